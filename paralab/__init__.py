@@ -1,0 +1,13 @@
+"""paralab: a laboratory for parallel training in PyTorch.
+
+import paralab
+result = paralab.run("mlp", "ddp", replicas=2, steps=20)     # what `paralab run --json` prints
+proof = paralab.verify("gpt:tiny", "ddp", replicas=3)        # what `paralab verify --json` prints
+"""
+
+from paralab.api import run, verify
+from paralab.errors import Interrupted, ParalabError, RunFailed, UsageError
+from paralab.workload.workload import Workload
+
+__version__ = "0.1.0"
+__all__ = ["Interrupted", "ParalabError", "RunFailed", "UsageError", "Workload", "run", "verify"]

@@ -1,0 +1,6 @@
+"""`python -m paralab`."""
+
+from paralab.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Is it the same training? The verdict on one case, from what its ranks measured against the single-device reference.
+
+    fp64   every parameter within 1e-10 of the single device's
+    fp32   every parameter within 1e-5 of the size of its update (largest difference over largest change, per tensor)
+
+Losses and the gradients of the first step are held to the same tolerance, relative to their size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from paralab.record.reader import Event
+
+TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "tf32": 1e-5, "bf16": 1e-5, "fp16": 1e-5}
+
+
+def judge(plan: dict[str, Any], ranks: list[Event]) -> dict[str, Any]:
+    """The numbers, whether they are equal, and the cause where they are not."""
+    precision = plan["precision"]
+    tolerance = TOLERANCE[precision]
+    measure = "parameter_error" if precision == "fp64" else "parameter_error_of_update"
+    parameters = max(_number(rank[measure]) for rank in ranks)
+    gradients = max(_number(rank["gradient_error"]) / (_number(rank["gradient_size"]) or 1.0) for rank in ranks)
+    losses = [sum(_number(rank["losses"][step]) for rank in ranks) for step in range(len(ranks[0]["losses"]))]
+    reference = [_number(loss) for loss in ranks[0]["reference_losses"]]
+    loss_errors = [abs(mine - theirs) / max(1.0, abs(theirs)) for mine, theirs in zip(losses, reference, strict=True)]
+    loss = math.nan if any(map(math.isnan, loss_errors)) else max(loss_errors, default=0.0)
+    differences = {"parameters": parameters, "gradients": gradients, "losses": loss}
+    equal = all(value <= tolerance for value in differences.values())
+    cause, legitimate = (None, False) if equal else _cause(plan, ranks, differences, loss_errors, tolerance)
+    return {
+        "equal": equal,
+        "legitimate": legitimate,
+        "max_difference": _plain(parameters),
+        "gradient_difference": _plain(gradients),
+        "loss_difference": _plain(loss),
+        "tolerance": tolerance,
+        "measure": "largest difference of a parameter" + ("" if precision == "fp64" else ", relative to its update"),
+        "worst_parameter": max(ranks, key=lambda rank: _number(rank[measure]))["worst_parameter"],
+        "cause": cause,
+    }
+
+
+def _cause(
+    plan: dict[str, Any],
+    ranks: list[Event],
+    differences: dict[str, float],
+    loss_errors: list[float],
+    tolerance: float,
+) -> tuple[str, bool]:
+    """(why the trainings differ, whether that was to be expected). What can only be a mistake is looked for first."""
+    first = ranks[0]
+    if any(not math.isfinite(value) for value in differences.values()):
+        return "a loss, gradient or parameter is not finite", False
+    if first["missing_gradients"]:
+        return f"no gradient for {', '.join(first['missing_gradients'][:3])}: the loss does not reach these parameters", False
+    if len({rank["digest"] for rank in ranks}) > 1:
+        return f"missing synchronisation: after training, the {len(ranks)} ranks hold different parameters", False
+    factor, residual = _number(first["gradient_factor"]), _number(first["gradient_residual"])
+    if abs(factor - 1.0) > 1e-3 and residual < 1e-4:
+        number = f"{factor:.4g} × the single device's gradient in the first step"
+        return f"wrong scale: {number}, so the loss of a part is not weighted by its share of the batch", False
+    if plan["differences"]:
+        return "; ".join(plan["differences"]), True
+    if differences["gradients"] <= tolerance and loss_errors and loss_errors[0] <= tolerance:
+        late = next((step for step, error in enumerate(loss_errors) if error > tolerance), len(loss_errors))
+        return (
+            f"the first step is equal; from step {late} on the trainings part (data, weights of a partial batch, optimiser)",
+            False,
+        )
+    if loss_errors and loss_errors[0] > tolerance:
+        return (
+            "the loss of the first step differs already: other samples, other weights of the parts, or another forward pass",
+            False,
+        )
+    return "the gradients of the first step differ, the loss does not: the gradients of the parts are not added up correctly", False
+
+
+def _number(value: float | str) -> float:
+    return float(value)
+
+
+def _plain(value: float) -> float | None:
+    return value if math.isfinite(value) else None

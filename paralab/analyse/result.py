@@ -1,0 +1,163 @@
+"""The numbers of a run, from its folder alone: what `paralab run --json` prints."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paralab.record.reader import Event, read_events
+
+WARM_UP = 3  # steps left out of the timings where there are enough: allocation, DDP's rebuilt buckets
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    """The result object (docs/run-folder.md lists its fields). Unknown is None, and a warning says why."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    plan, events = manifest["plan"], read_events(folder)
+    warnings = list(plan["remarks"])
+    steps = _steps(events, len(plan["ranks"]))
+    warm = WARM_UP if len(steps) >= 3 * WARM_UP else min(1, len(steps) - 1)
+    timed = steps[max(0, warm) :]
+    if steps and len(steps) < 2:
+        warnings.append("a single step is no measurement: its time includes the warm-up")
+    losses = [sum(event["loss"] for event in step) for step in steps]
+    bad = next((number for number, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    if bad is not None:
+        warnings.append(f"the loss is not finite from step {bad} on")
+    if len(steps) < plan["num_steps"]:
+        warnings.append(f"only {len(steps)} of {plan['num_steps']} steps were finished")
+    skipped = sum(step[0]["skipped"] for step in steps)
+    if skipped:
+        warnings.append(f"GradScaler skipped {skipped} of {len(steps)} optimiser steps: the fp16 gradients overflowed")
+    durations = [max(e["end"] for e in step) - min(e["start"] for e in step) for step in timed]
+    return {
+        "schema": manifest["schema"],
+        "strategy": plan["strategy"],
+        "workload": manifest["workload"]["name"],
+        "status": _status(events, len(plan["ranks"])),
+        "grid": {"replicas": plan["replicas"], "stages": plan["stages"], "devices": _devices(plan)},
+        "ranks": _ranks(plan, events),
+        "batch": {
+            "size": plan["batch_size"],
+            "arithmetic": plan["arithmetic"],
+            "accumulate": plan["accumulate"],
+            "micro_batches": plan["micro_batches"],
+        },
+        "precision": plan["precision"],
+        "threads_per_device": plan["threads_per_device"],
+        "steps": len(steps),
+        "skipped_steps": skipped,
+        "losses": [loss if math.isfinite(loss) else None for loss in losses],
+        "step_seconds": _spread(durations),
+        "warm_up_steps": max(0, warm),
+        "total_seconds": _rounded(_between(steps)),
+        "samples_per_second": _samples_per_second(timed),
+        "peak_bytes": _memory(events),
+        "all_reduces_per_step": _per_step(timed, "all_reduces"),
+        "bytes_per_step": _per_step(timed, "bytes"),
+        "splits": _splits(events),
+        "differences": plan["differences"],
+        "run_folder": str(folder),
+        "warnings": warnings,
+    }
+
+
+def _steps(events: dict[int, list[Event]], world_size: int) -> list[list[Event]]:
+    """The steps that every rank finished: for each, one event per rank."""
+    per_rank = [[event for event in events.get(rank, []) if event["event"] == "step"] for rank in range(world_size)]
+    return [list(step) for step in zip(*per_rank, strict=False)]
+
+
+def _status(events: dict[int, list[Event]], world_size: int) -> str:
+    ends = [event["status"] for rank in events.values() for event in rank if event["event"] == "end"]
+    for status in ("failed", "interrupted"):
+        if status in ends:
+            return status
+    return "completed" if len(ends) == world_size else "killed"
+
+
+def _devices(plan: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(device["name"] for rank in plan["ranks"] for device in rank["devices"]))
+
+
+def _ranks(plan: dict[str, Any], events: dict[int, list[Event]]) -> list[dict[str, Any]]:
+    ranks = []
+    for rank in plan["ranks"]:
+        start = next((event for event in events.get(rank["rank"], []) if event["event"] == "start"), {})
+        ranks.append(
+            {
+                "rank": rank["rank"],
+                "local_rank": rank["local_rank"],
+                "pid": start.get("pid"),
+                "devices": [device["name"] for device in rank["devices"]],
+                "roles": [device["role"] for device in rank["devices"]],
+                "virtual": any(device["virtual"] for device in rank["devices"]),
+                "shared": any(device["shared"] for device in rank["devices"]),
+                "samples_per_step": rank["samples_per_step"],
+                "split": rank["split"],
+            }
+        )
+    return ranks
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    if not values:
+        return {"median": None, "p10": None, "p90": None}
+    return {"median": statistics.median(values), "p10": quantile(values, 0.1), "p90": quantile(values, 0.9)}
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which this share of the sorted values lies, interpolated."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _between(steps: list[list[Event]]) -> float | None:
+    """From the first step's start to the last one's end, over all ranks."""
+    if not steps:
+        return None
+    return float(max(e["end"] for e in steps[-1]) - min(e["start"] for e in steps[0]))
+
+
+def _samples_per_second(timed: list[list[Event]]) -> float | None:
+    """Loading included: samples over the wall-clock time in which they were trained on."""
+    elapsed = _between(timed)
+    return sum(event["samples"] for step in timed for event in step) / elapsed if elapsed else None
+
+
+def _memory(events: dict[int, list[Event]]) -> list[dict[str, Any]]:
+    """The last word on every device of every rank; `how` tells the allocator's peak from counted tensors."""
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for rank, list_ in events.items():
+        for event in list_:
+            if event["event"] == "memory":
+                kept = {key: value for key, value in event.items() if key not in ("event", "time")}
+                found[rank, event["device"]] = {"rank": rank, **kept}
+    return list(found.values())
+
+
+def _per_step(timed: list[list[Event]], field: str) -> float | None:
+    """Per optimiser step and rank."""
+    return statistics.mean(step[0][field] for step in timed) if timed else None
+
+
+def _splits(events: dict[int, list[Event]]) -> list[dict[str, Any]]:
+    """What arrived inside the model, per rank and device, in the first step."""
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for rank, list_ in events.items():
+        for event in list_:
+            if event["event"] == "split" and event["step"] == 0:
+                key = ("device", "physical", "shape")
+                found.setdefault((rank, event["device"] + str(event["shape"])), {"rank": rank, **{k: event[k] for k in key}})
+    return list(found.values())
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)

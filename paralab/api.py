@@ -1,0 +1,103 @@
+"""The same as the command line, from Python: typed, also from a notebook. What is returned is what `--json` prints."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from paralab import proof, training
+from paralab.errors import UsageError
+from paralab.plan.request import Request
+from paralab.workload.load import PICKLED
+from paralab.workload.workload import Workload
+
+Source = str | Callable[[], Workload | dict[str, Any]]
+
+
+def run(
+    workload: Source,
+    strategy: str,
+    *,
+    replicas: int | None = None,
+    stages: int | None = None,
+    batch_size: int | None = None,
+    accumulate: int | None = None,
+    micro_batches: int | None = None,
+    precision: str | None = None,
+    loss_scale: float | None = None,
+    bucket_mb: float | None = None,
+    steps: int | None = None,
+    epochs: int | None = None,
+    samples: int | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    placement: str | None = None,
+    threads_per_device: int | None = None,
+    out: str | Path | None = None,
+    save_weights: bool = False,
+) -> dict[str, Any]:
+    """Train a workload under a strategy; return the result object.
+
+    `workload` is a built-in name, "path/to/file.py:function", or a function that returns a Workload (or a dict with its fields).
+    """
+    with _reference(workload) as reference:
+        request = Request(
+            strategy=strategy,
+            workload=reference,
+            replicas=replicas,
+            stages=stages,
+            batch_size=batch_size,
+            accumulate=accumulate,
+            micro_batches=micro_batches,
+            precision=precision,
+            loss_scale=loss_scale,
+            bucket_mb=bucket_mb,
+            steps=steps,
+            epochs=epochs,
+            samples=samples,
+            seed=seed,
+            device=device,
+            placement=placement,
+            threads_per_device=threads_per_device,
+        )
+        return training.run(request, out=Path(out) if out else None, save_weights=save_weights)
+
+
+def verify(
+    workload: Source | None = None, strategy: str = "all", *, out: str | Path | None = None, **options: Any
+) -> dict[str, Any]:
+    """Prove that a strategy trains the workload like one device does; options as for `run`, those left out are varied."""
+    with _reference(workload) as reference:
+        return proof.verify(strategy, reference, out=Path(out) if out else None, **options)
+
+
+@contextmanager
+def _reference(workload: Source | None) -> Iterator[Any]:
+    """A name that another process can load: functions of a file by file and name, functions of a notebook by pickling."""
+    if workload is None or isinstance(workload, str):
+        yield workload
+        return
+    if not callable(workload):
+        raise UsageError(
+            f"The workload is a {type(workload).__name__}; the ranks are other processes and must build their own.",
+            cure="pass the function that returns it: paralab.run(make_workload, ...)",
+        )
+    code = getattr(workload, "__code__", None)
+    name = getattr(workload, "__qualname__", "")
+    if code is not None and name.isidentifier() and Path(code.co_filename).is_file():
+        yield f"{code.co_filename}:{name}"
+        return
+    try:
+        import cloudpickle
+    except ImportError as error:
+        raise UsageError(
+            "A function that is not in a file (a notebook's, or one inside another) needs the package cloudpickle to reach the ranks.",
+            cure="pip install cloudpickle, or write the function to a file and pass 'file.py:function'",
+        ) from error
+    with tempfile.TemporaryDirectory(prefix="paralab-") as folder:
+        path = Path(folder, "workload.pickle")
+        path.write_bytes(cloudpickle.dumps(workload))
+        yield f"{PICKLED}{path}"

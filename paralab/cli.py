@@ -1,0 +1,164 @@
+"""The command line: one sub-command per verb, which parses, calls and prints. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from paralab import __version__
+from paralab.errors import ParalabError
+from paralab.plan.request import PRECISIONS, STRATEGIES, Request
+
+REQUEST_OPTIONS: list[Callable[[Any], Any]] = [
+    click.option("--workload", metavar="NAME|FILE.py:FUNCTION", default=None, help="What is trained. [default: mlp]"),
+    click.option("--replicas", type=int, help="Copies of the model that share the batch (dp, ddp, hybrid). [default: 2]"),
+    click.option("--stages", type=int, help="Devices one copy is spread over (mp, pipeline, hybrid). [default: 2]"),
+    click.option("--batch-size", type=int, help="Samples per optimiser step over ALL devices, whatever the strategy."),
+    click.option("--accumulate", type=int, help="Backward passes per optimiser step; synchronised only at the last."),
+    click.option("--micro-batches", type=int, help="Pieces in which a batch flows through the stages (pipeline, hybrid)."),
+    click.option("--precision", metavar="|".join(PRECISIONS), help="fp16 is trained with a GradScaler. [default: fp32]"),
+    click.option("--loss-scale", type=float, help="The GradScaler's first scale (fp16). [default: 65536]"),
+    click.option("--bucket-mb", type=float, help="Size of DDP's gradient buckets (ddp, hybrid). [default: 25]"),
+    click.option("--steps", type=int, help="Optimiser steps. [default: 20, or what --epochs gives]"),
+    click.option("--epochs", type=int, help="Passes over the data."),
+    click.option("--samples", type=int, help="Use only so many samples of the data: an epoch ends after them."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Decides the weights and the order of the samples."),
+    click.option("--device", metavar="auto|cpu|cuda", default="auto", show_default=True, help="Where the devices are taken from."),
+    click.option("--placement", metavar="spread|same", help="same: all stages on one device (mp, pipeline, hybrid)."),
+    click.option("--threads-per-device", type=int, help="Size of a CPU device. [default: cores ÷ devices, at least 1]"),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else there."),
+]
+OUT = click.option("--out", type=click.Path(path_type=Path), help="The run folder. [default: runs/DATE_TIME_…]")
+
+
+def request_options(command: Any) -> Any:
+    for option in reversed(REQUEST_OPTIONS):
+        command = option(command)
+    return command
+
+
+class Commands(click.Group):
+    """Prints our own errors as they are: what, why, what to write instead; no traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ParalabError as error:
+            if ctx.params.get("as_json") or "--json" in sys.argv:
+                click.echo(json.dumps({"error": error.problem, "detail": error.detail, "cure": error.cure}))
+            click.echo(f"paralab: {error}", err=True)
+            sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("paralab: stopped by Ctrl-C; nothing was left running.", err=True)
+            sys.exit(130)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="paralab")
+def main() -> None:
+    """A laboratory for parallel training in PyTorch.
+
+    Give it a model: it trains it single-device, with DataParallel, DDP, accumulation, mixed precision, model parallelism, pipelines and
+    hybrids, shows what every rank and device did, and proves that it is the same training.
+
+    \b
+    paralab run ddp --replicas 2                 train the built-in mlp on two ranks
+    paralab run ddp --workload my.py:workload    train your own model
+    paralab verify all                           prove every strategy equal to one device
+    """
+
+
+@main.command()
+@click.argument("strategy", metavar="|".join(STRATEGIES))
+@request_options
+@OUT
+@click.option("--save-weights", is_flag=True, help="Leave the final weights in the run folder (weights.pt).")
+@click.option(
+    "--show",
+    type=click.Choice(["splits", "ranks"]),
+    multiple=True,
+    help="One line per replica / per rank, as the practicals print them.",
+)
+def run(strategy: str, as_json: bool, out: Path | None, save_weights: bool, show: tuple[str, ...], **options: Any) -> None:
+    """Train a workload under a STRATEGY and report what it cost."""
+    from paralab import training
+    from paralab.show.run import Screen, print_result
+
+    request = Request(strategy=strategy, **_given(options))
+    if as_json:
+        click.echo(json.dumps(training.run(request, out, save_weights)))
+        return
+    screen = Screen(show)
+    try:
+        result = training.run(request, out, save_weights, watch=screen.watch)
+    finally:
+        screen.close()
+    print_result(result, show)
+
+
+@main.command()
+@click.argument("strategy", metavar="|".join(STRATEGIES))
+@request_options
+def plan(strategy: str, as_json: bool, **options: Any) -> None:
+    """Print the resolved plan with a reason per choice; start nothing."""
+    from paralab import training
+    from paralab.show.run import print_plan, print_reasons
+
+    resolved, _, summary = training.make_plan(Request(strategy=strategy, **_given(options)))
+    if as_json:
+        click.echo(json.dumps(resolved.to_json()))
+        return
+    print_plan(resolved, summary.name)
+    print_reasons(resolved)
+
+
+@main.command()
+@click.argument("strategy", metavar="|".join([*STRATEGIES, "all"]))
+@request_options
+@OUT
+def verify(strategy: str, as_json: bool, out: Path | None, **options: Any) -> None:
+    """Prove that a STRATEGY trains like one device: losses, gradients and every parameter.
+
+    Options that are given hold for every case; the others are varied: accumulation 1 and 4, even and uneven splits, a whole and a
+    partial last batch. In fp64 unless --precision says otherwise. Exit code 0 only if every case that should be equal is.
+    """
+    from paralab import proof
+    from paralab.show.verify import print_proof
+
+    given = {name: value for name, value in _given(options).items() if name != "workload"}
+    say = (lambda line: None) if as_json else lambda line: click.echo(line, err=True)
+    result = proof.verify(strategy, options["workload"], out=out, say=say, **given)
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        print_proof(result)
+    sys.exit(0 if result["passed"] else 1)
+
+
+@main.command(name="list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+def list_(as_json: bool) -> None:
+    """Strategies and built-in workloads, one line each."""
+    from paralab.show.facts import catalog, print_catalog
+
+    click.echo(json.dumps(catalog())) if as_json else print_catalog()
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+def env(as_json: bool) -> None:
+    """This machine: what was probed, what cannot be used and why."""
+    from paralab.show.facts import environment, print_environment
+
+    found = environment()
+    click.echo(json.dumps(found)) if as_json else print_environment(found)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that were written; a Request has the defaults of the others."""
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,67 @@
+"""Ask a child process with torch about the machine and the workload, so that this process never imports torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from paralab.errors import ParalabError, UsageError
+from paralab.machine.host import Gpu, Machine
+from paralab.workload.summary import Layer, Summary
+
+DEADLINE_SECONDS = 600
+
+
+def look_at_machine() -> Machine:
+    return _machine(_ask({})["machine"])
+
+
+def look_at(workload: str, device: str, layers: bool, samples: int | None, threads: int | None) -> tuple[Machine, Summary]:
+    """The machine and the workload in plain numbers; a user's mistake in their file is raised as a UsageError."""
+    question = {"workload": workload, "device": device, "layers": layers, "samples": samples, "threads": threads}
+    answer = _ask(question)
+    return _machine(answer["machine"]), _summary(answer["summary"])
+
+
+def _ask(question: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="paralab-") as folder:
+        path = Path(folder, "answer.json")
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "paralab.worker.inspection", str(path), json.dumps(question)],
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=DEADLINE_SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            what = f"Loading the workload {question.get('workload')}"
+            raise UsageError(f"{what} took more than {DEADLINE_SECONDS} s.", cure="a smaller model or less data") from error
+        if not path.exists():
+            last = done.stderr.strip().splitlines()
+            if any("No module named 'torch'" in line for line in last):
+                raise ParalabError("PyTorch is not installed for this Python.", cure="pip install torch")
+            raise ParalabError(
+                f"The process that looks at the machine and the workload ended with code {done.returncode}.",
+                detail="\n".join(last[-15:]),
+            )
+        answer: dict[str, Any] = json.loads(path.read_text())
+    if "error" in answer:
+        raise UsageError(**answer["error"])
+    return answer
+
+
+def _machine(data: dict[str, Any]) -> Machine:
+    gpus = tuple(Gpu(gpu["name"], gpu["memory_bytes"], (gpu["capability"][0], gpu["capability"][1])) for gpu in data["gpus"])
+    return Machine(**{**data, "gpus": gpus, "backends": tuple(data["backends"])})
+
+
+def _summary(data: dict[str, Any]) -> Summary:
+    layers = tuple(Layer(**{**layer, "modules": tuple(layer["modules"])}) for layer in data["layers"])
+    return Summary(**{**data, "layers": layers})

@@ -1,0 +1,123 @@
+"""The ranks of one machine as child processes: started together, watched, and ended together, whatever happens.
+
+The ranks meet through a file in a private folder, so there is no port to be taken. Each holds the read end of a pipe whose write end
+is ours: if this process dies, even by SIGKILL, they end as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paralab.machine.host import loopback
+from paralab.plan.plan import Plan
+from paralab.record.folder import RunFolder
+
+POLL_SECONDS = 0.05
+GRACE_SECONDS = 3.0  # between "please stop" and "stop"; after a failure, for the others to notice it themselves
+
+
+def launch(folder: RunFolder, jobs: list[dict[str, Any]], origin_seconds: float, on_poll: Callable[[], None]) -> list[int]:
+    """Run the jobs (same grid) on all ranks; return the exit codes. KeyboardInterrupt passes through when all ranks have ended."""
+    plan = Plan.from_json(jobs[0]["plan"])
+    with tempfile.TemporaryDirectory(prefix="paralab-") as private:
+        spec = Path(private, "spec.json")
+        spec.write_text(
+            json.dumps(
+                {
+                    "events": str(folder.events.resolve()),
+                    "meeting": str(Path(private, "meeting")),
+                    "origin_seconds": origin_seconds,
+                    "jobs": jobs,
+                }
+            )
+        )
+        ranks = [_start(folder, spec, plan, rank.rank, rank.local_rank) for rank in plan.ranks]
+        try:
+            return _watch(ranks, on_poll)
+        finally:
+            _end(ranks)
+
+
+def rank_environment(plan: Plan, rank: int, local_rank: int) -> dict[str, str]:
+    """What torchrun would set, the plan's threads, and what the plan's precision needs."""
+    environment = {
+        **os.environ,
+        **plan.environment,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(plan.world_size),
+        "OMP_NUM_THREADS": str(plan.threads_per_device),
+        "PYTHONUNBUFFERED": "1",
+    }
+    interface = loopback()
+    if interface:
+        environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+    return environment
+
+
+def _start(folder: RunFolder, spec: Path, plan: Plan, rank: int, local_rank: int) -> subprocess.Popen[bytes]:
+    with (folder.logs / f"rank{rank}.txt").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "paralab.worker", str(spec)],
+            env=rank_environment(plan, rank, local_rank),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a Ctrl-C in the terminal is for the launcher, which passes it on in order
+        )
+
+
+def _watch(ranks: list[subprocess.Popen[bytes]], on_poll: Callable[[], None]) -> list[int]:
+    failed_at: float | None = None
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        on_poll()
+        done = [code for code in codes if code is not None]
+        if len(done) == len(ranks):
+            return done
+        if failed_at is None and any(done):
+            failed_at = time.monotonic()
+        if failed_at is not None and time.monotonic() - failed_at > GRACE_SECONDS:
+            _end(ranks)
+            return [rank.returncode for rank in ranks]
+        time.sleep(POLL_SECONDS)
+
+
+def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
+    """Ask, wait, insist. Also the way out of a Ctrl-C, which must not be interrupted by a second one."""
+    before = signal.getsignal(signal.SIGINT)
+    in_main = _set_sigint(signal.SIG_IGN)
+    try:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.terminate()
+        deadline = time.monotonic() + GRACE_SECONDS
+        for rank in ranks:
+            try:
+                rank.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                rank.kill()
+                rank.wait()
+            if rank.stdin:
+                rank.stdin.close()
+    finally:
+        if in_main:
+            _set_sigint(before)
+
+
+def _set_sigint(handler: Any) -> bool:
+    """Signals can be set from the main thread only; elsewhere (a notebook's worker thread) Ctrl-C does not arrive anyway."""
+    try:
+        signal.signal(signal.SIGINT, handler)
+    except ValueError:
+        return False
+    return True

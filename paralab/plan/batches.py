@@ -1,0 +1,86 @@
+"""Batch arithmetic: who trains on which samples. Pure functions on plain numbers.
+
+64 samples over 3 replicas, the way PyTorch splits them (ceil(64 / 3) = 22 until none are left):
+
+    replica 0   0 ······ 22
+    replica 1            22 ······ 44
+    replica 2                      44 ···· 64          22 + 22 + 20 = 64
+
+and replica 0's 22 samples as 4 accumulation steps of 2 micro-batches each:
+
+    [0-3 3-6] [6-9 9-12] [12-15 15-18] [18-20 20-22]   6 + 6 + 6 + 4 = 22
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+Span = tuple[int, int]  # samples start … stop
+
+
+def chunk_sizes(samples: int, parts: int) -> tuple[int, ...]:
+    """The split of `torch.chunk` and `nn.DataParallel`: ceil(samples / parts) each until none are left.
+
+    64 over 3 -> 22 22 20; 64 over 5 -> 13 13 13 13 12; 4 over 3 -> 2 2 0 (the last device idles).
+    """
+    each = -(-samples // parts)
+    return tuple(max(0, min(each, samples - part * each)) for part in range(parts))
+
+
+def shares(samples: int, parts: int) -> tuple[int, ...]:
+    """As `chunk_sizes`, but nobody idles while there are samples for all: 4 over 3 -> 2 1 1."""
+    chunks = chunk_sizes(samples, parts)
+    if samples >= parts and 0 in chunks:
+        return tuple(samples // parts + (part < samples % parts) for part in range(parts))
+    return chunks
+
+
+def spans(sizes: tuple[int, ...], first: int = 0) -> list[Span]:
+    """Sizes laid one after the other; empty ones are left out. (22, 22, 20) -> [(0, 22), (22, 44), (44, 64)]."""
+    edges = list(itertools.accumulate(sizes, initial=first))
+    return [(start, stop) for start, stop in itertools.pairwise(edges) if stop > start]
+
+
+def replica_span(samples: int, replicas: int, replica: int) -> Span:
+    """The samples of a global batch that one replica trains on (an empty span is possible in a partial batch)."""
+    start, stop = list(itertools.accumulate(shares(samples, replicas), initial=0))[replica : replica + 2]
+    return start, stop
+
+
+def pieces(samples: int, accumulate: int, micro_batches: int) -> list[list[Span]]:
+    """A replica's samples, cut into backward passes and those into micro-batches; empty ones are left out."""
+    return [spans(shares(stop - start, micro_batches), first=start) for start, stop in spans(shares(samples, accumulate))]
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """One optimiser step's samples, over all devices: `size` samples of `epoch` from `first` on."""
+
+    step: int
+    epoch: int
+    first: int
+    size: int
+
+
+def global_batches(batch_size: int, samples: int | None, steps: int | None, epochs: int | None) -> Iterator[GlobalBatch]:
+    """The steps of a training. An epoch's last batch may be smaller; it is never dropped. samples None = endless data."""
+    step = 0
+    for epoch in itertools.count():
+        if epochs is not None and epoch >= epochs:
+            return
+        for first in itertools.count(0, batch_size) if samples is None else range(0, samples, batch_size):
+            if steps is not None and step >= steps:
+                return
+            size = batch_size if samples is None else min(batch_size, samples - first)
+            yield GlobalBatch(step, epoch, first, size)
+            step += 1
+
+
+def num_steps(batch_size: int, samples: int | None, steps: int | None, epochs: int | None) -> int:
+    """How many optimiser steps `global_batches` will give."""
+    from_epochs = None if epochs is None or samples is None else epochs * -(-samples // batch_size)
+    known = [number for number in (steps, from_epochs) if number is not None]
+    assert known, "a training needs steps, or epochs over data with an end"
+    return min(known)

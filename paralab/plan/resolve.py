@@ -1,0 +1,321 @@
+"""Request + machine + summary -> Plan. Every automatic choice is stored with one sentence why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paralab.errors import UsageError
+from paralab.machine.host import Machine
+from paralab.machine.precision import Probe
+from paralab.plan.batches import chunk_sizes, num_steps, pieces, shares
+from paralab.plan.grid import PROCESS_PER_REPLICA, Device, grid
+from paralab.plan.plan import Plan, RankPlan, Reason, Stage
+from paralab.plan.request import APPLIES, Request, check
+from paralab.plan.stages import split_by_time
+from paralab.units import plural, seconds, size
+from paralab.workload.summary import Summary
+
+DEFAULT_STEPS = 20
+DEFAULT_BUCKET_MB = 25.0
+ADAPTIVE = ("Ada", "RMSprop", "Rprop", "NAdam", "RAdam")  # parts of names of optimisers that divide by the gradient's size
+
+
+def needs_layers(strategy: str) -> bool:
+    """Does this strategy cut the model into stages?"""
+    return strategy in APPLIES["stages"]
+
+
+def resolve(
+    request: Request,
+    machine: Machine,
+    summary: Summary,
+    probe: Callable[[str], Probe],
+    threads_asked: int | None = None,
+) -> Plan:
+    """The complete plan, or the UsageError that says what to write instead."""
+    check(request)
+    reasons: list[Reason] = []
+
+    def choose(name: str, given: object, default: object, because: str) -> None:
+        chosen = given if given is not None else default
+        reasons.append(Reason(name, str(chosen), "asked for" if given is not None else because))
+
+    strategy = request.strategy
+    device, gpus = _device(request, machine, reasons)
+    replicas = request.replicas or (2 if strategy in APPLIES["replicas"] else 1)
+    stages = request.stages or (2 if strategy in APPLIES["stages"] else 1)
+    if strategy in APPLIES["replicas"]:
+        choose("replicas", request.replicas, replicas, "two copies are the smallest number that shares a batch")
+    if strategy in APPLIES["stages"]:
+        choose("stages", request.stages, stages, "two devices are the smallest number that shares a model")
+    batch_size = request.batch_size or summary.batch_size
+    choose("batch size", request.batch_size, batch_size, f"the default of workload {summary.name}")
+    accumulate = request.accumulate or 1
+    placement = request.placement or "spread"
+
+    micro_batches = request.micro_batches or 1
+    if strategy in APPLIES["micro_batches"]:
+        least = min(min(shares(part, accumulate)) for part in shares(batch_size, replicas))
+        micro_batches = request.micro_batches or max(1, min(2 * stages, least))
+        idle = f"2 × {plural(stages, 'stage')}, or as many as there are samples: more pieces, shorter idle times"
+        choose("micro-batches", request.micro_batches, micro_batches, idle)
+    _check_batch(strategy, batch_size, replicas, accumulate, micro_batches)
+
+    precision, environment = _precision(request, machine, device, probe, reasons)
+    cells = grid(strategy, replicas, stages, placement, gpus)
+    ranks = _ranks(strategy, batch_size, replicas, accumulate, micro_batches, cells)
+    devices = {cell.name: cell for row in cells for cell in row}
+    threads = _threads(request, machine, device, len(devices), threads_asked, reasons)
+    if request.samples is not None and summary.samples is not None and request.samples > summary.samples:
+        raise UsageError(
+            f"--samples {request.samples}: the data of {summary.name} has only {summary.samples} samples.",
+            cure=f"--samples {summary.samples} or less",
+        )
+    samples = request.samples or summary.samples
+    if request.epochs and samples is None:
+        raise UsageError(
+            f"--epochs {request.epochs}: the get_batch function of {summary.name} never ends, so it has no epochs.",
+            cure=f"--steps {request.epochs * 100}, or --samples N to say how many samples an epoch has",
+        )
+    steps = request.steps if request.steps or request.epochs else DEFAULT_STEPS
+    if not request.epochs:
+        choose("steps", request.steps, steps, "enough for a median; say --steps or --epochs for a training")
+    bucket_mb = None
+    if strategy in APPLIES["bucket_mb"]:
+        bucket_mb = request.bucket_mb or DEFAULT_BUCKET_MB
+        choose("bucket", request.bucket_mb and f"{bucket_mb:g} MB", f"{bucket_mb:g} MB", "the default of PyTorch's DDP")
+    return Plan(
+        strategy=strategy,
+        workload=request.workload,
+        replicas=replicas,
+        stages=stages,
+        batch_size=batch_size,
+        accumulate=accumulate,
+        micro_batches=micro_batches,
+        precision=precision,
+        loss_scale=request.loss_scale or (65536.0 if precision == "fp16" else None),
+        bucket_mb=bucket_mb,
+        steps=steps,
+        epochs=request.epochs,
+        samples=samples,
+        num_steps=num_steps(batch_size, samples, steps, request.epochs),
+        seed=request.seed,
+        device=device,
+        placement=placement,
+        threads_per_device=threads,
+        backend=_backend(strategy, cells, device, reasons),
+        ranks=ranks,
+        stage_parts=_stages(strategy, stages, summary, reasons),
+        arithmetic=arithmetic(batch_size, ranks, accumulate, micro_batches),
+        environment=environment,
+        reasons=tuple(reasons),
+        remarks=_remarks(strategy, machine, device, devices, threads, placement, cells),
+        differences=_differences(
+            summary, precision, replicas, accumulate, micro_batches, moved=device == "cuda" and len(devices) > 1
+        ),
+    )
+
+
+def arithmetic(batch_size: int, ranks: tuple[RankPlan, ...], accumulate: int, micro_batches: int) -> str:
+    """`64 = 2 ranks × 4 accumulation steps × 8 samples`; uneven shares are added up instead."""
+    replicas = [device.role for device in ranks[0].devices if device.role.startswith("replica ")]
+    parts = ranks[0].split if replicas else tuple(rank.samples_per_step for rank in ranks)
+    cuts = [plural(accumulate, "accumulation step")] * (accumulate > 1) + [plural(micro_batches, "micro-batch")] * (
+        micro_batches > 1
+    )
+    samples, left = divmod(batch_size, len(parts) * accumulate * micro_batches)
+    owners = [plural(len(parts), "replica" if replicas else "rank")] * (len(parts) > 1)
+    if not left:
+        return f"{batch_size} = " + " × ".join([*owners, *cuts, plural(samples, "sample")])
+    if owners:
+        each = f", each in {' × '.join(cuts)}" if cuts else ""
+        return f"{batch_size} = {' + '.join(map(str, parts))} samples on {owners[0]}{each}"
+    sizes = [stop - start for piece in pieces(batch_size, accumulate, micro_batches) for start, stop in piece]
+    return f"{batch_size} = {' + '.join(map(str, sizes))} samples in {' × '.join(cuts)}"
+
+
+def _device(request: Request, machine: Machine, reasons: list[Reason]) -> tuple[str, int]:
+    found = len(machine.gpus)
+    if request.device == "cuda" and not found:
+        raise UsageError(
+            f"--device cuda: this machine has no usable GPU ({machine.no_gpu_reason}).",
+            cure="--device cpu (CPU ranks over gloo), or leave --device out",
+        )
+    device = request.device if request.device != "auto" else "cuda" if found else "cpu"
+    because = plural(found, "GPU") + " found" if found else f"no GPU: {machine.no_gpu_reason}"
+    reasons.append(Reason("device", device, "asked for" if request.device != "auto" else because))
+    return device, found if device == "cuda" else 0
+
+
+def _check_batch(strategy: str, batch_size: int, replicas: int, accumulate: int, micro_batches: int) -> None:
+    if batch_size < replicas:
+        raise UsageError(
+            f"A batch of {batch_size} cannot be shared by {replicas} replicas: {batch_size} < {replicas}.",
+            cure=f"--batch-size {replicas} or more, or --replicas {batch_size} or fewer",
+        )
+    per_rank = batch_size if strategy == "dp" else min(shares(batch_size, replicas))
+    # DataParallel splits every accumulation step over its replicas, so each step needs a sample per replica.
+    needed, noun = (accumulate * replicas, "replicas") if strategy == "dp" else (accumulate, "rank's samples")
+    if per_rank < needed:
+        what = f"{accumulate} × {replicas} {noun}" if strategy == "dp" else f"{accumulate}"
+        raise UsageError(
+            f"--accumulate {accumulate}: {per_rank} samples cannot be cut into {what} pieces.",
+            cure=f"--accumulate {max(1, per_rank // (replicas if strategy == 'dp' else 1))} or less, "
+            f"or --batch-size {accumulate * replicas} or more",
+        )
+    least = min(shares(per_rank, accumulate))
+    if least < micro_batches:
+        whole = replicas * accumulate * micro_batches
+        raise UsageError(
+            f"--micro-batches {micro_batches}: a pass of {plural(least, 'sample')} "
+            f"(batch {batch_size} ÷ {plural(replicas, 'replica')} ÷ {accumulate} accumulation) cannot be cut into "
+            f"{micro_batches}: {least} < {micro_batches}.",
+            cure=f"--micro-batches {least} or less, or --batch-size {whole} or more",
+        )
+
+
+def _precision(
+    request: Request, machine: Machine, device: str, probe: Callable[[str], Probe], reasons: list[Reason]
+) -> tuple[str, dict[str, str]]:
+    precision = request.precision or "fp32"
+    environment: dict[str, str] = {}
+    because = "asked for" if request.precision else "the default of PyTorch"
+    if device == "cuda" and precision in ("tf32", "bf16"):
+        weak = [gpu for gpu in machine.gpus if gpu.capability < (8, 0)]
+        if weak:
+            have = ".".join(map(str, weak[0].capability))
+            raise UsageError(
+                f"--precision {precision} needs a GPU of compute capability 8.0; {weak[0].name} has {have}.",
+                cure="--precision fp16 or fp32",
+            )
+    if device == "cpu" and precision == "tf32":
+        raise UsageError("--precision tf32 is a mode of NVIDIA GPUs; on a CPU it does not exist.", cure="--precision fp32 or bf16")
+    if device == "cpu" and precision in ("bf16", "fp16"):
+        tried = probe(precision)
+        if not tried.works:
+            raise UsageError(f"--precision {precision} does not run on this CPU: {tried.seen}.", cure="--precision fp32")
+        environment, because = tried.environment, f"{because}; {tried.seen}"
+    reasons.append(Reason("precision", precision, because))
+    return precision, environment
+
+
+def _ranks(
+    strategy: str, batch_size: int, replicas: int, accumulate: int, micro_batches: int, cells: list[list[Device]]
+) -> tuple[RankPlan, ...]:
+    ranks = []
+    per_rank = shares(batch_size, replicas) if strategy in PROCESS_PER_REPLICA else (batch_size,)
+    for rank, (samples, row) in enumerate(zip(per_rank, cells, strict=True)):
+        if strategy == "dp":
+            # Each accumulation step is split by DataParallel on its own: add up what each replica gets.
+            splits = [chunk_sizes(stop - start, replicas) for [(start, stop)] in pieces(samples, accumulate, 1)]
+            split = tuple(sum(column) for column in zip(*splits, strict=True))
+        else:
+            split = (samples,) * len(row)
+        ranks.append(RankPlan(rank, rank, tuple(row), samples, split))
+    return tuple(ranks)
+
+
+def _threads(request: Request, machine: Machine, device: str, devices: int, asked: int | None, reasons: list[Reason]) -> int:
+    if device == "cuda":
+        return max(1, asked or machine.cores // max(1, devices))
+    threads = request.threads_per_device or asked or max(1, machine.cores // devices)
+    because = f"{plural(machine.cores, 'core')} ÷ {plural(devices, 'device')}, at least 1"
+    if request.threads_per_device:
+        because = "asked for"
+    elif asked:
+        because = "OMP_NUM_THREADS"
+    reasons.append(Reason("threads per device", str(threads), because))
+    return threads
+
+
+def _backend(strategy: str, cells: list[list[Device]], device: str, reasons: list[Reason]) -> str | None:
+    if strategy not in PROCESS_PER_REPLICA:
+        return None
+    users: dict[str, set[int]] = {}
+    for rank, row in enumerate(cells):
+        for cell in row:
+            users.setdefault(cell.name, set()).add(rank)
+    if device == "cpu":
+        backend, because = "gloo", "the ranks are CPU processes"
+    elif any(len(ranks) > 1 for ranks in users.values()):
+        backend, because = "gloo", "ranks share a GPU, which NCCL refuses"
+    else:
+        backend, because = "cpu:gloo,cuda:nccl", "every rank has GPUs of its own"
+    reasons.append(Reason("backend", backend, because))
+    return backend
+
+
+def _stages(strategy: str, stages: int, summary: Summary, reasons: list[Reason]) -> tuple[Stage, ...]:
+    if not needs_layers(strategy):
+        return ()
+    layers = summary.layers
+    if len(layers) < stages:
+        raise UsageError(
+            f"--stages {stages}: {summary.name} can be cut into {plural(len(layers), 'part')} at most"
+            + (f", because {summary.uncut_reason}." if summary.uncut_reason else "."),
+            cure=f"--stages {len(layers)} or fewer"
+            if len(layers) > 1
+            else "a strategy that keeps the model whole: single, dp, ddp",
+        )
+    parts = []
+    for first, stop in split_by_time([layer.seconds for layer in layers], stages):
+        chosen = layers[first:stop]
+        modules = tuple(name for layer in chosen for name in layer.modules)
+        time, weight = sum(layer.seconds for layer in chosen), sum(layer.parameter_bytes for layer in chosen)
+        parts.append(Stage(chosen[0].name, modules, len(chosen), time, weight))
+    for number, part in enumerate(parts):
+        held = f"{plural(part.layers, 'layer')} from {part.start or 'the input'!r}, {size(part.parameter_bytes)} of parameters"
+        because = f"{seconds(part.seconds)} of the {seconds(sum(p.seconds for p in parts))} measured for all layers"
+        reasons.append(Reason(f"stage {number}", held, because))
+    return tuple(parts)
+
+
+def _remarks(
+    strategy: str,
+    machine: Machine,
+    device: str,
+    devices: dict[str, Device],
+    threads: int,
+    placement: str,
+    cells: list[list[Device]],
+) -> tuple[str, ...]:
+    """What is virtual or shared; shown with the plan and with every timing."""
+    remarks = []
+    if any(cell.virtual for cell in devices.values()):
+        unit = "ranks" if len(cells) > 1 else "threads"
+        remarks.append(f"virtual devices: {len(devices)} shares of one CPU, run by {unit}")
+        if strategy == "dp":
+            remarks.append("DataParallel is emulated: nn.DataParallel does nothing without a GPU")
+    if device == "cpu" and len(devices) * threads > machine.cores:
+        remarks.append(
+            f"the devices share cores: {len(devices)} devices × {threads} threads > {machine.cores} cores, "
+            "so these timings do not show what separate devices would take"
+        )
+    shared = [name for name, cell in devices.items() if cell.shared]
+    if placement == "same":
+        remarks.append(f"every stage of a rank is on the same device ({', '.join(shared)}): no model parallelism is left")
+    elif shared:
+        remarks.append(f"shared: {', '.join(shared)} does the work of several devices, so nothing can get faster by it")
+    return tuple(remarks)
+
+
+def _differences(
+    summary: Summary, precision: str, replicas: int, accumulate: int, micro_batches: int, moved: bool
+) -> tuple[str, ...]:
+    """Why this training will legitimately not be equal to the single-device one."""
+    differences = []
+    parts = replicas * accumulate * micro_batches
+    if summary.batch_norms and parts > 1:
+        differences.append(
+            f"BatchNorm ({plural(summary.batch_norms, 'layer')}) normalises over the samples that pass together: "
+            f"{parts} parts instead of the whole batch"
+        )
+    if summary.dropouts and (parts > 1 or moved):
+        differences.append(f"dropout ({plural(summary.dropouts, 'layer')}) draws other random numbers when the work is split")
+    if precision in ("bf16", "fp16", "tf32"):
+        differences.append(f"{precision} rounds every product, so the order of sums shows")
+    if precision == "fp32" and any(name in summary.optimizer for name in ADAPTIVE):
+        differences.append(
+            f"{summary.optimizer} divides each gradient by its own size, so fp32 rounding of tiny gradients shows; fp64 tells if it is more"
+        )
+    return tuple(differences)

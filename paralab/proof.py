@@ -1,0 +1,205 @@
+"""Parallel equals serial, proved on the user's model: what `paralab verify` and `paralab.verify` share.
+
+Every case trains a few steps under the strategy and is compared with one reference: the same samples, from the same weights, on a
+single device. Cases with the same number of ranks share one launch.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paralab.analyse.parity import judge
+from paralab.errors import UsageError, unknown
+from paralab.launch.inspect import look_at
+from paralab.launch.local import launch
+from paralab.machine.host import Machine, threads_asked
+from paralab.plan.plan import Plan
+from paralab.plan.request import APPLIES, STRATEGIES, Request, check
+from paralab.plan.resolve import resolve
+from paralab.record.folder import RunFolder
+from paralab.record.reader import read_events
+from paralab.training import failure, probe_once
+from paralab.workload.load import check_reference
+from paralab.workload.summary import Summary
+
+DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # fixed batches, and varying numbers of tokens
+DEFAULT_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison: what is asked of the strategy, and the options that tell the case from the others."""
+
+    request: Request
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ready:
+    case: Case
+    plan: Plan
+    reference: Request
+
+
+def verify(
+    strategy: str, workload: str | None, out: Path | None = None, say: Callable[[str], None] = lambda line: None, **options: Any
+) -> dict[str, Any]:
+    """Prove that a strategy (or `all` of them) trains like one device. Options that are given hold for every case; the others are varied."""
+    if strategy not in (*STRATEGIES, "all"):
+        raise unknown("strategy", strategy, [*STRATEGIES, "all"])
+    started = time.perf_counter()
+    workloads = [workload] if workload else list(DEFAULT_WORKLOADS)
+    names = [strategy] if strategy != "all" else list(STRATEGIES)
+    ready: list[Ready] = []
+    skipped: list[dict[str, Any]] = []
+    refused: UsageError | None = None
+    seen: list[tuple[Machine, Summary]] = []
+    for reference in map(check_reference, workloads):
+        wants_layers = any(name in APPLIES["stages"] for name in names)
+        machine, summary = look_at(reference, options.get("device", "auto"), wants_layers, None, 1)
+        seen.append((machine, summary))
+        for case in _cases(names, Request(strategy="single", workload=reference, **options), summary, pinned=strategy != "all"):
+            try:
+                plan = resolve(case.request, machine, summary, probe_once, threads_asked())
+            except UsageError as error:
+                refused = refused or error
+                skipped.append({"strategy": case.request.strategy, "options": case.options, "reason": error.problem})
+                continue
+            ready.append(Ready(case, plan, _reference(case.request, plan)))
+    if not ready:
+        assert refused is not None
+        raise refused
+    folder = RunFolder.create(out, f"verify_{strategy}")
+    folder.write_manifest(
+        machine=asdict(seen[0][0]),
+        workload=[asdict(summary) for _, summary in seen],
+        cases=[{"options": r.case.options, "plan": r.plan.to_json()} for r in ready],
+    )
+    cases = _train(folder, ready, dict(zip(map(check_reference, workloads), seen, strict=True)), say)
+    result = {
+        "strategy": strategy,
+        "workloads": [summary.name for _, summary in seen],
+        "precision": ready[0].plan.precision,
+        "passed": all(case["equal"] or case["legitimate"] for case in cases),
+        "cases": cases,
+        "skipped": skipped,
+        "seconds": round(time.perf_counter() - started, 3),
+        "run_folder": str(folder.path),
+    }
+    folder.write_result(result)
+    return result
+
+
+def _cases(names: list[str], base: Request, summary: Summary, pinned: bool) -> Iterator[Case]:
+    """Every combination of what was not given: accumulation, even and uneven splits, a whole and a partial last batch."""
+    batch = base.batch_size or summary.batch_size
+    for name in names:
+        if pinned:
+            check(replace(base, strategy=name))
+        for accumulate in [base.accumulate] if base.accumulate else [1, 4]:
+            for split in _splits(name, base):
+                for samples in _lengths(base, summary, batch):
+                    steps = base.steps or (None if base.epochs else DEFAULT_STEPS)
+                    asked = replace(base, strategy=name, accumulate=accumulate, samples=samples, steps=steps, **split)
+                    asked = replace(asked, precision=base.precision or "fp64")
+                    asked = _only_applicable(asked)
+                    partial = bool(samples and samples % batch)
+                    yield Case(asked, _named(asked, batch, partial, summary))
+
+
+def _splits(name: str, base: Request) -> list[dict[str, int]]:
+    """Even and uneven: 2 and 3 replicas; for stages without replicas 2 and 3 micro-batches."""
+    if name in ("dp", "ddp"):
+        return [{}] if base.replicas else [{"replicas": 2}, {"replicas": 3}]
+    if name in ("pipeline", "hybrid"):
+        given = {"stages": base.stages or 2} | ({"replicas": base.replicas or 2} if name == "hybrid" else {})
+        return [given] if base.micro_batches else [given | {"micro_batches": number} for number in (2, 3)]
+    return [{"stages": base.stages or 2}] if name == "mp" else [{}]
+
+
+def _lengths(base: Request, summary: Summary, batch: int) -> list[int | None]:
+    """Samples in an epoch such that the last batch is whole, and such that it is not."""
+    if base.samples or base.epochs:
+        return [base.samples]
+    steps = base.steps or DEFAULT_STEPS
+    whole, partial = steps * batch, (steps - 1) * batch + min(2, batch - 1)
+    room = summary.samples if summary.samples is not None else whole
+    return [length for length in (whole, partial) if length <= room] or [None]
+
+
+def _only_applicable(request: Request) -> Request:
+    """Leave out what means nothing for this strategy: `all` gives the same options to each."""
+    return replace(request, **{name: None for name, strategies in APPLIES.items() if request.strategy not in strategies})
+
+
+def _named(request: Request, batch: int, partial: bool, summary: Summary) -> dict[str, Any]:
+    given = {name: getattr(request, name) for name in ("replicas", "stages", "micro_batches") if getattr(request, name)}
+    return {
+        "workload": summary.name,
+        **given,
+        "batch_size": batch,
+        "accumulate": request.accumulate,
+        "partial_last_batch": partial,
+        "varying_weights": summary.weighted,
+    }
+
+
+def _reference(request: Request, plan: Plan) -> Request:
+    """The same training on one device: one replica, one stage, one pass."""
+    single = replace(request, strategy="single", accumulate=1, batch_size=plan.batch_size, loss_scale=plan.loss_scale)
+    return _only_applicable(single)
+
+
+def _train(
+    folder: RunFolder, ready: list[Ready], seen: dict[str, tuple[Machine, Summary]], say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Run the references and all cases, grouped by number of ranks; judge each."""
+    verdicts: dict[int, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="paralab-") as private:
+        references: dict[Request, str] = {}
+        jobs: dict[int, list[dict[str, Any]]] = {1: []}
+        for item in ready:
+            if item.reference not in references:
+                references[item.reference] = str(Path(private, f"reference{len(references)}.pt"))
+                machine, summary = seen[item.reference.workload]
+                plan = resolve(item.reference, machine, summary, probe_once, threads_asked())
+                jobs[1].append({"plan": plan.to_json(), "extras": {"save_reference": references[item.reference]}})
+        for number, item in enumerate(ready):
+            extras = {"compare_with": references[item.reference]}
+            job = {"case": number, "plan": item.plan.to_json(), "extras": extras}
+            jobs.setdefault(item.plan.world_size, []).append(job)
+        for ranks, list_ in sorted(jobs.items()):
+            noun = "rank" if ranks == 1 else "ranks"
+            say(f"{len([job for job in list_ if 'case' in job])} cases on {ranks} {noun}")
+            part = RunFolder.create(folder.path / f"{ranks}-{noun}", "")
+            codes = launch(part, list_, time.perf_counter(), lambda: None)
+            if any(codes):
+                raise failure(part, codes)
+            verdicts |= _judge(part, ready)
+    return [verdicts[number] for number in range(len(ready))]
+
+
+def _judge(folder: RunFolder, ready: list[Ready]) -> dict[int, dict[str, Any]]:
+    found: dict[int, list[dict[str, Any]]] = {}
+    for events in read_events(folder.path).values():
+        number = None
+        for event in events:
+            if event["event"] == "case":
+                number = event["case"]
+            elif event["event"] == "parity":
+                assert number is not None
+                found.setdefault(number, []).append(event)
+    return {
+        number: {
+            "strategy": ready[number].plan.strategy,
+            "options": ready[number].case.options,
+            "arithmetic": ready[number].plan.arithmetic,
+            **judge(ready[number].plan.to_json(), ranks),
+        }
+        for number, ranks in found.items()
+    }

@@ -1,0 +1,86 @@
+"""The run folder: the only thing that the training half and the reading half share. Nothing in it is overwritten.
+
+manifest.json       what was asked, planned and found: versions, machine, command, plan, data, constraints
+events/rankN.jsonl  one line per event
+logs/rankN.txt      what rank N printed
+result.json         the numbers of the finished run (absent if it was killed: they can be computed from the events)
+weights.pt          the final weights, on request
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from paralab.errors import UsageError
+
+SCHEMA_VERSION = 1
+PACKAGES = ("paralab", "torch", "numpy", "rich", "click", "jinja2", "psutil", "nvidia-ml-py")
+
+
+class RunFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest_path = path / "manifest.json"
+        self.events = path / "events"
+        self.logs = path / "logs"
+        self.result_path = path / "result.json"
+        self.weights_path = path / "weights.pt"
+
+    @classmethod
+    def create(cls, out: Path | None, label: str) -> RunFolder:
+        """A new folder: `out` itself, or `runs/DATE_TIME_label` with a number if that is taken."""
+        if out is not None:
+            if out.exists() and (not out.is_dir() or any(out.iterdir())):
+                raise UsageError(f"--out {out}: it exists and is not empty; paralab overwrites nothing.", cure="a new folder")
+            path = out
+        else:
+            stem = time.strftime("%Y-%m-%d_%H-%M-%S_") + label
+            path = Path("runs", stem)
+            number = 2
+            while path.exists():
+                path = Path("runs", f"{stem}_{number}")
+                number += 1
+        folder = cls(path)
+        try:
+            folder.events.mkdir(parents=True)
+            folder.logs.mkdir()
+        except OSError as error:
+            raise UsageError(f"The run folder {path} cannot be made: {error.strerror}.", cure="--out DIR") from error
+        return folder
+
+    def write_manifest(self, **parts: Any) -> None:
+        """Before anything is started, so that even a run that dies at once can be reproduced."""
+        manifest = {
+            "schema": SCHEMA_VERSION,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": sys.argv,
+            "folder": os.getcwd(),
+            "packages": {name: version(name) for name in PACKAGES},
+            **parts,
+        }
+        _write_new(self.manifest_path, manifest)
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        _write_new(self.result_path, result)
+
+
+def version(package: str) -> str | None:
+    """The installed version, None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _write_new(path: Path, value: dict[str, Any]) -> None:
+    """Whole or not at all: written beside, then renamed."""
+    assert not path.exists(), path
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(value, indent=1))
+    beside.rename(path)

@@ -1,0 +1,50 @@
+"""One rank's events as JSON lines, written by a side thread so that training never waits for a disk.
+
+Lines reach the file within `FLUSH_SECONDS`; a killed process loses at most those, and at most one line is cut.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+FLUSH_SECONDS = 0.2
+
+
+class EventWriter:
+    def __init__(self, path: Path) -> None:
+        self._queue: SimpleQueue[list[dict[str, Any]] | None] = SimpleQueue()
+        self._file = path.open("x", encoding="utf-8")  # x: nothing is overwritten
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="paralab-events", daemon=True)
+        self._thread.start()
+
+    def write(self, events: list[dict[str, Any]]) -> None:
+        """Hand events over; returns at once."""
+        self._queue.put(events)
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        self._queue.put(None)
+        self._closing.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        open_ = True
+        while open_:
+            batches = [self._queue.get()]
+            while batches[-1] is not None:
+                try:
+                    batches.append(self._queue.get_nowait())
+                except Empty:
+                    break
+            lines = [json.dumps(event, separators=(",", ":")) for batch in batches if batch for event in batch]
+            self._file.write("".join(line + "\n" for line in lines))
+            self._file.flush()
+            open_ = batches[-1] is not None
+            if open_:  # let more gather: one write per interval, however short the steps are
+                self._closing.wait(FLUSH_SECONDS)
+        self._file.close()

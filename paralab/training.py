@@ -1,0 +1,126 @@
+"""From a request to a result: look at the workload, plan, launch, read the run folder. What `paralab run` and `paralab.run` share."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from paralab.analyse.failure import root_cause
+from paralab.analyse.result import result_of
+from paralab.errors import Interrupted, RunFailed, UsageError
+from paralab.launch.inspect import look_at
+from paralab.launch.local import launch
+from paralab.machine.host import Machine, threads_asked, usable_cores
+from paralab.machine.precision import probe_cpu
+from paralab.plan.plan import Plan
+from paralab.plan.request import Request, check
+from paralab.plan.resolve import needs_layers, resolve
+from paralab.record.folder import RunFolder
+from paralab.units import count, size
+from paralab.workload.load import check_reference
+from paralab.workload.summary import Summary
+
+Watch = Callable[[Plan, RunFolder], Callable[[], None]]  # given the plan and the folder: what to do at every poll
+probe_once = cache(probe_cpu)
+
+
+def make_plan(request: Request) -> tuple[Plan, Machine, Summary]:
+    """Resolve a request; nothing is started but the child process that looks."""
+    check(request)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        raise UsageError(
+            "paralab starts its own ranks, and this process is already one of a torchrun or srun job "
+            f"(RANK={os.environ['RANK']}, WORLD_SIZE={os.environ['WORLD_SIZE']}).",
+            cure="run paralab without torchrun or srun",
+        )
+    request = replace(request, workload=check_reference(request.workload))
+    machine, summary = look_at(
+        request.workload, request.device, needs_layers(request.strategy), _samples_at_once(request), _one_device_threads(request)
+    )
+    return resolve(request, machine, summary, probe_once, threads_asked()), machine, summary
+
+
+def _samples_at_once(request: Request) -> int | None:
+    """How many samples pass through a stage together, for measuring its layers; None: the workload's own batch."""
+    if request.batch_size is None:
+        return None
+    parts = (request.replicas or 1) * (request.accumulate or 1) * (request.micro_batches or 1)
+    return max(1, request.batch_size // parts)
+
+
+def _one_device_threads(request: Request) -> int:
+    devices = (request.replicas or 1) * (request.stages or 2)
+    return request.threads_per_device or threads_asked() or max(1, usable_cores() // devices)
+
+
+def run(
+    request: Request,
+    out: Path | None = None,
+    save_weights: bool = False,
+    watch: Watch = lambda plan, folder: lambda: None,
+) -> dict[str, Any]:
+    """Train as asked; return the result (`--json`). Raises a ParalabError, after which the run folder is readable all the same."""
+    plan, machine, summary = make_plan(request)
+    folder = RunFolder.create(out, f"{plan.strategy}_{_slug(summary.name)}")
+    folder.write_manifest(
+        machine=asdict(machine),
+        plan=plan.to_json(),
+        workload=asdict(summary),
+        data_path=summary.data_path,
+        constraints=constraints(plan, machine, summary),
+    )
+    extras = {"save_weights": str(folder.weights_path.resolve()) if save_weights else None}
+    on_poll = watch(plan, folder)
+    origin = time.perf_counter()
+    try:
+        codes = launch(folder, [{"plan": plan.to_json(), "extras": extras}], origin, on_poll)
+    except KeyboardInterrupt:
+        result = _finish(folder, origin)
+        raise Interrupted(
+            f"Stopped by Ctrl-C after {result['steps']} of {plan.num_steps} steps. All ranks have ended; "
+            f"the run folder is {folder.path}"
+        ) from None
+    if any(codes):
+        _finish(folder, origin)
+        raise failure(folder, codes)
+    return _finish(folder, origin)
+
+
+def failure(folder: RunFolder, codes: list[int]) -> RunFailed:
+    """The error of a failed launch: the root cause first, then where to read more."""
+    cause = root_cause(folder.path, codes)
+    when = "before its first step" if cause.step is None else f"after step {cause.step}"
+    return RunFailed(
+        f"Rank {cause.rank} failed {when}: {cause.what}",
+        detail=cause.detail,
+        cure=f"read {cause.log} (the run folder is {folder.path})",
+    )
+
+
+def _finish(folder: RunFolder, origin: float) -> dict[str, Any]:
+    result = result_of(folder.path) | {"wall_seconds": round(time.perf_counter() - origin, 3)}
+    folder.write_result(result)
+    return result
+
+
+def constraints(plan: Plan, machine: Machine, summary: Summary) -> list[str]:
+    """What the result depends on, in words (mission H7.4)."""
+    where = ", ".join(gpu.name for gpu in machine.gpus) if plan.device == "cuda" else machine.cpu
+    lines = [
+        f"model: {count(summary.parameters)} parameters, {size(summary.parameter_bytes)}",
+        f"device: {plan.device} ({where}), {plan.threads_per_device} threads per device, {machine.cores} cores",
+        f"backend: {plan.backend or 'none, one process'}; torch {machine.torch}, CUDA {machine.cuda or 'none'}",
+        f"memory: {size(machine.memory_bytes)} of the host"
+        + "".join(f", {size(gpu.memory_bytes)} of {gpu.name}" for gpu in machine.gpus),
+        f"precision: {plan.precision}; batch: {plan.arithmetic}; seed {plan.seed}",
+    ]
+    return lines + list(plan.remarks) + list(plan.differences)
+
+
+def _slug(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name.removesuffix(".py")).strip("-")

@@ -1,0 +1,47 @@
+"""The only place that turns numbers into words: seconds, bytes, counts."""
+
+from __future__ import annotations
+
+
+def seconds(value: float | None) -> str:
+    """`0.0463` -> `46.3 ms`; unknown stays unknown."""
+    if value is None:
+        return "not measured"
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        if value * factor >= 1.0 or unit == "µs":
+            return f"{value * factor:.3g} {unit}" if value * factor < 100 else f"{value * factor:.0f} {unit}"
+    raise AssertionError(value)
+
+
+def size(value: float | None) -> str:
+    """`26214400` -> `25.0 MiB`; unknown stays unknown."""
+    if value is None:
+        return "not measured"
+    number = float(value)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if number < 1024 or unit == "TiB":
+            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    raise AssertionError(value)
+
+
+def count(value: float) -> str:
+    """`123100000` -> `123.1 M`, for parameters."""
+    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:.1f} {unit}"
+    return f"{value:.0f}"
+
+
+def rate(value: float | None) -> str:
+    """Samples per second: three figures, no more than was measured."""
+    if value is None:
+        return "not measured"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def plural(number: int, noun: str) -> str:
+    """`plural(1, "rank")` -> `1 rank`; `plural(2, "rank")` -> `2 ranks`."""
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number} {noun}es" if noun.endswith(("s", "ch")) else f"{number} {noun}s"

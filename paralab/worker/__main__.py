@@ -1,0 +1,119 @@
+"""Inside one rank: read the spec, join the others, train, and leave a clear end.
+
+python -m paralab.worker SPEC.json          (started by paralab.launch; RANK says which rank this is)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paralab.errors import ParalabError
+from paralab.plan.plan import Plan
+from paralab.record.writer import EventWriter
+from paralab.worker.loop import Extras, train
+from paralab.workload.load import load_workload
+
+FAILED, INTERRUPTED = 1, 130
+MEETING_SECONDS = 120
+
+
+class Stopped(BaseException):
+    """The launcher asked this rank to stop."""
+
+
+def main() -> int:
+    spec = json.loads(Path(sys.argv[1]).read_text())
+    rank = int(os.environ["RANK"])
+    _end_with_the_launcher()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops all ranks in order
+    signal.signal(signal.SIGTERM, _stop)
+    writer = EventWriter(Path(spec["events"]) / f"rank{rank}.jsonl")
+    origin = float(spec["origin_seconds"])
+    status = "completed"
+
+    def emit(event: str, **fields: Any) -> None:
+        writer.write([{"event": event, "time": round(time.perf_counter() - origin, 6), **fields}])
+
+    try:
+        jobs = [(Plan.from_json(job["plan"]), job) for job in spec["jobs"]]
+        first = jobs[0][0]
+        here = first.ranks[rank]
+        emit(
+            "start",
+            rank=rank,
+            local_rank=here.local_rank,
+            pid=os.getpid(),
+            devices=[device.name for device in here.devices],
+            unix_seconds=time.time(),
+            torch=torch.__version__,
+        )
+        if first.backend:
+            if first.device == "cuda":
+                torch.cuda.set_device(here.devices[0].torch)
+            dist.init_process_group(
+                first.backend,
+                init_method=f"file://{spec['meeting']}",
+                rank=rank,
+                world_size=first.world_size,
+                timeout=timedelta(seconds=MEETING_SECONDS),
+            )
+        workloads: dict[str, Any] = {}
+        for plan, job in jobs:
+            if job.get("case") is not None:
+                emit("case", case=job["case"])
+            if plan.workload not in workloads:
+                workloads[plan.workload] = load_workload(plan.workload)
+            keep = {name: Path(path) for name, path in job["extras"].items() if path}
+            train(workloads[plan.workload], plan, rank, writer, origin, Extras(**keep))
+            emit("trained")
+            if first.backend:
+                dist.barrier()
+    except Stopped:
+        status = "interrupted"
+    except BaseException as error:
+        status = "failed"
+        text = str(error) if isinstance(error, ParalabError) else f"{type(error).__name__}: {error}"
+        emit("error", error=text, traceback=traceback.format_exc())
+        traceback.print_exc()
+    emit("end", status=status)
+    writer.close()
+    if status == "completed":
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return 0
+    sys.stderr.flush()
+    # Not sys.exit: threads of the pipeline and of gloo may still wait for ranks that will not come.
+    os._exit(FAILED if status == "failed" else INTERRUPTED)
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Stopped
+
+
+def _end_with_the_launcher() -> None:
+    """The launcher holds the other end of our standard input; when it is gone, so are we."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(INTERRUPTED)
+
+    threading.Thread(target=watch, name="paralab-launcher-watch", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

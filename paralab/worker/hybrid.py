@@ -1,0 +1,50 @@
+"""`hybrid`: data parallelism over processes, each of them a pipeline over its own devices.
+
+Every stage has a DistributedDataParallel of its own, in a process group of its own: stages finish at different times, and a
+collective must meet its counterpart on the other ranks, not another stage's. DDP sees only the last micro-batch's backward pass
+(until then gradients just add up), so synchronisation happens once per optimiser step and overlaps with the earlier stages' work.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paralab.worker.ddp import wrap
+from paralab.worker.job import Job, Pass
+from paralab.worker.stages import Staged
+
+
+class Hybrid:
+    def __init__(self, job: Job, model: nn.Module) -> None:
+        self.staged = Staged(job, model, before_last_backward=self._arm)
+        self.model = model
+        self.synchronised = []
+        for stage in range(job.plan.stages):
+            held = _Held(self.staged.stage_parameters(stage))
+            # All ranks must make every group, in the same order.
+            group = dist.new_group(range(job.plan.world_size))
+            needed = any(parameter.requires_grad for parameter in held.parameters())
+            self.synchronised.append(wrap(job, held, None, group, stage=stage) if needed else None)
+
+    def forward_backward(self, passes: list[Pass]) -> torch.Tensor:
+        return self.staged.forward_backward(passes)
+
+    def _arm(self, stage: int) -> None:
+        """Tell the stage's DDP that the next backward pass is the one to synchronise: that is what its forward is for."""
+        ddp = self.synchronised[stage]
+        if ddp is not None:
+            with torch.enable_grad():
+                ddp()
+
+
+class _Held(nn.Module):
+    """The parameters of a stage, for DDP to synchronise; the computation happens in the user's model."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__()
+        self.held = nn.ParameterList(parameters)
+
+    def forward(self) -> None:
+        return None

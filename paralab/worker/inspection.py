@@ -1,0 +1,134 @@
+"""What only a process with torch can tell: the machine's devices, and a workload in plain numbers.
+
+python -m paralab.worker.inspection ANSWER.json QUESTION-AS-JSON
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paralab.errors import UsageError
+from paralab.machine.host import Gpu, Machine, cpu_name, memory_bytes, usable_cores
+from paralab.workload.batch import map_tensors, unpack
+from paralab.workload.layers import find_layers
+from paralab.workload.load import load_workload, their_lines
+from paralab.workload.stream import dataset_samples, rank_batches
+from paralab.workload.summary import Summary
+from paralab.workload.workload import Workload
+
+NORMS = (nn.modules.batchnorm._BatchNorm,)
+DROPOUTS = (nn.modules.dropout._DropoutNd,)
+
+
+def main() -> int:
+    answer, question = Path(sys.argv[1]), json.loads(sys.argv[2])
+    try:
+        found: dict[str, Any] = {"machine": asdict(look_at_machine())}
+        if question.get("workload"):
+            found["summary"] = asdict(look_at_workload(**question))
+    except UsageError as error:
+        found = {"error": {"problem": error.problem, "cure": error.cure, "detail": error.detail}}
+    answer.write_text(json.dumps(found))
+    return 0
+
+
+def look_at_machine() -> Machine:
+    gpus = []
+    reason = None
+    if torch.version.cuda is None:
+        reason = "this torch is built without CUDA"
+    elif not torch.cuda.is_available():
+        reason = "torch sees no CUDA device"
+    else:
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            gpus.append(Gpu(properties.name, properties.total_memory, (properties.major, properties.minor)))
+    backends = [name for name in ("gloo", "nccl") if dist.is_available() and dist.is_backend_available(name)]
+    return Machine(
+        cores=usable_cores(),
+        memory_bytes=memory_bytes(),
+        cpu=cpu_name(),
+        system=sys.platform,
+        python=sys.version.split()[0],
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        gpus=tuple(gpus),
+        backends=tuple(backends),
+        no_gpu_reason=reason,
+    )
+
+
+def look_at_workload(workload: str, device: str, layers: bool, samples: int | None, threads: int | None) -> Summary:
+    """Build the workload once, run it once on a few samples, and tell what a plan must know."""
+    loaded = load_workload(workload)
+    torch.manual_seed(0)
+    own_folder = Path(workload.rpartition(":")[0] or ".").parent
+    model = _guarded("model()", own_folder, loaded.model)
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model() of {loaded.name} returned {type(model).__name__}, not an nn.Module.", cure="return an nn.Module")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError(f"The model of {loaded.name} has no trainable parameter.", cure="a model with parameters")
+    if threads:
+        torch.set_num_threads(threads)
+    use = "cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        use = "cpu"  # the plan refuses it, with the reason
+    model = model.to(use).train()
+    some = samples or loaded.batch_size
+    batch = _guarded("data", own_folder, lambda: _first_batch(loaded, some))
+    inputs, targets = map_tensors(lambda t: t.to(use), (loaded.unpack or unpack)(batch))
+    found, reason = (), None
+    if layers:
+        found, reason = _guarded(
+            "forward", own_folder, lambda: find_layers(model, inputs, lambda out: loaded.loss(out, targets), loaded.split_points)
+        )
+    optimizer = loaded.optimizer(model.parameters()) if loaded.optimizer else torch.optim.SGD(model.parameters(), lr=0.01)
+    parameters = list(model.parameters())
+    return Summary(
+        name=loaded.name,
+        parameters=sum(parameter.numel() for parameter in parameters),
+        parameter_bytes=sum(parameter.nbytes for parameter in parameters),
+        samples=dataset_samples(loaded),
+        batch_size=loaded.batch_size,
+        data_path=loaded.data_path,
+        weighted=loaded.weight is not None,
+        optimizer=type(optimizer).__name__,
+        batch_norms=sum(isinstance(module, NORMS) for module in model.modules()),
+        dropouts=sum(isinstance(module, DROPOUTS) and module.p > 0 for module in model.modules()),
+        layers=found,
+        uncut_reason=reason,
+    )
+
+
+def _first_batch(workload: Workload, samples: int) -> Any:
+    has = dataset_samples(workload)
+    if has == 0:
+        raise UsageError(f"The data of {workload.name} has no samples.", cure="at least one sample")
+    some = min(samples, has) if has else samples
+    sequence = rank_batches(workload, lambda batch: (0, batch.size), batch_size=some, samples=has, steps=1, epochs=None, seed=0)
+    return next(itertools.islice(sequence, 1))[1]
+
+
+def _guarded(what: str, folder: Path, call: Any) -> Any:
+    """Run the user's code; what it raises is shown as theirs."""
+    try:
+        return call()
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{what} of the workload failed with {type(error).__name__}: {error}", detail=their_lines(error, folder)
+        ) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

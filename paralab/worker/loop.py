@@ -1,0 +1,221 @@
+"""The training loop of one rank, from top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paralab.plan.batches import GlobalBatch, pieces, replica_span
+from paralab.plan.grid import PROCESS_PER_REPLICA
+from paralab.plan.plan import Plan
+from paralab.record.writer import EventWriter
+from paralab.worker import memory
+from paralab.worker.clock import Clock, CudaClock
+from paralab.worker.data_parallel import DataParallel
+from paralab.worker.ddp import Ddp
+from paralab.worker.hybrid import Hybrid
+from paralab.worker.job import Job, Micro, Pass, Strategy
+from paralab.worker.parity import Trace, compare
+from paralab.worker.precision import Precision
+from paralab.worker.probes import Probe
+from paralab.worker.single import Single
+from paralab.worker.stages import Staged
+from paralab.workload.batch import map_tensors, num_samples, take, tensors, unpack
+from paralab.workload.stream import rank_batches
+from paralab.workload.workload import Workload
+
+STRATEGIES: dict[str, Any] = {
+    "single": Single,
+    "dp": DataParallel,
+    "ddp": Ddp,
+    "mp": Staged,
+    "pipeline": Staged,
+    "hybrid": Hybrid,
+}
+MEMORY_EVERY = 10
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a training leaves besides its events."""
+
+    save_weights: Path | None = None
+    save_reference: Path | None = None
+    compare_with: Path | None = None
+
+    @property
+    def traced(self) -> bool:
+        return self.save_reference is not None or self.compare_with is not None
+
+
+def train(workload: Workload, plan: Plan, rank_number: int, writer: EventWriter, origin: float, extras: Extras) -> None:
+    """Train `workload` as `plan` says, as rank `rank_number`."""
+    rank = plan.ranks[rank_number]
+    torch.set_num_threads(plan.threads_per_device)
+    if plan.device == "cuda":
+        torch.cuda.set_device(rank.devices[0].torch)
+    torch.manual_seed(plan.seed)
+    precision = Precision(plan)
+    model = precision.cast_model(workload.model()).train()
+    clock = CudaClock(origin, [d.torch for d in rank.devices]) if plan.device == "cuda" else Clock(origin)
+    probe = Probe(clock, writer)
+    meter = memory.ActivationMeter(model.parameters(), enabled=plan.device == "cpu")
+    shower = SplitShower(probe)
+    job = Job(plan, rank, workload, precision, probe, meter, shower)
+    strategy: Strategy = STRATEGIES[plan.strategy](job, model)
+    if plan.strategy in ("single", "ddp"):
+        model.register_forward_pre_hook(shower.inside(rank.devices[0].name), with_kwargs=True)
+    optimizer = make_optimizer(workload, model)
+    stepped: list[bool] = []
+    optimizer.register_step_post_hook(lambda *_: stepped.append(True))
+    torch.manual_seed(plan.seed + 1 + rank_number)  # from here on, randomness inside the model (dropout) is the rank's own
+
+    trace = Trace.begin(model) if extras.traced else None
+    losses: list[torch.Tensor] = []
+    for batch, passes in passes_of(job, plan, rank_number):
+        probe.begin_step(batch.step)
+        optimizer.zero_grad(set_to_none=True)
+        loss = strategy.forward_backward(passes)
+        if trace and batch.step == 0:
+            trace.first_gradients(model, scale=precision.scaler.get_scale())
+        stepped.clear()
+        scale = {"scale": precision.scaler.scale(torch.ones_like(loss))} if precision.scaler.is_enabled() else {}
+        with probe.span("optimizer", **scale):
+            precision.step(optimizer)
+        probe.end_step(loss, epoch=batch.epoch, samples=num_in(passes), skipped=not stepped)
+        if batch.step % MEMORY_EVERY == 0:
+            note_memory(job, strategy, optimizer)
+            meter.enabled = False  # counted once; it costs time
+        if trace:
+            losses.append(loss)
+    probe.finish()
+    note_memory(job, strategy, optimizer)
+    if trace:
+        trace.finish(model, [loss.item() for loss in losses])
+        if extras.save_reference:
+            trace.save(extras.save_reference)
+        if extras.compare_with:
+            probe.emit("parity", **compare(trace, Trace.load(extras.compare_with)))
+    if extras.save_weights and rank_number == 0:
+        torch.save(model.state_dict(), extras.save_weights)
+
+
+def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
+    if workload.optimizer is None:
+        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return workload.optimizer(model.parameters())
+
+
+def num_in(passes: list[Pass]) -> int:
+    """Samples of these passes that count."""
+    return sum(num_samples(micro.inputs) for micros in passes for micro in micros if micro.share)
+
+
+def passes_of(job: Job, plan: Plan, rank_number: int) -> Iterator[tuple[GlobalBatch, list[Pass]]]:
+    """This rank's passes of every global batch, on its first device, each micro-batch with its share of the loss.
+
+    One step is prepared ahead, so that the small sum of weights over ranks, where there is one, is done before it is needed.
+    """
+    over_ranks = plan.strategy in PROCESS_PER_REPLICA
+    replica = rank_number if over_ranks else 0
+    replicas = plan.replicas if over_ranks else 1
+    stream = rank_batches(
+        job.workload,
+        lambda batch: replica_span(batch.size, replicas, replica),
+        batch_size=plan.batch_size,
+        samples=plan.samples,
+        steps=plan.steps,
+        epochs=plan.epochs,
+        seed=plan.seed,
+        pin_memory=plan.device == "cuda",
+    )
+    ahead: Prepared | None = None
+    while True:
+        start = job.probe.clock.now()  # host time: loading is the host's work
+        item = next(stream, None)
+        following = Prepared(job, *item, replica_span(item[0].size, replicas, replica)) if item else None
+        job.probe.note("data", start, job.probe.clock.now())
+        if ahead:
+            yield ahead.batch, ahead.passes()
+        if not following:
+            return
+        ahead = following
+
+
+class Prepared:
+    """A rank's samples of one global batch, cut into weighted micro-batches."""
+
+    def __init__(self, job: Job, batch: GlobalBatch, samples: Any, span: tuple[int, int]) -> None:
+        self.job, self.batch, plan = job, batch, job.plan
+        held = span[1] - span[0]
+        cuts = pieces(held, plan.accumulate, plan.micro_batches) if held else [[(0, 1)]]
+        self.parts = [[take(samples, *cut) for cut in micros] for micros in cuts]
+        weigh = job.workload.weight or num_samples
+        # An idle rank was given one sample so that it takes part in the collectives: it weighs nothing.
+        self.weights = [[float(weigh(part)) if held else 0.0 for part in micros] for micros in self.parts]
+        self.total = torch.tensor(sum(map(sum, self.weights)), dtype=torch.float64)
+        self.sum: dist.Work | None = None
+        if job.workload.weight is None:
+            self.total.fill_(batch.size)
+        elif plan.world_size > 1:
+            self.sum = dist.all_reduce(self.total, async_op=True)
+
+    def passes(self) -> list[Pass]:
+        if self.sum:
+            self.sum.wait()
+        total = float(self.total)
+        job, device = self.job, self.job.rank.devices[0].torch
+        split = job.workload.unpack or unpack
+
+        def micro(part: Any, weight: float) -> Micro:
+            inputs, targets = split(job.precision.cast_batch(map_tensors(lambda t: t.to(device, non_blocking=True), part)))
+            return Micro(inputs, targets, weight / total if total else 0.0)
+
+        return [
+            [micro(part, weight) for part, weight in zip(*both, strict=True)] for both in zip(self.parts, self.weights, strict=True)
+        ]
+
+
+class SplitShower:
+    """Notes what arrives inside the model on each device (practical 5's line), whenever it changes."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.probe = probe
+        self.seen: dict[str, list[int]] = {}
+
+    def __call__(self, device: str, physical: torch.device, shape: torch.Size) -> None:
+        if self.seen.get(device) != list(shape):
+            self.seen[device] = list(shape)
+            self.probe.emit("split", step=self.probe.step, device=device, physical=str(physical), shape=list(shape))
+
+    def inside(self, device: str) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            x = next(tensors((args, kwargs)))
+            self(device, x.device, x.shape)
+
+        return hook
+
+
+def note_memory(job: Job, strategy: Strategy, optimizer: torch.optim.Optimizer) -> None:
+    """One `memory` event per device of this rank."""
+    everything = list(strategy.model.parameters())
+    staged = getattr(strategy, "staged", strategy)
+    for number, device in enumerate({d.name: d for d in job.rank.devices}.values()):
+        held = everything
+        if job.plan.stage_parts and job.plan.placement != "same":
+            held = staged.stage_parameters(number)
+        found = memory.parts(held, optimizer, job.meter.peak.get(device.name))
+        if job.plan.strategy == "dp" and number:  # a replica: copies of the parameters and gradients, no optimiser
+            found["optimizer"] = 0
+        if job.plan.device == "cuda":
+            how, total = "allocator", torch.cuda.max_memory_allocated(device.torch)
+        else:
+            how, total = "counted", sum(value or 0 for value in found.values())
+        process = memory.process_peak_bytes()
+        job.probe.emit("memory", device=device.name, bytes=total, how=how, **found, process_bytes=process)

@@ -1,0 +1,73 @@
+"""Memory of a device: from the allocator on CUDA; counted from tensors on CPU devices, which share one process and its heap."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from paralab.workload.batch import tensors
+
+
+class ActivationMeter:
+    """Bytes that autograd keeps for the backward pass, per device, counted in one step (it costs time; the step is a warm-up)."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], enabled: bool) -> None:
+        self.enabled = enabled
+        self.peak: dict[str, int] = {}
+        self._known = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+        self._live: dict[str, dict[int, int]] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def counting(self, device: str) -> Iterator[None]:
+        """Count what the forward pass in this thread saves, for this device."""
+        if not self.enabled:
+            yield
+            return
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: self.saved(device, tensor), lambda tensor: tensor):
+            yield
+
+    def saved(self, device: str, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        with self._lock:
+            if self.enabled and storage.data_ptr() not in self._known:
+                live = self._live.setdefault(device, {})
+                live[storage.data_ptr()] = storage.nbytes()
+                self.peak[device] = max(self.peak.get(device, 0), sum(live.values()))
+        return tensor
+
+    def backward_done(self) -> None:
+        """The graph is gone, and what it kept with it."""
+        with self._lock:
+            self._live.clear()
+
+
+def tensor_bytes(values: Iterable[torch.Tensor | None]) -> int:
+    return sum(value.nbytes for value in values if value is not None)
+
+
+def parts(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, activations: int | None) -> dict[str, Any]:
+    """What a device holds, by kind."""
+    states = [tensor for parameter in parameters for tensor in tensors(optimizer.state.get(parameter, {}))]
+    return {
+        "parameters": tensor_bytes(parameters),
+        "gradients": tensor_bytes(parameter.grad for parameter in parameters),
+        "optimizer": tensor_bytes(states),
+        "activations": activations,
+    }
+
+
+def process_peak_bytes() -> int | None:
+    """The largest resident size of this process so far, Python and libraries included."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

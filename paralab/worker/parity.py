@@ -1,0 +1,104 @@
+"""Parallel against serial: what a training left behind, saved as a reference and compared with it.
+
+Kept: the gradients of the first step, the parameters before and after, this rank's part of every loss. The comparison is per
+parameter, in the units that the tolerance is stated in (see `paralab.analyse.parity`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass
+class Trace:
+    """What one training left behind, on the CPU."""
+
+    start: dict[str, torch.Tensor]
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    end: dict[str, torch.Tensor] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, model: nn.Module) -> Trace:
+        return cls(_copy(dict(model.named_parameters())))
+
+    def first_gradients(self, model: nn.Module, scale: float) -> None:
+        grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        self.gradients = {name: grad / scale for name, grad in _copy(grads).items()}
+
+    def finish(self, model: nn.Module, losses: list[float]) -> None:
+        self.end, self.losses = _copy(dict(model.named_parameters())), losses
+
+    def save(self, path: Path) -> None:
+        torch.save(vars(self), path)
+
+    @classmethod
+    def load(cls, path: Path) -> Trace:
+        return cls(**torch.load(path, weights_only=True))
+
+
+def compare(mine: Trace, reference: Trace) -> dict[str, Any]:
+    """The numbers of the comparison, as an event."""
+    absolute, relative, worst = 0.0, 0.0, ""
+    for name, expected in reference.end.items():
+        error = _largest(mine.end[name] - expected)
+        update = _largest(expected - reference.start[name])
+        ratio = error / update if update else (0.0 if error == 0.0 else float("inf"))
+        if error > absolute or not worst:
+            worst = name
+        absolute, relative = max(absolute, error), max(relative, ratio)
+    factor, residual = _proportional(mine.gradients, reference.gradients)
+    return {
+        "parameter_error": _plain(absolute),
+        "parameter_error_of_update": _plain(relative),
+        "worst_parameter": worst,
+        "gradient_error": _plain(
+            max((_largest(mine.gradients[n] - g) for n, g in reference.gradients.items() if n in mine.gradients), default=0.0)
+        ),
+        "gradient_size": _plain(max((_largest(g) for g in reference.gradients.values()), default=0.0)),
+        "missing_gradients": sorted(reference.gradients.keys() - mine.gradients.keys()),
+        "gradient_factor": _plain(factor),
+        "gradient_residual": _plain(residual),
+        "losses": [_plain(loss) for loss in mine.losses],
+        "reference_losses": [_plain(loss) for loss in reference.losses],
+        "digest": digest(mine.end),
+    }
+
+
+def digest(parameters: dict[str, torch.Tensor]) -> str:
+    """The same on two ranks only if every parameter is bit for bit the same."""
+    sha = hashlib.sha256()
+    for name in sorted(parameters):
+        sha.update(parameters[name].contiguous().numpy().tobytes())
+    return sha.hexdigest()[:16]
+
+
+def _proportional(mine: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> tuple[float, float]:
+    """The factor c that best explains mine = c · reference, and how much of mine it leaves unexplained."""
+    names = [name for name in reference if name in mine]
+    if not names:
+        return 1.0, 0.0
+    a = torch.cat([mine[name].flatten().double() for name in names])
+    b = torch.cat([reference[name].flatten().double() for name in names])
+    factor = float(a @ b / (b @ b)) if float(b @ b) else 1.0
+    size = float(a.norm())
+    return factor, float((a - factor * b).norm()) / size if size else 0.0
+
+
+def _copy(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def _plain(value: float) -> float | str:
+    """JSON has no NaN and no infinity."""
+    return value if value - value == 0.0 else str(value)

@@ -1,0 +1,90 @@
+"""What a rank notes while it trains: spans of time and their numbers, gathered per step and written when the device is done.
+
+Every step leaves a `step` event. The details (forward, backward, every all-reduce, …) are kept for the first `DETAILED_STEPS`
+steps and then for one step in `DETAIL_EVERY`, so that a long run's folder stays small.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from paralab.record.writer import EventWriter
+from paralab.worker.clock import Clock, Mark
+
+DETAILED_STEPS = 200
+DETAIL_EVERY = 10
+
+Note = tuple[str, Mark, Mark, dict[str, Any]]
+
+
+class Probe:
+    """Collects the notes of one rank. Notes may come from several threads: list.append is atomic."""
+
+    def __init__(self, clock: Clock, writer: EventWriter) -> None:
+        self.clock = clock
+        self.writer = writer
+        self.step = -1
+        self.all_reduces = 0
+        self.bytes = 0
+        self._notes: list[Note] = []
+        self._pending: deque[tuple[int, list[Note]]] = deque()
+
+    @property
+    def detailed(self) -> bool:
+        return self.step < DETAILED_STEPS or self.step % DETAIL_EVERY == 0
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Something that happened now, written at once."""
+        self.writer.write([{"event": event, "time": _round(self.clock.now()), **fields}])
+
+    def note(self, event: str, start: Mark, end: Mark, **fields: Any) -> None:
+        """Something of this step that took from start to end."""
+        self._notes.append((event, start, end, fields))
+
+    @contextmanager
+    def span(self, event: str, device: str | None = None, **fields: Any) -> Iterator[None]:
+        if not self.detailed:
+            yield
+            return
+        start = self.clock.mark(device)
+        yield
+        self.note(event, start, self.clock.mark(device), **fields)
+
+    def begin_step(self, step: int) -> None:
+        self.step, self.all_reduces, self.bytes = step, 0, 0
+        self._start = self.clock.mark()
+
+    def end_step(self, loss: torch.Tensor, **fields: Any) -> None:
+        """Close the step. `loss` stays on the device until it is done: reading it now would make the host wait."""
+        fields |= {"all_reduces": self.all_reduces, "bytes": self.bytes, "loss": loss}
+        self.note("step", self._start, self.clock.mark(), **fields)
+        self._pending.append((self.step, self._notes))
+        self._notes = []
+        while self._pending and self.clock.is_past(self._pending[0][1][-1][2]):
+            self._write_oldest()
+
+    def finish(self) -> None:
+        """Write every step that is still pending; waits for the device."""
+        while self._pending:
+            self._write_oldest()
+
+    def _write_oldest(self) -> None:
+        step, notes = self._pending.popleft()
+        events = []
+        for event, start, end, fields in notes:
+            for name, value in fields.items():
+                if isinstance(value, torch.Tensor):
+                    fields[name] = value.item()
+            times = {"start": _round(self.clock.resolve(start)), "end": _round(self.clock.resolve(end))}
+            events.append({"event": event, "step": step, **times, **fields})
+        self.writer.write(events)
+
+
+def _round(seconds: float) -> float:
+    """Microseconds: finer is noise, and every digit is written a million times."""
+    return round(seconds, 6)

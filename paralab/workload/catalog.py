@@ -1,0 +1,67 @@
+"""The built-in workloads and their sizes, in plain numbers: `mlp`, `mlp:small`, `gpt:124m`, …"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from paralab.errors import unknown
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A model family: the module that builds it (`build(name, **numbers)`) and its sizes; the first one is the default."""
+
+    module: str
+    about: str
+    sizes: Mapping[str, Mapping[str, int]]
+
+
+BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
+    {
+        "mlp": BuiltIn(
+            "paralab.workload.mlp",
+            "linear layers of width DIM on a synthetic batch, as in the practicals",
+            {
+                "base": {"dim": 1024, "layers": 6, "samples": 4096, "batch_size": 64},
+                "tiny": {"dim": 16, "layers": 4, "samples": 300, "batch_size": 32},
+                "small": {"dim": 256, "layers": 6, "samples": 4096, "batch_size": 64},
+                "large": {"dim": 4096, "layers": 8, "samples": 4096, "batch_size": 256},
+            },
+        ),
+        "cnn": BuiltIn(
+            "paralab.workload.cnn",
+            "convolutions with BatchNorm on synthetic 10-class images",
+            {
+                "small": {"width": 16, "blocks": 4, "pixels": 16, "samples": 2048, "batch_size": 64},
+                "tiny": {"width": 4, "blocks": 2, "pixels": 8, "samples": 300, "batch_size": 32},
+                "base": {"width": 64, "blocks": 6, "pixels": 32, "samples": 4096, "batch_size": 128},
+            },
+        ),
+        "gpt": BuiltIn(
+            "paralab.workload.gpt",
+            "a byte-level transformer on the source files of Python's standard library",
+            {
+                "small": {"dim": 128, "layers": 4, "heads": 4, "context": 128, "samples": 4096, "batch_size": 32},
+                "tiny": {"dim": 32, "layers": 3, "heads": 2, "context": 32, "samples": 300, "batch_size": 32},
+                "10m": {"dim": 320, "layers": 8, "heads": 5, "context": 256, "samples": 4096, "batch_size": 32},
+                "124m": {"dim": 960, "layers": 11, "heads": 15, "context": 1024, "samples": 2048, "batch_size": 16},
+            },
+        ),
+    }
+)
+
+
+def built_in_names() -> list[str]:
+    """`mlp`, `mlp:base`, `mlp:tiny`, …"""
+    return [name for family, entry in BUILT_IN.items() for name in (family, *(f"{family}:{s}" for s in entry.sizes))]
+
+
+def look_up(name: str) -> tuple[BuiltIn, Mapping[str, int]]:
+    """The family and the numbers of a built-in workload, or the error with the near match."""
+    family, _, size = name.partition(":")
+    if name not in built_in_names():
+        raise unknown("workload", name, [*built_in_names(), "path/to/file.py:function"])
+    entry = BUILT_IN[family]
+    return entry, entry.sizes[size or next(iter(entry.sizes))]

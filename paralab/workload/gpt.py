@@ -1,0 +1,119 @@
+"""`gpt`: a byte-level transformer on text that every machine has, the source files of Python's standard library.
+
+Samples have different lengths and are padded, so a batch's loss is a mean over a varying number of bytes: the case in
+which naive data parallelism averages means and trains something else.
+"""
+
+from __future__ import annotations
+
+import random
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from paralab.workload.workload import Workload
+
+PAD = 256  # one token beyond the 256 bytes
+IGNORED = -100  # the target that cross_entropy leaves out
+
+
+def library_text(lengths: Iterator[int]) -> Iterator[bytes]:
+    """Runs of whole lines of the standard library, in a fixed order, each about as long as the next length."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(folder.glob("*.py")) + sorted(folder.glob("[a-z]*/*.py")):
+        if "site-packages" in path.parts or "test" in path.parts:
+            continue
+        run, wanted = b"", next(lengths)
+        for line in path.read_bytes().splitlines(keepends=True):
+            run += line
+            if len(run) >= wanted:
+                yield run[:wanted]
+                run, wanted = b"", next(lengths)
+
+
+def library_tokens(samples: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(inputs, targets) of `samples` texts of context/2 … context bytes; the library is read again if it is too short."""
+    chance = random.Random(0)
+    lengths = iter(lambda: chance.randint(context // 2, context) + 1, None)
+    inputs = torch.full((samples, context), PAD)
+    targets = torch.full((samples, context), IGNORED)
+    row = 0
+    while row < samples:
+        for text in library_text(lengths):
+            tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+            inputs[row, : len(tokens) - 1] = tokens[:-1]
+            targets[row, : len(tokens) - 1] = tokens[1:]
+            row += 1
+            if row == samples:
+                break
+    return inputs, targets
+
+
+class Embedding(nn.Module):
+    def __init__(self, dim: int, context: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(PAD + 1, dim)
+        self.position = nn.Embedding(context, dim)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.token(tokens) + self.position(places)  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """Causal attention and a feed-forward network, each added to what came in. Padding is at the end of a text, so the
+    causal mask already keeps it from every real byte."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        # No bias: attention does not depend on the key's bias, whose gradient would be rounding noise.
+        self.query_key_value = nn.Linear(dim, 3 * dim, bias=False)
+        self.mix = nn.Linear(dim, dim)
+        self.feed_forward = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, dim = x.shape
+        query, key, value = self.query_key_value(self.norm1(x)).chunk(3, dim=-1)
+        shape = (batch, length, self.heads, dim // self.heads)
+        query, key, value = (part.view(shape).transpose(1, 2) for part in (query, key, value))
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.mix(attended.transpose(1, 2).reshape(batch, length, dim))
+        return x + self.feed_forward(self.norm2(x))  # type: ignore[no-any-return]
+
+
+def byte_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy per real byte."""
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten(), ignore_index=IGNORED)
+
+
+def real_bytes(batch: tuple[torch.Tensor, torch.Tensor]) -> float:
+    """What the loss of a batch is the mean of."""
+    return float((batch[1] != IGNORED).sum())
+
+
+def build(name: str, *, dim: int, layers: int, heads: int, context: int, samples: int, batch_size: int) -> Workload:
+    def model() -> nn.Module:
+        blocks = [Block(dim, heads) for _ in range(layers)]
+        model = nn.Sequential(Embedding(dim, context), *blocks, nn.LayerNorm(dim), nn.Linear(dim, PAD))
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=0.02)
+        return model
+
+    return Workload(
+        model=model,
+        data=library_tokens(samples, context),
+        loss=byte_loss,
+        # Not Adam, which divides every gradient by its own size: rounding of tiny gradients would become whole steps, and
+        # fp32 could not show that two trainings are the same. SGD learns this text as well.
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+        weight=real_bytes,
+        batch_size=batch_size,
+        data_path=f"{sysconfig.get_paths()['stdlib']}: {samples} texts of {context // 2}–{context} bytes",
+        name=name,
+    )

@@ -1,0 +1,221 @@
+"""Where a model can be cut into stages, found from one run of its own forward, and how long each part takes.
+
+A sub-module's call is a place to cut if everything that was computed before it and is used after it passes through its arguments.
+A residual connection around it, or an encoder's output that a later decoder uses, crosses such a cut: then it is none. To see that, every
+call's arguments get a marker node in the autograd graph; a cut at marker i is clean when, from the output, no parameter
+used before i can be reached without passing marker i.
+
+    Sequential(a, b, Residual(c, d), e)     cuts: a | b | Residual | e       (d inside the residual is crossed by its input)
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from paralab.errors import UsageError
+from paralab.workload.batch import call_model, map_tensors, tensors
+from paralab.workload.summary import Layer
+
+MEASUREMENTS = 3
+
+
+class _Marker(torch.autograd.Function):
+    """The identity, visible in the graph; stamps the time in both directions."""
+
+    @staticmethod
+    def forward(ctx: Any, trace: _Trace, call: int, *values: torch.Tensor) -> Any:
+        ctx.trace, ctx.call = trace, call
+        return tuple(value.view_as(value) for value in values)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        ctx.trace.came_back[ctx.call] = ctx.trace.now()
+        return None, None, *grads
+
+
+@dataclass
+class _Trace:
+    """One forward pass: which modules were called, in order, and the graph that came of it."""
+
+    device: torch.device
+    names: list[str] = field(default_factory=list)  # by number of the call
+    callers: list[int] = field(default_factory=list)  # the call inside which it happened, -1 for the model's own
+    marked: list[bool] = field(default_factory=list)
+    output: Any = None
+    began: float = 0.0
+    ended: float = 0.0
+    started: dict[int, float] = field(default_factory=dict)
+    came_back: dict[int, float] = field(default_factory=dict)
+
+    def now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def first_call(self, name: str) -> int:
+        """The call in which a module is first at work: its own, or that of the nearest parent that is called; -1 is the model."""
+        while name and name not in self.names:
+            name = name.rpartition(".")[0]
+        return self.names.index(name) if name else -1
+
+
+def find_layers(
+    model: nn.Module, inputs: Any, loss: Callable[[Any], torch.Tensor], split_points: Iterable[str] = ()
+) -> tuple[tuple[Layer, ...], str | None]:
+    """(the parts of the model in order, why there are no more of them)."""
+    trace = _run(model, inputs)
+    cuts, crossed = _clean_cuts(model, trace)
+    wanted = list(split_points)
+    for name in wanted:
+        if name not in [trace.names[cut] for cut in cuts]:
+            known = [module for module, _ in model.named_modules() if module]
+            why = "it is not called exactly once with a tensor that depends on parameters"
+            why = crossed.get(name, why) if name in known else "the model has no such sub-module"
+            raise UsageError(
+                f"The model cannot be cut at the split point {name!r}: {why}.",
+                cure="a sub-module whose arguments carry everything that is used after it, e.g. one of: "
+                + ", ".join(trace.names[cut] for cut in cuts[:8]),
+            )
+    cuts = [cut for cut in cuts if trace.names[cut] in wanted] if wanted else _distinct(trace, cuts)
+    owners, reason = _owners(model, trace, cuts)
+    if reason:
+        return (), reason
+    modules = dict(model.named_modules())
+    layers = []
+    for start, held, seconds in zip([-1, *cuts], owners, _measure(model, inputs, loss, cuts), strict=True):
+        weight = sum(p.nbytes for name in held for p in modules[name].parameters(recurse=False))
+        layers.append(Layer(trace.names[start] if start >= 0 else "", tuple(held), seconds, weight))
+    if wanted:
+        reason = f"the workload names {len(wanted)} split points"
+    elif crossed:
+        name, what = next(iter(crossed.items()))
+        reason = f"other sub-modules are no clean cuts (e.g. at {name!r}, {what})"
+    return tuple(layers), reason
+
+
+def _run(model: nn.Module, inputs: Any, only: list[int] | None = None) -> _Trace:
+    """Call the model once with a marker before every sub-module's call (or only before these calls)."""
+    trace = _Trace(next(model.parameters()).device)
+    stack: list[int] = []
+
+    def entering(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            call = len(trace.names)
+            crossing = [t for t in tensors((args, kwargs)) if t.requires_grad]
+            trace.names.append(name)
+            trace.callers.append(stack[-1] if stack else -1)
+            trace.marked.append(bool(crossing) and (only is None or call in only))
+            stack.append(call)
+            if not trace.marked[call]:
+                return None
+            if only is not None:
+                trace.started[call] = trace.now()
+            fresh = iter(_Marker.apply(trace, call, *crossing))
+            return map_tensors(lambda t: next(fresh) if t.requires_grad else t, (args, kwargs))
+
+        return hook
+
+    def leaving(module: nn.Module, args: Any, output: Any) -> None:
+        stack.pop()
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name:
+                hooks.callback(module.register_forward_pre_hook(entering(name), with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(leaving).remove)
+        trace.began = trace.now()
+        trace.output = call_model(model, inputs)
+        trace.ended = trace.now()
+    return trace
+
+
+def _clean_cuts(model: nn.Module, trace: _Trace) -> tuple[list[int], dict[str, str]]:
+    """Calls at which the model can be cut, and for the other marked ones what crosses them."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    first_use = {key: trace.first_call(name.rpartition(".")[0]) for key, name in names.items()}
+    cuts, crossed = [], {}
+    for call, name in enumerate(trace.names):
+        if not trace.marked[call] or trace.names.count(name) > 1:
+            continue
+        around = [key for key in _reachable(trace.output, stop_at=call) if first_use.get(key, call) < call]
+        if around:
+            owner = names[around[0]].rpartition(".")[0]
+            crossed[name] = f"what {owner or 'the model itself'!r} computes is used past it"
+        else:
+            cuts.append(call)
+    return cuts, crossed
+
+
+def _reachable(output: Any, stop_at: int) -> list[int]:
+    """ids of the parameters that the graph reaches from the output without passing marker `stop_at`."""
+    found: list[int] = []
+    seen: set[Any] = set()
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors(output)]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, _Marker._backward_cls) and node.call == stop_at:
+            continue
+        if (variable := getattr(node, "variable", None)) is not None:
+            found.append(id(variable))
+        waiting.extend(following for following, _ in node.next_functions)
+    return found
+
+
+def _distinct(trace: _Trace, cuts: list[int]) -> list[int]:
+    """One cut per place: a container and its first child begin at the same one, and at the very first nothing is before it."""
+    place: dict[int, int] = {-1: -1}
+    for call, caller in enumerate(trace.callers):
+        place[call] = place[caller] if call == caller + 1 else call
+    seen = {-1}
+    return [cut for cut in cuts if place[cut] not in seen and not seen.add(place[cut])]  # type: ignore[func-returns-value]
+
+
+def _owners(model: nn.Module, trace: _Trace, cuts: list[int]) -> tuple[list[list[str]], str | None]:
+    """The modules whose own parameters or buffers each part holds, or why they cannot be shared out."""
+    last_inside = list(range(len(trace.names)))  # the last call that happened inside each call
+    for call in reversed(range(len(trace.names))):
+        if (caller := trace.callers[call]) >= 0:
+            last_inside[caller] = max(last_inside[caller], last_inside[call])
+    parts: list[list[str]] = [[] for _ in range(len(cuts) + 1)]
+    part_of: dict[nn.Parameter, int] = {}
+    for name, module in model.named_modules():
+        if not [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+            continue
+        call = trace.first_call(name)
+        end = last_inside[call] if call >= 0 else len(trace.names)
+        part, end_part = (sum(cut <= number for cut in cuts) for number in (call, end))
+        if part != end_part:
+            what = f"module {name!r}" if name else "the model itself"
+            return [], f"{what} has parameters or buffers of its own, and its forward goes over several parts"
+        for parameter in module.parameters(recurse=False):
+            if (other := part_of.setdefault(parameter, part)) != part:
+                return [], f"a parameter of {name!r} is tied: parts {other} and {part} both use it"
+        parts[part].append(name)
+    return parts, None
+
+
+def _measure(model: nn.Module, inputs: Any, loss: Callable[[Any], torch.Tensor], cuts: list[int]) -> list[float]:
+    """Median seconds of forward + backward per part, with markers at the cuts alone; the first run warms up."""
+    rounds: list[list[float]] = []
+    for _ in range(1 + MEASUREMENTS):
+        trace = _run(model, inputs, only=cuts)
+        value = loss(trace.output)
+        turned = trace.now()
+        value.backward()
+        back = trace.now()
+        forward = [trace.began, *(trace.started[cut] for cut in cuts), trace.ended]
+        backward = [back, *(trace.came_back[cut] for cut in cuts), turned]
+        rounds.append([(f1 - f0) + (b0 - b1) for f0, f1, b0, b1 in zip(forward, forward[1:], backward, backward[1:])])
+        model.zero_grad(set_to_none=True)
+    return [statistics.median(column) for column in zip(*rounds[1:], strict=True)]

@@ -1,0 +1,136 @@
+"""The sequence of global batches, the same for every strategy: a seed and a sample counter decide it, not the ranks.
+
+Each rank loads only its own span of every global batch, except from `get_batch` functions, which make the whole
+batch on every rank (from the same seed) so that any number of ranks sees the same samples.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from paralab.errors import UsageError
+from paralab.plan.batches import GlobalBatch, Span, global_batches
+from paralab.workload.batch import map_tensors, num_samples, take, tensors
+from paralab.workload.workload import Workload
+
+
+def dataset_samples(workload: Workload) -> int | None:
+    """How many samples the data has; None for an endless `get_batch`."""
+    data = workload.data
+    if any(True for _ in tensors(data)):
+        return num_samples(data)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return len(data)
+    if callable(data):
+        return None
+    raise UsageError(
+        f"The data of workload {workload.name} is {type(data).__name__}, which paralab cannot read.",
+        cure="tensors (x, y), a map-style Dataset (with __len__ and __getitem__), or a function get_batch(n)",
+    )
+
+
+def rank_batches(
+    workload: Workload,
+    spans_of: Callable[[GlobalBatch], Span],
+    *,
+    batch_size: int,
+    samples: int | None,
+    steps: int | None,
+    epochs: int | None,
+    seed: int,
+    pin_memory: bool = False,
+) -> Iterator[tuple[GlobalBatch, Any]]:
+    """(global batch, this rank's samples of it), step by step.
+
+    A rank whose span is empty (a partial last batch smaller than the replicas) is given the batch's first sample, to be
+    weighted with zero: it must still take part in the collectives.
+    """
+    batches = global_batches(batch_size, samples, steps, epochs)
+
+    def wanted(batch: GlobalBatch) -> Span:
+        start, stop = spans_of(batch)
+        return (start, stop) if stop > start else (0, 1)
+
+    if dataset_samples(workload) is None:
+        make = cast("Callable[[int], Any]", workload.data)
+        for batch in batches:
+            with _seeded(seed, batch.epoch * 1_000_003 + batch.first):
+                whole = make(batch.size)
+            if (made := num_samples(whole)) != batch.size:
+                raise UsageError(
+                    f"get_batch({batch.size}) of workload {workload.name} made {made} samples.",
+                    cure="return as many samples as get_batch is asked for",
+                )
+            yield batch, _pinned(take(whole, *wanted(batch)), pin_memory)
+        return
+
+    assert samples is not None
+    plan = list(batches)
+    orders = _Orders(samples, seed)
+    indices = (orders.of(b.epoch)[b.first + start : b.first + stop] for b in plan for start, stop in [wanted(b)])
+    if any(True for _ in tensors(workload.data)):
+        for batch, index in zip(plan, indices, strict=True):
+            yield batch, _pinned(map_tensors(lambda t, index=index: t[index], workload.data), pin_memory)
+        return
+    loader: DataLoader[Any] = DataLoader(
+        cast("Dataset[Any]", workload.data),
+        batch_sampler=_Lists(indices),
+        num_workers=workload.loader_workers,
+        collate_fn=workload.collate,
+        pin_memory=pin_memory,
+    )
+    yield from zip(plan, loader, strict=True)
+
+
+class _Orders:
+    """The order of the samples in each epoch, from the seed alone; the last one is kept."""
+
+    def __init__(self, samples: int, seed: int) -> None:
+        self.samples, self.seed, self.epoch = samples, seed, -1
+        self.order = torch.empty(0, dtype=torch.long)
+
+    def of(self, epoch: int) -> torch.Tensor:
+        if epoch != self.epoch:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            self.epoch, self.order = epoch, torch.randperm(self.samples, generator=generator)
+        return self.order
+
+
+class _Lists:
+    """A batch sampler: the index lists of one rank."""
+
+    def __init__(self, indices: Iterator[torch.Tensor]) -> None:
+        self.indices = indices
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (index.tolist() for index in self.indices)
+
+
+def _pinned(batch: Any, pin_memory: bool) -> Any:
+    return map_tensors(lambda tensor: tensor.pin_memory(), batch) if pin_memory else batch
+
+
+@contextmanager
+def _seeded(seed: int, position: int) -> Iterator[None]:
+    """Every usual source of randomness set from (seed, position), and put back afterwards."""
+    value = (seed * 1_000_000_007 + position) % 2**32
+    numpy = sys.modules.get("numpy")
+    python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(value)  # not torch.manual_seed: it would seed the GPUs as well
+        random.seed(value)
+        if numpy:
+            numpy.random.seed(value)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            if numpy:
+                numpy.random.set_state(numpy_state)

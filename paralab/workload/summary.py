@@ -1,0 +1,38 @@
+"""A workload in plain numbers: what a plan needs to know about a model without importing torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A part of the model that a stage may begin with.
+
+    name      the sub-module whose call begins the part
+    modules   the sub-modules (by name) whose parameters and buffers the part owns
+    seconds   measured time of its forward and backward pass on one device
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    seconds: float
+    parameter_bytes: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """`layers` is empty when no strategy needed them; `uncut_reason` says why there are no more places to cut."""
+
+    name: str
+    parameters: int
+    parameter_bytes: int
+    samples: int | None
+    batch_size: int
+    data_path: str
+    weighted: bool
+    optimizer: str
+    batch_norms: int
+    dropouts: int
+    layers: tuple[Layer, ...] = ()
+    uncut_reason: str | None = None

@@ -1,0 +1,77 @@
+"""`Workload`: a model, its data and its loss, in plain PyTorch that knows nothing of parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from paralab.errors import UsageError
+
+if TYPE_CHECKING:  # the reading half imports this module where torch may be missing
+    import torch
+    from torch import nn
+    from torch.utils.data import Dataset
+
+    Batch = Any  # a tensor, or a tuple / list / dict of tensors whose first axis counts the samples
+    Data = Dataset[Any] | Callable[[int], Batch] | Batch
+
+
+@dataclass
+class Workload:
+    """Everything that is needed to train a model on one device; paralab spreads it.
+
+    model       called without arguments, gives the `nn.Module`; paralab seeds torch before the call
+    data        one of: tensors in memory (`(x, y)` or `{"input": x, "target": y}`, first axis = samples),
+                a map-style Dataset, or a function `get_batch(n)` that makes n samples
+    loss        `loss(output, target)`: the mean over what `weight` counts
+    optimizer   called with the parameters; default `SGD(lr=0.01, momentum=0.9)`
+    weight      `weight(batch)`: how many terms the loss of this batch is the mean of, e.g. its unpadded tokens;
+                default: its samples. With it, unequal pieces of a batch are added up correctly.
+    unpack      `unpack(batch) -> (input, target)`; default: pairs, `{"input", "target"}`, or a tensor that is both
+    collate     as in `DataLoader`, for a Dataset
+    split_points  names of sub-modules at which the model may be cut into stages; default: found by paralab
+    batch_size  the global batch when the command does not say
+    loader_workers  DataLoader worker processes per rank, for a Dataset
+    data_path   where the data comes from, in words or as a path, for the record
+    """
+
+    model: Callable[[], nn.Module]
+    data: Data
+    loss: Callable[[Any, Any], torch.Tensor]
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
+    weight: Callable[[Batch], float] | None = None
+    unpack: Callable[[Batch], tuple[Any, Any]] | None = None
+    collate: Callable[[list[Any]], Batch] | None = None
+    split_points: Sequence[str] = ()
+    batch_size: int = 64
+    loader_workers: int = 0
+    data_path: str = "in memory"
+    name: str = ""
+
+
+def as_workload(value: object, name: str) -> Workload:
+    """Accept what a user's function returned: a `Workload`, or a dict with the same names."""
+    known = [field.name for field in fields(Workload)]
+    if isinstance(value, Mapping):
+        wrong = [str(key) for key in value if key not in known]
+        missing = [key for key in ("model", "data", "loss") if key not in value]
+        if wrong or missing:
+            problem = f"The workload {name} returned a dict with " + " and ".join(
+                ([f"unknown {wrong}"] if wrong else []) + ([f"no {missing}"] if missing else [])
+            )
+            raise UsageError(problem, cure="model, data and loss are needed; may be given: " + ", ".join(known[3:]))
+        value = Workload(**value)
+    if not isinstance(value, Workload):
+        raise UsageError(
+            f"The workload {name} returned {type(value).__name__}, not a workload.",
+            cure="return paralab.Workload(model=..., data=..., loss=...) or a dict with these keys",
+        )
+    for part in ("model", "loss"):
+        if not callable(getattr(value, part)):
+            raise UsageError(
+                f"The {part} of workload {name} is {type(getattr(value, part)).__name__}, which cannot be called.",
+                cure=f"{part}=a function" + (", e.g. model=lambda: MyModel()" if part == "model" else ""),
+            )
+    value.name = value.name or name
+    return value
