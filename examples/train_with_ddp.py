@@ -10,6 +10,7 @@ rank 0 only, and clean up, also when something fails. `batch_size` counts the sa
 import argparse
 import math
 import os
+import time
 from dataclasses import dataclass, fields
 
 import torch
@@ -57,7 +58,7 @@ def set_up() -> torch.device:
     if gpus:
         torch.cuda.set_device(device)
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group("nccl" if own_gpu else "gloo", **alone)
+    dist.init_process_group("nccl" if own_gpu else "gloo", device_id=device if own_gpu else None, **alone)
     return device
 
 
@@ -94,9 +95,7 @@ def train_with_ddp(config: Config) -> float:
                 f"batch_size {config.batch_size} cannot be shared by {world_size} ranks: "
                 f"write {max(1, share) * world_size}, or another multiple of {world_size}"
             )
-        log(
-            f"{world_size} rank(s) on {device.type}: {config.batch_size} = {world_size} x {share} samples per step"
-        )
+        log(f"{world_size} rank(s) on {device.type}: {config.batch_size} = {world_size} x {share} samples")
 
         train_data = NoisySine(config.train_samples, config.features, config.seed)
         validation_data = NoisySine(config.validation_samples, config.features, config.seed + 1)
@@ -124,6 +123,7 @@ def train_with_ddp(config: Config) -> float:
             if not math.isfinite(loss):
                 raise FloatingPointError(f"validation loss is {loss}: try a smaller learning_rate")
             log(f"epoch {epoch + 1}/{config.epochs} | {len(loader)} steps | validation loss {loss:.6f}")
+        time.sleep(0.3)  # torch 2.13, gloo: a rank leaving right after a collective sometimes aborts
         return loss
     finally:
         dist.destroy_process_group()  # also after an error: the other ranks must not wait for this one
@@ -132,9 +132,7 @@ def train_with_ddp(config: Config) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for field in fields(Config):
-        parser.add_argument(
-            f"--{field.name.replace('_', '-')}", type=field.type, default=field.default, help=" "
-        )
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=field.type, default=field.default, help=" ")
     train_with_ddp(Config(**vars(parser.parse_args())))
 
 

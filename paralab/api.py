@@ -11,7 +11,7 @@ from typing import Any
 from paralab import proof, training
 from paralab.errors import UsageError
 from paralab.plan.request import Request
-from paralab.workload.load import PICKLED
+from paralab.workload.reference import PICKLED
 from paralab.workload.workload import Workload
 
 Source = str | Callable[[], Workload | dict[str, Any]]
@@ -94,7 +94,7 @@ def _reference(workload: Source | None) -> Iterator[Any]:
         import cloudpickle
     except ImportError as error:
         raise UsageError(
-            "A function that is not in a file (a notebook's, or one inside another) needs the package cloudpickle to reach the ranks.",
+            "A function that stands in no file (a notebook's, or one inside another) needs cloudpickle to reach the ranks.",
             cure="pip install cloudpickle, or write the function to a file and pass 'file.py:function'",
         ) from error
     with tempfile.TemporaryDirectory(prefix="paralab-") as folder:

@@ -63,8 +63,8 @@ class Commands(click.Group):
 def main() -> None:
     """A laboratory for parallel training in PyTorch.
 
-    Give it a model: it trains it single-device, with DataParallel, DDP, accumulation, mixed precision, model parallelism, pipelines and
-    hybrids, shows what every rank and device did, and proves that it is the same training.
+    Give it a model: it trains it single-device, with DataParallel, DDP, accumulation, mixed precision, model parallelism,
+    pipelines and hybrids, shows what every rank and device did, and proves that it is the same training.
 
     \b
     paralab run ddp --replicas 2                 train the built-in mlp on two ranks

@@ -24,7 +24,7 @@ from paralab.plan.resolve import resolve
 from paralab.record.folder import RunFolder
 from paralab.record.reader import read_events
 from paralab.training import failure, probe_once
-from paralab.workload.load import check_reference
+from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
 
 DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # fixed batches, and varying numbers of tokens
@@ -49,7 +49,7 @@ class Ready:
 def verify(
     strategy: str, workload: str | None, out: Path | None = None, say: Callable[[str], None] = lambda line: None, **options: Any
 ) -> dict[str, Any]:
-    """Prove that a strategy (or `all` of them) trains like one device. Options that are given hold for every case; the others are varied."""
+    """Prove that a strategy (or `all`) trains like one device. Options given hold for every case; the others are varied."""
     if strategy not in (*STRATEGIES, "all"):
         raise unknown("strategy", strategy, [*STRATEGIES, "all"])
     started = time.perf_counter()
@@ -112,7 +112,7 @@ def _cases(names: list[str], base: Request, summary: Summary, pinned: bool) -> I
                     yield Case(asked, _named(asked, batch, partial, summary))
 
 
-def _splits(name: str, base: Request) -> list[dict[str, int]]:
+def _splits(name: str, base: Request) -> list[dict[str, Any]]:
     """Even and uneven: 2 and 3 replicas; for stages without replicas 2 and 3 micro-batches."""
     if name in ("dp", "ddp"):
         return [{}] if base.replicas else [{"replicas": 2}, {"replicas": 3}]
@@ -134,7 +134,8 @@ def _lengths(base: Request, summary: Summary, batch: int) -> list[int | None]:
 
 def _only_applicable(request: Request) -> Request:
     """Leave out what means nothing for this strategy: `all` gives the same options to each."""
-    return replace(request, **{name: None for name, strategies in APPLIES.items() if request.strategy not in strategies})
+    without: dict[str, Any] = {name: None for name, strategies in APPLIES.items() if request.strategy not in strategies}
+    return replace(request, **without)
 
 
 def _named(request: Request, batch: int, partial: bool, summary: Summary) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From a request to a result: look at the workload, plan, launch, read the run folder. What `paralab run` and `paralab.run` share."""
+"""From a request to a result: look, plan, launch, read the run folder. What `paralab run` and `paralab.run` share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paralab.plan.request import Request, check
 from paralab.plan.resolve import needs_layers, resolve
 from paralab.record.folder import RunFolder
 from paralab.units import count, size
-from paralab.workload.load import check_reference
+from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
 
 Watch = Callable[[Plan, RunFolder], Callable[[], None]]  # given the plan and the folder: what to do at every poll

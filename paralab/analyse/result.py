@@ -149,14 +149,14 @@ def _per_step(timed: list[list[Event]], field: str) -> float | None:
 
 
 def _splits(events: dict[int, list[Event]]) -> list[dict[str, Any]]:
-    """What arrived inside the model, per rank and device, in the first step."""
-    found: dict[tuple[int, str], dict[str, Any]] = {}
-    for rank, list_ in events.items():
-        for event in list_:
-            if event["event"] == "split" and event["step"] == 0:
-                key = ("device", "physical", "shape")
-                found.setdefault((rank, event["device"] + str(event["shape"])), {"rank": rank, **{k: event[k] for k in key}})
-    return list(found.values())
+    """What arrived inside the model in the first step, per rank and device."""
+    kept = ("device", "physical", "shape")
+    return [
+        {"rank": rank, **{key: event[key] for key in kept}}
+        for rank, list_ in events.items()
+        for event in list_
+        if event["event"] == "split" and event["step"] == 0
+    ]
 
 
 def _rounded(value: float | None) -> float | None:

@@ -1,7 +1,7 @@
 """The ranks of one machine as child processes: started together, watched, and ended together, whatever happens.
 
-The ranks meet through a file in a private folder, so there is no port to be taken. Each holds the read end of a pipe whose write end
-is ours: if this process dies, even by SIGKILL, they end as well.
+The ranks meet through a file in a private folder, so there is no port to be taken. Each holds the read end of a pipe whose write
+end is ours: if this process dies, even by SIGKILL, they end as well.
 """
 
 from __future__ import annotations

@@ -316,6 +316,7 @@ def _differences(
         differences.append(f"{precision} rounds every product, so the order of sums shows")
     if precision == "fp32" and any(name in summary.optimizer for name in ADAPTIVE):
         differences.append(
-            f"{summary.optimizer} divides each gradient by its own size, so fp32 rounding of tiny gradients shows; fp64 tells if it is more"
+            f"{summary.optimizer} divides each gradient by its own size, so fp32 rounding of tiny gradients shows "
+            "(fp64 tells whether it is more)"
         )
     return tuple(differences)

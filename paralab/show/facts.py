@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from paralab.launch.inspect import look_at_machine
 from paralab.machine.precision import probe_cpu
 from paralab.plan.request import STRATEGIES
 from paralab.record.folder import PACKAGES, version
+from paralab.show.console import console, fact_table
 from paralab.units import size
 from paralab.workload.catalog import BUILT_IN
-
-console = Console(highlight=False)
 
 
 def catalog() -> dict[str, Any]:
@@ -26,9 +22,8 @@ def catalog() -> dict[str, Any]:
 
 
 def print_catalog() -> None:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
+    table = fact_table()
+    table.columns[0].style = "bold"
     for name, about in STRATEGIES.items():
         table.add_row(name, about)
     table.add_row("", "")
@@ -68,9 +63,7 @@ def environment() -> dict[str, Any]:
 
 def print_environment(found: dict[str, Any]) -> None:
     machine = found["machine"]
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
+    table = fact_table()
     table.add_row("cpu", f"{machine['cpu']}, {machine['cores']} usable cores, {size(machine['memory_bytes'])} memory")
     if machine["gpus"]:
         for number, gpu in enumerate(machine["gpus"]):

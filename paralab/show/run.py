@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from paralab.plan.plan import Plan
 from paralab.record.folder import RunFolder
 from paralab.record.reader import Tail
+from paralab.show.console import console, errors, fact_table, plain_table
 from paralab.units import plural, rate, seconds, size
-
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
 
 
 def print_plan(plan: Plan, workload: str) -> None:
@@ -24,9 +20,8 @@ def print_plan(plan: Plan, workload: str) -> None:
         f"[bold]{plan.title()}[/] trains [bold]{workload}[/] for {plural(plan.num_steps, 'step')} in {plan.precision} "
         f"on {plan.num_devices} {devices if plan.num_devices > 1 else 'device'}: {plan.arithmetic}"
     )
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("rank", "local rank", "device", "holds", "samples per step"):
-        table.add_column(column, justify="right" if column in ("rank", "local rank", "samples per step") else "left")
+    numbers = ("rank", "local rank", "samples per step")
+    table = plain_table("rank", "local rank", "device", "holds", "samples per step", right=numbers)
     for rank in plan.ranks:
         for number, device in enumerate(rank.devices):
             mark = " (virtual)" if device.virtual else " (shared)" if device.shared else ""
@@ -35,14 +30,12 @@ def print_plan(plan: Plan, workload: str) -> None:
     console.print(table)
     for remark in plan.remarks:
         console.print(f"[yellow]note[/] {remark}", soft_wrap=True)
-    for difference in plan.differences:
-        console.print(f"[yellow]not equal to one device[/] {difference}", soft_wrap=True)
+    for difference in plan.differences if plan.strategy != "single" else ():
+        console.print(f"[yellow]may differ from one device[/] {difference}", soft_wrap=True)
 
 
 def print_reasons(plan: Plan) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("choice", "value", "because"):
-        table.add_column(column, overflow="fold")
+    table = plain_table("choice", "value", "because")
     for reason in plan.reasons:
         table.add_row(reason.choice, reason.value, reason.because)
     console.print()
@@ -100,9 +93,8 @@ class Screen:
 
     def _rank_line(self, event: dict[str, Any]) -> None:
         if "ranks" in self.show:
-            console.print(
-                f"Rank: {event['rank']} | Local Rank: {event['local_rank']} | Device: {', '.join(event['devices'])} | PID: {event['pid']}"
-            )
+            where = f"Device: {', '.join(event['devices'])} | PID: {event['pid']}"
+            console.print(f"Rank: {event['rank']} | Local Rank: {event['local_rank']} | {where}")
 
     def close(self) -> None:
         if self.progress:
@@ -122,9 +114,7 @@ def print_result(result: dict[str, Any], show: tuple[str, ...]) -> None:
             console.print(f"Inside model on device {split['device']}{virtual}, shape: {shape}", markup=False)
     times = result["step_seconds"]
     pids = ", ".join(str(rank["pid"]) for rank in result["ranks"])
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
+    table = fact_table()
     losses = [loss for loss in result["losses"] if loss is not None]
     table.add_row("loss", f"{losses[0]:.4f} → {losses[-1]:.4f}" if losses else "not finite")
     spread = f"{seconds(times['median'])} (p10 {seconds(times['p10'])}, p90 {seconds(times['p90'])})"

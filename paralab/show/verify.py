@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-console = Console(highlight=False)
+from paralab.show.console import console, plain_table
 
 
 def print_proof(proof: dict[str, Any]) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("strategy", "workload", "batch", "last batch", "largest difference", "verdict"):
-        table.add_column(column, justify="right" if column == "largest difference" else "left", overflow="fold")
-    for case in proof["cases"]:
-        options = case["options"]
-        difference = case["max_difference"]
-        table.add_row(
-            case["strategy"],
-            options["workload"],
-            case["arithmetic"],
-            "partial" if options["partial_last_batch"] else "whole",
-            "not finite" if difference is None else f"{difference:.1e}",
-            verdict(case),
-        )
-    console.print(table)
+    for workload in proof["workloads"]:
+        table = plain_table("strategy", "batch", "last batch", "difference", "verdict", right=("difference",))
+        for case in proof["cases"]:
+            if case["options"]["workload"] != workload:
+                continue
+            difference = case["max_difference"]
+            table.add_row(
+                case["strategy"],
+                case["arithmetic"],
+                "partial" if case["options"]["partial_last_batch"] else "whole",
+                "not finite" if difference is None else f"{difference:.1e}",
+                verdict(case),
+            )
+        console.print(f"[bold]{workload}[/]")
+        console.print(table)
     for case in proof["skipped"]:
         console.print(f"[yellow]left out[/] {case['strategy']} {case['options']}: {case['reason']}", soft_wrap=True)
     equal = sum(case["equal"] for case in proof["cases"])

@@ -15,7 +15,7 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,8 @@ from paralab.errors import ParalabError
 from paralab.plan.plan import Plan
 from paralab.record.writer import EventWriter
 from paralab.worker.loop import Extras, train
-from paralab.workload.load import load_workload
+from paralab.workload.load import load_workload, their_lines
+from paralab.workload.reference import user_folder
 
 FAILED, INTERRUPTED = 1, 130
 MEETING_SECONDS = 120
@@ -34,7 +35,7 @@ class Stopped(BaseException):
     """The launcher asked this rank to stop."""
 
 
-def main() -> int:
+def main() -> NoReturn:
     spec = json.loads(Path(sys.argv[1]).read_text())
     rank = int(os.environ["RANK"])
     _end_with_the_launcher()
@@ -86,17 +87,18 @@ def main() -> int:
     except BaseException as error:
         status = "failed"
         text = str(error) if isinstance(error, ParalabError) else f"{type(error).__name__}: {error}"
-        emit("error", error=text, traceback=traceback.format_exc())
+        detail = their_lines(error, user_folder(spec["jobs"][0]["plan"]["workload"]))
+        emit("error", error=text, detail=detail, traceback=traceback.format_exc())
         traceback.print_exc()
     emit("end", status=status)
     writer.close()
-    if status == "completed":
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        return 0
+    if status == "completed" and dist.is_initialized() and dist.get_backend() == "nccl":
+        dist.destroy_process_group()
+    sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: threads of the pipeline and of gloo may still wait for ranks that will not come.
-    os._exit(FAILED if status == "failed" else INTERRUPTED)
+    # Not sys.exit: after a failure threads of the pipeline and of gloo still wait for ranks that will not come, and after a
+    # success taking gloo's threads down has been seen to abort ("terminate called without an active exception").
+    os._exit({"completed": 0, "failed": FAILED, "interrupted": INTERRUPTED}[status])
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
@@ -116,4 +118,4 @@ def _end_with_the_launcher() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

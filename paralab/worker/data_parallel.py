@@ -61,7 +61,7 @@ class VirtualDataParallel(nn.Module):
             parts = [take(inputs, *span) for span in spans(chunk_sizes(num_samples(inputs), len(self.names)))]
         with probe.span("replicate"):
             self._replicate()
-        outputs = list(self.threads.map(self._apply, range(len(parts)), parts))
+        outputs = list(self.threads.map(self.forward_replica, range(len(parts)), parts))
         with probe.span("gather"):
             return self._gather(outputs)
 
@@ -76,7 +76,7 @@ class VirtualDataParallel(nn.Module):
                 to.copy_(origin)
             replica.zero_grad(set_to_none=True)
 
-    def _apply(self, number: int, inputs: Any) -> Any:
+    def forward_replica(self, number: int, inputs: Any) -> Any:
         device, replica = self.names[number], self.replicas[number]
         x = next(tensors(inputs))
         self.job.show_split(device, x.device, x.shape)
@@ -88,7 +88,7 @@ class VirtualDataParallel(nn.Module):
         """The outputs one below the other, as one node of the graph whose backward pass runs the replicas' own."""
         flat = [list(tensors(output)) for output in outputs]
         connected = torch.ones((), requires_grad=True)  # so that autograd calls _Gather.backward
-        gathered = iter(_Gather.apply(self, flat, connected))
+        gathered = iter(_Gather.apply(self, flat, connected))  # type: ignore[no-untyped-call]
         return map_tensors(lambda _: next(gathered), outputs[0])
 
     def backward_replica(self, number: int, outputs: list[torch.Tensor], grads: list[torch.Tensor]) -> None:

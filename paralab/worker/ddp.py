@@ -33,14 +33,15 @@ def wrap(
         module,
         device_ids=[torch.device(device).index] if device and device != "cpu" else None,
         process_group=group,
-        bucket_cap_mb=job.plan.bucket_mb,  # type: ignore[arg-type]  # annotated int, takes any number
+        bucket_cap_mb=job.plan.bucket_mb,
     )
     ddp.register_comm_hook((job.probe, device, group, where), timed_all_reduce)
     return ddp
 
 
 def timed_all_reduce(
-    state: tuple[Probe, str | None, dist.ProcessGroup | None, dict[str, int]], bucket: dist.GradBucket
+    state: tuple[Probe, str | None, dist.ProcessGroup | None, dict[str, int]],
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
     """Sum a bucket over the ranks, and note when it was ready, when it was done, and its size."""
     probe, device, group, where = state
@@ -58,4 +59,5 @@ def timed_all_reduce(
             probe.note("all_reduce", start, probe.clock.mark(device) if on_stream else probe.clock.now(), **fields)
         return future.value()[0]
 
-    return work.get_future().then(done)
+    finished: torch.futures.Future[torch.Tensor] = work.get_future().then(done)
+    return finished

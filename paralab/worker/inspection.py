@@ -21,6 +21,7 @@ from paralab.machine.host import Gpu, Machine, cpu_name, memory_bytes, usable_co
 from paralab.workload.batch import map_tensors, unpack
 from paralab.workload.layers import find_layers
 from paralab.workload.load import load_workload, their_lines
+from paralab.workload.reference import user_folder
 from paralab.workload.stream import dataset_samples, rank_batches
 from paralab.workload.summary import Summary
 from paralab.workload.workload import Workload
@@ -71,7 +72,7 @@ def look_at_workload(workload: str, device: str, layers: bool, samples: int | No
     """Build the workload once, run it once on a few samples, and tell what a plan must know."""
     loaded = load_workload(workload)
     torch.manual_seed(0)
-    own_folder = Path(workload.rpartition(":")[0] or ".").parent
+    own_folder = user_folder(workload)
     model = _guarded("model()", own_folder, loaded.model)
     if not isinstance(model, nn.Module):
         raise UsageError(f"model() of {loaded.name} returned {type(model).__name__}, not an nn.Module.", cure="return an nn.Module")

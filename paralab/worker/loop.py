@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,7 @@ def train(workload: Workload, plan: Plan, rank_number: int, writer: EventWriter,
     clock = CudaClock(origin, [d.torch for d in rank.devices]) if plan.device == "cuda" else Clock(origin)
     probe = Probe(clock, writer)
     meter = memory.ActivationMeter(model.parameters(), enabled=plan.device == "cpu")
-    shower = SplitShower(probe)
+    shower = SplitShower([device.name for device in rank.devices], probe)
     job = Job(plan, rank, workload, precision, probe, meter, shower)
     strategy: Strategy = STRATEGIES[plan.strategy](job, model)
     if plan.strategy in ("single", "ddp"):
@@ -85,8 +86,7 @@ def train(workload: Workload, plan: Plan, rank_number: int, writer: EventWriter,
         if trace and batch.step == 0:
             trace.first_gradients(model, scale=precision.scaler.get_scale())
         stepped.clear()
-        scale = {"scale": precision.scaler.scale(torch.ones_like(loss))} if precision.scaler.is_enabled() else {}
-        with probe.span("optimizer", **scale):
+        with probe.span("optimizer", scale=precision.scale_like(loss)):
             precision.step(optimizer)
         probe.end_step(loss, epoch=batch.epoch, samples=num_in(passes), skipped=not stepped)
         if batch.step % MEMORY_EVERY == 0:
@@ -183,15 +183,17 @@ class Prepared:
 
 
 class SplitShower:
-    """Notes what arrives inside the model on each device (practical 5's line), whenever it changes."""
+    """Notes what arrives inside the model on each device (practical 5's line): in the first step, and when it changes."""
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, job_devices: list[str], probe: Probe) -> None:
         self.probe = probe
-        self.seen: dict[str, list[int]] = {}
+        self.expected = Counter(job_devices)  # several replicas on one GPU: several lines
+        self.seen: dict[str, list[list[int]]] = {}
 
     def __call__(self, device: str, physical: torch.device, shape: torch.Size) -> None:
-        if self.seen.get(device) != list(shape):
-            self.seen[device] = list(shape)
+        seen = self.seen.setdefault(device, [])
+        if len(seen) < self.expected[device] or list(shape) not in seen:
+            seen.append(list(shape))
             self.probe.emit("split", step=self.probe.step, device=device, physical=str(physical), shape=list(shape))
 
     def inside(self, device: str) -> Any:
@@ -205,11 +207,12 @@ class SplitShower:
 def note_memory(job: Job, strategy: Strategy, optimizer: torch.optim.Optimizer) -> None:
     """One `memory` event per device of this rank."""
     everything = list(strategy.model.parameters())
-    staged = getattr(strategy, "staged", strategy)
+    staged: Any = getattr(strategy, "staged", strategy)
+    names = [device.name for device in job.rank.devices]
     for number, device in enumerate({d.name: d for d in job.rank.devices}.values()):
         held = everything
-        if job.plan.stage_parts and job.plan.placement != "same":
-            held = staged.stage_parameters(number)
+        if job.plan.stage_parts:
+            held = [p for stage, name in enumerate(names) if name == device.name for p in staged.stage_parameters(stage)]
         found = memory.parts(held, optimizer, job.meter.peak.get(device.name))
         if job.plan.strategy == "dp" and number:  # a replica: copies of the parameters and gradients, no optimiser
             found["optimizer"] = 0

@@ -7,6 +7,8 @@ parameter, in the units that the tolerance is stated in (see `paralab.analyse.pa
 from __future__ import annotations
 
 import hashlib
+import math
+import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,14 +47,17 @@ class Trace:
 
 def compare(mine: Trace, reference: Trace) -> dict[str, Any]:
     """The numbers of the comparison, as an event."""
+    updates = {name: float((end - reference.start[name]).norm()) for name, end in reference.end.items()}
+    # A sum that cancels almost to nothing (a LayerNorm's weight, say) keeps the rounding errors of its terms: a tensor's difference
+    # is measured against its own update, or against the typical update of a tensor where that is larger.
+    typical = math.sqrt(statistics.mean(update**2 for update in updates.values()))
     absolute, relative, worst = 0.0, 0.0, ""
     for name, expected in reference.end.items():
-        error = _largest(mine.end[name] - expected)
-        update = _largest(expected - reference.start[name])
-        ratio = error / update if update else (0.0 if error == 0.0 else float("inf"))
-        if error > absolute or not worst:
+        difference = mine.end[name] - expected
+        ratio = float(difference.norm()) / (max(updates[name], typical) or 1.0)
+        if not worst or not ratio <= relative:
             worst = name
-        absolute, relative = max(absolute, error), max(relative, ratio)
+        absolute, relative = max(absolute, _largest(difference), key=_nan_last), max(relative, ratio, key=_nan_last)
     factor, residual = _proportional(mine.gradients, reference.gradients)
     return {
         "parameter_error": _plain(absolute),
@@ -93,6 +98,11 @@ def _proportional(mine: dict[str, torch.Tensor], reference: dict[str, torch.Tens
 
 def _copy(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+
+def _nan_last(value: float) -> float:
+    """Sorts NaN above everything, so that a maximum does not lose it."""
+    return math.inf if math.isnan(value) else value
 
 
 def _largest(tensor: torch.Tensor) -> float:

@@ -23,11 +23,11 @@ def accumulate(
     losses = []
     for number, [micro] in enumerate(passes):
         with nullcontext() if number == len(passes) - 1 else unsynchronised():
-            with job.probe.span("forward", device=device, number=number):
+            with job.probe.span("forward", device=device, accumulation=number):
                 with job.precision.autocast(), job.meter.counting(device):
                     output = call_model(model, micro.inputs)
                     loss = job.weighted_loss(output, micro)
-            with job.probe.span("backward", device=device, number=number):
+            with job.probe.span("backward", device=device, accumulation=number):
                 job.precision.backward(loss)
         job.meter.backward_done()
         losses.append(loss.detach())

@@ -38,6 +38,10 @@ class Precision:
     def backward(self, loss: torch.Tensor) -> None:
         self.scaler.scale(loss).backward()
 
+    def scale_like(self, loss: torch.Tensor) -> torch.Tensor | None:
+        """The scaler's present scale, still on the device: `get_scale()` would make the host wait."""
+        return self.scaler.scale(torch.ones_like(loss)) if self.scaler.is_enabled() else None
+
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         self.scaler.step(optimizer)
         self.scaler.update()

@@ -53,7 +53,8 @@ class Probe:
             return
         start = self.clock.mark(device)
         yield
-        self.note(event, start, self.clock.mark(device), **fields)
+        where = {"device": device} if device else {}
+        self.note(event, start, self.clock.mark(device), **where, **fields)
 
     def begin_step(self, step: int) -> None:
         self.step, self.all_reduces, self.bytes = step, 0, 0
@@ -81,7 +82,8 @@ class Probe:
                 if isinstance(value, torch.Tensor):
                     fields[name] = value.item()
             times = {"start": _round(self.clock.resolve(start)), "end": _round(self.clock.resolve(end))}
-            events.append({"event": event, "step": step, **times, **fields})
+            known = {name: value for name, value in fields.items() if value is not None}
+            events.append({"event": event, "step": step, **times, **known})
         self.writer.write(events)
 
 

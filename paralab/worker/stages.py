@@ -1,8 +1,8 @@
 """`mp` and `pipeline`: one model over several devices in one process, the user's forward unchanged.
 
-A stage begins when a certain sub-module is called. A hook there carries the tensors to the stage's device, through an autograd node
-(`_Crossing`) that also sees the backward pass come back. With one micro-batch that is model parallelism: one device works at a time.
-With several it is a pipeline (GPipe: all forward passes, then all backward passes):
+A stage begins when a certain sub-module is called. A hook there carries the tensors to the stage's device, through an autograd
+node (`_Crossing`) that also sees the backward pass come back. With one micro-batch that is model parallelism: one device works at
+a time. With several it is a pipeline (GPipe: all forward passes, then all backward passes):
 
     on CPUs   every micro-batch runs in its own thread and takes turns at the stages (`Turns`);
     on GPUs   one thread is enough: kernels are queued, and each device works through its own queue.
@@ -66,7 +66,8 @@ class Staged:
             passage.forward_to(stage)
             first = next(tensors((args, kwargs)))
             self.job.show_split(self.names[stage], device, first.shape)
-            carried = iter(_Crossing.apply(passage, stage, device, *crossing) if crossing else ())
+            moved = _Crossing.apply(passage, stage, device, *crossing) if crossing else ()  # type: ignore[no-untyped-call]
+            carried = iter(moved)
             return map_tensors(lambda t: next(carried) if t.requires_grad else t.to(device, non_blocking=True), (args, kwargs))
 
         return hook
@@ -166,7 +167,7 @@ class Passage:
     def _leave(self, direction: str) -> None:
         probe, device = self.staged.job.probe, self.staged.names[self.stage]
         if probe.detailed:
-            where = {"device": device, "stage": self.stage, "micro": self.number, "number": self.accumulation}
+            where = {"device": device, "stage": self.stage, "micro": self.number, "accumulation": self.accumulation}
             probe.note(direction, self.start, probe.clock.mark(device), **where)
         if self.turns:
             self.turns.leave(self.stage, self.number)

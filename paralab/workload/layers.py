@@ -1,9 +1,9 @@
 """Where a model can be cut into stages, found from one run of its own forward, and how long each part takes.
 
-A sub-module's call is a place to cut if everything that was computed before it and is used after it passes through its arguments.
-A residual connection around it, or an encoder's output that a later decoder uses, crosses such a cut: then it is none. To see that, every
-call's arguments get a marker node in the autograd graph; a cut at marker i is clean when, from the output, no parameter
-used before i can be reached without passing marker i.
+A sub-module's call is a place to cut if everything that was computed before it and is used after it passes through its
+arguments. A residual connection around it, or an encoder's output that a later decoder uses, crosses such a cut: then it is none.
+To see that, every call's arguments get a marker node in the autograd graph; a cut at marker i is clean when, from the output, no
+parameter used before i can be reached without passing marker i.
 
     Sequential(a, b, Residual(c, d), e)     cuts: a | b | Residual | e       (d inside the residual is crossed by its input)
 """
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -39,6 +40,9 @@ class _Marker(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         ctx.trace.came_back[ctx.call] = ctx.trace.now()
         return None, None, *grads
+
+
+_MARKER_NODE: Any = _Marker._backward_cls  # the class of the nodes that _Marker leaves in the graph
 
 
 @dataclass
@@ -71,8 +75,10 @@ def find_layers(
     model: nn.Module, inputs: Any, loss: Callable[[Any], torch.Tensor], split_points: Iterable[str] = ()
 ) -> tuple[tuple[Layer, ...], str | None]:
     """(the parts of the model in order, why there are no more of them)."""
-    trace = _run(model, inputs)
-    cuts, crossed = _clean_cuts(model, trace)
+    # A floating-point input that wants a gradient shows in the graph where it is used, also past a cut.
+    watched = map_tensors(lambda t: t.detach().requires_grad_() if t.is_floating_point() else t, inputs)
+    trace = _run(model, watched)
+    cuts, crossed = _clean_cuts(model, trace, watched)
     wanted = list(split_points)
     for name in wanted:
         if name not in [trace.names[cut] for cut in cuts]:
@@ -118,7 +124,7 @@ def _run(model: nn.Module, inputs: Any, only: list[int] | None = None) -> _Trace
                 return None
             if only is not None:
                 trace.started[call] = trace.now()
-            fresh = iter(_Marker.apply(trace, call, *crossing))
+            fresh = iter(_Marker.apply(trace, call, *crossing))  # type: ignore[no-untyped-call]
             return map_tensors(lambda t: next(fresh) if t.requires_grad else t, (args, kwargs))
 
         return hook
@@ -137,18 +143,27 @@ def _run(model: nn.Module, inputs: Any, only: list[int] | None = None) -> _Trace
     return trace
 
 
-def _clean_cuts(model: nn.Module, trace: _Trace) -> tuple[list[int], dict[str, str]]:
+def _clean_cuts(model: nn.Module, trace: _Trace, inputs: Any) -> tuple[list[int], dict[str, str]]:
     """Calls at which the model can be cut, and for the other marked ones what crosses them."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    first_use = {key: trace.first_call(name.rpartition(".")[0]) for key, name in names.items()}
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(name)
+    first_use = {key: min(map(trace.first_call, names)) for key, names in owners.items()}
+    first_use |= {id(tensor): -1 for tensor in tensors(inputs)}
     cuts, crossed = [], {}
     for call, name in enumerate(trace.names):
         if not trace.marked[call] or trace.names.count(name) > 1:
             continue
         around = [key for key in _reachable(trace.output, stop_at=call) if first_use.get(key, call) < call]
         if around:
-            owner = names[around[0]].rpartition(".")[0]
-            crossed[name] = f"what {owner or 'the model itself'!r} computes is used past it"
+            used = owners.get(around[0], [])
+            if len(used) > 1:
+                crossed[name] = f"{used[0]!r} before it and {used[1]!r} after it share a parameter (tied weights)"
+            else:
+                crossed[name] = (
+                    f"what {used[0] or 'the model itself'!r} computes is used past it" if used else "the input is used past it"
+                )
         else:
             cuts.append(call)
     return cuts, crossed
@@ -164,7 +179,7 @@ def _reachable(output: Any, stop_at: int) -> list[int]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if isinstance(node, _Marker._backward_cls) and node.call == stop_at:
+        if isinstance(node, _MARKER_NODE) and node.call == stop_at:
             continue
         if (variable := getattr(node, "variable", None)) is not None:
             found.append(id(variable))
@@ -216,6 +231,7 @@ def _measure(model: nn.Module, inputs: Any, loss: Callable[[Any], torch.Tensor],
         back = trace.now()
         forward = [trace.began, *(trace.started[cut] for cut in cuts), trace.ended]
         backward = [back, *(trace.came_back[cut] for cut in cuts), turned]
-        rounds.append([(f1 - f0) + (b0 - b1) for f0, f1, b0, b1 in zip(forward, forward[1:], backward, backward[1:])])
+        both = zip(pairwise(forward), pairwise(backward), strict=True)
+        rounds.append([(f1 - f0) + (b0 - b1) for (f0, f1), (b0, b1) in both])
         model.zero_grad(set_to_none=True)
     return [statistics.median(column) for column in zip(*rounds[1:], strict=True)]

@@ -9,13 +9,12 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from paralab.errors import UsageError, unknown
 from paralab.workload.catalog import look_up
+from paralab.workload.randomness import seeded
+from paralab.workload.reference import PICKLED, names_file, split
 from paralab.workload.workload import Workload, as_workload
-
-PICKLED = "pickle:"
 
 
 def load_workload(reference: str) -> Workload:
@@ -25,11 +24,11 @@ def load_workload(reference: str) -> Workload:
         function, shown = pickle.loads(path.read_bytes()), "from the notebook"
         folder = path.parent
     elif names_file(reference):
-        path, _, attribute = _split(reference)
+        path, _, attribute = split(reference)
         folder, shown = path.parent, reference
         module = _import_file(path)
         if not hasattr(module, attribute):
-            names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+            names = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
             raise unknown(f"function in {path.name} named", attribute, names or ["(the file defines no function)"])
         function = getattr(module, attribute)
     else:
@@ -38,7 +37,8 @@ def load_workload(reference: str) -> Workload:
         built: Workload = importlib.import_module(entry.module).build(full_name, **numbers)
         return built
     try:
-        value = function() if callable(function) else function
+        with seeded(0):  # data that is made at random here must be the same on every rank
+            value = function() if callable(function) else function
     except Exception as error:
         raise UsageError(
             f"The workload {shown} failed with {type(error).__name__}: {error}", detail=their_lines(error, folder)
@@ -46,43 +46,18 @@ def load_workload(reference: str) -> Workload:
     return as_workload(value, Path(shown).name)
 
 
-def names_file(reference: str) -> bool:
-    """Is this `path/to/file.py:function` rather than a built-in name?"""
-    return ".py" in reference or "/" in reference
-
-
-def check_reference(reference: str) -> str:
-    """Refuse early, without torch, what cannot be loaded; give the reference with an absolute path."""
-    if reference.startswith(PICKLED):
-        return reference
-    if not names_file(reference):
-        look_up(reference)
-        return reference
-    path, colon, attribute = _split(reference)
-    if not path.is_file():
-        raise UsageError(f"There is no file {str(path)!r}.", cure="path/to/file.py:function")
-    if not colon or not attribute:
-        raise UsageError(f"{reference!r} names a file but no function in it.", cure=f"{reference.rstrip(':')}:function")
-    return f"{path.resolve()}:{attribute}"
-
-
-def _split(reference: str) -> tuple[Path, str, str]:
-    path, colon, attribute = reference.rpartition(":")
-    if not colon:
-        path, attribute = reference, ""
-    return Path(path).expanduser(), colon, attribute
-
-
 def _import_file(path: Path) -> ModuleType:
     """Import a user's file as a script's neighbours would see it: its folder is on sys.path."""
     sys.path.insert(0, str(path.parent))
     name = f"paralab_workload_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickling inside the user's file look the module up
     try:
-        spec.loader.exec_module(module)
+        with seeded(0):
+            spec.loader.exec_module(module)
     except Exception as error:
         raise UsageError(
             f"{path.name} could not be imported: {type(error).__name__}: {error}", detail=their_lines(error, path.parent)
@@ -101,6 +76,7 @@ def their_lines(error: BaseException, folder: Path) -> str:
 
 
 def _is_under(filename: str, folder: Path) -> bool:
-    inside: Any = Path(filename).resolve().is_relative_to(folder.resolve())
-    package = Path(__file__).resolve().parent.parent
-    return bool(inside) and not Path(filename).resolve().is_relative_to(package) and "site-packages" not in filename
+    if filename.startswith("<"):  # <frozen importlib>, <string>
+        return False
+    path, package = Path(filename).resolve(), Path(__file__).resolve().parent.parent
+    return path.is_relative_to(folder.resolve()) and not path.is_relative_to(package) and "site-packages" not in path.parts

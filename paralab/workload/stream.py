@@ -6,10 +6,8 @@ batch on every rank (from the same seed) so that any number of ranks sees the sa
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -18,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from paralab.errors import UsageError
 from paralab.plan.batches import GlobalBatch, Span, global_batches
 from paralab.workload.batch import map_tensors, num_samples, take, tensors
+from paralab.workload.randomness import seeded
 from paralab.workload.workload import Workload
 
 
@@ -61,7 +60,7 @@ def rank_batches(
     if dataset_samples(workload) is None:
         make = cast("Callable[[int], Any]", workload.data)
         for batch in batches:
-            with _seeded(seed, batch.epoch * 1_000_003 + batch.first):
+            with seeded(seed, batch.epoch * 1_000_003 + batch.first):
                 whole = make(batch.size)
             if (made := num_samples(whole)) != batch.size:
                 raise UsageError(
@@ -77,7 +76,7 @@ def rank_batches(
     indices = (orders.of(b.epoch)[b.first + start : b.first + stop] for b in plan for start, stop in [wanted(b)])
     if any(True for _ in tensors(workload.data)):
         for batch, index in zip(plan, indices, strict=True):
-            yield batch, _pinned(map_tensors(lambda t, index=index: t[index], workload.data), pin_memory)
+            yield batch, _pinned(map_tensors(itemgetter(index), workload.data), pin_memory)
         return
     loader: DataLoader[Any] = DataLoader(
         cast("Dataset[Any]", workload.data),
@@ -115,22 +114,3 @@ class _Lists:
 
 def _pinned(batch: Any, pin_memory: bool) -> Any:
     return map_tensors(lambda tensor: tensor.pin_memory(), batch) if pin_memory else batch
-
-
-@contextmanager
-def _seeded(seed: int, position: int) -> Iterator[None]:
-    """Every usual source of randomness set from (seed, position), and put back afterwards."""
-    value = (seed * 1_000_000_007 + position) % 2**32
-    numpy = sys.modules.get("numpy")
-    python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(value)  # not torch.manual_seed: it would seed the GPUs as well
-        random.seed(value)
-        if numpy:
-            numpy.random.seed(value)
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            if numpy:
-                numpy.random.set_state(numpy_state)

@@ -67,11 +67,15 @@ def as_workload(value: object, name: str) -> Workload:
             f"The workload {name} returned {type(value).__name__}, not a workload.",
             cure="return paralab.Workload(model=..., data=..., loss=...) or a dict with these keys",
         )
-    for part in ("model", "loss"):
-        if not callable(getattr(value, part)):
-            raise UsageError(
-                f"The {part} of workload {name} is {type(getattr(value, part)).__name__}, which cannot be called.",
-                cure=f"{part}=a function" + (", e.g. model=lambda: MyModel()" if part == "model" else ""),
-            )
+    if not callable(value.model) or (hasattr(value.model, "parameters") and not isinstance(value.model, type)):
+        raise UsageError(
+            f"The model of workload {name} is a {type(value.model).__name__}; every rank must build its own.",
+            cure="model=a function or class that returns the nn.Module, e.g. model=lambda: MyModel(width=64)",
+        )
+    if not callable(value.loss):
+        raise UsageError(
+            f"The loss of workload {name} is {type(value.loss).__name__}, which cannot be called.",
+            cure="loss=a function of (output, target), e.g. torch.nn.functional.cross_entropy",
+        )
     value.name = value.name or name
     return value

@@ -1,0 +1,34 @@
+"""Where words go: results to stdout, progress and remarks on the way to stderr."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+PIPED_WIDTH = 120  # a pipe or a file has no width; rich would take 80
+
+
+def _console(stderr: bool) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else PIPED_WIDTH)
+
+
+console = _console(stderr=False)
+errors = _console(stderr=True)
+
+
+def plain_table(*columns: str, right: tuple[str, ...] = (), header: bool = True) -> Table:
+    """A table without lines; the columns named in `right` are numbers."""
+    table = Table(box=None, show_header=header, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def fact_table() -> Table:
+    """Two columns: what, and its value."""
+    table = plain_table("what", "value", header=False)
+    table.columns[0].style = "dim"
+    return table

@@ -1,0 +1,42 @@
+"""How a workload is named on the command line: a built-in name, `path/to/file.py:function`, or a pickle from a notebook."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paralab.errors import UsageError
+from paralab.workload.catalog import look_up
+
+PICKLED = "pickle:"
+
+
+def names_file(reference: str) -> bool:
+    """Is this `path/to/file.py:function` rather than a built-in name?"""
+    return ".py" in reference or "/" in reference
+
+
+def check_reference(reference: str) -> str:
+    """Refuse early, without torch, what cannot be loaded; give the reference with an absolute path."""
+    if reference.startswith(PICKLED):
+        return reference
+    if not names_file(reference):
+        look_up(reference)
+        return reference
+    path, colon, attribute = split(reference)
+    if not path.is_file():
+        raise UsageError(f"There is no file {str(path)!r}.", cure="path/to/file.py:function")
+    if not colon or not attribute:
+        raise UsageError(f"{reference!r} names a file but no function in it.", cure=f"{reference.rstrip(':')}:function")
+    return f"{path.resolve()}:{attribute}"
+
+
+def user_folder(reference: str) -> Path:
+    """Where the user's own files are: frames of a traceback from there are worth showing."""
+    return split(reference)[0].parent if names_file(reference) and not reference.startswith(PICKLED) else Path()
+
+
+def split(reference: str) -> tuple[Path, str, str]:
+    path, colon, attribute = reference.rpartition(":")
+    if not colon:
+        path, attribute = reference, ""
+    return Path(path).expanduser(), colon, attribute

@@ -1,0 +1,44 @@
+"""The cause of a failure is the rank that failed, not those that noticed."""
+
+import json
+
+from paralab.analyse.failure import root_cause
+
+PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:14255"
+
+
+def folder(tmp_path, *ranks):
+    (tmp_path / "events").mkdir()
+    for rank, events in enumerate(ranks):
+        (tmp_path / "events" / f"rank{rank}.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return tmp_path
+
+
+def error(time, text):
+    return {"event": "error", "time": time, "error": text, "detail": "their line"}
+
+
+def step(number):
+    return {"event": "step", "step": number}
+
+
+def test_the_victim_is_not_the_cause_even_if_it_speaks_first(tmp_path):
+    where = folder(tmp_path, [step(0), error(1.0, PEER)], [step(0), step(1), error(2.0, "ValueError: bad label")])
+    cause = root_cause(where, [1, 1])
+    assert (cause.rank, cause.step, cause.what, cause.detail) == (1, 1, "ValueError: bad label", "their line")
+
+
+def test_of_two_own_errors_the_first_counts(tmp_path):
+    where = folder(tmp_path, [error(2.0, "ValueError: second")], [error(1.0, "ValueError: first")])
+    assert root_cause(where, [1, 1]).what == "ValueError: first"
+
+
+def test_a_rank_that_died_without_a_word(tmp_path):
+    where = folder(tmp_path, [step(3), error(1.0, PEER)], [step(3)])
+    cause = root_cause(where, [1, -9])
+    assert (cause.rank, cause.step, cause.what) == (1, 3, "was killed by SIGKILL")
+
+
+def test_a_rank_that_left_early(tmp_path):
+    where = folder(tmp_path, [error(1.0, PEER)], [])
+    assert root_cause(where, [1, 7]).what == "ended with code 7 without an error"

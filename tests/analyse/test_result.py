@@ -1,0 +1,80 @@
+"""The numbers of a run from its folder alone: tests/runs/ddp was recorded with `paralab run ddp --replicas 2 --accumulate 2 …`."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from paralab.analyse.result import quantile, result_of
+
+RECORDED = Path(__file__).parent.parent / "runs" / "ddp"
+
+
+def test_a_recorded_run():
+    result = result_of(RECORDED)
+    assert result["status"] == "completed"
+    assert result["steps"] == 6
+    assert result["batch"]["arithmetic"] == "32 = 2 ranks × 2 accumulation steps × 8 samples"
+    assert [(rank["rank"], rank["devices"], rank["virtual"]) for rank in result["ranks"]] == [
+        (0, ["cpu:0"], True),
+        (1, ["cpu:1"], True),
+    ]
+    assert result["all_reduces_per_step"] == 1  # two passes, synchronised at the last
+    assert result["bytes_per_step"] == 4352
+    assert [split["shape"] for split in result["splits"]] == [[8, 16], [8, 16]]
+    assert 0 < result["step_seconds"]["p10"] <= result["step_seconds"]["median"] <= result["step_seconds"]["p90"]
+    assert [memory["device"] for memory in result["peak_bytes"]] == ["cpu:0", "cpu:1"]
+
+
+def test_the_loss_is_the_sum_of_the_ranks_parts():
+    files = sorted((RECORDED / "events").iterdir())
+    lines = [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
+    parts = [[event["loss"] for event in rank if event["event"] == "step"] for rank in lines]
+    assert result_of(RECORDED)["losses"] == [a + b for a, b in zip(*parts, strict=True)]
+
+
+def copy_without(tmp_path, keep):
+    folder = tmp_path / "run"
+    shutil.copytree(RECORDED, folder)
+    for path in (folder / "events").iterdir():
+        lines = [line for line in path.read_text().splitlines() if keep(json.loads(line))]
+        path.write_text("\n".join(lines) + '\n{"event":"ste')
+    return folder
+
+
+@pytest.mark.parametrize("last", [-1, 0, 2])
+def test_a_run_killed_at_any_moment_is_readable(tmp_path, last):
+    folder = copy_without(tmp_path, lambda event: event["event"] != "end" and event.get("step", -1) <= last)
+    result = result_of(folder)
+    assert result["status"] == "killed"
+    assert result["steps"] == last + 1
+    assert f"only {last + 1} of 6 steps were finished" in result["warnings"]
+    assert (result["step_seconds"]["median"] is None) == (last < 0)
+
+
+def test_even_a_run_without_events_is_readable(tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(RECORDED, folder)
+    shutil.rmtree(folder / "events")
+    assert result_of(folder)["steps"] == 0
+
+
+def test_a_loss_that_is_not_finite_is_said_and_json_stays_json(tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(RECORDED, folder)
+    path = folder / "events" / "rank0.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    for event in events:
+        if event["event"] == "step" and event["step"] >= 4:
+            event["loss"] = float("nan")
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    result = result_of(folder)
+    assert result["losses"][4:] == [None, None]
+    assert "the loss is not finite from step 4 on" in result["warnings"]
+
+
+def test_quantile():
+    assert quantile([1, 2, 3, 4, 5], 0.5) == 3
+    assert quantile([0, 10], 0.1) == pytest.approx(1)
+    assert quantile([7], 0.9) == 7

@@ -1,0 +1,76 @@
+"""The test room: commands are run as users run them, with deadlines, and no process of ours may be left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test marked `gpu` says what it misses. torch is imported only where such a test was collected."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch sees none"))
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_process() -> Iterator[None]:
+    """Fail the test that leaves a rank or an inspection running."""
+    yield
+    deadline = time.monotonic() + 5
+    while ours := [process for process in psutil.process_iter(["cmdline"]) if _is_rank(process)]:
+        if time.monotonic() > deadline:
+            for process in ours:
+                process.kill()
+            pytest.fail(f"left behind: {ours}")
+        time.sleep(0.1)
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    words = process.info["cmdline"] or []
+    return any(word.startswith("paralab.worker") for word in words) and process.status() != psutil.STATUS_ZOMBIE
+
+
+class Finished:
+    """What a command printed and how it ended."""
+
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
+
+    @property
+    def json(self) -> Any:
+        assert self.code == 0, self.err
+        return json.loads(self.out)
+
+
+def run_paralab(*arguments: str, cwd: Path, environment: dict[str, str] | None = None, seconds: float = 200) -> Finished:
+    done = subprocess.run(
+        [sys.executable, "-m", "paralab", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    return Finished(done)
+
+
+@pytest.fixture
+def paralab(tmp_path: Path) -> Callable[..., Finished]:
+    """Run a command in an empty folder."""
+    return lambda *arguments, **options: run_paralab(*arguments, cwd=tmp_path, **options)

@@ -1,0 +1,34 @@
+"""Which rank uses which device."""
+
+from paralab.plan.grid import grid
+
+
+def names(*args):
+    return [[device.name for device in row] for row in grid(*args)]
+
+
+def test_hybrid_is_placed_as_in_practical_10():
+    assert names("hybrid", 2, 2, "spread", 4) == [
+        ["cuda:0", "cuda:2"],  # rank 0
+        ["cuda:1", "cuda:3"],  # rank 1
+    ]
+
+
+def test_model_parallelism_broken_on_purpose():
+    assert names("hybrid", 2, 2, "same", 4) == [["cuda:0", "cuda:0"], ["cuda:1", "cuda:1"]]
+
+
+def test_one_process_or_one_per_replica():
+    assert names("dp", 3, 1, "spread", 0) == [["cpu:0", "cpu:1", "cpu:2"]]
+    assert names("ddp", 3, 1, "spread", 0) == [["cpu:0"], ["cpu:1"], ["cpu:2"]]
+    assert names("pipeline", 1, 3, "spread", 0) == [["cpu:0", "cpu:1", "cpu:2"]]
+
+
+def test_fewer_gpus_than_asked_are_shared_and_say_so():
+    [row] = grid("dp", 3, 1, "spread", 1)
+    assert [(device.name, device.shared, device.virtual) for device in row] == [("cuda:0", True, False)] * 3
+
+
+def test_cpu_devices_are_virtual_when_there_are_several():
+    assert not grid("single", 1, 1, "spread", 0)[0][0].virtual
+    assert all(device.virtual for row in grid("ddp", 2, 1, "spread", 0) for device in row)

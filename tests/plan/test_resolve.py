@@ -1,0 +1,141 @@
+"""A request, a machine and a summary give a plan, or the sentence that says what to write instead."""
+
+import pytest
+
+from paralab.errors import UsageError
+from paralab.machine.host import Gpu, Machine
+from paralab.machine.precision import Probe
+from paralab.plan.plan import Plan
+from paralab.plan.request import Request
+from paralab.plan.resolve import resolve
+from paralab.workload.summary import Layer, Summary
+
+CPU = Machine(4, 2**34, "a CPU", "linux", "3.11", "2.13", None, (), ("gloo",), "this torch is built without CUDA")
+GPU = Gpu("NVIDIA H200", 2**37, (9, 0))
+OLD = Gpu("Tesla V100", 2**34, (7, 0))
+
+
+def machine(*gpus):
+    return Machine(16, 2**37, "a CPU", "linux", "3.11", "2.13", "13.0", gpus, ("gloo", "nccl"), None)
+
+
+def summary(**changes):
+    layers = tuple(Layer(str(n), (str(n),), seconds, 100) for n, seconds in enumerate([3.0, 1.0, 1.0, 1.0, 2.0]))
+    given = {"batch_norms": 0, "dropouts": 0, "layers": layers, "samples": 1000, "batch_size": 64}
+    facts = {"name": "net", "parameters": 500, "parameter_bytes": 2000, "data_path": "here", "weighted": False, "optimizer": "SGD"}
+    return Summary(**facts | given | changes)
+
+
+def plan(strategy, on=CPU, of=None, probe=lambda name: Probe(True, "tried"), **options):
+    return resolve(Request(strategy, **options), on, of or summary(), probe)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "sentence"),
+    [
+        ("single", {}, "64 = 64 samples"),
+        ("single", {"accumulate": 4}, "64 = 4 accumulation steps × 16 samples"),
+        ("ddp", {"replicas": 2, "accumulate": 4}, "64 = 2 ranks × 4 accumulation steps × 8 samples"),
+        ("ddp", {"replicas": 3}, "64 = 22 + 22 + 20 samples on 3 ranks"),
+        ("dp", {"replicas": 2}, "64 = 2 replicas × 32 samples"),
+        ("dp", {"replicas": 5}, "64 = 13 + 13 + 13 + 13 + 12 samples on 5 replicas"),
+        ("mp", {}, "64 = 64 samples"),
+        ("pipeline", {"micro_batches": 3}, "64 = 22 + 22 + 20 samples in 3 micro-batches"),
+        ("hybrid", {"micro_batches": 4}, "64 = 2 ranks × 4 micro-batches × 8 samples"),
+        ("hybrid", {"replicas": 3, "micro_batches": 2}, "64 = 22 + 22 + 20 samples on 3 ranks, each in 2 micro-batches"),
+    ],
+)
+def test_the_arithmetic_is_a_sentence(strategy, options, sentence):
+    assert plan(strategy, **options).arithmetic == sentence
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "problem", "cure"),
+    [
+        ("ddp", {"replicas": 100}, "64 < 100", "--batch-size 100 or more"),
+        ("mp", {"stages": 6}, "5 parts at most", "--stages 5 or fewer"),
+        ("pipeline", {"micro_batches": 65}, "64 < 65", "--micro-batches 64 or less"),
+        ("ddp", {"accumulate": 33}, "32 samples cannot be cut into 33", "--accumulate 32 or less"),
+        ("dp", {"accumulate": 33}, "33 × 2 replicas", "--accumulate 32 or less"),
+        ("single", {"replicas": 2}, "means nothing for single", "dp, ddp, hybrid"),
+        ("ddp", {"stages": 2}, "means nothing for ddp", "mp, pipeline, hybrid"),
+        ("ddp", {"precision": "tf32"}, "a mode of NVIDIA GPUs", "fp32"),
+        ("ddp", {"device": "cuda"}, "built without CUDA", "--device cpu"),
+        ("ddp", {"precision": "fp61"}, "Did you mean 'fp64'", "bf16"),
+        ("dpp", {}, "Did you mean 'dp'", "pipeline"),
+        ("single", {"steps": 0}, "--steps 0", "1 or more"),
+        ("single", {"samples": 1001}, "only 1000 samples", "--samples 1000"),
+        ("single", {"loss_scale": 8.0}, "needs fp16", "--precision fp16"),
+    ],
+)
+def test_a_wrong_request_is_refused_with_its_numbers_and_the_cure(strategy, options, problem, cure):
+    with pytest.raises(UsageError) as refused:
+        plan(strategy, **options)
+    assert problem in refused.value.problem
+    assert cure in (refused.value.cure or "")
+    assert refused.value.exit_code == 2
+
+
+def test_endless_data_has_no_epochs():
+    with pytest.raises(UsageError, match="never ends"):
+        plan("single", of=summary(samples=None), epochs=2)
+    assert plan("single", of=summary(samples=None), epochs=2, samples=100).num_steps == 4
+
+
+def test_stages_are_cut_by_time():
+    assert [part.modules for part in plan("mp").stage_parts] == [("0", "1"), ("2", "3", "4")]
+
+
+def test_a_model_that_cannot_be_cut_is_refused_with_the_reason():
+    whole = summary(layers=(Layer("", ("",), 1.0, 100),), uncut_reason="a parameter is tied")
+    with pytest.raises(UsageError, match="because a parameter is tied"):
+        plan("pipeline", of=whole)
+
+
+def test_a_cpu_device_is_a_fixed_share_of_the_cores():
+    assert plan("single").threads_per_device == 4
+    assert plan("ddp", replicas=2).threads_per_device == 2
+    assert plan("hybrid").threads_per_device == 1
+    assert plan("single", threads_per_device=1).threads_per_device == 1
+    crowded = plan("ddp", replicas=8)
+    assert crowded.threads_per_device == 1
+    assert any("share cores: 8 devices × 1 threads > 4 cores" in remark for remark in crowded.remarks)
+
+
+def test_backends():
+    assert plan("single").backend is None
+    assert plan("ddp").backend == "gloo"
+    assert plan("ddp", on=machine(GPU)).backend == "gloo"  # NCCL refuses two ranks on one GPU
+    assert plan("ddp", on=machine(GPU, GPU)).backend == "cpu:gloo,cuda:nccl"
+
+
+def test_every_gpu_has_to_know_the_precision():
+    assert plan("single", on=machine(GPU), precision="bf16").precision == "bf16"
+    with pytest.raises(UsageError, match=r"Tesla V100 has 7\.0"):
+        plan("single", on=machine(OLD), precision="bf16")
+
+
+def test_low_precision_on_a_cpu_is_tried_first():
+    narrow = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+    assert plan("single", precision="bf16", probe=lambda name: Probe(True, "ok", narrow)).environment == narrow
+    with pytest.raises(UsageError, match="was killed by SIGILL"):
+        plan("single", precision="bf16", probe=lambda name: Probe(False, "a trial process was killed by SIGILL"))
+
+
+def test_what_will_differ_is_said_beforehand():
+    norms = summary(batch_norms=2, dropouts=1)
+    assert plan("single", of=norms).differences == ()
+    assert plan("mp", of=norms).differences == ()  # the whole batch passes together
+    [batch_norm, dropout] = plan("ddp", of=norms).differences
+    assert "2 parts" in batch_norm
+    assert "dropout" in dropout
+    assert "AdamW" in plan("ddp", of=summary(optimizer="AdamW")).differences[0]
+
+
+def test_every_choice_has_a_reason_and_the_plan_survives_json():
+    import json
+
+    made = plan("hybrid", precision="bf16")
+    assert all(reason.because for reason in made.reasons)
+    assert {"device", "replicas", "stages", "micro-batches", "backend", "bucket"} <= {r.choice for r in made.reasons}
+    assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made

@@ -1,0 +1,61 @@
+"""Events are written without waiting, survive a kill, and are read back tolerantly."""
+
+import json
+
+import pytest
+
+from paralab.errors import UsageError
+from paralab.record.folder import RunFolder
+from paralab.record.reader import Tail, read_events
+from paralab.record.writer import EventWriter
+
+
+def test_what_is_written_is_read(tmp_path):
+    (tmp_path / "events").mkdir()
+    for rank in (0, 1, 10):
+        writer = EventWriter(tmp_path / "events" / f"rank{rank}.jsonl")
+        writer.write([{"event": "step", "step": step} for step in range(3)])
+        writer.write([{"event": "end", "rank": rank}])
+        writer.close()
+    found = read_events(tmp_path)
+    assert list(found) == [0, 1, 10]
+    assert [event["event"] for event in found[10]] == ["step", "step", "step", "end"]
+
+
+def test_a_cut_line_is_left_out_and_read_when_it_is_whole(tmp_path):
+    path = tmp_path / "rank0.jsonl"
+    tail = Tail(path)
+    assert tail.new() == []
+    path.write_text('{"event":"step","step":0}\n{"event":"st')
+    assert [event["step"] for event in tail.new()] == [0]
+    with path.open("a") as file:
+        file.write('ep","step":1}\nrubbish\n{"event":"end"}\n')
+    assert [event["event"] for event in tail.new()] == ["step", "end"]
+
+
+def test_nothing_is_overwritten(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", "")
+    EventWriter(folder.events / "rank0.jsonl").close()
+    with pytest.raises(FileExistsError):
+        EventWriter(folder.events / "rank0.jsonl")
+    with pytest.raises(UsageError, match="overwrites nothing"):
+        RunFolder.create(tmp_path / "run", "")
+
+
+def test_default_folders_get_numbers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda form: "2026-01-01_00-00-00_")
+    assert [RunFolder.create(None, "ddp").path.name for _ in range(3)] == [
+        "2026-01-01_00-00-00_ddp",
+        "2026-01-01_00-00-00_ddp_2",
+        "2026-01-01_00-00-00_ddp_3",
+    ]
+
+
+def test_the_manifest_makes_a_run_reproducible(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", "")
+    folder.write_manifest(plan={"strategy": "ddp"}, data_path="here", constraints=["4 cores"])
+    manifest = json.loads(folder.manifest_path.read_text())
+    assert manifest["schema"] == 1
+    assert manifest["packages"]["torch"]
+    assert {"created", "command", "folder", "plan", "data_path", "constraints"} <= manifest.keys()

@@ -1,0 +1,60 @@
+"""The design's import rules: stages import earlier stages' types only, the reading half never imports torch, no cycles."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent / "paralab"
+
+# Which sub-packages a sub-package may import. `machine` and `plan` are plain numbers; only `worker` and `workload` know torch.
+ALLOWED = {
+    "machine": set(),
+    "workload": {"plan"},
+    "plan": {"machine", "workload"},
+    "record": set(),
+    "worker": {"machine", "workload", "plan", "record"},
+    "launch": {"machine", "workload", "plan", "record"},
+    "analyse": {"record"},
+    "show": {"launch", "machine", "plan", "record", "workload", "analyse"},
+}
+WITHOUT_TORCH = ("machine", "plan", "record", "launch", "analyse", "show")
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module
+
+
+def test_stages_import_only_what_the_design_allows():
+    wrong = []
+    for path in PACKAGE.glob("*/*.py"):
+        own = path.parent.name
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[0] == "paralab" and len(parts) > 2 and parts[1] != own and parts[1] not in ALLOWED[own]:
+                wrong.append(f"{path.relative_to(PACKAGE)} imports {name}")
+            if parts[0] == "torch" and own in WITHOUT_TORCH:
+                wrong.append(f"{path.relative_to(PACKAGE)} imports torch")
+    assert not wrong, wrong
+
+
+def test_the_training_half_needs_torch_and_the_standard_library_alone():
+    for package in ("worker", "workload", "plan", "record", "machine"):
+        for path in (PACKAGE / package).glob("*.py"):
+            known = {"paralab", "torch", "__future__", *sys.stdlib_module_names}
+            assert {name.split(".")[0] for name in imports(path)} <= known, path
+
+
+def test_sub_packages_are_empty():
+    assert all(path.read_text() == "" for path in PACKAGE.glob("*/__init__.py"))
+
+
+def test_importing_and_helping_does_not_import_torch():
+    modules = "sys, paralab, paralab.cli, paralab.proof, paralab.show.run, paralab.show.verify, paralab.show.facts"
+    code = f"import {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent).returncode == 0

@@ -1,0 +1,124 @@
+"""Where a model can be cut, seen from its own forward."""
+
+import pytest
+import torch
+from torch import nn
+
+from paralab.errors import UsageError
+from paralab.workload.layers import find_layers
+
+
+def cut(model, inputs=None, split_points=()):
+    x = torch.randn(8, 4) if inputs is None else inputs
+    return find_layers(model, x, lambda output: output.square().mean(), split_points)
+
+
+class Chain(nn.Module):
+    """A forward that is a chain of its children, with functions in between."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.middle(torch.relu(self.first(x)))).flatten(1))
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return x + self.outer(torch.relu(self.inner(x)))
+
+
+class Skipping(nn.Module):
+    """What the encoder computes is used by the head, past the body."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        early = self.encoder(x)
+        return self.head(self.body(early) + early)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.third.weight = self.first.weight
+
+    def forward(self, x):
+        return self.third(self.second(self.first(x)))
+
+
+class OwnParameter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(4))
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.second(self.first(x + self.shift))
+
+
+def test_a_sequential_is_cut_at_every_layer():
+    layers, reason = cut(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
+    assert [(layer.name, layer.modules) for layer in layers] == [("", ("0",)), ("1", ()), ("2", ("2",))]
+    assert reason is None
+
+
+def test_a_chain_of_children_needs_no_sequential():
+    layers, _ = cut(Chain())
+    assert [layer.modules for layer in layers] == [("first",), ("middle",), ("last",)]
+
+
+def test_nested_containers_are_cut_once_per_place():
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Sequential(nn.Sequential(nn.Linear(4, 4))))
+    assert [layer.modules for layer in cut(model)[0]] == [("0.0",), ("0.1",), ("1.0.0",)]
+
+
+def test_a_residual_block_stays_whole():
+    layers, reason = cut(nn.Sequential(Residual(), Residual()))
+    assert [layer.modules for layer in layers] == [("0.inner", "0.outer"), ("1.inner", "1.outer")]
+    assert "the input is used past it" in reason
+
+
+def test_what_crosses_a_cut_is_named():
+    layers, reason = cut(Skipping())
+    assert [layer.modules for layer in layers] == [("encoder", "body"), ("head",)]
+    assert "what 'encoder' computes is used past it" in reason
+
+
+def test_tied_weights_and_parameters_of_the_whole_model_are_refused_with_the_reason():
+    layers, reason = cut(Tied())
+    assert len(layers) == 1
+    assert "'first' before it and 'third' after it share a parameter (tied weights)" in reason
+    assert "the model itself has parameters" in cut(OwnParameter())[1]
+
+
+def test_split_points_are_obeyed_and_checked():
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    assert [layer.modules for layer in cut(model, split_points=["2"])[0]] == [("0", "1"), ("2", "3")]
+    with pytest.raises(UsageError, match="no such sub-module"):
+        cut(model, split_points=["7"])
+    with pytest.raises(UsageError, match="what 'encoder' computes is used past it"):
+        cut(Skipping(), split_points=["body"])
+
+
+def test_time_is_measured_not_counted():
+    layers, _ = cut(nn.Sequential(nn.Linear(4, 2048), nn.Linear(2048, 2048), nn.Linear(2048, 4)), torch.randn(64, 4))
+    assert max(layers, key=lambda layer: layer.seconds).name == "1"
+    assert sum(layer.parameter_bytes for layer in layers) == 4 * (4 * 2048 + 2048 * 2048 + 2048 * 4 + 2048 * 2 + 4)
+
+
+def test_looking_leaves_the_model_as_it_was():
+    model = Chain()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    cut(model)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())

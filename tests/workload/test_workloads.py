@@ -1,0 +1,148 @@
+"""Built-in workloads, users' files, and what is said about wrong ones."""
+
+import pytest
+import torch
+
+from paralab.errors import UsageError
+from paralab.workload import gpt
+from paralab.workload.batch import call_model, map_tensors, unpack
+from paralab.workload.catalog import BUILT_IN, built_in_names
+from paralab.workload.gpt import IGNORED, PAD, library_tokens, real_bytes
+from paralab.workload.load import load_workload
+from paralab.workload.reference import check_reference
+
+
+@pytest.mark.parametrize("family", BUILT_IN)
+def test_a_built_in_workload_learns(family):
+    workload = load_workload(f"{family}:tiny")
+    torch.manual_seed(0)
+    model, losses = workload.model(), []
+    optimizer = workload.optimizer(model.parameters())
+    for _ in range(30):
+        inputs, targets = unpack(map_tensors(lambda t: t[: workload.batch_size], workload.data))
+        loss = workload.loss(call_model(model, inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_gpt_124m_has_the_size_of_its_name():
+    numbers = {**BUILT_IN["gpt"].sizes["124m"], "samples": 1}
+    workload = gpt.build("gpt:124m", **numbers)
+    with torch.device("meta"):
+        parameters = sum(parameter.numel() for parameter in workload.model().parameters())
+    assert parameters == pytest.approx(124e6, rel=0.01)
+    assert {"mlp", "mlp:small", "cnn", "gpt", "gpt:124m"} <= set(built_in_names())
+
+
+def test_texts_have_different_lengths_and_the_padding_is_ignored():
+    inputs, targets = library_tokens(64, 32)
+    lengths = (targets != IGNORED).sum(1)
+    assert lengths.unique().numel() > 5
+    assert 16 <= int(lengths.min()) <= int(lengths.max()) == 32
+    assert torch.equal(inputs == PAD, targets == IGNORED)
+    assert torch.equal(inputs[:, 1:][targets[:, 1:] != IGNORED], targets[:, :-1][targets[:, 1:] != IGNORED])
+    assert real_bytes((inputs, targets)) == float(lengths.sum())
+
+
+FILE = """
+import torch
+from torch import nn
+from paralab import Workload
+
+def good():
+    data = torch.randn(8, 4), torch.randn(8, 2)
+    return Workload(model=lambda: nn.Linear(4, 2), data=data, loss=nn.functional.mse_loss)
+
+def as_dict():
+    return {"model": lambda: nn.Linear(4, 2), "data": (torch.randn(8, 4), torch.randn(8, 2)), "loss": nn.functional.mse_loss}
+
+def helper():
+    return undefined_name
+
+def fails():
+    return helper()
+
+def wrong_keys():
+    return {"model": nn.Linear, "date": 1}
+
+def not_callable():
+    return {"model": nn.Linear(4, 2), "data": None, "loss": print}
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_users_file(file):
+    assert load_workload(f"{file}:good").name == "mine.py:good"
+    assert load_workload(f"{file}:as_dict").batch_size == 64
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        ("fails", "failed with NameError: name 'undefined_name' is not defined"),
+        ("wrong_keys", r"unknown \['date'\] and no \['data', 'loss'\]"),
+        ("not_callable", "every rank must build its own"),
+        ("goood", "Did you mean 'good'"),
+    ],
+)
+def test_a_wrong_file_says_what_is_wrong(file, function, problem):
+    with pytest.raises(UsageError, match=problem):
+        load_workload(f"{file}:{function}")
+
+
+def test_the_traceback_is_trimmed_to_the_users_lines(file):
+    with pytest.raises(UsageError) as failed:
+        load_workload(f"{file}:fails")
+    lines = [line for line in failed.value.detail.splitlines() if line.strip().startswith("File")]
+    assert [line.rpartition(" in ")[2] for line in lines] == ["fails", "helper"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("import nothing_like_this", "nothing_like_this"), ("def f(:", "def f(:"), ("1/0", "1/0")]
+)
+def test_a_file_that_fails_to_import_shows_their_line_only(tmp_path, text, shown):
+    (tmp_path / "broken.py").write_text(text)
+    with pytest.raises(UsageError, match="could not be imported") as failed:
+        load_workload(f"{tmp_path}/broken.py:f")
+    assert shown in failed.value.detail
+    assert "frozen" not in failed.value.detail
+
+
+@pytest.mark.parametrize(
+    ("reference", "problem"),
+    [("mpl", "Did you mean 'mlp'"), ("gpt:125m", "Did you mean 'gpt:124m'"), ("nowhere.py:f", "no file"), ("x/", "no file")],
+)
+def test_a_wrong_name_is_refused_without_torch(reference, problem):
+    with pytest.raises(UsageError, match=problem):
+        check_reference(reference)
+
+
+def test_unpack_takes_the_usual_batches():
+    x, y = torch.zeros(2), torch.ones(2)
+    assert unpack((x, y)) == (x, y)
+    assert unpack({"input": x, "target": y}) == (x, y)
+    assert unpack(x)[1] is x
+    with pytest.raises(UsageError, match="a dict with"):
+        unpack({"image": x, "label": y})
+
+
+def test_data_made_at_random_is_the_same_in_every_process(tmp_path):
+    """A rank that made other random data than its neighbour would train on other samples, and nobody would see it."""
+    path = tmp_path / "random_data.py"
+    path.write_text(
+        "import torch\nX = torch.randn(4)\ndef f():\n    return dict(model=torch.nn.Identity, data=(X, torch.randn(4)), loss=print)\n"
+    )
+    torch.manual_seed(1)
+    first = load_workload(f"{path}:f").data
+    torch.manual_seed(2)
+    second = load_workload(f"{path}:f").data
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
