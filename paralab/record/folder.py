@@ -20,7 +20,7 @@ from typing import Any
 from paralab.errors import UsageError
 
 SCHEMA_VERSION = 1
-PACKAGES = ("paralab", "torch", "numpy", "rich", "click", "jinja2", "psutil", "nvidia-ml-py")
+PACKAGES = ("paralab", "torch", "numpy", "rich", "click", "transformers")
 
 
 class RunFolder:

@@ -139,7 +139,8 @@ def test_data_made_at_random_is_the_same_in_every_process(tmp_path):
     """A rank that made other random data than its neighbour would train on other samples, and nobody would see it."""
     path = tmp_path / "random_data.py"
     path.write_text(
-        "import torch\nX = torch.randn(4)\ndef f():\n    return dict(model=torch.nn.Identity, data=(X, torch.randn(4)), loss=print)\n"
+        "import torch\nX = torch.randn(4)\n"
+        "def f():\n    return dict(model=torch.nn.Identity, data=(X, torch.randn(4)), loss=print)\n"
     )
     torch.manual_seed(1)
     first = load_workload(f"{path}:f").data

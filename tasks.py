@@ -1,0 +1,90 @@
+"""Everything one does with this repository, with nothing but Python: `python3 tasks.py TASK` (or `make TASK`).
+
+The first task makes a virtual environment in .venv and installs what the project needs, at the tested versions (constraints.txt).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
+PYTHON = str(BIN / "python")
+
+TASKS = {
+    "setup": "make .venv and install paralab with everything for development",
+    "demo": "train a small transformer on 2 CPU ranks, then prove that it was the same training as on one device",
+    "test": "lint, then all tests",
+    "lint": "ruff and mypy",
+    "bench": "paralab against loops written by hand",
+    "gpu": "every CUDA path on one GPU, as a short table (uses the Python that runs this, if it has torch)",
+}
+
+
+def run(*command: str) -> None:
+    print("$ " + " ".join(command).replace(str(ROOT) + os.sep, ""), flush=True)
+    code = subprocess.run(command, cwd=ROOT).returncode
+    if code:
+        sys.exit(code)
+
+
+def setup() -> None:
+    """Install once, and again when what is to be installed has changed."""
+    wanted = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))).hexdigest()
+    done = VENV / "installed"
+    if done.exists() and done.read_text() == wanted:
+        return
+    if not Path(PYTHON).exists():
+        run(sys.executable, "-m", "venv", str(VENV))
+    run(PYTHON, "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt", "--editable", ".[dev]")
+    done.write_text(wanted)
+
+
+def demo() -> None:
+    setup()
+    paralab = (PYTHON, "-m", "paralab")
+    run(*paralab, "run", "ddp", "--replicas", "2", "--workload", "gpt", "--steps", "40")
+    run(*paralab, "verify", "ddp", "--replicas", "2", "--workload", "gpt:tiny")
+
+
+def lint() -> None:
+    setup()
+    run(PYTHON, "-m", "ruff", "check", ".")
+    run(PYTHON, "-m", "ruff", "format", "--check", "--quiet", ".")
+    run(PYTHON, "-m", "mypy")
+
+
+def test() -> None:
+    lint()
+    run(PYTHON, "-m", "pytest", "-q", "--durations=10", *sys.argv[2:])
+
+
+def bench() -> None:
+    setup()
+    run(PYTHON, "bench/overhead.py")
+
+
+def gpu() -> None:
+    has_torch = subprocess.run([sys.executable, "-c", "import torch, click, rich"], capture_output=True).returncode == 0
+    if not has_torch:
+        setup()
+    run(sys.executable if has_torch else PYTHON, "bench/gpu.py")
+
+
+def main() -> None:
+    if sys.version_info < (3, 11):  # noqa: UP036 (an older Python must be told, not trip over the syntax)
+        sys.exit(f"paralab needs Python 3.11 or newer; this is {sys.version.split()[0]}.")
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name not in TASKS:
+        print("python3 tasks.py TASK, where TASK is one of\n" + "\n".join(f"  {task:<6} {about}" for task, about in TASKS.items()))
+        sys.exit(0 if name in ("", "-h", "--help", "help") else 2)
+    globals()[name]()
+
+
+if __name__ == "__main__":
+    main()

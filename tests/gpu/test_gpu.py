@@ -1,0 +1,104 @@
+"""What only a GPU can show: the real nn.DataParallel, CUDA-event timing, GradScaler's skipped steps, two kinds of device."""
+
+import copy
+import itertools
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import run_paralab
+
+pytestmark = pytest.mark.gpu
+
+
+def test_real_dataparallel_splits_inside_the_model(tmp_path):
+    result = run_paralab("run", "dp", "--replicas", "3", "--steps", "3", "--device", "cuda", "--json", cwd=tmp_path).json
+    if torch.cuda.device_count() < 3:
+        assert any("does the work of several devices" in warning for warning in result["warnings"])
+    assert sorted(split["shape"] for split in result["splits"]) == [[20, 1024], [22, 1024], [22, 1024]]
+    assert all(split["physical"].startswith("cuda:") for split in result["splits"])
+
+
+def test_events_are_timed_on_the_device(tmp_path):
+    result = run_paralab(
+        "run", "single", "--workload", "mlp:large", "--steps", "12", "--device", "cuda", "--json", cwd=tmp_path
+    ).json
+    lines = (tmp_path / result["run_folder"] / "events" / "rank0.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    steps = [event for event in events if event["event"] == "step"]
+    for step in steps:
+        inside = [e for e in events if e.get("step") == step["step"] and e["event"] in ("forward", "backward", "optimizer")]
+        assert len(inside) == 3
+        spent = sum(e["end"] - e["start"] for e in inside)
+        assert 0.5 < spent / (step["end"] - step["start"]) < 1.05
+    assert all(later["start"] >= earlier["start"] for earlier, later in itertools.pairwise(steps))
+    assert result["peak_bytes"][0]["how"] == "allocator"
+
+
+def test_a_scale_that_overflows_skips_steps_and_recovers(tmp_path):
+    options = ["--workload", "gpt:tiny", "--precision", "fp16", "--loss-scale", "1e9", "--steps", "40", "--device", "cuda"]
+    result = run_paralab("run", "ddp", "--replicas", "2", *options, "--json", cwd=tmp_path).json
+    assert 0 < result["skipped_steps"] < 40
+    assert result["losses"][-1] < result["losses"][0]
+    lines = (tmp_path / result["run_folder"] / "events" / "rank0.jsonl").read_text().splitlines()
+    scales = [event["scale"] for event in map(json.loads, lines) if event["event"] == "optimizer"]
+    assert scales[0] == pytest.approx(1e9)
+    assert scales[-1] == pytest.approx(1e9 / 2 ** result["skipped_steps"])
+
+
+def test_stages_on_two_kinds_of_device_train_like_one(tmp_path):
+    """One GPU and the CPU as two real devices: tensors must be carried over, forward and back, also past the main path."""
+    from paralab.plan.grid import Device
+    from paralab.plan.plan import Plan, RankPlan, Stage
+    from paralab.record.writer import EventWriter
+    from paralab.worker.clock import Clock
+    from paralab.worker.job import Job, Micro
+    from paralab.worker.memory import ActivationMeter
+    from paralab.worker.precision import Precision
+    from paralab.worker.probes import Probe
+    from paralab.worker.stages import Staged
+    from paralab.workload.workload import Workload
+
+    class Masked(nn.Module):
+        """The second layer takes a mask that was made on the first device."""
+
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x, mask):
+            return self.linear(x * mask)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.second = nn.Linear(8, 8), nn.LayerNorm(8), Masked()
+
+        def forward(self, x):
+            mask = (x > 0).float()
+            return self.second(self.norm(self.first(x)), mask)
+
+    torch.manual_seed(0)
+    alone = Net().double()
+    spread = copy.deepcopy(alone)
+    x, y = torch.randn(12, 8, dtype=torch.float64), torch.randn(12, 8, dtype=torch.float64)
+    devices = tuple(Device(name, name, f"stage {n}", False, False) for n, name in enumerate(("cuda:0", "cpu")))
+    rank = RankPlan(0, 0, devices, 12, (12, 12))
+    parts = (Stage("", ("first", "norm"), 2, 1.0, 0), Stage("second", ("second.linear",), 1, 1.0, 0))
+    numbers = dict(batch_size=12, accumulate=1, micro_batches=3, steps=1, epochs=None, samples=12, num_steps=1, seed=0)
+    settings = dict(precision="fp64", loss_scale=None, bucket_mb=None, device="cuda", placement="spread", threads_per_device=1)
+    texts = dict(backend=None, arithmetic="", environment={}, reasons=(), remarks=(), differences=())
+    plan = Plan("pipeline", "", 1, 2, **numbers, **settings, ranks=(rank,), stage_parts=parts, **texts)
+    workload = Workload(Net, (x, y), nn.functional.mse_loss, name="net")
+    probe = Probe(Clock(0.0), EventWriter(tmp_path / "rank0.jsonl"))
+    job = Job(plan, rank, workload, Precision(plan), probe, ActivationMeter((), False), lambda *_: None)
+    micros = [Micro(x[rows], y[rows], 1 / 3) for rows in (slice(0, 4), slice(4, 8), slice(8, 12))]
+    loss = Staged(job, spread).forward_backward([micros])
+    expected = nn.functional.mse_loss(alone(x), y)
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
+    assert {str(p.device) for p in spread.parameters()} == {"cuda:0", "cpu"}
+    for mine, theirs in zip(spread.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad, rtol=0, atol=1e-12)
