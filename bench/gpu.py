@@ -56,7 +56,7 @@ def main() -> None:
                 print(
                     f"{' '.join(given):<76} {step:6.2f} ms {peak:5.0f} MiB  {losses[0]:.3f} → {losses[-1]:.3f}{skipped}", flush=True
                 )
-        for options in (["all"], ["all", "--precision", "fp32"], ["dp", "--workload", "cnn:tiny"]):
+        for options in (["all"], ["ddp", "--precision", "fp32"]):
             proof = paralab("verify", *options, "--device", "cuda", folder=folder)
             failed += not proof
             if proof:

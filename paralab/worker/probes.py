@@ -43,8 +43,8 @@ class Probe:
         self.writer.write([{"event": event, "time": _round(self.clock.now()), **fields}])
 
     def note(self, event: str, start: Mark, end: Mark, **fields: Any) -> None:
-        """Something of this step that took from start to end."""
-        self._notes.append((event, start, end, fields))
+        """Something of this step that took from start to end. Numbers that are still on a device stay tensors until it is done."""
+        self._notes.append((event, start, end, {name: _on_host(value) for name, value in fields.items()}))
 
     @contextmanager
     def span(self, event: str, device: str | None = None, **fields: Any) -> Iterator[None]:
@@ -61,8 +61,8 @@ class Probe:
         self._start = self.clock.mark()
 
     def end_step(self, loss: torch.Tensor, **fields: Any) -> None:
-        """Close the step. `loss` stays on the device until it is done: reading it now would make the host wait."""
-        fields |= {"all_reduces": self.all_reduces, "bytes": self.bytes, "loss": loss}
+        """Close the step."""
+        fields |= {"all_reduces": self.all_reduces, "bytes": self.bytes, "loss": _on_host(loss)}
         self.note("step", self._start, self.clock.mark(), **fields)
         self._pending.append((self.step, self._notes))
         self._notes = []
@@ -85,6 +85,13 @@ class Probe:
             known = {name: value for name, value in fields.items() if value is not None}
             events.append({"event": event, "step": step, **times, **known})
         self.writer.write(events)
+
+
+def _on_host(value: Any) -> Any:
+    """A device's number on its way to the host. `item()` would wait for everything in the stream, also for the steps behind it."""
+    if isinstance(value, torch.Tensor) and value.is_cuda:
+        return torch.empty((), dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
+    return value
 
 
 def _round(seconds: float) -> float:

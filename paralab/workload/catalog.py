@@ -27,7 +27,7 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
                 "base": {"dim": 1024, "layers": 6, "samples": 4096, "batch_size": 64},
                 "tiny": {"dim": 16, "layers": 4, "samples": 300, "batch_size": 32},
                 "small": {"dim": 256, "layers": 6, "samples": 4096, "batch_size": 64},
-                "large": {"dim": 4096, "layers": 8, "samples": 4096, "batch_size": 256},
+                "large": {"dim": 4096, "layers": 8, "samples": 1024, "batch_size": 256},
             },
         ),
         "cnn": BuiltIn(

@@ -37,6 +37,36 @@ def test_events_are_timed_on_the_device(tmp_path):
     assert result["peak_bytes"][0]["how"] == "allocator"
 
 
+NO_WAITING = """
+import torch
+from torch import nn
+
+calls = 0
+
+def loss(output, target):
+    global calls
+    calls += 1
+    if calls == 3:  # from here on every operation that makes the host wait for the device is an error
+        torch.cuda.set_sync_debug_mode("error")
+    return nn.functional.mse_loss(output, target)
+
+def workload():
+    return {"model": lambda: nn.Linear(64, 64), "data": (torch.randn(256, 64), torch.randn(256, 64)), "loss": loss}
+"""
+
+
+@pytest.mark.parametrize("strategy", ["single", "dp", "mp", "pipeline"])
+def test_measuring_does_not_make_the_host_wait(tmp_path, strategy):
+    """Reading the loss of a past step with item() waited for the step behind it: 2 % of gpt:124m on an H200."""
+    (tmp_path / "waiting.py").write_text(
+        NO_WAITING.replace("nn.Linear(64, 64)", "nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))")
+    )
+    done = run_paralab(
+        "run", strategy, "--workload", "waiting.py:workload", "--steps", "30", "--device", "cuda", "--json", cwd=tmp_path
+    )
+    assert done.code == 0, done.err
+
+
 def test_a_scale_that_overflows_skips_steps_and_recovers(tmp_path):
     options = ["--workload", "gpt:tiny", "--precision", "fp16", "--loss-scale", "1e9", "--steps", "40", "--device", "cuda"]
     result = run_paralab("run", "ddp", "--replicas", "2", *options, "--json", cwd=tmp_path).json
