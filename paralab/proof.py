@@ -24,6 +24,7 @@ from paralab.plan.resolve import resolve
 from paralab.record.folder import RunFolder
 from paralab.record.reader import read_events
 from paralab.training import failure, probe_once
+from paralab.units import plural
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
 
@@ -175,9 +176,11 @@ def _train(
             job = {"case": number, "plan": item.plan.to_json(), "extras": extras}
             jobs.setdefault(item.plan.world_size, []).append(job)
         for ranks, list_ in sorted(jobs.items()):
-            noun = "rank" if ranks == 1 else "ranks"
-            say(f"{len([job for job in list_ if 'case' in job])} cases on {ranks} {noun}")
-            part = RunFolder.create(folder.path / f"{ranks}-{noun}", "")
+            where = plural(ranks, "rank")
+            say(
+                f"{plural(sum('case' in job for job in list_), 'case')} on {where}" + (", and the references" if ranks == 1 else "")
+            )
+            part = RunFolder.create(folder.path / where.replace(" ", "-"), "")
             codes = launch(part, list_, time.perf_counter(), lambda: None)
             if any(codes):
                 raise failure(part, codes)

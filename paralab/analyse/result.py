@@ -60,6 +60,7 @@ def result_of(folder: Path) -> dict[str, Any]:
         "all_reduces_per_step": _per_step(timed, "all_reduces"),
         "bytes_per_step": _per_step(timed, "bytes"),
         "splits": _splits(events),
+        "remarks": plan["remarks"],
         "differences": plan["differences"],
         "run_folder": str(folder),
         "warnings": warnings,

@@ -75,5 +75,6 @@ def print_environment(found: dict[str, Any]) -> None:
     for name, state in found["backends"].items():
         table.add_row(name, state)
     for name, where in found["precisions"].items():
-        table.add_row(name, "; ".join(f"{device}: {state}" for device, state in where.items()))
+        shown = where if machine["gpus"] else {"cpu": where["cpu"]}
+        table.add_row(name, "; ".join(f"{device}: {state}" for device, state in shown.items()))
     console.print(table)

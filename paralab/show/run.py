@@ -118,7 +118,8 @@ def print_result(result: dict[str, Any], show: tuple[str, ...]) -> None:
     losses = [loss for loss in result["losses"] if loss is not None]
     table.add_row("loss", f"{losses[0]:.4f} → {losses[-1]:.4f}" if losses else "not finite")
     spread = f"{seconds(times['median'])} (p10 {seconds(times['p10'])}, p90 {seconds(times['p90'])})"
-    table.add_row("step time", f"{spread}, {plural(result['warm_up_steps'], 'warm-up step')} left out")
+    shared = "; [yellow]the devices share cores[/]" if any("share cores" in remark for remark in result["remarks"]) else ""
+    table.add_row("step time", f"{spread}, {plural(result['warm_up_steps'], 'warm-up step')} left out{shared}")
     table.add_row(
         "total time",
         f"{seconds(result['total_seconds'])} training, {seconds(result['wall_seconds'])} with the start of the processes",
@@ -138,5 +139,5 @@ def print_result(result: dict[str, Any], show: tuple[str, ...]) -> None:
     table.add_row("processes", f"pid {pids}")
     table.add_row("run folder", result["run_folder"])
     console.print(table)
-    for warning in result["warnings"]:
+    for warning in result["warnings"][len(result["remarks"]) :]:  # the plan's remarks stand above already
         console.print(f"[yellow]note[/] {warning}", soft_wrap=True)
