@@ -107,13 +107,14 @@ def run(strategy: str, as_json: bool, out: Path | None, save_weights: bool, show
 def plan(strategy: str, as_json: bool, **options: Any) -> None:
     """Print the resolved plan with a reason per choice; start nothing."""
     from paralab import training
-    from paralab.show.run import print_plan, print_reasons
+    from paralab.show.run import print_ranks, print_reasons, print_sentence
 
     resolved, _, summary = training.make_plan(Request(strategy=strategy, **_given(options)))
     if as_json:
         click.echo(json.dumps(resolved.to_json()))
         return
-    print_plan(resolved, summary.name)
+    print_sentence(resolved, summary.name)
+    print_ranks(resolved)
     print_reasons(resolved)
 
 

@@ -177,9 +177,9 @@ def _train(
             jobs.setdefault(item.plan.world_size, []).append(job)
         for ranks, list_ in sorted(jobs.items()):
             where = plural(ranks, "rank")
-            say(
-                f"{plural(sum('case' in job for job in list_), 'case')} on {where}" + (", and the references" if ranks == 1 else "")
-            )
+            cases = sum("case" in job for job in list_)
+            parts = [plural(len(list_) - cases, "reference")] * (cases < len(list_)) + [plural(cases, "case")] * (cases > 0)
+            say(f"{' and '.join(parts)} on {where}")
             part = RunFolder.create(folder.path / where.replace(" ", "-"), "")
             codes = launch(part, list_, time.perf_counter(), lambda: None)
             if any(codes):

@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parent.parent
+ROOM = "PARALAB_TEST_ROOM"
+os.environ[ROOM] = str(os.getpid())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,8 +44,12 @@ def _leaves_no_process() -> Iterator[None]:
 
 
 def _is_rank(process: psutil.Process) -> bool:
+    """Started by this test session (which its environment tells, also after its parent died), and still there."""
     words = process.info["cmdline"] or []
-    return any(word.startswith("paralab.worker") for word in words) and process.status() != psutil.STATUS_ZOMBIE
+    try:
+        return any(word.startswith("paralab.worker") for word in words) and process.environ().get(ROOM) == os.environ[ROOM]
+    except psutil.Error:  # gone, or a zombie
+        return False
 
 
 class Finished:

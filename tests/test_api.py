@@ -1,5 +1,6 @@
 """The same from Python, also from a notebook: functions of files, functions of no file, and what is returned."""
 
+import os
 import subprocess
 import sys
 
@@ -60,7 +61,7 @@ def test_a_function_that_stands_in_no_file_reaches_the_ranks(tmp_path):
         [sys.executable, "-"],
         input=NOTEBOOK,
         cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=120,

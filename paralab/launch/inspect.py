@@ -64,4 +64,4 @@ def _machine(data: dict[str, Any]) -> Machine:
 
 def _summary(data: dict[str, Any]) -> Summary:
     layers = tuple(Layer(**{**layer, "modules": tuple(layer["modules"])}) for layer in data["layers"])
-    return Summary(**{**data, "layers": layers})
+    return Summary(**{**data, "layers": layers, "unused": tuple(data["unused"])})

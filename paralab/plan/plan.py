@@ -51,6 +51,7 @@ class Plan:
     precision: str
     loss_scale: float | None
     bucket_mb: float | None
+    find_unused: bool
     steps: int | None
     epochs: int | None
     samples: int | None

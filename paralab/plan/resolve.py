@@ -95,6 +95,7 @@ def resolve(
         precision=precision,
         loss_scale=request.loss_scale or (65536.0 if precision == "fp16" else None),
         bucket_mb=bucket_mb,
+        find_unused=_find_unused(strategy, summary, reasons),
         steps=steps,
         epochs=request.epochs,
         samples=samples,
@@ -243,6 +244,21 @@ def _backend(strategy: str, cells: list[list[Device]], device: str, reasons: lis
         backend, because = "cpu:gloo,cuda:nccl", "every rank has GPUs of its own"
     reasons.append(Reason("backend", backend, because))
     return backend
+
+
+def _find_unused(strategy: str, summary: Summary, reasons: list[Reason]) -> bool:
+    """DDP waits for the gradient of every parameter, unless it is told to look for those that get none."""
+    if not summary.unused or strategy not in PROCESS_PER_REPLICA:
+        return False
+    names = ", ".join(summary.unused[:3]) + (", …" if len(summary.unused) > 3 else "")
+    if strategy == "hybrid":
+        raise UsageError(
+            f"hybrid: {plural(len(summary.unused), 'parameter')} of {summary.name} got no gradient in a trial step ({names}), "
+            "and the stages' synchronisation waits for every one.",
+            cure="requires_grad_(False) on them, or use ddp",
+        )
+    reasons.append(Reason("find_unused_parameters", "yes", f"no gradient in a trial step: {names}"))
+    return True
 
 
 def _stages(strategy: str, stages: int, summary: Summary, reasons: list[Reason]) -> tuple[Stage, ...]:

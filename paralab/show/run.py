@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -13,25 +14,30 @@ from paralab.show.console import console, errors, fact_table, plain_table
 from paralab.units import plural, rate, seconds, size
 
 
-def print_plan(plan: Plan, workload: str) -> None:
-    """What will happen, as a sentence and a table."""
+def print_sentence(plan: Plan, workload: str) -> None:
+    """What will happen, as a sentence, with what is virtual, shared or different."""
     devices = "virtual devices" if any(d.virtual for rank in plan.ranks for d in rank.devices) else "devices"
     console.print(
         f"[bold]{plan.title()}[/] trains [bold]{workload}[/] for {plural(plan.num_steps, 'step')} in {plan.precision} "
         f"on {plan.num_devices} {devices if plan.num_devices > 1 else 'device'}: {plan.arithmetic}"
     )
-    numbers = ("rank", "local rank", "samples per step")
-    table = plain_table("rank", "local rank", "device", "holds", "samples per step", right=numbers)
-    for rank in plan.ranks:
-        for number, device in enumerate(rank.devices):
-            mark = " (virtual)" if device.virtual else " (shared)" if device.shared else ""
-            first = (str(rank.rank), str(rank.local_rank)) if number == 0 else ("", "")
-            table.add_row(*first, device.name + mark, device.role, str(rank.split[number]))
-    console.print(table)
     for remark in plan.remarks:
         console.print(f"[yellow]note[/] {remark}", soft_wrap=True)
     for difference in plan.differences if plan.strategy != "single" else ():
         console.print(f"[yellow]may differ from one device[/] {difference}", soft_wrap=True)
+
+
+def print_ranks(plan: Plan, pids: dict[int, int] | None = None) -> None:
+    """Who does what: one line per rank and device. The process numbers are known when the ranks have started."""
+    process = ("pid",) if pids else ()
+    right = ("rank", "local rank", "pid", "samples per step")
+    table = plain_table("rank", "local rank", *process, "device", "holds", "samples per step", right=right)
+    for rank in plan.ranks:
+        who = [str(rank.rank), str(rank.local_rank), *([str(pids[rank.rank])] if pids else [])]
+        for number, device in enumerate(rank.devices):
+            mark = " (virtual)" if device.virtual else " (shared)" if device.shared else ""
+            table.add_row(*(who if number == 0 else [""] * len(who)), device.name + mark, device.role, str(rank.split[number]))
+    console.print(table)
 
 
 def print_reasons(plan: Plan) -> None:
@@ -47,62 +53,58 @@ class Screen:
 
     def __init__(self, show: tuple[str, ...]) -> None:
         self.show = show
-        self.progress: Progress | None = None
+        self.bar: Progress | None = None
 
-    def watch(self, plan: Plan, folder: RunFolder) -> Any:
-        print_plan(plan, folder_workload(plan))
-        tails = [Tail(folder.events / f"rank{rank.rank}.jsonl") for rank in plan.ranks]
-        losses: dict[int, list[float]] = {}
-        shown, started = 0, None
-        if errors.is_terminal:
-            self.progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=30),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[numbers]}"),
-                console=errors,
-                transient=True,
-            )
-            self.progress.start()
-            task = self.progress.add_task("starting ranks", total=plan.num_steps, numbers="")
+    def watch(self, plan: Plan, folder: RunFolder) -> Callable[[], None]:
+        """Print what will happen; return what is to be called while it does."""
+        print_sentence(plan, plan.workload.rpartition("/")[2])
+        self.plan = plan
+        self.tails = [Tail(folder.events / f"rank{rank.rank}.jsonl") for rank in plan.ranks]
+        self.pids: dict[int, int] = {}
+        self.parts: list[list[float]] = [[] for _ in plan.ranks]  # every rank's part of every step's loss
+        self.first_start, self.tenths = 0.0, 0
+        return self.poll
 
-        def poll() -> None:
-            nonlocal shown, started
-            last = None
-            for tail in tails:
-                for event in tail.new():
-                    if event["event"] == "step":
-                        losses.setdefault(event["step"], []).append(event["loss"])
-                        last = event
-                        started = started if started is not None else event["start"]
-                    elif event["event"] == "start":
-                        self._rank_line(event)
-            whole = sum(len(parts) == len(tails) for parts in losses.values())
-            if last is None or whole == 0:
-                return
-            elapsed = last["end"] - (started or 0.0)
-            numbers = f"loss {sum(losses[whole - 1]):.4f}  {rate(whole * plan.batch_size / elapsed)} samples/s"
-            if self.progress:
-                self.progress.update(task, description="training", completed=whole, numbers=numbers)
-            elif whole * 10 // plan.num_steps > shown:
-                shown = whole * 10 // plan.num_steps
-                errors.print(f"step {whole}/{plan.num_steps}  {numbers}")
+    def poll(self) -> None:
+        end = 0.0
+        for tail, parts in zip(self.tails, self.parts, strict=True):
+            for event in tail.new():
+                if event["event"] == "start":
+                    self._rank_started(event)
+                elif event["event"] == "step":
+                    self.first_start = self.first_start or event["start"]
+                    end = max(end, event["end"])
+                    parts.append(event["loss"])
+        if end:
+            self._steps_done(min(map(len, self.parts)), end - self.first_start)
 
-        return poll
-
-    def _rank_line(self, event: dict[str, Any]) -> None:
+    def _rank_started(self, event: dict[str, Any]) -> None:
+        self.pids[event["rank"]] = event["pid"]
         if "ranks" in self.show:
             where = f"Device: {', '.join(event['devices'])} | PID: {event['pid']}"
             console.print(f"Rank: {event['rank']} | Local Rank: {event['local_rank']} | {where}")
+        if len(self.pids) == len(self.tails):
+            print_ranks(self.plan, self.pids)
+            if errors.is_terminal:  # only now: what is printed beside a live bar would break it
+                columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+                self.bar = Progress(*columns, console=errors, transient=True)
+                self.task = self.bar.add_task("", total=self.plan.num_steps)
+                self.bar.start()
+
+    def _steps_done(self, done: int, seconds_spent: float) -> None:
+        if not done:
+            return
+        loss = sum(parts[done - 1] for parts in self.parts)
+        numbers = f"loss {loss:.4f}  {rate(done * self.plan.batch_size / seconds_spent)} samples/s"
+        if self.bar:
+            self.bar.update(self.task, completed=done, description=numbers)
+        elif done * 10 // self.plan.num_steps > self.tenths:
+            self.tenths = done * 10 // self.plan.num_steps
+            errors.print(f"step {done}/{self.plan.num_steps}  {numbers}")
 
     def close(self) -> None:
-        if self.progress:
-            self.progress.stop()
-
-
-def folder_workload(plan: Plan) -> str:
-    return plan.workload.rpartition("/")[2]
+        if self.bar:
+            self.bar.stop()
 
 
 def print_result(result: dict[str, Any], show: tuple[str, ...]) -> None:
@@ -113,7 +115,6 @@ def print_result(result: dict[str, Any], show: tuple[str, ...]) -> None:
             shape = f"torch.Size({split['shape']})"
             console.print(f"Inside model on device {split['device']}{virtual}, shape: {shape}", markup=False)
     times = result["step_seconds"]
-    pids = ", ".join(str(rank["pid"]) for rank in result["ranks"])
     table = fact_table()
     losses = [loss for loss in result["losses"] if loss is not None]
     table.add_row("loss", f"{losses[0]:.4f} → {losses[-1]:.4f}" if losses else "not finite")
@@ -136,7 +137,6 @@ def print_result(result: dict[str, Any], show: tuple[str, ...]) -> None:
         table.add_row("synchronisation", f"{count} all-reduce(s), {size(result['bytes_per_step'])} per optimiser step and rank")
     else:
         table.add_row("synchronisation", "no all-reduce: one process")
-    table.add_row("processes", f"pid {pids}")
     table.add_row("run folder", result["run_folder"])
     console.print(table)
     for warning in result["warnings"][len(result["remarks"]) :]:  # the plan's remarks stand above already

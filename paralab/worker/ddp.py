@@ -34,6 +34,7 @@ def wrap(
         device_ids=[torch.device(device).index] if device and device != "cpu" else None,
         process_group=group,
         bucket_cap_mb=job.plan.bucket_mb,
+        find_unused_parameters=job.plan.find_unused,
     )
     ddp.register_comm_hook((job.probe, device, group, where), timed_all_reduce)
     return ddp

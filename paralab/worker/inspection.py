@@ -18,7 +18,7 @@ from torch import nn
 
 from paralab.errors import UsageError
 from paralab.machine.host import Gpu, Machine, cpu_name, memory_bytes, usable_cores
-from paralab.workload.batch import map_tensors, unpack
+from paralab.workload.batch import call_model, map_tensors, take, unpack
 from paralab.workload.layers import find_layers
 from paralab.workload.load import load_workload, their_lines
 from paralab.workload.reference import user_folder
@@ -86,7 +86,9 @@ def look_at_workload(workload: str, device: str, layers: bool, samples: int | No
     model = model.to(use).train()
     some = samples or loaded.batch_size
     batch = _guarded("data", own_folder, lambda: _first_batch(loaded, some))
-    inputs, targets = map_tensors(lambda t: t.to(use), (loaded.unpack or unpack)(batch))
+    batch = map_tensors(lambda t: t.to(use), batch)
+    inputs, targets = (loaded.unpack or unpack)(batch)
+    unused = _guarded("A trial step", own_folder, lambda: _trial_step(loaded, model, batch))
     found, reason = (), None
     if layers:
         found, reason = _guarded(
@@ -105,6 +107,7 @@ def look_at_workload(workload: str, device: str, layers: bool, samples: int | No
         optimizer=type(optimizer).__name__,
         batch_norms=sum(isinstance(module, NORMS) for module in model.modules()),
         dropouts=sum(isinstance(module, DROPOUTS) and module.p > 0 for module in model.modules()),
+        unused=unused,
         layers=found,
         uncut_reason=reason,
     )
@@ -117,6 +120,22 @@ def _first_batch(workload: Workload, samples: int) -> Any:
     some = min(samples, has) if has else samples
     sequence = rank_batches(workload, lambda batch: (0, batch.size), batch_size=some, samples=has, steps=1, epochs=None, seed=0)
     return next(itertools.islice(sequence, 1))[1]
+
+
+def _trial_step(workload: Workload, model: nn.Module, batch: Any) -> tuple[str, ...]:
+    """Forward and backward on two samples: mistakes show before anything is started, and so do parameters without a gradient."""
+    inputs, targets = (workload.unpack or unpack)(take(batch, 0, 2))
+    loss = workload.loss(call_model(model, inputs), targets)
+    if not isinstance(loss, torch.Tensor) or loss.ndim or not loss.requires_grad:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) and loss.ndim else f"{loss!r:.60}"
+        raise UsageError(
+            f"loss(output, target) of {workload.name} returned {what}, not one number that depends on the model.",
+            cure="a mean, e.g. torch.nn.functional.cross_entropy(output, target)",
+        )
+    loss.backward()
+    unused = tuple(name for name, p in model.named_parameters() if p.requires_grad and p.grad is None)
+    model.zero_grad(set_to_none=True)
+    return unused
 
 
 def _guarded(what: str, folder: Path, call: Any) -> Any:

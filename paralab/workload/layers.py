@@ -204,8 +204,13 @@ def _owners(model: nn.Module, trace: _Trace, cuts: list[int]) -> tuple[list[list
             last_inside[caller] = max(last_inside[caller], last_inside[call])
     parts: list[list[str]] = [[] for _ in range(len(cuts) + 1)]
     part_of: dict[nn.Parameter, int] = {}
+    used = set(_reachable(trace.output, stop_at=-1))
     for name, module in model.named_modules():
-        if not [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if not own:
+            continue
+        if name not in trace.names and not used & set(map(id, own)) and not [*module.buffers(recurse=False)]:
+            parts[0].append(name)  # never called and nothing of it in the graph: it may lie anywhere
             continue
         call = trace.first_call(name)
         end = last_inside[call] if call >= 0 else len(trace.names)

@@ -34,5 +34,6 @@ class Summary:
     optimizer: str
     batch_norms: int
     dropouts: int
+    unused: tuple[str, ...] = ()  # trainable parameters that a trial step gave no gradient
     layers: tuple[Layer, ...] = ()
     uncut_reason: str | None = None

@@ -118,7 +118,15 @@ def test_stages_on_two_kinds_of_device_train_like_one(tmp_path):
     rank = RankPlan(0, 0, devices, 12, (12, 12))
     parts = (Stage("", ("first", "norm"), 2, 1.0, 0), Stage("second", ("second.linear",), 1, 1.0, 0))
     numbers = dict(batch_size=12, accumulate=1, micro_batches=3, steps=1, epochs=None, samples=12, num_steps=1, seed=0)
-    settings = dict(precision="fp64", loss_scale=None, bucket_mb=None, device="cuda", placement="spread", threads_per_device=1)
+    settings = dict(
+        precision="fp64",
+        loss_scale=None,
+        bucket_mb=None,
+        find_unused=False,
+        device="cuda",
+        placement="spread",
+        threads_per_device=1,
+    )
     texts = dict(backend=None, arithmetic="", environment={}, reasons=(), remarks=(), differences=())
     plan = Plan("pipeline", "", 1, 2, **numbers, **settings, ranks=(rank,), stage_parts=parts, **texts)
     workload = Workload(Net, (x, y), nn.functional.mse_loss, name="net")

@@ -100,6 +100,16 @@ def test_tied_weights_and_parameters_of_the_whole_model_are_refused_with_the_rea
     assert "the model itself has parameters" in cut(OwnParameter())[1]
 
 
+class Unused(Chain):
+    def __init__(self):
+        super().__init__()
+        self.never = nn.Linear(3, 3)
+
+
+def test_a_module_that_is_never_called_does_not_keep_a_model_from_being_cut():
+    assert [layer.modules for layer in cut(Unused())[0]] == [("first", "never"), ("middle",), ("last",)]
+
+
 def test_split_points_are_obeyed_and_checked():
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
     assert [layer.modules for layer in cut(model, split_points=["2"])[0]] == [("0", "1"), ("2", "3")]
