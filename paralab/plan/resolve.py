@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 from paralab.errors import UsageError
 from paralab.machine.host import Machine
@@ -11,6 +12,7 @@ from paralab.plan.batches import chunk_sizes, num_steps, pieces, shares
 from paralab.plan.grid import PROCESS_PER_REPLICA, Device, grid
 from paralab.plan.plan import Plan, RankPlan, Reason, Stage
 from paralab.plan.request import APPLIES, Request, check
+from paralab.plan.shape import Choose, Shape, arithmetic, shape_of
 from paralab.plan.stages import split_by_time
 from paralab.units import plural, seconds, size
 from paralab.workload.summary import Summary
@@ -36,36 +38,52 @@ def resolve(
     check(request)
     reasons: list[Reason] = []
 
-    def choose(name: str, given: object, default: object, because: str) -> None:
-        chosen = given if given is not None else default
+    def choose(name: str, given: object, chosen: object, because: str) -> None:
         reasons.append(Reason(name, str(chosen), "asked for" if given is not None else because))
 
     strategy = request.strategy
     device, gpus = _device(request, machine, reasons)
-    replicas = request.replicas or (2 if strategy in APPLIES["replicas"] else 1)
-    stages = request.stages or (2 if strategy in APPLIES["stages"] else 1)
-    if strategy in APPLIES["replicas"]:
-        choose("replicas", request.replicas, replicas, "two copies are the smallest number that shares a batch")
-    if strategy in APPLIES["stages"]:
-        choose("stages", request.stages, stages, "two devices are the smallest number that shares a model")
-    batch_size = request.batch_size or summary.batch_size
-    choose("batch size", request.batch_size, batch_size, f"the default of workload {summary.name}")
-    accumulate = request.accumulate or 1
-    placement = request.placement or "spread"
-
-    micro_batches = request.micro_batches or 1
-    if strategy in APPLIES["micro_batches"]:
-        least = min(min(shares(part, accumulate)) for part in shares(batch_size, replicas))
-        micro_batches = request.micro_batches or max(1, min(2 * stages, least))
-        idle = f"2 × {plural(stages, 'stage')}, or as many as there are samples: more pieces, shorter idle times"
-        choose("micro-batches", request.micro_batches, micro_batches, idle)
-    _check_batch(strategy, batch_size, replicas, accumulate, micro_batches)
-
+    shape = shape_of(request, summary, choose)
     precision, environment = _precision(request, machine, device, probe, reasons)
-    cells = grid(strategy, replicas, stages, placement, gpus)
-    ranks = _ranks(strategy, batch_size, replicas, accumulate, micro_batches, cells)
+    placement = request.placement or "spread"
+    cells = grid(strategy, shape.replicas, shape.stages, placement, gpus)
+    ranks = _ranks(strategy, shape, cells)
     devices = {cell.name: cell for row in cells for cell in row}
     threads = _threads(request, machine, device, len(devices), threads_asked, reasons)
+    samples, steps = _length(request, summary, choose)
+    bucket_mb = None
+    if strategy in APPLIES["bucket_mb"]:
+        bucket_mb = request.bucket_mb or DEFAULT_BUCKET_MB
+        choose("bucket", request.bucket_mb, f"{bucket_mb:g} MB", "the default of PyTorch's DDP")
+    return Plan(
+        strategy=strategy,
+        workload=request.workload,
+        **asdict(shape),
+        precision=precision,
+        loss_scale=request.loss_scale or (65536.0 if precision == "fp16" else None),
+        bucket_mb=bucket_mb,
+        find_unused=_find_unused(strategy, summary, reasons),
+        steps=steps,
+        epochs=request.epochs,
+        samples=samples,
+        num_steps=num_steps(shape.batch_size, samples, steps, request.epochs),
+        seed=request.seed,
+        device=device,
+        placement=placement,
+        threads_per_device=threads,
+        backend=_backend(strategy, cells, device, reasons),
+        ranks=ranks,
+        stage_parts=_stages(strategy, shape.stages, summary, reasons),
+        arithmetic=arithmetic(shape, ranks),
+        environment=environment,
+        reasons=tuple(reasons),
+        remarks=_remarks(strategy, machine, device, devices, threads, placement, cells),
+        differences=_differences(summary, precision, shape, moved=device == "cuda" and len(devices) > 1),
+    )
+
+
+def _length(request: Request, summary: Summary, choose: Choose) -> tuple[int | None, int | None]:
+    """(samples in an epoch, optimiser steps); None: endless, or as many as the epochs give."""
     if request.samples is not None and summary.samples is not None and request.samples > summary.samples:
         raise UsageError(
             f"--samples {request.samples}: the data of {summary.name} has only {summary.samples} samples.",
@@ -80,59 +98,7 @@ def resolve(
     steps = request.steps if request.steps or request.epochs else DEFAULT_STEPS
     if not request.epochs:
         choose("steps", request.steps, steps, "enough for a median; say --steps or --epochs for a training")
-    bucket_mb = None
-    if strategy in APPLIES["bucket_mb"]:
-        bucket_mb = request.bucket_mb or DEFAULT_BUCKET_MB
-        choose("bucket", request.bucket_mb and f"{bucket_mb:g} MB", f"{bucket_mb:g} MB", "the default of PyTorch's DDP")
-    return Plan(
-        strategy=strategy,
-        workload=request.workload,
-        replicas=replicas,
-        stages=stages,
-        batch_size=batch_size,
-        accumulate=accumulate,
-        micro_batches=micro_batches,
-        precision=precision,
-        loss_scale=request.loss_scale or (65536.0 if precision == "fp16" else None),
-        bucket_mb=bucket_mb,
-        find_unused=_find_unused(strategy, summary, reasons),
-        steps=steps,
-        epochs=request.epochs,
-        samples=samples,
-        num_steps=num_steps(batch_size, samples, steps, request.epochs),
-        seed=request.seed,
-        device=device,
-        placement=placement,
-        threads_per_device=threads,
-        backend=_backend(strategy, cells, device, reasons),
-        ranks=ranks,
-        stage_parts=_stages(strategy, stages, summary, reasons),
-        arithmetic=arithmetic(batch_size, ranks, accumulate, micro_batches),
-        environment=environment,
-        reasons=tuple(reasons),
-        remarks=_remarks(strategy, machine, device, devices, threads, placement, cells),
-        differences=_differences(
-            summary, precision, replicas, accumulate, micro_batches, moved=device == "cuda" and len(devices) > 1
-        ),
-    )
-
-
-def arithmetic(batch_size: int, ranks: tuple[RankPlan, ...], accumulate: int, micro_batches: int) -> str:
-    """`64 = 2 ranks × 4 accumulation steps × 8 samples`; uneven shares are added up instead."""
-    replicas = [device.role for device in ranks[0].devices if device.role.startswith("replica ")]
-    parts = ranks[0].split if replicas else tuple(rank.samples_per_step for rank in ranks)
-    cuts = [plural(accumulate, "accumulation step")] * (accumulate > 1) + [plural(micro_batches, "micro-batch")] * (
-        micro_batches > 1
-    )
-    samples, left = divmod(batch_size, len(parts) * accumulate * micro_batches)
-    owners = [plural(len(parts), "replica" if replicas else "rank")] * (len(parts) > 1)
-    if not left:
-        return f"{batch_size} = " + " × ".join([*owners, *cuts, plural(samples, "sample")])
-    if owners:
-        each = f", each in {' × '.join(cuts)}" if cuts else ""
-        return f"{batch_size} = {' + '.join(map(str, parts))} samples on {owners[0]}{each}"
-    sizes = [stop - start for piece in pieces(batch_size, accumulate, micro_batches) for start, stop in piece]
-    return f"{batch_size} = {' + '.join(map(str, sizes))} samples in {' × '.join(cuts)}"
+    return samples, steps
 
 
 def _device(request: Request, machine: Machine, reasons: list[Reason]) -> tuple[str, int]:
@@ -146,33 +112,6 @@ def _device(request: Request, machine: Machine, reasons: list[Reason]) -> tuple[
     because = plural(found, "GPU") + " found" if found else f"no GPU: {machine.no_gpu_reason}"
     reasons.append(Reason("device", device, "asked for" if request.device != "auto" else because))
     return device, found if device == "cuda" else 0
-
-
-def _check_batch(strategy: str, batch_size: int, replicas: int, accumulate: int, micro_batches: int) -> None:
-    if batch_size < replicas:
-        raise UsageError(
-            f"A batch of {batch_size} cannot be shared by {replicas} replicas: {batch_size} < {replicas}.",
-            cure=f"--batch-size {replicas} or more, or --replicas {batch_size} or fewer",
-        )
-    per_rank = batch_size if strategy == "dp" else min(shares(batch_size, replicas))
-    # DataParallel splits every accumulation step over its replicas, so each step needs a sample per replica.
-    needed, noun = (accumulate * replicas, "replicas") if strategy == "dp" else (accumulate, "rank's samples")
-    if per_rank < needed:
-        what = f"{accumulate} × {replicas} {noun}" if strategy == "dp" else f"{accumulate}"
-        raise UsageError(
-            f"--accumulate {accumulate}: {per_rank} samples cannot be cut into {what} pieces.",
-            cure=f"--accumulate {max(1, per_rank // (replicas if strategy == 'dp' else 1))} or less, "
-            f"or --batch-size {accumulate * replicas} or more",
-        )
-    least = min(shares(per_rank, accumulate))
-    if least < micro_batches:
-        whole = replicas * accumulate * micro_batches
-        raise UsageError(
-            f"--micro-batches {micro_batches}: a pass of {plural(least, 'sample')} "
-            f"(batch {batch_size} ÷ {plural(replicas, 'replica')} ÷ {accumulate} accumulation) cannot be cut into "
-            f"{micro_batches}: {least} < {micro_batches}.",
-            cure=f"--micro-batches {least} or less, or --batch-size {whole} or more",
-        )
 
 
 def _precision(
@@ -200,15 +139,13 @@ def _precision(
     return precision, environment
 
 
-def _ranks(
-    strategy: str, batch_size: int, replicas: int, accumulate: int, micro_batches: int, cells: list[list[Device]]
-) -> tuple[RankPlan, ...]:
+def _ranks(strategy: str, shape: Shape, cells: list[list[Device]]) -> tuple[RankPlan, ...]:
     ranks = []
-    per_rank = shares(batch_size, replicas) if strategy in PROCESS_PER_REPLICA else (batch_size,)
+    per_rank = shares(shape.batch_size, shape.replicas) if strategy in PROCESS_PER_REPLICA else (shape.batch_size,)
     for rank, (samples, row) in enumerate(zip(per_rank, cells, strict=True)):
         if strategy == "dp":
             # Each accumulation step is split by DataParallel on its own: add up what each replica gets.
-            splits = [chunk_sizes(stop - start, replicas) for [(start, stop)] in pieces(samples, accumulate, 1)]
+            splits = [chunk_sizes(stop - start, shape.replicas) for [(start, stop)] in pieces(samples, shape.accumulate, 1)]
             split = tuple(sum(column) for column in zip(*splits, strict=True))
         else:
             split = (samples,) * len(row)
@@ -315,12 +252,10 @@ def _remarks(
     return tuple(remarks)
 
 
-def _differences(
-    summary: Summary, precision: str, replicas: int, accumulate: int, micro_batches: int, moved: bool
-) -> tuple[str, ...]:
+def _differences(summary: Summary, precision: str, shape: Shape, moved: bool) -> tuple[str, ...]:
     """Why this training will legitimately not be equal to the single-device one."""
     differences = []
-    parts = replicas * accumulate * micro_batches
+    parts = shape.replicas * shape.accumulate * shape.micro_batches
     if summary.batch_norms and parts > 1:
         differences.append(
             f"BatchNorm ({plural(summary.batch_norms, 'layer')}) normalises over the samples that pass together: "

@@ -54,9 +54,12 @@ class Screen:
     def __init__(self, show: tuple[str, ...]) -> None:
         self.show = show
         self.bar: Progress | None = None
+        self.looking = errors.status("looking at the machine and the workload")  # shown in a terminal alone
+        self.looking.start()
 
     def watch(self, plan: Plan, folder: RunFolder) -> Callable[[], None]:
         """Print what will happen; return what is to be called while it does."""
+        self.looking.stop()
         print_sentence(plan, plan.workload.rpartition("/")[2])
         self.plan = plan
         self.tails = [Tail(folder.events / f"rank{rank.rank}.jsonl") for rank in plan.ranks]
@@ -103,6 +106,7 @@ class Screen:
             errors.print(f"step {done}/{self.plan.num_steps}  {numbers}")
 
     def close(self) -> None:
+        self.looking.stop()
         if self.bar:
             self.bar.stop()
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -26,9 +27,10 @@ from paralab.record.writer import EventWriter
 from paralab.worker.loop import Extras, train
 from paralab.workload.load import load_workload, their_lines
 from paralab.workload.reference import user_folder
+from paralab.workload.workload import Workload
 
 FAILED, INTERRUPTED = 1, 130
-MEETING_SECONDS = 120
+PATIENCE_SECONDS = 600  # how long a rank waits for another one, to meet and in every collective
 
 
 class Stopped(BaseException):
@@ -49,39 +51,7 @@ def main() -> NoReturn:
         writer.write([{"event": event, "time": round(time.perf_counter() - origin, 6), **fields}])
 
     try:
-        jobs = [(Plan.from_json(job["plan"]), job) for job in spec["jobs"]]
-        first = jobs[0][0]
-        here = first.ranks[rank]
-        emit(
-            "start",
-            rank=rank,
-            local_rank=here.local_rank,
-            pid=os.getpid(),
-            devices=[device.name for device in here.devices],
-            unix_seconds=time.time(),
-            torch=torch.__version__,
-        )
-        if first.backend:
-            if first.device == "cuda":
-                torch.cuda.set_device(here.devices[0].torch)
-            dist.init_process_group(
-                first.backend,
-                init_method=f"file://{spec['meeting']}",
-                rank=rank,
-                world_size=first.world_size,
-                timeout=timedelta(seconds=MEETING_SECONDS),
-            )
-        workloads: dict[str, Any] = {}
-        for plan, job in jobs:
-            if job.get("case") is not None:
-                emit("case", case=job["case"])
-            if plan.workload not in workloads:
-                workloads[plan.workload] = load_workload(plan.workload)
-            keep = {name: Path(path) for name, path in job["extras"].items() if path}
-            train(workloads[plan.workload], plan, rank, writer, origin, Extras(**keep))
-            emit("trained")
-            if first.backend:
-                dist.barrier()
+        _train_all(spec, rank, writer, emit)
     except Stopped:
         status = "interrupted"
     except BaseException as error:
@@ -99,6 +69,37 @@ def main() -> NoReturn:
     # Not sys.exit: after a failure threads of the pipeline and of gloo still wait for ranks that will not come, and after a
     # success taking gloo's threads down has been seen to abort ("terminate called without an active exception").
     os._exit({"completed": 0, "failed": FAILED, "interrupted": INTERRUPTED}[status])
+
+
+def _train_all(spec: dict[str, Any], rank: int, writer: EventWriter, emit: Callable[..., None]) -> None:
+    """Every job of the spec, one after the other, in one process group."""
+    plans = [Plan.from_json(job["plan"]) for job in spec["jobs"]]
+    _join(plans[0], rank, spec["meeting"], emit)
+    workloads: dict[str, Workload] = {}
+    for plan, job in zip(plans, spec["jobs"], strict=True):
+        if job.get("case") is not None:
+            emit("case", case=job["case"])
+        if plan.workload not in workloads:
+            workloads[plan.workload] = load_workload(plan.workload)
+        keep = {name: Path(path) for name, path in job["extras"].items() if path}
+        train(workloads[plan.workload], plan, rank, writer, float(spec["origin_seconds"]), Extras(**keep))
+        emit("trained")
+        if plan.backend:
+            dist.barrier()
+
+
+def _join(plan: Plan, rank: int, meeting: str, emit: Callable[..., None]) -> None:
+    """Say who we are, and meet the other ranks."""
+    here = plan.ranks[rank]
+    devices = [device.name for device in here.devices]
+    who = {"rank": rank, "local_rank": here.local_rank, "pid": os.getpid(), "devices": devices}
+    emit("start", **who, unix_seconds=time.time(), torch=torch.__version__)
+    if not plan.backend:
+        return
+    if plan.device == "cuda":
+        torch.cuda.set_device(here.devices[0].torch)
+    patience = timedelta(seconds=PATIENCE_SECONDS)
+    dist.init_process_group(plan.backend, f"file://{meeting}", patience, plan.world_size, rank)
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
