@@ -41,6 +41,7 @@ def setup() -> None:
         return
     if not Path(PYTHON).exists():
         run(sys.executable, "-m", "venv", str(VENV))
+    print("Installing PyTorch and the tools (once; a few minutes on a slow line)", flush=True)
     run(PYTHON, "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt", "--editable", ".[dev]")
     done.write_text(wanted)
 

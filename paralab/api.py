@@ -74,6 +74,14 @@ def verify(
         return proof.verify(strategy, reference, out=Path(out) if out else None, **options)
 
 
+def _cloudpickle() -> Any:
+    try:
+        import cloudpickle
+    except ImportError:
+        return None
+    return cloudpickle
+
+
 @contextmanager
 def _reference(workload: Source | None) -> Iterator[Any]:
     """A name that another process can load: functions of a file by file and name, functions of a notebook by pickling."""
@@ -87,16 +95,18 @@ def _reference(workload: Source | None) -> Iterator[Any]:
         )
     code = getattr(workload, "__code__", None)
     name = getattr(workload, "__qualname__", "")
-    if code is not None and name.isidentifier() and Path(code.co_filename).is_file():
+    in_file = code is not None and name.isidentifier() and Path(code.co_filename).is_file()
+    cloudpickle = _cloudpickle()
+    # The running script's own function is pickled where that is possible: importing the script would run it again.
+    if in_file and (workload.__module__ != "__main__" or cloudpickle is None):
+        assert code is not None
         yield f"{code.co_filename}:{name}"
         return
-    try:
-        import cloudpickle
-    except ImportError as error:
+    if cloudpickle is None:
         raise UsageError(
             "A function that stands in no file (a notebook's, or one inside another) needs cloudpickle to reach the ranks.",
             cure="pip install cloudpickle, or write the function to a file and pass 'file.py:function'",
-        ) from error
+        )
     with tempfile.TemporaryDirectory(prefix="paralab-") as folder:
         path = Path(folder, "workload.pickle")
         path.write_bytes(cloudpickle.dumps(workload))

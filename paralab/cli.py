@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -36,6 +38,11 @@ REQUEST_OPTIONS: list[Callable[[Any], Any]] = [
 OUT = click.option("--out", type=click.Path(path_type=Path), help="The run folder. [default: runs/DATE_TIME_…]")
 
 
+def _terminated(signum: int, frame: FrameType | None) -> None:
+    """SIGTERM is a Ctrl-C from somebody else: the ranks are ended in order."""
+    raise KeyboardInterrupt
+
+
 def request_options(command: Any) -> Any:
     for option in reversed(REQUEST_OPTIONS):
         command = option(command)
@@ -46,10 +53,15 @@ class Commands(click.Group):
     """Prints our own errors as they are: what, why, what to write instead; no traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        signal.signal(signal.SIGTERM, _terminated)
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            if "--json" in sys.argv:
+                click.echo(json.dumps({"error": error.format_message(), "detail": None, "cure": "--help"}))
+            raise
         except ParalabError as error:
-            if ctx.params.get("as_json") or "--json" in sys.argv:
+            if "--json" in sys.argv:
                 click.echo(json.dumps({"error": error.problem, "detail": error.detail, "cure": error.cure}))
             click.echo(f"paralab: {error}", err=True)
             sys.exit(error.exit_code)
@@ -154,7 +166,8 @@ def list_(as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def env(as_json: bool) -> None:
     """This machine: what was probed, what cannot be used and why."""
-    from paralab.show.facts import environment, print_environment
+    from paralab.environment import environment
+    from paralab.show.facts import print_environment
 
     found = environment()
     click.echo(json.dumps(found)) if as_json else print_environment(found)

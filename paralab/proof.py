@@ -13,17 +13,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paralab.analyse.parity import judge
+from paralab.analyse.parity import failed_case, judge
 from paralab.errors import UsageError, unknown
 from paralab.launch.inspect import look_at
 from paralab.launch.local import launch
 from paralab.machine.host import Machine, threads_asked
+from paralab.plan.batches import global_batches
 from paralab.plan.plan import Plan
 from paralab.plan.request import APPLIES, STRATEGIES, Request, check
 from paralab.plan.resolve import resolve
 from paralab.record.folder import RunFolder
 from paralab.record.reader import read_events
-from paralab.training import failure, probe_once
+from paralab.training import failure, probe_once, refuse_inside
 from paralab.units import plural
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
@@ -51,6 +52,7 @@ def verify(
     strategy: str, workload: str | None, out: Path | None = None, say: Callable[[str], None] = lambda line: None, **options: Any
 ) -> dict[str, Any]:
     """Prove that a strategy (or `all`) trains like one device. Options given hold for every case; the others are varied."""
+    refuse_inside()
     if strategy not in (*STRATEGIES, "all"):
         raise unknown("strategy", strategy, [*STRATEGIES, "all"])
     started = time.perf_counter()
@@ -59,10 +61,13 @@ def verify(
     ready: list[Ready] = []
     skipped: list[dict[str, Any]] = []
     refused: UsageError | None = None
+    without_dropout = False
     seen: list[tuple[Machine, Summary]] = []
     for reference in map(check_reference, workloads):
         wants_layers = any(name in APPLIES["stages"] for name in names)
         machine, summary = look_at(reference, options.get("device", "auto"), wants_layers, None, 1)
+        without_dropout = without_dropout or summary.dropout
+        summary = replace(summary, dropout=False)  # the ranks switch it off: a mistake could hide behind it
         seen.append((machine, summary))
         for case in _cases(names, Request(strategy="single", workload=reference, **options), summary, pinned=strategy != "all"):
             try:
@@ -89,6 +94,7 @@ def verify(
         "passed": all(case["equal"] or case["legitimate"] for case in cases),
         "cases": cases,
         "skipped": skipped,
+        "dropout": "switched off on both sides" if without_dropout else "none",
         "seconds": round(time.perf_counter() - started, 3),
         "run_folder": str(folder.path),
     }
@@ -109,8 +115,8 @@ def _cases(names: list[str], base: Request, summary: Summary, pinned: bool) -> I
                     asked = replace(base, strategy=name, accumulate=accumulate, samples=samples, steps=steps, **split)
                     asked = replace(asked, precision=base.precision or "fp64")
                     asked = _only_applicable(asked)
-                    partial = bool(samples and samples % batch)
-                    yield Case(asked, _named(asked, batch, partial, summary))
+                    sizes = {b.size for b in global_batches(batch, samples or summary.samples, steps, base.epochs)}
+                    yield Case(asked, _named(asked, batch, sizes != {batch}, summary))
 
 
 def _splits(name: str, base: Request) -> list[dict[str, Any]]:
@@ -128,7 +134,9 @@ def _lengths(base: Request, summary: Summary, batch: int) -> list[int | None]:
     if base.samples or base.epochs:
         return [base.samples]
     steps = base.steps or DEFAULT_STEPS
-    whole, partial = steps * batch, (steps - 1) * batch + min(2, batch - 1)
+    # Two samples: fewer than three replicas. BatchNorm cannot train on the single samples that would come of it.
+    last = batch // 2 if summary.batch_norms else min(2, batch - 1)
+    whole, partial = steps * batch, (steps - 1) * batch + last
     room = summary.samples if summary.samples is not None else whole
     return [length for length in (whole, partial) if length <= room] or [None]
 
@@ -176,16 +184,33 @@ def _train(
             job = {"case": number, "plan": item.plan.to_json(), "extras": extras}
             jobs.setdefault(item.plan.world_size, []).append(job)
         for ranks, list_ in sorted(jobs.items()):
-            where = plural(ranks, "rank")
             cases = sum("case" in job for job in list_)
             parts = [plural(len(list_) - cases, "reference")] * (cases < len(list_)) + [plural(cases, "case")] * (cases > 0)
-            say(f"{' and '.join(parts)} on {where}")
-            part = RunFolder.create(folder.path / where.replace(" ", "-"), "")
-            codes = launch(part, list_, time.perf_counter(), lambda: None)
-            if any(codes):
-                raise failure(part, codes)
-            verdicts |= _judge(part, ready)
+            say(f"{' and '.join(parts)} on {plural(ranks, 'rank')}")
+            verdicts |= _launch(folder, ranks, list_, ready)
     return [verdicts[number] for number in range(len(ready))]
+
+
+def _launch(folder: RunFolder, ranks: int, jobs: list[dict[str, Any]], ready: list[Ready]) -> dict[int, dict[str, Any]]:
+    """The verdicts on the cases among these jobs. A case that fails is one of them, and does not take those behind it with it."""
+    verdicts: dict[int, dict[str, Any]] = {}
+    attempt = 1
+    while jobs:
+        part = RunFolder.create(folder.path / f"{ranks}-ranks-{attempt}", "")
+        codes = launch(part, jobs, time.perf_counter(), lambda: None)
+        found = _judge(part, ready)
+        verdicts |= found
+        left = [position for position, job in enumerate(jobs) if "case" in job and job["case"] not in verdicts]
+        if not left and all(code == 0 for code in codes):
+            break
+        error = failure(part, codes)
+        begun = {event["case"] for list_ in read_events(part.path).values() for event in list_ if event["event"] == "case"}
+        if not left or jobs[left[0]]["case"] not in begun:  # not a case, but a reference or the start has failed
+            raise error
+        number = jobs[left[0]]["case"]
+        verdicts[number] = _described(ready[number]) | failed_case(ready[number].plan.to_json(), error.problem)
+        jobs, attempt = jobs[left[0] + 1 :], attempt + 1
+    return verdicts
 
 
 def _judge(folder: RunFolder, ready: list[Ready]) -> dict[int, dict[str, Any]]:
@@ -198,12 +223,8 @@ def _judge(folder: RunFolder, ready: list[Ready]) -> dict[int, dict[str, Any]]:
             elif event["event"] == "parity":
                 assert number is not None
                 found.setdefault(number, []).append(event)
-    return {
-        number: {
-            "strategy": ready[number].plan.strategy,
-            "options": ready[number].case.options,
-            "arithmetic": ready[number].plan.arithmetic,
-            **judge(ready[number].plan.to_json(), ranks),
-        }
-        for number, ranks in found.items()
-    }
+    return {number: _described(ready[number]) | judge(ready[number].plan.to_json(), ranks) for number, ranks in found.items()}
+
+
+def _described(item: Ready) -> dict[str, Any]:
+    return {"strategy": item.plan.strategy, "options": item.case.options, "arithmetic": item.plan.arithmetic}

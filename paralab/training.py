@@ -14,7 +14,7 @@ from paralab.analyse.failure import root_cause
 from paralab.analyse.result import result_of
 from paralab.errors import Interrupted, RunFailed, UsageError
 from paralab.launch.inspect import look_at
-from paralab.launch.local import launch
+from paralab.launch.local import INSIDE, launch
 from paralab.machine.host import Machine, threads_asked, usable_cores
 from paralab.machine.precision import probe_cpu
 from paralab.plan.plan import Plan
@@ -31,18 +31,31 @@ probe_once = cache(probe_cpu)
 
 def make_plan(request: Request) -> tuple[Plan, Machine, Summary]:
     """Resolve a request; nothing is started but the child process that looks."""
+    refuse_inside()
     check(request)
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        raise UsageError(
-            "paralab starts its own ranks, and this process is already one of a torchrun or srun job "
-            f"(RANK={os.environ['RANK']}, WORLD_SIZE={os.environ['WORLD_SIZE']}).",
-            cure="run paralab without torchrun or srun",
-        )
     request = replace(request, workload=check_reference(request.workload))
     machine, summary = look_at(
         request.workload, request.device, needs_layers(request.strategy), _samples_at_once(request), _one_device_threads(request)
     )
     return resolve(request, machine, summary, probe_once, threads_asked()), machine, summary
+
+
+def refuse_inside() -> None:
+    """Do not start ranks inside a rank: of torchrun, of Slurm, or of paralab itself (a script that calls paralab at its top level
+    and is imported by the ranks for its workload would start itself again and again)."""
+    if INSIDE in os.environ:
+        raise UsageError(
+            "This file calls paralab when it is imported, and the ranks must import it to find the workload in it.",
+            cure='put the call under `if __name__ == "__main__":`',
+        )
+    launched = {"RANK": "WORLD_SIZE", "SLURM_PROCID": "SLURM_STEP_NUM_TASKS"}
+    for rank, ranks in launched.items():
+        if rank in os.environ and int(os.environ.get(ranks, "1")) > 1:
+            raise UsageError(
+                f"paralab starts its own ranks, and this process is already one of {os.environ[ranks]} of a torchrun or srun job "
+                f"({rank}={os.environ[rank]}).",
+                cure="run paralab without torchrun or srun",
+            )
 
 
 def _samples_at_once(request: Request) -> int | None:
@@ -54,7 +67,7 @@ def _samples_at_once(request: Request) -> int | None:
 
 
 def _one_device_threads(request: Request) -> int:
-    devices = (request.replicas or 1) * (request.stages or 2)
+    devices = (request.replicas or (2 if request.strategy == "hybrid" else 1)) * (request.stages or 2)
     return request.threads_per_device or threads_asked() or max(1, usable_cores() // devices)
 
 
@@ -85,13 +98,13 @@ def run(
             f"Stopped by Ctrl-C after {result['steps']} of {plan.num_steps} steps. All ranks have ended; "
             f"the run folder is {folder.path}"
         ) from None
-    if any(codes):
-        _finish(folder, origin)
+    result = _finish(folder, origin)
+    if any(code != 0 for code in codes) or result["status"] != "completed":
         raise failure(folder, codes)
-    return _finish(folder, origin)
+    return result
 
 
-def failure(folder: RunFolder, codes: list[int]) -> RunFailed:
+def failure(folder: RunFolder, codes: list[int | None]) -> RunFailed:
     """The error of a failed launch: the root cause first, then where to read more."""
     cause = root_cause(folder.path, codes)
     when = "before its first step" if cause.step is None else f"after step {cause.step}"

@@ -122,7 +122,7 @@ def test_an_error_is_json_too(paralab):
 def test_inside_torchrun_it_says_so(paralab):
     done = paralab("run", "ddp", environment={"RANK": "0", "WORLD_SIZE": "2"})
     assert done.code == 2
-    assert "RANK=0, WORLD_SIZE=2" in done.err
+    assert "one of 2 of a torchrun or srun job (RANK=0)" in done.err
 
 
 def test_plan_starts_nothing_and_gives_reasons(paralab, tmp_path):
@@ -157,7 +157,7 @@ def test_options_do_something(paralab):
     """Every option changes what is recorded; one that did nothing would fail here."""
     small = paralab("run", "ddp", "--workload", "mlp:small", "--bucket-mb", "0.3", "--steps", "6", "--seed", "1", "--json").json
     large = paralab("run", "ddp", "--workload", "mlp:small", "--steps", "6", "--json").json
-    assert small["all_reduces_per_step"] > large["all_reduces_per_step"] == 1
+    assert small["all_reduces_per_step"] > large["all_reduces_per_step"] == 2  # DDP's first bucket holds 1 MB of 1.5
     assert small["bytes_per_step"] == large["bytes_per_step"]
     assert small["losses"] != large["losses"]
     epochs = paralab(

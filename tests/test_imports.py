@@ -10,13 +10,13 @@ PACKAGE = Path(__file__).parent.parent / "paralab"
 # Which sub-packages a sub-package may import. `machine` and `plan` are plain numbers; only `worker` and `workload` know torch.
 ALLOWED = {
     "machine": set(),
-    "workload": {"plan"},
-    "plan": {"machine", "workload"},
+    "workload": set(),
+    "plan": {"machine", "workload"},  # their plain numbers: Machine, Probe, Summary
     "record": set(),
     "worker": {"machine", "workload", "plan", "record"},
     "launch": {"machine", "workload", "plan", "record"},
     "analyse": {"record"},
-    "show": {"launch", "machine", "plan", "record", "workload", "analyse"},
+    "show": {"plan", "record", "workload", "analyse"},
 }
 WITHOUT_TORCH = ("machine", "plan", "record", "launch", "analyse", "show")
 
@@ -36,7 +36,7 @@ def test_stages_import_only_what_the_design_allows():
         own = path.parent.name
         for name in imports(path):
             parts = name.split(".")
-            if parts[0] == "paralab" and len(parts) > 2 and parts[1] != own and parts[1] not in ALLOWED[own]:
+            if parts[0] == "paralab" and parts[1:2] and parts[1] not in {own, *ALLOWED[own], "errors", "units"}:
                 wrong.append(f"{path.relative_to(PACKAGE)} imports {name}")
             if parts[0] == "torch" and own in WITHOUT_TORCH:
                 wrong.append(f"{path.relative_to(PACKAGE)} imports torch")

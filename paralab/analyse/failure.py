@@ -25,32 +25,36 @@ class Cause:
     log: Path
 
 
-def root_cause(folder: Path, exit_codes: list[int]) -> Cause:
-    """The first error that is not a consequence of another rank's end; else the rank that died without a word."""
+def root_cause(folder: Path, exit_codes: list[int | None]) -> Cause:
+    """The first error that is not a consequence of another rank's end; else the rank that left without a word; else the one for
+    which the others waited. An exit code None is a rank that the launcher had to end."""
     events = read_events(folder)
     errors = [(event, rank) for rank, list_ in events.items() for event in list_ if event["event"] == "error"]
+    ended = {rank for rank, list_ in events.items() if any(event["event"] == "end" for event in list_)}
     own = sorted((e for e in errors if not VICTIMS.search(e[0]["error"])), key=lambda e: float(e[0]["time"]))
-    silent = [rank for rank, code in enumerate(exit_codes) if code and not any(r == rank for _, r in errors)]
+    spoke = ended | {rank for _, rank in errors}
+    left = [rank for rank, code in enumerate(exit_codes) if code is not None and rank not in spoke]
+    stuck = [rank for rank, code in enumerate(exit_codes) if code is None]
+
+    def cause(rank: int, what: str, detail: str = "") -> Cause:
+        return Cause(rank, _last_step(events.get(rank, [])), what, detail, folder / "logs" / f"rank{rank}.txt")
+
     if own:
-        event, rank = own[0]
-        return Cause(rank, _last_step(events.get(rank, [])), event["error"], event.get("detail", ""), _log(folder, rank))
-    killed = [rank for rank in silent if exit_codes[rank] < 0 and exit_codes[rank] != -signal.SIGTERM] or silent
-    if killed:
-        rank, code = killed[0], exit_codes[killed[0]]
+        return cause(own[0][1], own[0][0]["error"], own[0][0].get("detail", ""))
+    if left:
+        code = exit_codes[left[0]] or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code} without an error"
-        return Cause(rank, _last_step(events.get(rank, [])), how, _last_lines(_log(folder, rank)), _log(folder, rank))
+        return cause(left[0], how, _last_lines(folder / "logs" / f"rank{left[0]}.txt"))
+    if stuck:
+        return cause(stuck[0], "did not arrive where the other ranks waited for it, and was ended")
     if errors:
         event, rank = min(errors, key=lambda e: float(e[0]["time"]))
-        return Cause(rank, _last_step(events.get(rank, [])), event["error"], "", _log(folder, rank))
-    return Cause(0, None, f"exit codes {exit_codes}", "", _log(folder, 0))
+        return cause(rank, event["error"])
+    return cause(0, f"exit codes {exit_codes}")
 
 
 def _last_step(events: list[Event]) -> int | None:
     return max((event["step"] for event in events if event["event"] == "step"), default=None)
-
-
-def _log(folder: Path, rank: int) -> Path:
-    return folder / "logs" / f"rank{rank}.txt"
 
 
 def _last_lines(log: Path, number: int = 8) -> str:

@@ -10,6 +10,7 @@ Losses and the gradients of the first step are held to the same tolerance, relat
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from paralab.record.reader import Event
@@ -22,14 +23,14 @@ def judge(plan: dict[str, Any], ranks: list[Event]) -> dict[str, Any]:
     precision = plan["precision"]
     tolerance = TOLERANCE[precision]
     measure = "parameter_error" if precision == "fp64" else "parameter_error_of_update"
-    parameters = max(_number(rank[measure]) for rank in ranks)
-    gradients = max(_number(rank["gradient_error"]) / (_number(rank["gradient_size"]) or 1.0) for rank in ranks)
+    parameters = _largest(_number(rank[measure]) for rank in ranks)
+    gradients = _largest(_number(rank["gradient_error"]) / (_number(rank["gradient_size"]) or 1.0) for rank in ranks)
     losses = [sum(_number(rank["losses"][step]) for rank in ranks) for step in range(len(ranks[0]["losses"]))]
     reference = [_number(loss) for loss in ranks[0]["reference_losses"]]
     loss_errors = [abs(mine - theirs) / max(1.0, abs(theirs)) for mine, theirs in zip(losses, reference, strict=True)]
-    loss = math.nan if any(map(math.isnan, loss_errors)) else max(loss_errors, default=0.0)
+    loss = _largest(loss_errors)
     differences = {"parameters": parameters, "gradients": gradients, "losses": loss}
-    equal = all(value <= tolerance for value in differences.values())
+    equal = all(value <= tolerance for value in differences.values()) and len({rank["digest"] for rank in ranks}) == 1
     cause, legitimate = (None, False) if equal else _cause(plan, ranks, differences, loss_errors, tolerance)
     return {
         "equal": equal,
@@ -38,10 +39,26 @@ def judge(plan: dict[str, Any], ranks: list[Event]) -> dict[str, Any]:
         "gradient_difference": _plain(gradients),
         "loss_difference": _plain(loss),
         "tolerance": tolerance,
-        "measure": "largest difference of a parameter" + ("" if precision == "fp64" else ", relative to its update"),
+        "measure": _measure(precision),
         "worst_parameter": max(ranks, key=lambda rank: _number(rank[measure]))["worst_parameter"],
         "cause": cause,
     }
+
+
+def failed_case(plan: dict[str, Any], error: str) -> dict[str, Any]:
+    """The verdict on a case that did not come to its end."""
+    unknown = dict.fromkeys(("max_difference", "gradient_difference", "loss_difference", "worst_parameter"))
+    verdict = {
+        "equal": False,
+        "legitimate": False,
+        "tolerance": TOLERANCE[plan["precision"]],
+        "measure": _measure(plan["precision"]),
+    }
+    return unknown | verdict | {"cause": f"it failed: {error}"}
+
+
+def _measure(precision: str) -> str:
+    return "largest difference of a parameter" + ("" if precision == "fp64" else ", relative to its update")
 
 
 def _cause(
@@ -55,8 +72,9 @@ def _cause(
     first = ranks[0]
     if any(not math.isfinite(value) for value in differences.values()):
         return "a loss, gradient or parameter is not finite", False
-    if first["missing_gradients"]:
-        return f"no gradient for {', '.join(first['missing_gradients'][:3])}: the loss does not reach these parameters", False
+    missing = sorted({name for rank in ranks for name in rank["missing_gradients"]})
+    if missing:
+        return f"no gradient for {', '.join(missing[:3])}: the loss does not reach these parameters", False
     if len({rank["digest"] for rank in ranks}) > 1:
         return f"missing synchronisation: after training, the {len(ranks)} ranks hold different parameters", False
     factor, residual = _number(first["gradient_factor"]), _number(first["gradient_residual"])
@@ -77,6 +95,12 @@ def _cause(
             False,
         )
     return "the gradients of the first step differ, the loss does not: the gradients of the parts are not added up correctly", False
+
+
+def _largest(values: Iterable[float]) -> float:
+    """The maximum, in which a NaN is not lost."""
+    found = list(values)
+    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
 
 
 def _number(value: float | str) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paralab.errors import ParalabError, UsageError
+from paralab.launch.local import INSIDE
 from paralab.machine.host import Gpu, Machine
 from paralab.workload.summary import Layer, Summary
 
@@ -30,25 +31,31 @@ def look_at(workload: str, device: str, layers: bool, samples: int | None, threa
 
 def _ask(question: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="paralab-") as folder:
-        path = Path(folder, "answer.json")
-        try:
-            done = subprocess.run(
+        path, log = Path(folder, "answer.json"), Path(folder, "log.txt")
+        with log.open("wb") as file:
+            child = subprocess.Popen(
                 [sys.executable, "-m", "paralab.worker.inspection", str(path), json.dumps(question)],
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=DEADLINE_SECONDS,
+                env={**os.environ, INSIDE: "inspection"},
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.STDOUT,
             )
-        except subprocess.TimeoutExpired as error:
-            what = f"Loading the workload {question.get('workload')}"
-            raise UsageError(f"{what} took more than {DEADLINE_SECONDS} s.", cure="a smaller model or less data") from error
+            try:
+                child.wait(DEADLINE_SECONDS)
+            except subprocess.TimeoutExpired as error:
+                what = f"Loading the workload {question.get('workload')}"
+                raise UsageError(f"{what} took more than {DEADLINE_SECONDS} s.", cure="a smaller model or less data") from error
+            finally:
+                child.kill()
+                child.wait()
+                assert child.stdin is not None
+                child.stdin.close()
         if not path.exists():
-            last = done.stderr.strip().splitlines()
+            last = log.read_text(errors="replace").strip().splitlines()
             if any("No module named 'torch'" in line for line in last):
                 raise ParalabError("PyTorch is not installed for this Python.", cure="pip install torch")
             raise ParalabError(
-                f"The process that looks at the machine and the workload ended with code {done.returncode}.",
+                f"The process that looks at the machine and the workload ended with code {child.returncode}.",
                 detail="\n".join(last[-15:]),
             )
         answer: dict[str, Any] = json.loads(path.read_text())

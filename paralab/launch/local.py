@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,16 @@ from paralab.machine.host import loopback
 from paralab.plan.plan import Plan
 from paralab.record.folder import RunFolder
 
+INSIDE = "PARALAB_INSIDE"  # set in every process that paralab starts; one of them must not start paralab again
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0  # between "please stop" and "stop"; after a failure, for the others to notice it themselves
 
 
-def launch(folder: RunFolder, jobs: list[dict[str, Any]], origin_seconds: float, on_poll: Callable[[], None]) -> list[int]:
-    """Run the jobs (same grid) on all ranks; return the exit codes. KeyboardInterrupt passes through when all ranks have ended."""
+def launch(folder: RunFolder, jobs: list[dict[str, Any]], origin_seconds: float, on_poll: Callable[[], None]) -> list[int | None]:
+    """Run the jobs (same grid) on all ranks; return the exit codes (None: ended by us).
+
+    KeyboardInterrupt passes through when all ranks have ended.
+    """
     plan = Plan.from_json(jobs[0]["plan"])
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         spec = Path(private, "spec.json")
@@ -40,8 +45,10 @@ def launch(folder: RunFolder, jobs: list[dict[str, Any]], origin_seconds: float,
                 }
             )
         )
-        ranks = [_start(folder, spec, plan, rank.rank, rank.local_rank) for rank in plan.ranks]
+        ranks: list[subprocess.Popen[bytes]] = []
         try:
+            for rank in plan.ranks:
+                ranks.append(_start(folder, spec, plan, rank.rank, rank.local_rank))
             return _watch(ranks, on_poll)
         finally:
             _end(ranks)
@@ -57,6 +64,7 @@ def rank_environment(plan: Plan, rank: int, local_rank: int) -> dict[str, str]:
         "WORLD_SIZE": str(plan.world_size),
         "OMP_NUM_THREADS": str(plan.threads_per_device),
         "PYTHONUNBUFFERED": "1",
+        INSIDE: f"rank {rank}",
     }
     interface = loopback()
     if interface:
@@ -76,19 +84,20 @@ def _start(folder: RunFolder, spec: Path, plan: Plan, rank: int, local_rank: int
         )
 
 
-def _watch(ranks: list[subprocess.Popen[bytes]], on_poll: Callable[[], None]) -> list[int]:
+def _watch(ranks: list[subprocess.Popen[bytes]], on_poll: Callable[[], None]) -> list[int | None]:
+    """The exit codes; None for a rank that had to be ended because another one failed: it is not the cause."""
     failed_at: float | None = None
     while True:
         codes = [rank.poll() for rank in ranks]
         on_poll()
         done = [code for code in codes if code is not None]
         if len(done) == len(ranks):
-            return done
+            return codes
         if failed_at is None and any(done):
             failed_at = time.monotonic()
         if failed_at is not None and time.monotonic() - failed_at > GRACE_SECONDS:
             _end(ranks)
-            return [rank.returncode for rank in ranks]
+            return codes
         time.sleep(POLL_SECONDS)
 
 
@@ -109,6 +118,9 @@ def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
                 rank.wait()
             if rank.stdin:
                 rank.stdin.close()
+            if hasattr(os, "killpg"):  # what the user's code has forked lives in the rank's own process group
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(rank.pid, signal.SIGKILL)
     finally:
         if in_main:
             _set_sigint(before)

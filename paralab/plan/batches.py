@@ -29,12 +29,15 @@ def chunk_sizes(samples: int, parts: int) -> tuple[int, ...]:
     return tuple(max(0, min(each, samples - part * each)) for part in range(parts))
 
 
+def even_sizes(samples: int, parts: int) -> tuple[int, ...]:
+    """As equal as can be: 32 over 6 -> 6 6 5 5 5 5. For passes and micro-batches, where no convention of PyTorch holds."""
+    return tuple(samples // parts + (part < samples % parts) for part in range(parts))
+
+
 def shares(samples: int, parts: int) -> tuple[int, ...]:
     """As `chunk_sizes`, but nobody idles while there are samples for all: 4 over 3 -> 2 1 1."""
     chunks = chunk_sizes(samples, parts)
-    if samples >= parts and 0 in chunks:
-        return tuple(samples // parts + (part < samples % parts) for part in range(parts))
-    return chunks
+    return even_sizes(samples, parts) if samples >= parts and 0 in chunks else chunks
 
 
 def spans(sizes: tuple[int, ...], first: int = 0) -> list[Span]:
@@ -51,7 +54,8 @@ def replica_span(samples: int, replicas: int, replica: int) -> Span:
 
 def pieces(samples: int, accumulate: int, micro_batches: int) -> list[list[Span]]:
     """A replica's samples, cut into backward passes and those into micro-batches; empty ones are left out."""
-    return [spans(shares(stop - start, micro_batches), first=start) for start, stop in spans(shares(samples, accumulate))]
+    passes = spans(even_sizes(samples, accumulate))
+    return [spans(even_sizes(stop - start, micro_batches), first=start) for start, stop in passes]
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,8 @@ def check(request: Request) -> None:
         if isinstance(value, int | float) and field.name != "seed" and value <= 0:
             flag = "--" + field.name.replace("_", "-")
             raise UsageError(f"{flag} {value} is not a positive number.", cure=f"{flag} 1 or more")
-    if request.seed < 0:
-        raise UsageError(f"--seed {request.seed} is negative.", cure="--seed 0 or more")
+    if not 0 <= request.seed < 2**32:
+        raise UsageError(f"--seed {request.seed} is not between 0 and {2**32 - 1}.", cure="--seed 0")
     if request.loss_scale is not None and request.precision != "fp16":
         raise UsageError(
             f"--loss-scale {request.loss_scale:g} needs fp16: only fp16 is trained with a GradScaler.",

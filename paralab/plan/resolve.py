@@ -18,7 +18,6 @@ from paralab.units import plural, seconds, size
 from paralab.workload.summary import Summary
 
 DEFAULT_STEPS = 20
-DEFAULT_BUCKET_MB = 25.0
 ADAPTIVE = ("Ada", "RMSprop", "Rprop", "NAdam", "RAdam")  # parts of names of optimisers that divide by the gradient's size
 
 
@@ -51,17 +50,16 @@ def resolve(
     devices = {cell.name: cell for row in cells for cell in row}
     threads = _threads(request, machine, device, len(devices), threads_asked, reasons)
     samples, steps = _length(request, summary, choose)
-    bucket_mb = None
     if strategy in APPLIES["bucket_mb"]:
-        bucket_mb = request.bucket_mb or DEFAULT_BUCKET_MB
-        choose("bucket", request.bucket_mb, f"{bucket_mb:g} MB", "the default of PyTorch's DDP")
+        size_of_bucket = f"{request.bucket_mb:g} MB" if request.bucket_mb else "25 MB, the first one 1 MB"
+        choose("bucket", request.bucket_mb, size_of_bucket, "the default of PyTorch's DDP")
     return Plan(
         strategy=strategy,
         workload=request.workload,
         **asdict(shape),
         precision=precision,
         loss_scale=request.loss_scale or (65536.0 if precision == "fp16" else None),
-        bucket_mb=bucket_mb,
+        bucket_mb=request.bucket_mb,
         find_unused=_find_unused(strategy, summary, reasons),
         steps=steps,
         epochs=request.epochs,
@@ -257,12 +255,11 @@ def _differences(summary: Summary, precision: str, shape: Shape, moved: bool) ->
     differences = []
     parts = shape.replicas * shape.accumulate * shape.micro_batches
     if summary.batch_norms and parts > 1:
-        differences.append(
-            f"BatchNorm ({plural(summary.batch_norms, 'layer')}) normalises over the samples that pass together: "
-            f"{parts} parts instead of the whole batch"
-        )
-    if summary.dropouts and (parts > 1 or moved):
-        differences.append(f"dropout ({plural(summary.dropouts, 'layer')}) draws other random numbers when the work is split")
+        norms = plural(summary.batch_norms, "layer")
+        differences.append(f"BatchNorm ({norms}) normalises over the samples that pass together, not over the whole batch")
+    if (summary.dropout or summary.random) and (parts > 1 or moved):
+        what = "dropout" if summary.dropout else "the forward pass"
+        differences.append(f"{what} draws other random numbers when the work is split")
     if precision in ("bf16", "fp16", "tf32"):
         differences.append(f"{precision} rounds every product, so the order of sums shows")
     if precision == "fp32" and any(name in summary.optimizer for name in ADAPTIVE):

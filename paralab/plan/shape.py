@@ -52,9 +52,22 @@ def shape_of(request: Request, summary: Summary, choose: Choose) -> Shape:
             f"--micro-batches {micro_batches}: a pass of {plural(least, 'sample')} "
             f"(batch {batch_size} ÷ {plural(replicas, 'replica')} ÷ {accumulate} accumulation) cannot be cut into "
             f"{micro_batches}: {least} < {micro_batches}.",
-            cure=f"--micro-batches {least} or less, or --batch-size {replicas * accumulate * micro_batches} or more",
+            cure=f"--micro-batches {least} or less, or --batch-size {_enough(request, replicas, micro_batches)} or more",
         )
     return Shape(replicas, stages, batch_size, accumulate, micro_batches)
+
+
+def _enough(request: Request, replicas: int, needed: int) -> int:
+    """The smallest batch whose smallest pass has `needed` samples, and every larger one's too."""
+    accumulate = request.accumulate or 1
+    most = 4 * replicas * accumulate * needed  # the last share of a chunked batch is never smaller than that allows
+    short = [size for size in range(replicas, most) if _smallest(request.strategy, size, replicas, accumulate) < needed]
+    return max(short) + 1
+
+
+def _smallest(strategy: str, batch_size: int, replicas: int, accumulate: int) -> int:
+    per_rank = batch_size if strategy == "dp" else min(shares(batch_size, replicas))
+    return per_rank // accumulate
 
 
 def _least_pass(strategy: str, batch_size: int, replicas: int, accumulate: int) -> int:
@@ -68,7 +81,7 @@ def _least_pass(strategy: str, batch_size: int, replicas: int, accumulate: int) 
             f"--accumulate {accumulate}: {per_rank} samples cannot be cut into {pieces_needed} pieces.",
             cure=f"--accumulate {per_rank // sharing} or less, or --batch-size {accumulate * replicas} or more",
         )
-    return min(shares(per_rank, accumulate))
+    return _smallest(strategy, batch_size, replicas, accumulate)
 
 
 def arithmetic(shape: Shape, ranks: tuple[RankPlan, ...]) -> str:

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from paralab.errors import UsageError
+from paralab.errors import ParalabError, UsageError
 
 SCHEMA_VERSION = 1
 PACKAGES = ("paralab", "torch", "numpy", "rich", "click", "transformers")
@@ -82,5 +82,8 @@ def _write_new(path: Path, value: dict[str, Any]) -> None:
     """Whole or not at all: written beside, then renamed."""
     assert not path.exists(), path
     beside = path.with_suffix(".part")
-    beside.write_text(json.dumps(value, indent=1))
-    beside.rename(path)
+    try:
+        beside.write_text(json.dumps(value, indent=1))
+        beside.rename(path)
+    except OSError as error:
+        raise ParalabError(f"{path} cannot be written: {error.strerror}.", cure="--out DIR on a disk with room") from error

@@ -19,11 +19,14 @@ class EventWriter:
         self._queue: SimpleQueue[list[dict[str, Any]] | None] = SimpleQueue()
         self._file = path.open("x", encoding="utf-8")  # x: nothing is overwritten
         self._closing = threading.Event()
+        self._error: OSError | None = None
         self._thread = threading.Thread(target=self._work, name="paralab-events", daemon=True)
         self._thread.start()
 
     def write(self, events: list[dict[str, Any]]) -> None:
-        """Hand events over; returns at once."""
+        """Hand events over; returns at once. Raises what kept earlier ones from being written (a full disk)."""
+        if self._error:
+            raise self._error
         self._queue.put(events)
 
     def close(self) -> None:
@@ -33,6 +36,12 @@ class EventWriter:
         self._thread.join()
 
     def _work(self) -> None:
+        try:
+            self._write_until_closed()
+        except OSError as error:
+            self._error = error
+
+    def _write_until_closed(self) -> None:
         open_ = True
         while open_:
             batches = [self._queue.get()]

@@ -19,6 +19,17 @@ console = _console(stderr=False)
 errors = _console(stderr=True)
 
 
+def show_table(table: Table) -> None:
+    """A table, without blanks at the ends of its lines where it goes to a file or a pipe."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as text:
+        console.print(table)
+    for line in text.get().splitlines():
+        print(line.rstrip())
+
+
 def plain_table(*columns: str, right: tuple[str, ...] = (), header: bool = True) -> Table:
     """A table without lines; the columns named in `right` are numbers."""
     table = Table(box=None, show_header=header, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paralab.plan.plan import Plan
 from paralab.record.folder import RunFolder
 from paralab.record.reader import Tail
-from paralab.show.console import console, errors, fact_table, plain_table
+from paralab.show.console import console, errors, fact_table, plain_table, show_table
 from paralab.units import plural, rate, seconds, size
 
 
@@ -18,13 +19,13 @@ def print_sentence(plan: Plan, workload: str) -> None:
     """What will happen, as a sentence, with what is virtual, shared or different."""
     devices = "virtual devices" if any(d.virtual for rank in plan.ranks for d in rank.devices) else "devices"
     console.print(
-        f"[bold]{plan.title()}[/] trains [bold]{workload}[/] for {plural(plan.num_steps, 'step')} in {plan.precision} "
+        f"[bold]{plan.title()}[/] trains [bold]{escape(workload)}[/] for {plural(plan.num_steps, 'step')} in {plan.precision} "
         f"on {plan.num_devices} {devices if plan.num_devices > 1 else 'device'}: {plan.arithmetic}"
     )
     for remark in plan.remarks:
-        console.print(f"[yellow]note[/] {remark}", soft_wrap=True)
+        console.print(f"[yellow]note:[/] {escape(remark)}", soft_wrap=True)
     for difference in plan.differences if plan.strategy != "single" else ():
-        console.print(f"[yellow]may differ from one device[/] {difference}", soft_wrap=True)
+        console.print(f"[yellow]may differ from one device:[/] {escape(difference)}", soft_wrap=True)
 
 
 def print_ranks(plan: Plan, pids: dict[int, int] | None = None) -> None:
@@ -37,15 +38,15 @@ def print_ranks(plan: Plan, pids: dict[int, int] | None = None) -> None:
         for number, device in enumerate(rank.devices):
             mark = " (virtual)" if device.virtual else " (shared)" if device.shared else ""
             table.add_row(*(who if number == 0 else [""] * len(who)), device.name + mark, device.role, str(rank.split[number]))
-    console.print(table)
+    show_table(table)
 
 
 def print_reasons(plan: Plan) -> None:
     table = plain_table("choice", "value", "because")
     for reason in plan.reasons:
-        table.add_row(reason.choice, reason.value, reason.because)
+        table.add_row(reason.choice, escape(reason.value), escape(reason.because))
     console.print()
-    console.print(table)
+    show_table(table)
 
 
 class Screen:
@@ -131,17 +132,16 @@ def print_result(result: dict[str, Any], show: tuple[str, ...]) -> None:
     )
     table.add_row("samples/s", rate(result["samples_per_second"]))
     for memory in result["peak_bytes"]:
-        parts = ", ".join(
-            f"{name} {size(memory[name])}" for name in ("parameters", "gradients", "optimizer", "activations") if memory[name]
-        )
-        how = "peak" if memory["how"] == "allocator" else "counted from tensors"
-        table.add_row(f"memory {memory['device']}", f"{size(memory['bytes'])} {how} ({parts})")
+        names = ("parameters", "gradients", "optimizer", "activations")
+        parts = " + ".join(f"{name} {size(memory[name])}" for name in names if memory[name])
+        how = "peak, of it" if memory["how"] == "allocator" else "="
+        table.add_row(f"memory {memory['device']}", f"{size(memory['bytes'])} {how} {parts}")
     if result["all_reduces_per_step"]:
-        count = f"{result['all_reduces_per_step']:g}"
-        table.add_row("synchronisation", f"{count} all-reduce(s), {size(result['bytes_per_step'])} per optimiser step and rank")
+        count, together = f"{result['all_reduces_per_step']:g}", size(result["bytes_per_step"])
+        table.add_row("synchronisation", f"{count} all-reduce(s), {together} together, per optimiser step and rank")
     else:
         table.add_row("synchronisation", "no all-reduce: one process")
-    table.add_row("run folder", result["run_folder"])
-    console.print(table)
+    table.add_row("run folder", escape(result["run_folder"]))
+    show_table(table)
     for warning in result["warnings"][len(result["remarks"]) :]:  # the plan's remarks stand above already
-        console.print(f"[yellow]note[/] {warning}", soft_wrap=True)
+        console.print(f"[yellow]note:[/] {escape(warning)}", soft_wrap=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paralab.show.console import console, plain_table
+from rich.markup import escape
+
+from paralab.show.console import console, plain_table, show_table
 
 
 def print_proof(proof: dict[str, Any]) -> None:
@@ -18,13 +20,13 @@ def print_proof(proof: dict[str, Any]) -> None:
                 case["strategy"],
                 case["arithmetic"],
                 "partial" if case["options"]["partial_last_batch"] else "whole",
-                "not finite" if difference is None else f"{difference:.1e}",
+                "unknown" if difference is None else f"{difference:.1e}",
                 verdict(case),
             )
-        console.print(f"[bold]{workload}[/]")
-        console.print(table)
+        console.print(f"[bold]{escape(workload)}[/]")
+        show_table(table)
     for case in proof["skipped"]:
-        console.print(f"[yellow]left out[/] {case['strategy']} {case['options']}: {case['reason']}", soft_wrap=True)
+        console.print(f"[yellow]left out:[/] {case['strategy']} " + escape(f"{case['options']}: {case['reason']}"), soft_wrap=True)
     equal = sum(case["equal"] for case in proof["cases"])
     expected = sum(case["legitimate"] for case in proof["cases"])
     wrong = len(proof["cases"]) - equal - expected
@@ -36,9 +38,11 @@ def print_proof(proof: dict[str, Any]) -> None:
         + (f"; [red]{wrong} are wrong[/]" if wrong else ""),
         soft_wrap=True,
     )
+    if proof["dropout"] != "none":
+        console.print(f"  dropout was {proof['dropout']}: what it draws differs when the work is split")
     for cause in dict.fromkeys(case["cause"] for case in proof["cases"] if case["cause"]):
-        console.print(f"  cause: {cause}", soft_wrap=True)
-    console.print(f"{proof['seconds']:.1f} s, run folder {proof['run_folder']}", style="dim")
+        console.print(f"  cause: {escape(cause)}", soft_wrap=True)
+    console.print(f"{proof['seconds']:.1f} s, run folder {escape(proof['run_folder'])}", style="dim")
 
 
 def verdict(case: dict[str, Any]) -> str:

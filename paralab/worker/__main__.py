@@ -9,10 +9,10 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -24,6 +24,7 @@ import torch.distributed as dist
 from paralab.errors import ParalabError
 from paralab.plan.plan import Plan
 from paralab.record.writer import EventWriter
+from paralab.worker.lifeline import end_with_the_parent
 from paralab.worker.loop import Extras, train
 from paralab.workload.load import load_workload, their_lines
 from paralab.workload.reference import user_folder
@@ -40,7 +41,7 @@ class Stopped(BaseException):
 def main() -> NoReturn:
     spec = json.loads(Path(sys.argv[1]).read_text())
     rank = int(os.environ["RANK"])
-    _end_with_the_launcher()
+    end_with_the_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops all ranks in order
     signal.signal(signal.SIGTERM, _stop)
     writer = EventWriter(Path(spec["events"]) / f"rank{rank}.jsonl")
@@ -58,11 +59,13 @@ def main() -> NoReturn:
         status = "failed"
         text = str(error) if isinstance(error, ParalabError) else f"{type(error).__name__}: {error}"
         detail = their_lines(error, user_folder(spec["jobs"][0]["plan"]["workload"]))
-        emit("error", error=text, detail=detail, traceback=traceback.format_exc())
         traceback.print_exc()
-    emit("end", status=status)
+        with suppress(OSError):  # the disk may be full; the log then has it, or nobody
+            emit("error", error=text, detail=detail, traceback=traceback.format_exc())
+    with suppress(OSError):
+        emit("end", status=status)
     writer.close()
-    if status == "completed" and dist.is_initialized() and dist.get_backend() == "nccl":
+    if status == "completed" and dist.is_initialized() and "nccl" in dist.get_backend():
         dist.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -105,17 +108,6 @@ def _join(plan: Plan, rank: int, meeting: str, emit: Callable[..., None]) -> Non
 def _stop(signum: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Stopped
-
-
-def _end_with_the_launcher() -> None:
-    """The launcher holds the other end of our standard input; when it is gone, so are we."""
-
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        os._exit(INTERRUPTED)
-
-    threading.Thread(target=watch, name="paralab-launcher-watch", daemon=True).start()
 
 
 if __name__ == "__main__":

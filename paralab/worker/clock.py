@@ -47,13 +47,11 @@ class CudaClock(Clock):
             base.record(torch.cuda.current_stream(index))
             torch.cuda.synchronize(index)
             self._bases[index] = (base, self.now())
-        self._index_of: dict[int, int] = {}
 
     def mark(self, device: str | None = None) -> Mark:
         index = torch.device(device or self.default).index
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(index))
-        self._index_of[id(event)] = index
         return event
 
     def is_past(self, mark: Mark) -> bool:
@@ -62,6 +60,10 @@ class CudaClock(Clock):
     def resolve(self, mark: Mark) -> float:
         if isinstance(mark, float):
             return mark
-        mark.synchronize()  # past already, except at the end of the run and of an error
-        base, seconds = self._bases[self._index_of.pop(id(mark))]
-        return float(seconds + base.elapsed_time(mark) / 1e3)
+        mark.synchronize()  # past already, except at the end of the run
+        index = mark.device.index
+        base, seconds = self._bases[index]
+        resolved = float(seconds + base.elapsed_time(mark) / 1e3)
+        # CUDA gives a 32-bit number of milliseconds: from one mark to the next it stays exact, from the start of a long run not.
+        self._bases[index] = (mark, resolved)
+        return resolved

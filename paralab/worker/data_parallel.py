@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paralab.errors import UsageError
 from paralab.plan.batches import chunk_sizes, spans
 from paralab.worker.job import Job, Pass
 from paralab.worker.passes import accumulate
@@ -52,6 +53,8 @@ class VirtualDataParallel(nn.Module):
         self.job = job
         self.names = [device.name for device in job.rank.devices]
         self.replicas = [module, *(copy.deepcopy(module) for _ in self.names[1:])]
+        for replica in self.replicas[1:]:
+            job.meter.ignore(replica.parameters())
         self.threads = ThreadPoolExecutor(len(self.names), thread_name_prefix="paralab-replica")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -87,6 +90,11 @@ class VirtualDataParallel(nn.Module):
     def _gather(self, outputs: list[Any]) -> Any:
         """The outputs one below the other, as one node of the graph whose backward pass runs the replicas' own."""
         flat = [list(tensors(output)) for output in outputs]
+        if not flat[0]:
+            raise UsageError(
+                f"The model's output is a {type(outputs[0]).__name__} in which no tensor was found, so it cannot be gathered.",
+                cure="return tensors, or tuples, dicts or dataclasses of tensors",
+            )
         connected = torch.ones((), requires_grad=True)  # so that autograd calls _Gather.backward
         gathered = iter(_Gather.apply(self, flat, connected))  # type: ignore[no-untyped-call]
         return map_tensors(lambda _: next(gathered), outputs[0])

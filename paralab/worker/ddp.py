@@ -36,23 +36,24 @@ def wrap(
         bucket_cap_mb=job.plan.bucket_mb,
         find_unused_parameters=job.plan.find_unused,
     )
-    ddp.register_comm_hook((job.probe, device, group, where), timed_all_reduce)
+    ddp.register_comm_hook((job.probe, group, where), timed_all_reduce)
     return ddp
 
 
 def timed_all_reduce(
-    state: tuple[Probe, str | None, dist.ProcessGroup | None, dict[str, int]],
+    state: tuple[Probe, dist.ProcessGroup | None, dict[str, int]],
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
     """Sum a bucket over the ranks, and note when it was ready, when it was done, and its size."""
-    probe, device, group, where = state
+    probe, group, where = state
     buffer = bucket.buffer()
+    device = str(buffer.device) if buffer.is_cuda else None
     start = probe.clock.mark(device)
     probe.all_reduces += 1
     probe.bytes += buffer.nbytes
     fields = {"bucket": bucket.index(), "bytes": buffer.nbytes, **where}
     work = dist.all_reduce(buffer, group=group, async_op=True)
-    on_stream = buffer.is_cuda and dist.get_backend(group) == "nccl"
+    on_stream = buffer.is_cuda and "nccl" in dist.get_backend(group)
 
     def done(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         # NCCL completes on the stream, gloo (which copies through the host) on the host.

@@ -7,30 +7,35 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from paralab.errors import UsageError
 from paralab.machine.host import Gpu, Machine, cpu_name, memory_bytes, usable_cores
+from paralab.worker.lifeline import end_with_the_parent
+from paralab.worker.loop import make_optimizer
+from paralab.worker.stream import dataset_samples, rank_batches
 from paralab.workload.batch import call_model, map_tensors, take, unpack
 from paralab.workload.layers import find_layers
 from paralab.workload.load import load_workload, their_lines
+from paralab.workload.randomness import seed_everything, without_dropout
 from paralab.workload.reference import user_folder
-from paralab.workload.stream import dataset_samples, rank_batches
 from paralab.workload.summary import Summary
 from paralab.workload.workload import Workload
 
 NORMS = (nn.modules.batchnorm._BatchNorm,)
-DROPOUTS = (nn.modules.dropout._DropoutNd,)
 
 
-def main() -> int:
+def main() -> NoReturn:
+    end_with_the_parent()
     answer, question = Path(sys.argv[1]), json.loads(sys.argv[2])
     try:
         found: dict[str, Any] = {"machine": asdict(look_at_machine())}
@@ -39,7 +44,8 @@ def main() -> int:
     except UsageError as error:
         found = {"error": {"problem": error.problem, "cure": error.cure, "detail": error.detail}}
     answer.write_text(json.dumps(found))
-    return 0
+    sys.stdout.flush()
+    os._exit(0)  # at once: the thread that watches the parent never ends by itself
 
 
 def look_at_machine() -> Machine:
@@ -71,13 +77,18 @@ def look_at_machine() -> Machine:
 def look_at_workload(workload: str, device: str, layers: bool, samples: int | None, threads: int | None) -> Summary:
     """Build the workload once, run it once on a few samples, and tell what a plan must know."""
     loaded = load_workload(workload)
-    torch.manual_seed(0)
+    seed_everything(0)
     own_folder = user_folder(workload)
     model = _guarded("model()", own_folder, loaded.model)
     if not isinstance(model, nn.Module):
         raise UsageError(f"model() of {loaded.name} returned {type(model).__name__}, not an nn.Module.", cure="return an nn.Module")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError(f"The model of {loaded.name} has no trainable parameter.", cure="a model with parameters")
+    if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
+        raise UsageError(
+            f"The model of {loaded.name} has lazy modules, whose parameters do not exist before the first forward.",
+            cure="call the model once on a sample inside model(), and return it",
+        )
     if threads:
         torch.set_num_threads(threads)
     use = "cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu"
@@ -88,13 +99,15 @@ def look_at_workload(workload: str, device: str, layers: bool, samples: int | No
     batch = _guarded("data", own_folder, lambda: _first_batch(loaded, some))
     batch = map_tensors(lambda t: t.to(use), batch)
     inputs, targets = (loaded.unpack or unpack)(batch)
-    unused = _guarded("A trial step", own_folder, lambda: _trial_step(loaded, model, batch))
+    trial = _guarded("A trial step", own_folder, lambda: _trial_step(loaded, model, batch))
     found, reason = (), None
     if layers:
         found, reason = _guarded(
             "forward", own_folder, lambda: find_layers(model, inputs, lambda out: loaded.loss(out, targets), loaded.split_points)
         )
-    optimizer = loaded.optimizer(model.parameters()) if loaded.optimizer else torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = make_optimizer(loaded, model)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError("LBFGS calls the model several times per step, which no strategy can spread.", cure="another optimizer")
     parameters = list(model.parameters())
     return Summary(
         name=loaded.name,
@@ -106,8 +119,9 @@ def look_at_workload(workload: str, device: str, layers: bool, samples: int | No
         weighted=loaded.weight is not None,
         optimizer=type(optimizer).__name__,
         batch_norms=sum(isinstance(module, NORMS) for module in model.modules()),
-        dropouts=sum(isinstance(module, DROPOUTS) and module.p > 0 for module in model.modules()),
-        unused=unused,
+        dropout=trial.dropout,
+        random=trial.random,
+        unused=trial.unused,
         layers=found,
         uncut_reason=reason,
     )
@@ -122,10 +136,23 @@ def _first_batch(workload: Workload, samples: int) -> Any:
     return next(itertools.islice(sequence, 1))[1]
 
 
-def _trial_step(workload: Workload, model: nn.Module, batch: Any) -> tuple[str, ...]:
-    """Forward and backward on two samples: mistakes show before anything is started, and so do parameters without a gradient."""
+@dataclass(frozen=True)
+class Trial:
+    unused: tuple[str, ...]
+    dropout: bool
+    random: bool
+
+
+def _trial_step(workload: Workload, model: nn.Module, batch: Any) -> Trial:
+    """Forward and backward on two samples: mistakes show before anything is started, and so do parameters without a gradient and
+    a forward that draws random numbers."""
     inputs, targets = (workload.unpack or unpack)(take(batch, 0, 2))
-    loss = workload.loss(call_model(model, inputs), targets)
+
+    def loss_with(seed: int) -> Any:
+        torch.manual_seed(seed)
+        return workload.loss(call_model(model, inputs), targets)
+
+    loss = loss_with(0)
     if not isinstance(loss, torch.Tensor) or loss.ndim or not loss.requires_grad:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) and loss.ndim else f"{loss!r:.60}"
         raise UsageError(
@@ -135,7 +162,11 @@ def _trial_step(workload: Workload, model: nn.Module, batch: Any) -> tuple[str, 
     loss.backward()
     unused = tuple(name for name, p in model.named_parameters() if p.requires_grad and p.grad is None)
     model.zero_grad(set_to_none=True)
-    return unused
+    with torch.no_grad():
+        draws = not torch.equal(loss_with(1), loss_with(2))
+        with without_dropout(model):
+            random = draws and not torch.equal(loss_with(1), loss_with(2))
+    return Trial(unused, dropout=draws and not random, random=random)
 
 
 def _guarded(what: str, folder: Path, call: Any) -> Any:
@@ -151,4 +182,4 @@ def _guarded(what: str, folder: Path, call: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

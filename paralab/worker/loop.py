@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ from paralab.worker.precision import Precision
 from paralab.worker.probes import Probe
 from paralab.worker.single import Single
 from paralab.worker.stages import Staged
+from paralab.worker.stream import rank_batches
 from paralab.workload.batch import map_tensors, num_samples, take, tensors, unpack
-from paralab.workload.stream import rank_batches
+from paralab.workload.randomness import seed_everything, without_dropout
 from paralab.workload.workload import Workload
 
 STRATEGIES: dict[str, Any] = {
@@ -61,7 +63,7 @@ def train(workload: Workload, plan: Plan, rank_number: int, writer: EventWriter,
     torch.set_num_threads(plan.threads_per_device)
     if plan.device == "cuda":
         torch.cuda.set_device(rank.devices[0].torch)
-    torch.manual_seed(plan.seed)
+    seed_everything(plan.seed)
     precision = Precision(plan)
     model = precision.cast_model(workload.model()).train()
     clock = CudaClock(origin, [d.torch for d in rank.devices]) if plan.device == "cuda" else Clock(origin)
@@ -73,11 +75,26 @@ def train(workload: Workload, plan: Plan, rank_number: int, writer: EventWriter,
     if plan.strategy in ("single", "ddp"):
         model.register_forward_pre_hook(shower.inside(rank.devices[0].name), with_kwargs=True)
     optimizer = make_optimizer(workload, model)
-    stepped: list[bool] = []
-    optimizer.register_step_post_hook(lambda *_: stepped.append(True))
-    torch.manual_seed(plan.seed + 1 + rank_number)  # from here on, randomness inside the model (dropout) is the rank's own
+    seed_everything((plan.seed + 1 + rank_number) % 2**32)  # from here on, randomness inside the model (dropout) is the rank's own
 
     trace = Trace.begin(model) if extras.traced else None
+    with without_dropout(model) if trace else nullcontext():
+        _steps(job, strategy, optimizer, rank_number, trace)
+    note_memory(job, strategy, optimizer)
+    if trace:
+        if extras.save_reference:
+            trace.save(extras.save_reference)
+        if extras.compare_with:
+            probe.emit("parity", **compare(trace, Trace.load(extras.compare_with)))
+    if extras.save_weights and rank_number == 0:
+        torch.save(model.state_dict(), extras.save_weights)
+
+
+def _steps(job: Job, strategy: Strategy, optimizer: torch.optim.Optimizer, rank_number: int, trace: Trace | None) -> None:
+    """The loop itself: every step of the plan."""
+    plan, probe, precision, model = job.plan, job.probe, job.precision, strategy.model
+    stepped: list[bool] = []
+    optimizer.register_step_post_hook(lambda *_: stepped.append(True))
     losses: list[torch.Tensor] = []
     for batch, passes in passes_of(job, plan, rank_number):
         probe.begin_step(batch.step)
@@ -91,19 +108,12 @@ def train(workload: Workload, plan: Plan, rank_number: int, writer: EventWriter,
         probe.end_step(loss, epoch=batch.epoch, samples=num_in(passes), skipped=not stepped)
         if batch.step % MEMORY_EVERY == 0:
             note_memory(job, strategy, optimizer)
-            meter.enabled = False  # counted once; it costs time
+            job.meter.enabled = False  # counted once; it costs time
         if trace:
             losses.append(loss)
     probe.finish()
-    note_memory(job, strategy, optimizer)
     if trace:
         trace.finish(model, [loss.item() for loss in losses])
-        if extras.save_reference:
-            trace.save(extras.save_reference)
-        if extras.compare_with:
-            probe.emit("parity", **compare(trace, Trace.load(extras.compare_with)))
-    if extras.save_weights and rank_number == 0:
-        torch.save(model.state_dict(), extras.save_weights)
 
 
 def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
@@ -154,10 +164,10 @@ class Prepared:
     def __init__(self, job: Job, batch: GlobalBatch, samples: Any, span: tuple[int, int]) -> None:
         self.job, self.batch, plan = job, batch, job.plan
         held = span[1] - span[0]
-        cuts = pieces(held, plan.accumulate, plan.micro_batches) if held else [[(0, 1)]]
+        cuts = pieces(held, plan.accumulate, plan.micro_batches) if held else [[(0, num_samples(samples))]]
         self.parts = [[take(samples, *cut) for cut in micros] for micros in cuts]
         weigh = job.workload.weight or num_samples
-        # An idle rank was given one sample so that it takes part in the collectives: it weighs nothing.
+        # An idle rank was given samples so that it takes part in the collectives: it weighs nothing.
         self.weights = [[float(weigh(part)) if held else 0.0 for part in micros] for micros in self.parts]
         self.total = torch.tensor(sum(map(sum, self.weights)), dtype=torch.float64)
         self.sum: dist.Work | None = None

@@ -20,9 +20,14 @@ class ActivationMeter:
     def __init__(self, parameters: Iterable[nn.Parameter], enabled: bool) -> None:
         self.enabled = enabled
         self.peak: dict[str, int] = {}
-        self._known = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+        self._known: set[int] = set()
+        self.ignore(parameters)
         self._live: dict[str, dict[int, int]] = {}
         self._lock = threading.Lock()
+
+    def ignore(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Parameters are no activations, though autograd keeps them as well."""
+        self._known |= {parameter.untyped_storage().data_ptr() for parameter in parameters}
 
     @contextmanager
     def counting(self, device: str) -> Iterator[None]:

@@ -64,9 +64,7 @@ def compare(mine: Trace, reference: Trace) -> dict[str, Any]:
         "parameter_error": _plain(absolute),
         "parameter_error_of_update": _plain(relative),
         "worst_parameter": worst,
-        "gradient_error": _plain(
-            max((_largest(mine.gradients[n] - g) for n, g in reference.gradients.items() if n in mine.gradients), default=0.0)
-        ),
+        "gradient_error": _plain(_largest_difference(mine.gradients, reference.gradients)),
         "gradient_size": _plain(max((_largest(g) for g in reference.gradients.values()), default=0.0)),
         "missing_gradients": sorted(reference.gradients.keys() - mine.gradients.keys()),
         "gradient_factor": _plain(factor),
@@ -100,6 +98,10 @@ def _proportional(mine: dict[str, torch.Tensor], reference: dict[str, torch.Tens
 
 def _copy(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+
+def _largest_difference(mine: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
+    return max((_largest(mine[name] - value) for name, value in reference.items() if name in mine), default=0.0, key=_nan_last)
 
 
 def _nan_last(value: float) -> float:

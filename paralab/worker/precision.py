@@ -17,13 +17,19 @@ LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Precision:
     def __init__(self, plan: Plan) -> None:
         self.name, self.device_type = plan.precision, plan.device
+        # The cache of cast weights belongs to the process: micro-batches in threads would share its nodes of the graph.
+        self.cache_casts = plan.device == "cuda" or plan.micro_batches == 1
+        torch.set_default_dtype(torch.float32)
         # fp32 means fp32: PyTorch's own default lets cuDNN use tf32 in convolutions.
         torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"
         torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
         self.scaler = torch.amp.GradScaler(plan.device, init_scale=plan.loss_scale or 1.0, enabled=plan.precision == "fp16")
 
     def cast_model(self, model: nn.Module) -> nn.Module:
-        return model.double() if self.name == "fp64" else model
+        if self.name != "fp64":
+            return model
+        torch.set_default_dtype(torch.float64)  # tensors that the model makes in its forward must fit its parameters
+        return model.double()
 
     def cast_batch(self, batch: Any) -> Any:
         """Floating-point inputs follow the model; under autocast the operators cast for themselves."""
@@ -33,7 +39,9 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Autocast is a state of the thread: enter it in every thread that runs the model."""
-        return torch.autocast(self.device_type, dtype=LOW[self.name]) if self.name in LOW else nullcontext()
+        if self.name not in LOW:
+            return nullcontext()
+        return torch.autocast(self.device_type, dtype=LOW[self.name], cache_enabled=self.cache_casts)
 
     def backward(self, loss: torch.Tensor) -> None:
         self.scaler.scale(loss).backward()

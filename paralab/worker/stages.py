@@ -54,21 +54,23 @@ class Staged:
 
     def _carry(self, device: torch.device) -> Callable[..., Any]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            return map_tensors(lambda t: t.to(device, non_blocking=True), (args, kwargs))
+            return move((args, kwargs), device)
 
         return hook
 
     def _cross(self, stage: int) -> Callable[..., Any]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            passage: Passage = self.current.passage
+            passage: Passage | None = getattr(self.current, "passage", None)
             device = self.devices[stage]
+            if passage is None or passage.returning:  # activation checkpointing calls the module again, on the way back
+                return move((args, kwargs), device)
             crossing = [t for t in tensors((args, kwargs)) if t.requires_grad]
             passage.forward_to(stage)
             first = next(tensors((args, kwargs)))
             self.job.show_split(self.names[stage], device, first.shape)
             moved = _Crossing.apply(passage, stage, device, *crossing) if crossing else ()  # type: ignore[no-untyped-call]
             carried = iter(moved)
-            return map_tensors(lambda t: next(carried) if t.requires_grad else t.to(device, non_blocking=True), (args, kwargs))
+            return map_tensors(lambda t: next(carried) if t.requires_grad else move(t, device), (args, kwargs))
 
         return hook
 
@@ -85,8 +87,9 @@ class Staged:
             self._sweep([passage.forward for passage in passages], passages)
             self._sweep([passage.backward for passage in passages], passages)
             self.job.meter.backward_done()
-            losses += [passage.loss.detach() for passage in passages]
-        return torch.stack(losses).sum()
+            losses += [passage.finish() for passage in passages]
+        # On the first device, like the marks of the step: what is read there is then known to be there.
+        return torch.stack(losses).sum().to(self.devices[0])
 
     def _sweep(self, calls: list[Callable[[], None]], passages: list[Passage]) -> None:
         """All micro-batches in one direction: in turn-taking threads on CPUs, one after the other otherwise."""
@@ -111,12 +114,18 @@ class Staged:
             raise error
 
 
+def move(tree: Any, device: torch.device, copy: bool = False) -> Any:
+    """Every tensor of the tree on the device. The host waits only where it will read itself: on the way to a CPU."""
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=device.type == "cuda", copy=copy), tree)
+
+
 class Passage:
     """One micro-batch on its way through the stages, forward and back."""
 
     def __init__(self, staged: Staged, micro: Micro, number: int, accumulation: int, last: bool) -> None:
         self.staged, self.micro, self.number, self.accumulation, self.last = staged, micro, number, accumulation, last
         self.turns: Turns | None = None
+        self.returning = False
         self.loss: torch.Tensor
         self._counting: AbstractContextManager[None] = nullcontext()
 
@@ -126,11 +135,11 @@ class Passage:
         with job.precision.autocast():
             self._enter(0)
             self._count()
-            inputs = map_tensors(lambda t: t.to(staged.devices[0], non_blocking=True), self.micro.inputs)
+            inputs = move(self.micro.inputs, staged.devices[0])
             x = next(tensors(inputs))
             job.show_split(staged.names[0], x.device, x.shape)
             output = call_model(staged.model, inputs)
-            targets = map_tensors(lambda t: t.to(staged.devices[-1], non_blocking=True), self.micro.targets)
+            targets = move(self.micro.targets, staged.devices[-1])
             self.loss = job.weighted_loss(output, Micro(None, targets, self.micro.share))
             self._counting.__exit__(None, None, None)
         self._leave("forward")
@@ -142,6 +151,7 @@ class Passage:
         self._count()
 
     def backward(self) -> None:
+        self.staged.current.passage, self.returning = self, True
         self._enter(len(self.staged.devices) - 1)
         if self.last:
             self.staged.before_last_backward(self.stage)
@@ -153,6 +163,12 @@ class Passage:
         self._enter(stage)
         if self.last:
             self.staged.before_last_backward(stage)
+
+    def finish(self) -> torch.Tensor:
+        """The loss, free of its graph. The graph refers to this passage, so keeping it here would keep both for ever."""
+        loss = self.loss.detach()
+        del self.loss, self.micro
+        return loss
 
     def _count(self) -> None:
         self._counting = self.staged.job.meter.counting(self.staged.names[self.stage])
@@ -179,11 +195,11 @@ class _Crossing(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, passage: Passage, stage: int, device: torch.device, *values: torch.Tensor) -> Any:
         ctx.passage, ctx.stage, ctx.came_from = passage, stage, [value.device for value in values]
-        # A view, not the tensor itself: an output that is its input would not become a node of the graph.
-        return tuple(v.to(device, non_blocking=True) if v.device != device else v.view_as(v) for v in values)
+        # Always a copy: an output that is its input would be no node of the graph, and a view may not be changed in place.
+        return tuple(move(value, device, copy=True) for value in values)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         ctx.passage.backward_to(ctx.stage - 1)
-        moved = (grad.to(device, non_blocking=True) for grad, device in zip(grads, ctx.came_from, strict=True))
+        moved = (move(grad, device) for grad, device in zip(grads, ctx.came_from, strict=True))
         return None, None, None, *moved

@@ -1,7 +1,8 @@
-"""A batch is a tree of tensors: a tensor, or a tuple, list or dict of trees, with the samples along the first axis."""
+"""A batch is a tree of tensors: a tensor, or a tuple, list, mapping or dataclass of trees, samples along the first axis."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,23 +11,33 @@ import torch
 from paralab.errors import UsageError
 
 
-def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """The same tree with every tensor replaced by function(tensor); anything else is kept."""
-    if isinstance(tree, torch.Tensor):
-        return function(tree)
+def map_tree(leaf: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool]) -> Any:
+    """The same tree with every leaf replaced; containers, also those of other libraries, are rebuilt as what they are."""
+    if is_leaf(tree):
+        return leaf(tree)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # a namedtuple is built from separate arguments
-        return type(tree)(*(map_tensors(function, item) for item in tree))
+        return type(tree)(*(map_tree(leaf, item, is_leaf) for item in tree))
     if isinstance(tree, list | tuple):
-        return type(tree)([map_tensors(function, item) for item in tree])
-    if isinstance(tree, dict):
-        mapped = {key: map_tensors(function, item) for key, item in tree.items()}
-        # Output classes of other libraries are dicts with attributes: rebuild them as what they are.
-        return mapped if type(tree) is dict else type(tree)(**mapped)
+        return type(tree)([map_tree(leaf, item, is_leaf) for item in tree])
+    if isinstance(tree, Mapping):
+        mapped = {key: map_tree(leaf, item, is_leaf) for key, item in tree.items()}
+        if type(tree) is dict:
+            return mapped
+        # Dicts with attributes (outputs of other libraries) are built from names, other mappings from a dict.
+        return type(tree)(**mapped) if isinstance(tree, dict) else type(tree)(mapped)  # type: ignore[call-arg]
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        values = {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
+        return dataclasses.replace(tree, **{name: map_tree(leaf, value, is_leaf) for name, value in values.items()})
     return tree
 
 
+def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """The same tree with every tensor replaced by function(tensor); anything else is kept."""
+    return map_tree(function, tree, lambda item: isinstance(item, torch.Tensor))
+
+
 def tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """Every tensor of the tree, in order."""
+    """Every tensor of the tree, in the order of `map_tensors`."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, list | tuple):
@@ -35,6 +46,9 @@ def tensors(tree: Any) -> Iterator[torch.Tensor]:
     elif isinstance(tree, Mapping):
         for item in tree.values():
             yield from tensors(item)
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        for field in dataclasses.fields(tree):
+            yield from tensors(getattr(tree, field.name))
 
 
 def num_samples(batch: Any) -> int:
@@ -50,8 +64,14 @@ def num_samples(batch: Any) -> int:
 
 
 def take(batch: Any, start: int, stop: int) -> Any:
-    """Samples start … stop of a batch."""
-    return map_tensors(lambda tensor: tensor[start:stop], batch)
+    """Samples start … stop of a batch. Lists with one entry per sample (names, say) are cut like tensors."""
+    samples = num_samples(batch)
+
+    def is_leaf(item: Any) -> bool:
+        plain_list = isinstance(item, list | tuple) and len(item) == samples and not any(True for _ in tensors(item))
+        return isinstance(item, torch.Tensor) or plain_list
+
+    return map_tree(lambda item: item[start:stop], batch, is_leaf)
 
 
 def unpack(batch: Any) -> tuple[Any, Any]:

@@ -65,3 +65,9 @@ def look_up(name: str) -> tuple[BuiltIn, Mapping[str, int]]:
         raise unknown("workload", name, [*built_in_names(), "path/to/file.py:function"])
     entry = BUILT_IN[family]
     return entry, entry.sizes[size or next(iter(entry.sizes))]
+
+
+def full_name(name: str) -> str:
+    """`mlp` -> `mlp:base`: one name for one thing."""
+    entry, _ = look_up(name)
+    return name if ":" in name else f"{name}:{next(iter(entry.sizes))}"

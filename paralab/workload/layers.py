@@ -34,7 +34,7 @@ class _Marker(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, trace: _Trace, call: int, *values: torch.Tensor) -> Any:
         ctx.trace, ctx.call = trace, call
-        return tuple(value.view_as(value) for value in values)
+        return tuple(value.clone() for value in values)  # not views: the module may change them in place
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:

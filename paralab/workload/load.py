@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from paralab.errors import UsageError, unknown
-from paralab.workload.catalog import look_up
+from paralab.workload.catalog import full_name, look_up
 from paralab.workload.randomness import seeded
 from paralab.workload.reference import PICKLED, names_file, split
 from paralab.workload.workload import Workload, as_workload
@@ -33,8 +33,7 @@ def load_workload(reference: str) -> Workload:
         function = getattr(module, attribute)
     else:
         entry, numbers = look_up(reference)
-        full_name = reference if ":" in reference else f"{reference}:{next(iter(entry.sizes))}"
-        built: Workload = importlib.import_module(entry.module).build(full_name, **numbers)
+        built: Workload = importlib.import_module(entry.module).build(full_name(reference), **numbers)
         return built
     try:
         with seeded(0):  # data that is made at random here must be the same on every rank

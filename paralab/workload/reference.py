@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paralab.errors import UsageError
-from paralab.workload.catalog import look_up
+from paralab.workload.catalog import full_name
 
 PICKLED = "pickle:"
 
@@ -20,8 +20,7 @@ def check_reference(reference: str) -> str:
     if reference.startswith(PICKLED):
         return reference
     if not names_file(reference):
-        look_up(reference)
-        return reference
+        return full_name(reference)
     path, colon, attribute = split(reference)
     if not path.is_file():
         raise UsageError(f"There is no file {str(path)!r}.", cure="path/to/file.py:function")

@@ -33,7 +33,8 @@ class Summary:
     weighted: bool
     optimizer: str
     batch_norms: int
-    dropouts: int
+    dropout: bool  # the forward draws random numbers, but not when dropout is switched off
+    random: bool  # it draws them even then
     unused: tuple[str, ...] = ()  # trainable parameters that a trial step gave no gradient
     layers: tuple[Layer, ...] = ()
     uncut_reason: str | None = None

@@ -42,3 +42,22 @@ def test_a_rank_that_died_without_a_word(tmp_path):
 def test_a_rank_that_left_early(tmp_path):
     where = folder(tmp_path, [error(1.0, PEER)], [])
     assert root_cause(where, [1, 7]).what == "ended with code 7 without an error"
+
+
+def test_a_rank_that_the_launcher_ended_is_not_the_cause(tmp_path):
+    where = folder(tmp_path, [{"event": "end", "status": "interrupted"}], [step(0)])
+    cause = root_cause(where, [None, 7])
+    assert (cause.rank, cause.what) == (1, "ended with code 7 without an error")
+
+
+def test_the_rank_that_the_others_waited_for(tmp_path):
+    timeout = "RuntimeError: Timed out waiting 600000ms for recv operation to complete"
+    where = folder(tmp_path, [step(0), error(1.0, timeout), {"event": "end", "status": "failed"}], [step(0)])
+    cause = root_cause(where, [1, None])
+    assert cause.rank == 1
+    assert "did not arrive" in cause.what
+
+
+def test_a_rank_that_left_with_code_0_is_a_failure(tmp_path):
+    where = folder(tmp_path, [step(0)], [step(0), {"event": "end", "status": "completed"}])
+    assert root_cause(where, [0, 0]).what == "ended with code 0 without an error"

@@ -63,6 +63,15 @@ def test_a_difference_is_named_and_is_no_excuse(changes, cause):
     assert cause in found["cause"]
 
 
+def test_not_a_number_in_another_rank_is_not_lost():
+    assert not verdict({}, {"parameter_error": "nan"})["equal"]
+    assert not verdict({}, {}, {"gradient_error": "nan"})["equal"]
+
+
+def test_ranks_with_different_parameters_are_never_equal():
+    assert "missing synchronisation" in verdict({}, {"digest": "other"})["cause"]
+
+
 def test_a_known_reason_is_legitimate_but_does_not_hide_a_mistake():
     known = ["BatchNorm normalises over parts"]
     assert verdict({"parameter_error": 0.1, "gradient_error": 0.1, "gradient_residual": 0.1}, {}, differences=known)["legitimate"]

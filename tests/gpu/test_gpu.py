@@ -38,7 +38,7 @@ def test_events_are_timed_on_the_device(tmp_path):
 
 
 NO_WAITING = """
-import torch
+import os, torch
 from torch import nn
 
 calls = 0
@@ -46,7 +46,8 @@ calls = 0
 def loss(output, target):
     global calls
     calls += 1
-    if calls == 3:  # from here on every operation that makes the host wait for the device is an error
+    if calls == 3 and "RANK" in os.environ:  # in training, not in the trial step
+        # From here on every operation that makes the host wait for the device is an error.
         torch.cuda.set_sync_debug_mode("error")
     return nn.functional.mse_loss(output, target)
 

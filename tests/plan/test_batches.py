@@ -44,8 +44,8 @@ def test_pieces_of_a_replica():
     assert pieces(22, accumulate=4, micro_batches=2) == [
         [(0, 3), (3, 6)],
         [(6, 9), (9, 12)],
-        [(12, 15), (15, 18)],
-        [(18, 20), (20, 22)],
+        [(12, 15), (15, 17)],
+        [(17, 20), (20, 22)],
     ]
     assert pieces(2, accumulate=4, micro_batches=3) == [[(0, 1)], [(1, 2)]]
 

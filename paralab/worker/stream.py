@@ -48,14 +48,14 @@ def rank_batches(
 ) -> Iterator[tuple[GlobalBatch, Any]]:
     """(global batch, this rank's samples of it), step by step.
 
-    A rank whose span is empty (a partial last batch smaller than the replicas) is given the batch's first sample, to be
-    weighted with zero: it must still take part in the collectives.
+    A rank whose span is empty (a partial last batch smaller than the replicas) is given the batch's first two samples,
+    to be weighted with zero: it must still take part in the collectives (two, because BatchNorm refuses a single one).
     """
     batches = global_batches(batch_size, samples, steps, epochs)
 
     def wanted(batch: GlobalBatch) -> Span:
         start, stop = spans_of(batch)
-        return (start, stop) if stop > start else (0, 1)
+        return (start, stop) if stop > start else (0, min(2, batch.size))
 
     if dataset_samples(workload) is None:
         make = cast("Callable[[int], Any]", workload.data)
@@ -113,4 +113,4 @@ class _Lists:
 
 
 def _pinned(batch: Any, pin_memory: bool) -> Any:
-    return map_tensors(lambda tensor: tensor.pin_memory(), batch) if pin_memory else batch
+    return map_tensors(lambda t: t if t.is_cuda else t.pin_memory(), batch) if pin_memory else batch

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from paralab.errors import UsageError
 from paralab.plan.batches import replica_span
-from paralab.workload.stream import dataset_samples, rank_batches
+from paralab.worker.stream import dataset_samples, rank_batches
 from paralab.workload.workload import Workload
 
 

@@ -1,0 +1,194 @@
+"""Models that were not written with paralab in mind, each a past mistake: verified like any other."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import run_paralab
+
+UNUSUAL = """
+import collections, dataclasses
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+X, Y = torch.randn(160, 8), torch.randint(3, (160,))
+
+def of(model, **fields):
+    return {"model": model, "data": (X, Y), "loss": F.cross_entropy, "batch_size": 32} | fields
+
+def in_place():
+    layers = lambda: (nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 16), nn.ReLU(inplace=True), nn.Linear(16, 3))
+    return of(lambda: nn.Sequential(*layers()))
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 3)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return self.last(x)
+
+def checkpointed():
+    return of(Checkpointed)
+
+class Dropping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.drop = nn.Linear(8, 16), nn.Linear(16, 3), nn.Dropout(0.3)
+
+    def forward(self, x):
+        return self.b(F.dropout(self.drop(torch.relu(self.a(x))), 0.2, self.training))
+
+def dropping():
+    return of(Dropping)
+
+def dropping_summed():
+    return of(Dropping, loss=lambda output, target: F.cross_entropy(output, target, reduction="sum"))
+
+@dataclasses.dataclass
+class Answer:
+    logits: torch.Tensor
+
+class Answering(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        scale = torch.ones(1)  # made in the forward: must follow the precision
+        return Answer(logits=self.b(torch.relu(self.a(x))) * scale)
+
+def answering():
+    return of(Answering, loss=lambda output, target: F.cross_entropy(output.logits, target))
+
+class Items(torch.utils.data.Dataset):
+    def __len__(self):
+        return 160
+
+    def __getitem__(self, i):
+        return {"x": X[i], "y": Y[i], "name": "n" * (i % 5)}
+
+def mapping_with_names():
+    weighted = lambda output, target: (F.cross_entropy(output, target[0], reduction="none") * target[1]).sum() / target[1].sum()
+    def collate(items):
+        return collections.UserDict(torch.utils.data.default_collate(items))
+    def unpack(batch):
+        return batch["x"], (batch["y"], torch.tensor([len(name) + 1.0 for name in batch["name"]], dtype=batch["x"].dtype))
+    model = lambda: nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 3))
+    weight = lambda batch: sum(len(name) + 1 for name in batch["name"])
+    return of(model, data=Items(), collate=collate, unpack=unpack, loss=weighted, weight=weight)
+
+def batch_norm_1d():
+    return of(lambda: nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)))
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "unusual.py").write_text(UNUSUAL)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["in_place", "checkpointed", "dropping", "answering", "mapping_with_names"])
+def test_it_trains_like_one_device(file, name):
+    options = ["--accumulate", "1", "--samples", "98"]  # 32 + 32 + 32 + 2: one rank of three has nothing to do at the end
+    options += ["--replicas", "3" if name == "answering" else "2"]
+    found = run_paralab("verify", "all", "--workload", f"unusual.py:{name}", *options, "--json", cwd=file).json
+    assert [case for case in found["cases"] if not case["equal"]] == []
+    assert {case["strategy"] for case in found["cases"]} == {"single", "dp", "ddp", "mp", "pipeline", "hybrid"}
+    assert (found["dropout"] == "none") == (name != "dropping")
+
+
+def test_dropout_does_not_hide_a_mistake(file):
+    done = run_paralab("verify", "dp", "--workload", "unusual.py:dropping_summed", "--accumulate", "4", "--replicas", "2", cwd=file)
+    assert done.code == 1
+    assert "WRONG" in done.out
+    assert "dropout was switched off" in done.out
+
+
+def test_batch_norm_of_few_samples_fails_in_no_case(file):
+    found = run_paralab("verify", "all", "--workload", "unusual.py:batch_norm_1d", "--accumulate", "1", "--json", cwd=file).json
+    assert found["passed"]
+    assert not any("failed" in (case["cause"] or "") for case in found["cases"])
+
+
+def test_a_case_that_fails_does_not_take_the_others_with_it(file):
+    """Single samples in every pass: BatchNorm refuses those; the cases with larger passes still get their verdict."""
+    options = ["--accumulate", "1", "--batch-size", "6", "--samples", "18"]
+    done = run_paralab("verify", "pipeline", "--workload", "unusual.py:batch_norm_1d", *options, "--micro-batches", "4", cwd=file)
+    assert done.code == 1
+    assert "it failed: Rank 0 failed" in done.out
+    assert "Expected more than 1 value per channel" in done.out
+
+
+PLAIN = """
+import sys
+import torch
+from paralab.workload.load import load_workload
+name, seed, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+workload = load_workload(name)
+torch.manual_seed(seed)
+model = workload.model().double()
+optimizer = workload.optimizer(model.parameters())
+x, y = workload.data
+order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed * 1_000_003))
+for step in range(steps):
+    rows = order[step * 32 : (step + 1) * 32]
+    inputs = x[rows].double() if x.is_floating_point() else x[rows]
+    loss = workload.loss(model(inputs), y[rows])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+torch.save(model.state_dict(), "plain.pt")
+"""
+
+
+@pytest.mark.parametrize("strategy", ["single", "hybrid"])
+def test_it_is_what_plain_pytorch_trains(tmp_path, strategy):
+    """Reference and cases of `verify` share our loop; this loop is not ours."""
+    import torch
+
+    from tests.conftest import ROOT
+
+    (tmp_path / "plain.py").write_text(PLAIN)
+    command = [sys.executable, "plain.py", "gpt:tiny", "7", "5"]
+    subprocess.run(command, cwd=tmp_path, env={**__import__("os").environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=60)
+    options = ["--workload", "gpt:tiny", "--seed", "7", "--steps", "5", "--precision", "fp64", "--save-weights", "--out", "run"]
+    assert run_paralab("run", strategy, *options, cwd=tmp_path).code == 0
+    mine, theirs = (torch.load(tmp_path / name, weights_only=True) for name in ("run/weights.pt", "plain.pt"))
+    assert mine.keys() == theirs.keys()
+    assert max(float((mine[key] - theirs[key]).abs().max()) for key in mine) < 1e-12
+
+
+SCRIPT = """
+import torch, paralab
+def mine():
+    data = torch.randn(64, 4), torch.randn(64, 2)
+    return paralab.Workload(model=lambda: torch.nn.Linear(4, 2), data=data, loss=torch.nn.functional.mse_loss, batch_size=16)
+print(paralab.run(mine, "ddp", replicas=2, steps=3, out="run")["steps"])
+"""
+
+
+@pytest.mark.parametrize("cloudpickle", [True, False])
+def test_a_script_that_calls_paralab_at_its_top_level_does_not_start_itself_again(tmp_path, cloudpickle):
+    """It did, without end: the ranks import the script to find the workload in it."""
+    import os
+
+    from tests.conftest import ROOT
+
+    (tmp_path / "script.py").write_text(SCRIPT)
+    if not cloudpickle:
+        (tmp_path / "cloudpickle.py").write_text("raise ImportError")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    if cloudpickle:
+        assert done.stdout == "3\n", done.stderr
+    else:
+        assert "put the call under `if __name__" in done.stderr
