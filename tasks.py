@@ -62,7 +62,8 @@ def lint() -> None:
 
 def test() -> None:
     lint()
-    run(PYTHON, "-m", "pytest", "-q", "--durations=10", *sys.argv[2:])
+    # A file's tests share launches, so a file stays in one process; most of the time goes into starting ranks, not into cores.
+    run(PYTHON, "-m", "pytest", "-q", "--durations=10", "--numprocesses=2", "--dist=loadfile", *sys.argv[2:])
 
 
 def bench() -> None:
