@@ -85,7 +85,7 @@ def main() -> None:
         return
     compare("single, mlp, batch 256, 20 steps", 1, "mlp", 256, 20)
     compare("ddp on 2 ranks, mlp, batch 256, 20 steps", 2, "mlp", 256, 20)
-    compare("ddp on 2 ranks, mlp, batch 64, 20 steps", 2, "mlp", 64, 20, rounds=3)
+    compare("ddp on 2 ranks, mlp, batch 64, 80 steps", 2, "mlp", 64, 80)
     long_run()
 
 
