@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paralab.plan.grid import Device
+from paralab.units import plural
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,9 @@ class Plan:
         """`ddp · 2 replicas`, for tables and folder names."""
         parts = [self.strategy]
         if self.strategy in ("dp", "ddp", "hybrid"):
-            parts.append(f"{self.replicas} replica" + "s" * (self.replicas > 1))
+            parts.append(plural(self.replicas, "replica"))
         if self.strategy in ("mp", "pipeline", "hybrid"):
-            parts.append(f"{self.stages} stage" + "s" * (self.stages > 1))
+            parts.append(plural(self.stages, "stage"))
         return " · ".join(parts)
 
     def to_json(self) -> dict[str, Any]:

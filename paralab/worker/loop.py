@@ -79,7 +79,7 @@ def train(workload: Workload, plan: Plan, rank_number: int, writer: EventWriter,
 
     trace = Trace.begin(model) if extras.traced else None
     with without_dropout(model) if trace else nullcontext():
-        _steps(job, strategy, optimizer, rank_number, trace)
+        _steps(job, strategy, optimizer, trace)
     note_memory(job, strategy, optimizer)
     if trace:
         if extras.save_reference:
@@ -90,13 +90,13 @@ def train(workload: Workload, plan: Plan, rank_number: int, writer: EventWriter,
         torch.save(model.state_dict(), extras.save_weights)
 
 
-def _steps(job: Job, strategy: Strategy, optimizer: torch.optim.Optimizer, rank_number: int, trace: Trace | None) -> None:
+def _steps(job: Job, strategy: Strategy, optimizer: torch.optim.Optimizer, trace: Trace | None) -> None:
     """The loop itself: every step of the plan."""
-    plan, probe, precision, model = job.plan, job.probe, job.precision, strategy.model
+    probe, precision, model = job.probe, job.precision, strategy.model
     stepped: list[bool] = []
     optimizer.register_step_post_hook(lambda *_: stepped.append(True))
     losses: list[torch.Tensor] = []
-    for batch, passes in passes_of(job, plan, rank_number):
+    for batch, passes in passes_of(job):
         probe.begin_step(batch.step)
         optimizer.zero_grad(set_to_none=True)
         loss = strategy.forward_backward(passes)
@@ -127,13 +127,14 @@ def num_in(passes: list[Pass]) -> int:
     return sum(num_samples(micro.inputs) for micros in passes for micro in micros if micro.share)
 
 
-def passes_of(job: Job, plan: Plan, rank_number: int) -> Iterator[tuple[GlobalBatch, list[Pass]]]:
+def passes_of(job: Job) -> Iterator[tuple[GlobalBatch, list[Pass]]]:
     """This rank's passes of every global batch, on its first device, each micro-batch with its share of the loss.
 
     One step is prepared ahead, so that the small sum of weights over ranks, where there is one, is done before it is needed.
     """
+    plan = job.plan
     over_ranks = plan.strategy in PROCESS_PER_REPLICA
-    replica = rank_number if over_ranks else 0
+    replica = job.rank.rank if over_ranks else 0
     replicas = plan.replicas if over_ranks else 1
     stream = rank_batches(
         job.workload,
