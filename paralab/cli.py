@@ -25,7 +25,11 @@ REQUEST_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--micro-batches", type=int, help="Pieces in which a batch flows through the stages (pipeline, hybrid)."),
     click.option("--precision", metavar="|".join(PRECISIONS), help="fp16 is trained with a GradScaler. [default: fp32]"),
     click.option("--loss-scale", type=float, help="The GradScaler's first scale (fp16). [default: 65536]"),
+    click.option("--no-scaler", is_flag=True, default=None, help="Train fp16 without a GradScaler, to see the underflow."),
     click.option("--bucket-mb", type=float, help="Size of DDP's gradient buckets (ddp, hybrid). [default: 25]"),
+    click.option("--bucket-view", is_flag=True, default=None, help="DDP's gradient_as_bucket_view (ddp, hybrid)."),
+    click.option("--static-graph", is_flag=True, default=None, help="DDP's static_graph (ddp)."),
+    click.option("--sync-every-pass", is_flag=True, default=None, help="Accumulate WITHOUT no_sync(), to see what it saves (ddp)."),
     click.option("--steps", type=int, help="Optimiser steps. [default: 20, or what --epochs gives]"),
     click.option("--epochs", type=int, help="Passes over the data."),
     click.option("--samples", type=int, help="Use only so many samples of the data: an epoch ends after them."),
@@ -33,6 +37,7 @@ REQUEST_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--device", metavar="auto|cpu|cuda", default="auto", show_default=True, help="Where the devices are taken from."),
     click.option("--placement", metavar="spread|same", help="same: all stages on one device (mp, pipeline, hybrid)."),
     click.option("--threads-per-device", type=int, help="Size of a CPU device. [default: cores ÷ devices, at least 1]"),
+    click.option("--prefix", metavar="COMMAND", help="Start every rank through it, e.g. 'numactl -N {local_rank}'."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else there."),
 ]
 OUT = click.option("--out", type=click.Path(path_type=Path), help="The run folder. [default: runs/DATE_TIME_…]")

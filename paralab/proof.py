@@ -1,7 +1,7 @@
 """Parallel equals serial, proved on the user's model: what `paralab verify` and `paralab.verify` share.
 
 Every case trains a few steps under the strategy and is compared with one reference: the same samples, from the same weights, on a
-single device. Cases with the same number of ranks share one launch.
+single device. All cases share one launch.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from paralab.analyse.parity import failed_case, judge
-from paralab.errors import UsageError, unknown
+from paralab.errors import RunFailed, UsageError, unknown
+from paralab.jobs import Job, train_all
 from paralab.launch.inspect import look_at
-from paralab.launch.local import launch
 from paralab.machine.host import Machine, threads_asked
 from paralab.plan.batches import global_batches
 from paralab.plan.plan import Plan
@@ -24,7 +24,7 @@ from paralab.plan.request import APPLIES, STRATEGIES, Request, check
 from paralab.plan.resolve import resolve
 from paralab.record.folder import RunFolder
 from paralab.record.reader import read_events
-from paralab.training import failure, probe_once, refuse_inside
+from paralab.training import probe_once, refuse_inside
 from paralab.units import plural
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
@@ -168,63 +168,33 @@ def _reference(request: Request, plan: Plan) -> Request:
 def _train(
     folder: RunFolder, ready: list[Ready], seen: dict[str, tuple[Machine, Summary]], say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Run the references and all cases, grouped by number of ranks; judge each."""
-    verdicts: dict[int, dict[str, Any]] = {}
+    """Run the references, then all cases; judge each."""
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         references: dict[Request, str] = {}
-        jobs: dict[int, list[dict[str, Any]]] = {1: []}
+        jobs: list[Job] = []
         for item in ready:
             if item.reference not in references:
                 references[item.reference] = str(Path(private, f"reference{len(references)}.pt"))
                 machine, summary = seen[item.reference.workload]
                 plan = resolve(item.reference, machine, summary, probe_once, threads_asked())
-                jobs[1].append({"plan": plan.to_json(), "extras": {"save_reference": references[item.reference]}})
+                part = RunFolder.create(folder.path / f"reference{len(references)}", "")
+                jobs.append(Job(plan, part, {"save_reference": references[item.reference]}))
         for number, item in enumerate(ready):
-            extras = {"compare_with": references[item.reference]}
-            job = {"case": number, "plan": item.plan.to_json(), "extras": extras}
-            jobs.setdefault(item.plan.world_size, []).append(job)
-        for ranks, list_ in sorted(jobs.items()):
-            cases = sum("case" in job for job in list_)
-            parts = [plural(len(list_) - cases, "reference")] * (cases < len(list_)) + [plural(cases, "case")] * (cases > 0)
-            say(f"{' and '.join(parts)} on {plural(ranks, 'rank')}")
-            verdicts |= _launch(folder, ranks, list_, ready)
-    return [verdicts[number] for number in range(len(ready))]
-
-
-def _launch(folder: RunFolder, ranks: int, jobs: list[dict[str, Any]], ready: list[Ready]) -> dict[int, dict[str, Any]]:
-    """The verdicts on the cases among these jobs. A case that fails is one of them, and does not take those behind it with it."""
-    verdicts: dict[int, dict[str, Any]] = {}
-    attempt = 1
-    while jobs:
-        part = RunFolder.create(folder.path / f"{ranks}-ranks-{attempt}", "")
-        codes = launch(part, jobs, time.perf_counter(), lambda: None)
-        found = _judge(part, ready)
-        verdicts |= found
-        left = [position for position, job in enumerate(jobs) if "case" in job and job["case"] not in verdicts]
-        if not left and all(code == 0 for code in codes):
-            break
-        error = failure(part, codes)
-        begun = {event["case"] for list_ in read_events(part.path).values() for event in list_ if event["event"] == "case"}
-        if not left or jobs[left[0]]["case"] not in begun:  # not a case, but a reference or the start has failed
+            part = RunFolder.create(folder.path / f"case{number}", "")
+            jobs.append(Job(item.plan, part, {"compare_with": references[item.reference]}))
+        ranks = max(job.plan.world_size for job in jobs)
+        say(f"{plural(len(references), 'reference')} and {plural(len(ready), 'case')} on up to {plural(ranks, 'rank')}")
+        failed = train_all(folder, jobs)
+    for number, error in failed.items():
+        if number < len(references):
             raise error
-        number = jobs[left[0]]["case"]
-        verdicts[number] = _described(ready[number]) | failed_case(ready[number].plan.to_json(), error.problem)
-        jobs, attempt = jobs[left[0] + 1 :], attempt + 1
-    return verdicts
+    return [_verdict(item, jobs[len(references) + i], failed.get(len(references) + i)) for i, item in enumerate(ready)]
 
 
-def _judge(folder: RunFolder, ready: list[Ready]) -> dict[int, dict[str, Any]]:
-    found: dict[int, list[dict[str, Any]]] = {}
-    for events in read_events(folder.path).values():
-        number = None
-        for event in events:
-            if event["event"] == "case":
-                number = event["case"]
-            elif event["event"] == "parity":
-                assert number is not None
-                found.setdefault(number, []).append(event)
-    return {number: _described(ready[number]) | judge(ready[number].plan.to_json(), ranks) for number, ranks in found.items()}
-
-
-def _described(item: Ready) -> dict[str, Any]:
-    return {"strategy": item.plan.strategy, "options": item.case.options, "arithmetic": item.plan.arithmetic}
+def _verdict(item: Ready, job: Job, error: RunFailed | None) -> dict[str, Any]:
+    described = {"strategy": item.plan.strategy, "options": item.case.options, "arithmetic": item.plan.arithmetic}
+    plan = item.plan.to_json()
+    if error:
+        return described | failed_case(plan, error.problem)
+    found = [event for events in read_events(job.folder.path).values() for event in events if event["event"] == "parity"]
+    return described | judge(plan, found)

@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from paralab.analyse.failure import root_cause
 from paralab.analyse.result import result_of
-from paralab.errors import Interrupted, RunFailed, UsageError
+from paralab.errors import Interrupted, UsageError
+from paralab.jobs import Job, train_all
 from paralab.launch.inspect import look_at
-from paralab.launch.local import INSIDE, launch
+from paralab.launch.local import INSIDE
 from paralab.machine.host import Machine, threads_asked, usable_cores
 from paralab.machine.precision import probe_cpu
 from paralab.plan.plan import Plan
@@ -87,11 +87,11 @@ def run(
         data_path=summary.data_path,
         constraints=constraints(plan, machine, summary),
     )
-    extras = {"save_weights": str(folder.weights_path.resolve()) if save_weights else None}
+    job = Job(plan, folder, {"save_weights": str(folder.weights_path.resolve()) if save_weights else None})
     on_poll = watch(plan, folder)
     origin = time.perf_counter()
     try:
-        codes = launch(folder, [{"plan": plan.to_json(), "extras": extras}], origin, on_poll)
+        failed = train_all(folder, [job], on_poll, origin)
     except KeyboardInterrupt:
         result = _finish(folder, origin)
         raise Interrupted(
@@ -99,20 +99,9 @@ def run(
             f"the run folder is {folder.path}"
         ) from None
     result = _finish(folder, origin)
-    if any(code != 0 for code in codes) or result["status"] != "completed":
-        raise failure(folder, codes)
+    if failed:
+        raise failed[0]
     return result
-
-
-def failure(folder: RunFolder, codes: list[int | None]) -> RunFailed:
-    """The error of a failed launch: the root cause first, then where to read more."""
-    cause = root_cause(folder.path, codes)
-    when = "before its first step" if cause.step is None else f"after step {cause.step}"
-    return RunFailed(
-        f"Rank {cause.rank} failed {when}: {cause.what}",
-        detail=cause.detail,
-        cure=f"read {cause.log} (the run folder is {folder.path})",
-    )
 
 
 def _finish(folder: RunFolder, origin: float) -> dict[str, Any]:

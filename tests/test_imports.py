@@ -15,7 +15,7 @@ ALLOWED = {
     "record": set(),
     "worker": {"machine", "workload", "plan", "record"},
     "launch": {"machine", "workload", "plan", "record"},
-    "analyse": {"record"},
+    "analyse": {"record", "machine"},  # machine: the peaks of known devices
     "show": {"plan", "record", "workload", "analyse"},
 }
 WITHOUT_TORCH = ("machine", "plan", "record", "launch", "analyse", "show")

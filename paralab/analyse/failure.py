@@ -25,7 +25,7 @@ class Cause:
     log: Path
 
 
-def root_cause(folder: Path, exit_codes: list[int | None]) -> Cause:
+def root_cause(folder: Path, exit_codes: list[int | None], logs: Path) -> Cause:
     """The first error that is not a consequence of another rank's end; else the rank that left without a word; else the one for
     which the others waited. An exit code None is a rank that the launcher had to end."""
     events = read_events(folder)
@@ -37,14 +37,14 @@ def root_cause(folder: Path, exit_codes: list[int | None]) -> Cause:
     stuck = [rank for rank, code in enumerate(exit_codes) if code is None]
 
     def cause(rank: int, what: str, detail: str = "") -> Cause:
-        return Cause(rank, _last_step(events.get(rank, [])), what, detail, folder / "logs" / f"rank{rank}.txt")
+        return Cause(rank, _last_step(events.get(rank, [])), what, detail, logs / f"rank{rank}.txt")
 
     if own:
         return cause(own[0][1], own[0][0]["error"], own[0][0].get("detail", ""))
     if left:
         code = exit_codes[left[0]] or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code} without an error"
-        return cause(left[0], how, _last_lines(folder / "logs" / f"rank{left[0]}.txt"))
+        return cause(left[0], how, _last_lines(logs / f"rank{left[0]}.txt"))
     if stuck:
         return cause(stuck[0], "did not arrive where the other ranks waited for it, and was ended")
     if errors:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paralab.record.reader import Event, read_events
-
-WARM_UP = 3  # steps left out of the timings where there are enough: allocation, DDP's rebuilt buckets
+from paralab.analyse.metrics import metrics_of
+from paralab.analyse.recording import Recording
+from paralab.record.reader import Event
 
 
 def result_of(folder: Path) -> dict[str, Any]:
     """The result object (docs/run-folder.md lists its fields). Unknown is None, and a warning says why."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    plan, events = manifest["plan"], read_events(folder)
+    recording = Recording.read(folder)
+    manifest, plan, events = recording.manifest, recording.plan, recording.events
+    steps, timed = recording.steps, recording.timed
     warnings = list(plan["remarks"])
-    steps = _steps(events, len(plan["ranks"]))
-    warm = WARM_UP if len(steps) >= 3 * WARM_UP else min(1, len(steps) - 1)
-    timed = steps[max(0, warm) :]
     if steps and len(steps) < 2:
         warnings.append("a single step is no measurement: its time includes the warm-up")
     losses = [sum(event["loss"] for event in step) for step in steps]
@@ -38,7 +35,7 @@ def result_of(folder: Path) -> dict[str, Any]:
         "schema": manifest["schema"],
         "strategy": plan["strategy"],
         "workload": manifest["workload"]["name"],
-        "status": _status(events, len(plan["ranks"])),
+        "status": recording.status,
         "grid": {"replicas": plan["replicas"], "stages": plan["stages"], "devices": _devices(plan)},
         "ranks": _ranks(plan, events),
         "batch": {
@@ -53,32 +50,20 @@ def result_of(folder: Path) -> dict[str, Any]:
         "skipped_steps": skipped,
         "losses": [loss if math.isfinite(loss) else None for loss in losses],
         "step_seconds": _spread(durations),
-        "warm_up_steps": max(0, warm),
+        "warm_up_steps": recording.warm_up,
         "total_seconds": _rounded(_between(steps)),
         "samples_per_second": _samples_per_second(timed),
+        "samples_per_second_per_device": _per_device(_samples_per_second(timed), len(_devices(plan))),
         "peak_bytes": _memory(events),
         "all_reduces_per_step": _per_step(timed, "all_reduces"),
         "bytes_per_step": _per_step(timed, "bytes"),
+        "metrics": metrics_of(recording),
         "splits": _splits(events),
         "remarks": plan["remarks"],
         "differences": plan["differences"],
         "run_folder": str(folder),
         "warnings": warnings,
     }
-
-
-def _steps(events: dict[int, list[Event]], world_size: int) -> list[list[Event]]:
-    """The steps that every rank finished: for each, one event per rank."""
-    per_rank = [[event for event in events.get(rank, []) if event["event"] == "step"] for rank in range(world_size)]
-    return [list(step) for step in zip(*per_rank, strict=False)]
-
-
-def _status(events: dict[int, list[Event]], world_size: int) -> str:
-    ends = [event["status"] for rank in events.values() for event in rank if event["event"] == "end"]
-    for status in ("failed", "interrupted"):
-        if status in ends:
-            return status
-    return "completed" if len(ends) == world_size else "killed"
 
 
 def _devices(plan: dict[str, Any]) -> list[str]:
@@ -131,6 +116,10 @@ def _samples_per_second(timed: list[list[Event]]) -> float | None:
     """Loading included: samples over the wall-clock time in which they were trained on."""
     elapsed = _between(timed)
     return sum(event["samples"] for step in timed for event in step) / elapsed if elapsed else None
+
+
+def _per_device(value: float | None, devices: int) -> float | None:
+    return None if value is None else value / devices
 
 
 def _memory(events: dict[int, list[Event]]) -> list[dict[str, Any]]:

@@ -15,11 +15,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from paralab.machine.host import loopback
 from paralab.plan.plan import Plan
+from paralab.plan.request import prefix_words
 from paralab.record.folder import RunFolder
 
 INSIDE = "PARALAB_INSIDE"  # set in every process that paralab starts; one of them must not start paralab again
@@ -28,17 +30,18 @@ GRACE_SECONDS = 3.0  # between "please stop" and "stop"; after a failure, for th
 
 
 def launch(folder: RunFolder, jobs: list[dict[str, Any]], origin_seconds: float, on_poll: Callable[[], None]) -> list[int | None]:
-    """Run the jobs (same grid) on all ranks; return the exit codes (None: ended by us).
-
-    KeyboardInterrupt passes through when all ranks have ended.
+    """Run the jobs one after the other in the same processes, as many as the widest job needs; return the exit codes (None: ended
+    by us). A job has a plan, its extras, and the folder for its events. KeyboardInterrupt passes through when all ranks have ended.
     """
-    plan = Plan.from_json(jobs[0]["plan"])
+    plans = [Plan.from_json(job["plan"]) for job in jobs]
+    plan = max(plans, key=lambda plan: plan.world_size)
+    plan = replace(plan, environment={name: value for each in plans for name, value in each.environment.items()})
+    folder.logs.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         spec = Path(private, "spec.json")
         spec.write_text(
             json.dumps(
                 {
-                    "events": str(folder.events.resolve()),
                     "meeting": str(Path(private, "meeting")),
                     "origin_seconds": origin_seconds,
                     "jobs": jobs,
@@ -73,9 +76,10 @@ def rank_environment(plan: Plan, rank: int, local_rank: int) -> dict[str, str]:
 
 
 def _start(folder: RunFolder, spec: Path, plan: Plan, rank: int, local_rank: int) -> subprocess.Popen[bytes]:
+    prefix = prefix_words(plan.prefix, rank, local_rank) if plan.prefix else []
     with (folder.logs / f"rank{rank}.txt").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "paralab.worker", str(spec)],
+            [*prefix, sys.executable, "-m", "paralab.worker", str(spec)],
             env=rank_environment(plan, rank, local_rank),
             stdin=subprocess.PIPE,
             stdout=log,

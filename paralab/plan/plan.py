@@ -51,7 +51,11 @@ class Plan:
     micro_batches: int
     precision: str
     loss_scale: float | None
+    scaler: bool
     bucket_mb: float | None
+    bucket_view: bool
+    static_graph: bool
+    sync_every_pass: bool
     find_unused: bool
     steps: int | None
     epochs: int | None
@@ -62,6 +66,7 @@ class Plan:
     placement: str
     threads_per_device: int
     backend: str | None
+    prefix: str | None
     ranks: tuple[RankPlan, ...]
     stage_parts: tuple[Stage, ...]
     arithmetic: str

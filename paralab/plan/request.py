@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
@@ -27,6 +28,9 @@ APPLIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "stages": ("mp", "pipeline", "hybrid"),
         "micro_batches": ("pipeline", "hybrid"),
         "bucket_mb": ("ddp", "hybrid"),
+        "bucket_view": ("ddp", "hybrid"),
+        "static_graph": ("ddp",),
+        "sync_every_pass": ("ddp",),
         "placement": ("mp", "pipeline", "hybrid"),
     }
 )
@@ -43,7 +47,11 @@ class Request:
     micro_batches: int | None = None
     precision: str | None = None
     loss_scale: float | None = None
+    no_scaler: bool | None = None
     bucket_mb: float | None = None
+    bucket_view: bool | None = None
+    static_graph: bool | None = None
+    sync_every_pass: bool | None = None
     steps: int | None = None
     epochs: int | None = None
     samples: int | None = None
@@ -51,6 +59,7 @@ class Request:
     device: str = "auto"
     placement: str | None = None
     threads_per_device: int | None = None
+    prefix: str | None = None
 
 
 def check(request: Request) -> None:
@@ -59,9 +68,10 @@ def check(request: Request) -> None:
         raise unknown("strategy", request.strategy, STRATEGIES)
     for option, strategies in APPLIES.items():
         if getattr(request, option) is not None and request.strategy not in strategies:
-            flag = "--" + option.replace("_", "-")
+            flag = flag_of(option)
+            value = "" if getattr(request, option) is True else f" {getattr(request, option)}"
             raise UsageError(
-                f"{flag} {getattr(request, option)} means nothing for {request.strategy}.",
+                f"{flag}{value} means nothing for {request.strategy}.",
                 cure=f"leave {flag} out, or use one of: {', '.join(strategies)}",
             )
     _check_choice("precision", request.precision, PRECISIONS)
@@ -69,8 +79,8 @@ def check(request: Request) -> None:
     _check_choice("placement", request.placement, ("spread", "same"))
     for field in fields(request):
         value = getattr(request, field.name)
-        if isinstance(value, int | float) and field.name != "seed" and value <= 0:
-            flag = "--" + field.name.replace("_", "-")
+        if isinstance(value, int | float) and not isinstance(value, bool) and field.name != "seed" and value <= 0:
+            flag = flag_of(field.name)
             raise UsageError(f"{flag} {value} is not a positive number.", cure=f"{flag} 1 or more")
     if not 0 <= request.seed < 2**32:
         raise UsageError(f"--seed {request.seed} is not between 0 and {2**32 - 1}.", cure="--seed 0")
@@ -79,6 +89,34 @@ def check(request: Request) -> None:
             f"--loss-scale {request.loss_scale:g} needs fp16: only fp16 is trained with a GradScaler.",
             cure="--precision fp16, or leave --loss-scale out",
         )
+    if request.no_scaler and (request.precision != "fp16" or request.loss_scale is not None):
+        problem = "needs fp16" if request.precision != "fp16" else f"contradicts --loss-scale {request.loss_scale:g}"
+        raise UsageError(f"--no-scaler {problem}: it trains fp16 without a GradScaler.", cure="--precision fp16 --no-scaler")
+    if request.sync_every_pass and (request.accumulate or 1) < 2:
+        raise UsageError("--sync-every-pass needs more than one backward pass per step.", cure="--accumulate 4 --sync-every-pass")
+    if request.static_graph and request.sync_every_pass is None and (request.accumulate or 1) > 1:
+        raise UsageError(
+            f"--static-graph with --accumulate {request.accumulate}: DDP learns the graph from its first backward pass, and that "
+            "one is not synchronised.",
+            cure="leave one of them out",
+        )
+    if request.prefix is not None:
+        try:
+            prefix_words(request.prefix, 0, 0)
+        except (KeyError, IndexError, ValueError) as error:
+            raise UsageError(
+                f"--prefix {request.prefix!r} cannot be filled in: {error}.", cure="{rank} and {local_rank} are known"
+            ) from error
+
+
+def flag_of(option: str) -> str:
+    """`batch_size` -> `--batch-size`."""
+    return "--" + option.replace("_", "-")
+
+
+def prefix_words(prefix: str, rank: int, local_rank: int) -> list[str]:
+    """`numactl -N {local_rank}` for local rank 1 -> ["numactl", "-N", "1"]."""
+    return [word.format(rank=rank, local_rank=local_rank) for word in shlex.split(prefix)]
 
 
 def _check_choice(option: str, given: str | None, known: tuple[str, ...]) -> None:

@@ -44,6 +44,7 @@ def resolve(
     device, gpus = _device(request, machine, reasons)
     shape = shape_of(request, summary, choose)
     precision, environment = _precision(request, machine, device, probe, reasons)
+    scaler = precision == "fp16" and not request.no_scaler
     placement = request.placement or "spread"
     cells = grid(strategy, shape.replicas, shape.stages, placement, gpus)
     ranks = _ranks(strategy, shape, cells)
@@ -58,8 +59,12 @@ def resolve(
         workload=request.workload,
         **asdict(shape),
         precision=precision,
-        loss_scale=request.loss_scale or (65536.0 if precision == "fp16" else None),
+        loss_scale=request.loss_scale or (65536.0 if scaler else None),
+        scaler=scaler,
         bucket_mb=request.bucket_mb,
+        bucket_view=bool(request.bucket_view),
+        static_graph=bool(request.static_graph),
+        sync_every_pass=bool(request.sync_every_pass),
         find_unused=_find_unused(strategy, summary, reasons),
         steps=steps,
         epochs=request.epochs,
@@ -70,6 +75,7 @@ def resolve(
         placement=placement,
         threads_per_device=threads,
         backend=_backend(strategy, cells, device, reasons),
+        prefix=request.prefix,
         ranks=ranks,
         stage_parts=_stages(strategy, shape.stages, summary, reasons),
         arithmetic=arithmetic(shape, ranks),

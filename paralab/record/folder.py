@@ -49,7 +49,6 @@ class RunFolder:
         folder = cls(path)
         try:
             folder.events.mkdir(parents=True)
-            folder.logs.mkdir()
         except OSError as error:
             raise UsageError(f"The run folder {path} cannot be made: {error.strerror}.", cure="--out DIR") from error
         return folder

@@ -5,14 +5,15 @@ python -m paralab.worker SPEC.json          (started by paralab.launch; RANK say
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -24,14 +25,14 @@ import torch.distributed as dist
 from paralab.errors import ParalabError
 from paralab.plan.plan import Plan
 from paralab.record.writer import EventWriter
+from paralab.worker.groups import make_groups
 from paralab.worker.lifeline import end_with_the_parent
 from paralab.worker.loop import Extras, train
 from paralab.workload.load import load_workload, their_lines
 from paralab.workload.reference import user_folder
 from paralab.workload.workload import Workload
 
-FAILED, INTERRUPTED = 1, 130
-PATIENCE_SECONDS = 600  # how long a rank waits for another one, to meet and in every collective
+EXIT_CODES = {"completed": 0, "failed": 1, "interrupted": 130}
 
 
 class Stopped(BaseException):
@@ -44,65 +45,83 @@ def main() -> NoReturn:
     end_with_the_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops all ranks in order
     signal.signal(signal.SIGTERM, _stop)
-    writer = EventWriter(Path(spec["events"]) / f"rank{rank}.jsonl")
-    origin = float(spec["origin_seconds"])
     status = "completed"
-
-    def emit(event: str, **fields: Any) -> None:
-        writer.write([{"event": event, "time": round(time.perf_counter() - origin, 6), **fields}])
-
     try:
-        _train_all(spec, rank, writer, emit)
+        _train_all(spec, rank)
     except Stopped:
         status = "interrupted"
-    except BaseException as error:
+    except BaseException:
         status = "failed"
-        text = str(error) if isinstance(error, ParalabError) else f"{type(error).__name__}: {error}"
-        detail = their_lines(error, user_folder(spec["jobs"][0]["plan"]["workload"]))
         traceback.print_exc()
-        with suppress(OSError):  # the disk may be full; the log then has it, or nobody
-            emit("error", error=text, detail=detail, traceback=traceback.format_exc())
-    with suppress(OSError):
-        emit("end", status=status)
-    writer.close()
-    if status == "completed" and dist.is_initialized() and "nccl" in dist.get_backend():
+    if status == "completed" and any("nccl" in (job["plan"]["backend"] or "") for job in spec["jobs"]):
         dist.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: after a failure threads of the pipeline and of gloo still wait for ranks that will not come, and after a
     # success taking gloo's threads down has been seen to abort ("terminate called without an active exception").
-    os._exit({"completed": 0, "failed": FAILED, "interrupted": INTERRUPTED}[status])
+    os._exit(EXIT_CODES[status])
 
 
-def _train_all(spec: dict[str, Any], rank: int, writer: EventWriter, emit: Callable[..., None]) -> None:
-    """Every job of the spec, one after the other, in one process group."""
+def _train_all(spec: dict[str, Any], rank: int) -> None:
+    """Every job of the spec, one after the other, in the same processes. Ranks that a job does not need wait for the others."""
     plans = [Plan.from_json(job["plan"]) for job in spec["jobs"]]
-    _join(plans[0], rank, spec["meeting"], emit)
+    world_size = int(os.environ["WORLD_SIZE"])
+    if world_size > 1:
+        # This group only makes the ranks wait for one another, which takes neither a core nor a GPU; every training has a group of
+        # its own (`group_of`), with a patience of its own.
+        dist.init_process_group("gloo", f"file://{spec['meeting']}", timedelta(days=1), world_size, rank)
+        make_groups(plans)
+    gc.freeze()  # what is here now stays: collecting garbage between trainings need not look at all of torch
     workloads: dict[str, Workload] = {}
     for plan, job in zip(plans, spec["jobs"], strict=True):
-        if job.get("case") is not None:
-            emit("case", case=job["case"])
-        if plan.workload not in workloads:
-            workloads[plan.workload] = load_workload(plan.workload)
-        keep = {name: Path(path) for name, path in job["extras"].items() if path}
-        train(workloads[plan.workload], plan, rank, writer, float(spec["origin_seconds"]), Extras(**keep))
-        emit("trained")
-        if plan.backend:
+        if rank < plan.world_size:
+            with _recorded(Path(job["events"]), plan, rank, float(spec["origin_seconds"])) as writer:
+                if plan.workload not in workloads:
+                    workloads[plan.workload] = load_workload(plan.workload)
+                keep = {name: Path(path) for name, path in job["extras"].items() if path}
+                train(workloads[plan.workload], plan, rank, writer, float(spec["origin_seconds"]), Extras(**keep))
+        if world_size > 1:
             dist.barrier()
+        _tidy()
 
 
-def _join(plan: Plan, rank: int, meeting: str, emit: Callable[..., None]) -> None:
-    """Say who we are, and meet the other ranks."""
+def _tidy() -> None:
+    """Leave nothing of one training to the next: neither memory nor its peak."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        for index in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(index)
+
+
+@contextmanager
+def _recorded(events: Path, plan: Plan, rank: int, origin: float) -> Iterator[EventWriter]:
+    """This rank's event file: it begins with who we are, and ends with how it ended."""
+    writer = EventWriter(events / f"rank{rank}.jsonl")
+
+    def emit(event: str, **fields: Any) -> None:
+        writer.write([{"event": event, "time": round(time.perf_counter() - origin, 6), **fields}])
+
     here = plan.ranks[rank]
-    devices = [device.name for device in here.devices]
-    who = {"rank": rank, "local_rank": here.local_rank, "pid": os.getpid(), "devices": devices}
+    who = {"rank": rank, "local_rank": here.local_rank, "pid": os.getpid(), "devices": [device.name for device in here.devices]}
     emit("start", **who, unix_seconds=time.time(), torch=torch.__version__)
-    if not plan.backend:
-        return
-    if plan.device == "cuda":
-        torch.cuda.set_device(here.devices[0].torch)
-    patience = timedelta(seconds=PATIENCE_SECONDS)
-    dist.init_process_group(plan.backend, f"file://{meeting}", patience, plan.world_size, rank)
+    status = "failed"
+    try:
+        yield writer
+        status = "completed"
+    except Stopped:
+        status = "interrupted"
+        raise
+    except BaseException as error:
+        text = str(error) if isinstance(error, ParalabError) else f"{type(error).__name__}: {error}"
+        detail = their_lines(error, user_folder(plan.workload))
+        with suppress(OSError):  # the disk may be full; the log then has it, or nobody
+            emit("error", error=text, detail=detail, traceback=traceback.format_exc())
+        raise
+    finally:
+        with suppress(OSError):
+            emit("end", status=status)
+        writer.close()
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:

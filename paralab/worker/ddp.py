@@ -5,11 +5,14 @@ averaged: an average of means would give every rank the same say, however many s
 """
 
 # No `from __future__ import annotations` here: DDP checks the annotations of a communication hook at run time.
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from paralab.worker.groups import group_of
 from paralab.worker.job import Job, Pass
 from paralab.worker.passes import accumulate
 from paralab.worker.probes import Probe
@@ -19,15 +22,19 @@ class Ddp:
     def __init__(self, job: Job, model: nn.Module) -> None:
         self.job = job
         self.model = model.to(job.rank.devices[0].torch)
-        self.ddp = wrap(job, self.model, device=job.rank.devices[0].torch)
+        self.ddp = wrap(job, self.model, device=job.rank.devices[0].torch, group=group_of(job.plan))
 
     def forward_backward(self, passes: list[Pass]) -> torch.Tensor:
-        return accumulate(self.job, self.ddp, passes, unsynchronised=self.ddp.no_sync)
+        if not self.job.plan.sync_every_pass:
+            return accumulate(self.job, self.ddp, passes, unsynchronised=self.ddp.no_sync)
+        # Every pass reduces what all passes have added up so far, also what was reduced before. A mean leaves that as it is, a sum
+        # would count it once per rank: so the parts are made larger by the number of ranks, and averaged.
+        ranks = self.job.plan.world_size
+        larger = [[replace(micro, share=micro.share * ranks) for micro in micros] for micros in passes]
+        return accumulate(self.job, self.ddp, larger) / ranks
 
 
-def wrap(
-    job: Job, module: nn.Module, device: str | None, group: dist.ProcessGroup | None = None, **where: int
-) -> DistributedDataParallel:
+def wrap(job: Job, module: nn.Module, device: str | None, group: dist.ProcessGroup, **where: int) -> DistributedDataParallel:
     """DDP with the plan's bucket size and the timed all-reduce. `where` is added to every event (e.g. stage=1)."""
     ddp = DistributedDataParallel(
         module,
@@ -35,18 +42,23 @@ def wrap(
         process_group=group,
         bucket_cap_mb=job.plan.bucket_mb,
         find_unused_parameters=job.plan.find_unused,
+        gradient_as_bucket_view=job.plan.bucket_view,
+        static_graph=job.plan.static_graph,
     )
-    ddp.register_comm_hook((job.probe, group, where), timed_all_reduce)
+    divisor = job.plan.world_size if job.plan.sync_every_pass else 1
+    ddp.register_comm_hook((job.probe, group, divisor, where), timed_all_reduce)
     return ddp
 
 
 def timed_all_reduce(
-    state: tuple[Probe, dist.ProcessGroup | None, dict[str, int]],
+    state: tuple[Probe, dist.ProcessGroup, int, dict[str, int]],
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
     """Sum a bucket over the ranks, and note when it was ready, when it was done, and its size."""
-    probe, group, where = state
+    probe, group, divisor, where = state
     buffer = bucket.buffer()
+    if divisor > 1:
+        buffer /= divisor
     device = str(buffer.device) if buffer.is_cuda else None
     start = probe.clock.mark(device)
     probe.all_reduces += 1

@@ -8,10 +8,10 @@ collective must meet its counterpart on the other ranks, not another stage's. DD
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from paralab.worker.ddp import wrap
+from paralab.worker.groups import group_of
 from paralab.worker.job import Job, Pass
 from paralab.worker.stages import Staged
 
@@ -23,10 +23,8 @@ class Hybrid:
         self.synchronised = []
         for stage in range(job.plan.stages):
             held = _Held(self.staged.stage_parameters(stage))
-            # All ranks must make every group, in the same order.
-            group = dist.new_group(range(job.plan.world_size))
             needed = any(parameter.requires_grad for parameter in held.parameters())
-            self.synchronised.append(wrap(job, held, None, group, stage=stage) if needed else None)
+            self.synchronised.append(wrap(job, held, None, group_of(job.plan, stage), stage=stage) if needed else None)
 
     def forward_backward(self, passes: list[Pass]) -> torch.Tensor:
         return self.staged.forward_backward(passes)

@@ -16,14 +16,16 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import UninitializedParameter
+from torch.utils.flop_counter import FlopCounterMode
 
 from paralab.errors import UsageError
 from paralab.machine.host import Gpu, Machine, cpu_name, memory_bytes, usable_cores
 from paralab.worker.lifeline import end_with_the_parent
 from paralab.worker.loop import make_optimizer
 from paralab.worker.stream import dataset_samples, rank_batches
-from paralab.workload.batch import call_model, map_tensors, take, unpack
+from paralab.workload.batch import call_model, map_tensors, num_samples, take, unpack
 from paralab.workload.layers import find_layers
 from paralab.workload.load import load_workload, their_lines
 from paralab.workload.randomness import seed_everything, without_dropout
@@ -121,6 +123,7 @@ def look_at_workload(workload: str, device: str, layers: bool, samples: int | No
         batch_norms=sum(isinstance(module, NORMS) for module in model.modules()),
         dropout=trial.dropout,
         random=trial.random,
+        flops_per_sample=trial.flops_per_sample,
         unused=trial.unused,
         layers=found,
         uncut_reason=reason,
@@ -139,6 +142,7 @@ def _first_batch(workload: Workload, samples: int) -> Any:
 @dataclass(frozen=True)
 class Trial:
     unused: tuple[str, ...]
+    flops_per_sample: float | None
     dropout: bool
     random: bool
 
@@ -152,21 +156,27 @@ def _trial_step(workload: Workload, model: nn.Module, batch: Any) -> Trial:
         torch.manual_seed(seed)
         return workload.loss(call_model(model, inputs), targets)
 
-    loss = loss_with(0)
+    counter = FlopCounterMode(display=False)
+    # The counter does not know a CPU's fused attention; as plain matrix products it does.
+    with counter, sdpa_kernel(SDPBackend.MATH):
+        loss = loss_with(0)
+        if isinstance(loss, torch.Tensor) and not loss.ndim and loss.requires_grad:
+            loss.backward()
     if not isinstance(loss, torch.Tensor) or loss.ndim or not loss.requires_grad:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) and loss.ndim else f"{loss!r:.60}"
         raise UsageError(
             f"loss(output, target) of {workload.name} returned {what}, not one number that depends on the model.",
             cure="a mean, e.g. torch.nn.functional.cross_entropy(output, target)",
         )
-    loss.backward()
+    samples = num_samples(inputs)
     unused = tuple(name for name, p in model.named_parameters() if p.requires_grad and p.grad is None)
     model.zero_grad(set_to_none=True)
     with torch.no_grad():
         draws = not torch.equal(loss_with(1), loss_with(2))
         with without_dropout(model):
             random = draws and not torch.equal(loss_with(1), loss_with(2))
-    return Trial(unused, dropout=draws and not random, random=random)
+    flops = counter.get_total_flops() / samples or None
+    return Trial(unused, flops, dropout=draws and not random, random=random)
 
 
 def _guarded(what: str, folder: Path, call: Any) -> Any:

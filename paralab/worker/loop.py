@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,10 @@ from paralab.worker import memory
 from paralab.worker.clock import Clock, CudaClock
 from paralab.worker.data_parallel import DataParallel
 from paralab.worker.ddp import Ddp
+from paralab.worker.groups import group_of
 from paralab.worker.hybrid import Hybrid
 from paralab.worker.job import Job, Micro, Pass, Strategy
+from paralab.worker.load import LoadSampler
 from paralab.worker.parity import Trace, compare
 from paralab.worker.precision import Precision
 from paralab.worker.probes import Probe
@@ -78,7 +79,7 @@ def train(workload: Workload, plan: Plan, rank_number: int, writer: EventWriter,
     seed_everything((plan.seed + 1 + rank_number) % 2**32)  # from here on, randomness inside the model (dropout) is the rank's own
 
     trace = Trace.begin(model) if extras.traced else None
-    with without_dropout(model) if trace else nullcontext():
+    with without_dropout(model) if trace else LoadSampler(rank, probe):
         _steps(job, strategy, optimizer, trace)
     note_memory(job, strategy, optimizer)
     if trace:
@@ -102,6 +103,8 @@ def _steps(job: Job, strategy: Strategy, optimizer: torch.optim.Optimizer, trace
         loss = strategy.forward_backward(passes)
         if trace and batch.step == 0:
             trace.first_gradients(model, scale=precision.scaler.get_scale())
+        if batch.step == 0:
+            note_gradients(job, model)
         stepped.clear()
         with probe.span("optimizer", scale=precision.scale_like(loss)):
             precision.step(optimizer)
@@ -114,6 +117,22 @@ def _steps(job: Job, strategy: Strategy, optimizer: torch.optim.Optimizer, trace
     probe.finish()
     if trace:
         trace.finish(model, [loss.item() for loss in losses])
+
+
+@torch.no_grad()
+def note_gradients(job: Job, model: nn.Module) -> None:
+    """The first step's gradients, before a GradScaler takes its scale out: how many are zero (underflow) or not finite (overflow).
+
+    It makes the host wait for the device, once, in a step that no timing counts."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    job.probe.emit(
+        "gradients",
+        step=0,
+        total=sum(gradient.numel() for gradient in gradients),
+        zeros=sum(int((gradient == 0).sum()) for gradient in gradients),
+        not_finite=sum(int((~gradient.isfinite()).sum()) for gradient in gradients),
+        scale=job.precision.scaler.get_scale() if job.plan.scaler else None,
+    )
 
 
 def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
@@ -175,7 +194,7 @@ class Prepared:
         if job.workload.weight is None:
             self.total.fill_(batch.size)
         elif plan.world_size > 1:
-            self.sum = dist.all_reduce(self.total, async_op=True)
+            self.sum = dist.all_reduce(self.total, group=group_of(plan), async_op=True)
 
     def passes(self) -> list[Pass]:
         if self.sum:

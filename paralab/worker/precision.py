@@ -23,7 +23,7 @@ class Precision:
         # fp32 means fp32: PyTorch's own default lets cuDNN use tf32 in convolutions.
         torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"
         torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
-        self.scaler = torch.amp.GradScaler(plan.device, init_scale=plan.loss_scale or 1.0, enabled=plan.precision == "fp16")
+        self.scaler = torch.amp.GradScaler(plan.device, init_scale=plan.loss_scale or 1.0, enabled=plan.scaler)
 
     def cast_model(self, model: nn.Module) -> nn.Module:
         if self.name != "fp64":

@@ -35,6 +35,7 @@ class Summary:
     batch_norms: int
     dropout: bool  # the forward draws random numbers, but not when dropout is switched off
     random: bool  # it draws them even then
+    flops_per_sample: float | None = None  # forward and backward: matrix products, convolutions, attention; None: none found
     unused: tuple[str, ...] = ()  # trainable parameters that a trial step gave no gradient
     layers: tuple[Layer, ...] = ()
     uncut_reason: str | None = None

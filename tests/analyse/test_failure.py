@@ -24,40 +24,40 @@ def step(number):
 
 def test_the_victim_is_not_the_cause_even_if_it_speaks_first(tmp_path):
     where = folder(tmp_path, [step(0), error(1.0, PEER)], [step(0), step(1), error(2.0, "ValueError: bad label")])
-    cause = root_cause(where, [1, 1])
+    cause = root_cause(where, [1, 1], where / "logs")
     assert (cause.rank, cause.step, cause.what, cause.detail) == (1, 1, "ValueError: bad label", "their line")
 
 
 def test_of_two_own_errors_the_first_counts(tmp_path):
     where = folder(tmp_path, [error(2.0, "ValueError: second")], [error(1.0, "ValueError: first")])
-    assert root_cause(where, [1, 1]).what == "ValueError: first"
+    assert root_cause(where, [1, 1], where / "logs").what == "ValueError: first"
 
 
 def test_a_rank_that_died_without_a_word(tmp_path):
     where = folder(tmp_path, [step(3), error(1.0, PEER)], [step(3)])
-    cause = root_cause(where, [1, -9])
+    cause = root_cause(where, [1, -9], where / "logs")
     assert (cause.rank, cause.step, cause.what) == (1, 3, "was killed by SIGKILL")
 
 
 def test_a_rank_that_left_early(tmp_path):
     where = folder(tmp_path, [error(1.0, PEER)], [])
-    assert root_cause(where, [1, 7]).what == "ended with code 7 without an error"
+    assert root_cause(where, [1, 7], where / "logs").what == "ended with code 7 without an error"
 
 
 def test_a_rank_that_the_launcher_ended_is_not_the_cause(tmp_path):
     where = folder(tmp_path, [{"event": "end", "status": "interrupted"}], [step(0)])
-    cause = root_cause(where, [None, 7])
+    cause = root_cause(where, [None, 7], where / "logs")
     assert (cause.rank, cause.what) == (1, "ended with code 7 without an error")
 
 
 def test_the_rank_that_the_others_waited_for(tmp_path):
     timeout = "RuntimeError: Timed out waiting 600000ms for recv operation to complete"
     where = folder(tmp_path, [step(0), error(1.0, timeout), {"event": "end", "status": "failed"}], [step(0)])
-    cause = root_cause(where, [1, None])
+    cause = root_cause(where, [1, None], where / "logs")
     assert cause.rank == 1
     assert "did not arrive" in cause.what
 
 
 def test_a_rank_that_left_with_code_0_is_a_failure(tmp_path):
     where = folder(tmp_path, [step(0)], [step(0), {"event": "end", "status": "completed"}])
-    assert root_cause(where, [0, 0]).what == "ended with code 0 without an error"
+    assert root_cause(where, [0, 0], where / "logs").what == "ended with code 0 without an error"

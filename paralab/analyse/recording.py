@@ -1,0 +1,79 @@
+"""A run folder, read once: its manifest, its events per rank, and the steps that every rank finished."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from paralab.errors import UsageError
+from paralab.record.reader import Event, read_events
+
+WARM_UP = 3  # steps left out of the timings where there are enough: allocation, DDP's rebuilt buckets
+
+
+@dataclass(frozen=True)
+class Recording:
+    folder: Path
+    manifest: dict[str, Any]
+    events: dict[int, list[Event]]
+
+    @classmethod
+    def read(cls, folder: Path) -> Recording:
+        try:
+            manifest = json.loads((folder / "manifest.json").read_text())
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{folder} is no run folder: {error}.", cure="a folder that paralab has made, e.g. runs/…") from error
+        return cls(folder, manifest, read_events(folder))
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        plan: dict[str, Any] = self.manifest["plan"]
+        return plan
+
+    @property
+    def world_size(self) -> int:
+        return len(self.plan["ranks"])
+
+    @cached_property
+    def steps(self) -> list[list[Event]]:
+        """The steps that every rank finished: for each, one `step` event per rank."""
+        per_rank = [self.named("step", rank) for rank in range(self.world_size)]
+        return [list(step) for step in zip(*per_rank, strict=False)]
+
+    @property
+    def warm_up(self) -> int:
+        return WARM_UP if len(self.steps) >= 3 * WARM_UP else max(0, min(1, len(self.steps) - 1))
+
+    @property
+    def timed(self) -> list[list[Event]]:
+        """The steps that are measured: those after the warm-up."""
+        return self.steps[self.warm_up :]
+
+    @cached_property
+    def _spans(self) -> dict[tuple[int, int], list[Event]]:
+        found: dict[tuple[int, int], list[Event]] = {}
+        for rank, events in self.events.items():
+            for event in events:
+                if "start" in event and "step" in event and event["event"] != "step":
+                    found.setdefault((rank, event["step"]), []).append(event)
+        return found
+
+    def spans(self, rank: int, step: int) -> list[Event]:
+        """Everything of a step that took time on a rank."""
+        return self._spans.get((rank, step), [])
+
+    def named(self, event: str, rank: int | None = None) -> list[Event]:
+        ranks = self.events.values() if rank is None else [self.events.get(rank, [])]
+        return [found for events in ranks for found in events if found["event"] == event]
+
+    @property
+    def status(self) -> str:
+        """completed, failed, interrupted, or killed: the end without a word."""
+        ends = [event["status"] for event in self.named("end")]
+        for status in ("failed", "interrupted"):
+            if status in ends:
+                return status
+        return "completed" if len(ends) == self.world_size else "killed"

@@ -1,0 +1,61 @@
+"""Several trainings in one launch: the same processes train one after the other, and one that fails does not take the rest along.
+
+Starting a process that imports torch takes seconds, a short training less. So comparisons and proofs are lists of jobs; a job that
+needs fewer ranks than the widest one uses the first few, while the others wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from paralab.analyse.failure import root_cause
+from paralab.analyse.recording import Recording
+from paralab.errors import RunFailed
+from paralab.launch.local import launch
+from paralab.plan.plan import Plan
+from paralab.record.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training: its plan, its own run folder, and what it leaves besides its events."""
+
+    plan: Plan
+    folder: RunFolder
+    extras: dict[str, str | None] = field(default_factory=dict)
+
+    def spec(self) -> dict[str, Any]:
+        return {"plan": self.plan.to_json(), "events": str(self.folder.events.resolve()), "extras": self.extras}
+
+
+def train_all(
+    folder: RunFolder, jobs: list[Job], on_poll: Callable[[], None] = lambda: None, origin_seconds: float | None = None
+) -> dict[int, RunFailed]:
+    """Run the jobs; return the errors of those that failed, by their number. The logs of the ranks are in `folder`."""
+    failed: dict[int, RunFailed] = {}
+    left = list(range(len(jobs)))
+    while left:
+        origin = time.perf_counter() if origin_seconds is None else origin_seconds
+        codes = launch(folder, [jobs[number].spec() for number in left], origin, on_poll)
+        undone = [number for number in left if Recording.read(jobs[number].folder.path).status != "completed"]
+        if not undone:
+            if any(codes):  # all trainings are whole, but a process did not end well
+                failed[left[-1]] = failure(jobs[left[-1]], folder, codes)
+            break
+        failed[undone[0]] = failure(jobs[undone[0]], folder, codes)
+        left = [number for number in undone[1:]]
+    return failed
+
+
+def failure(job: Job, launched: RunFolder, codes: list[int | None]) -> RunFailed:
+    """The error of a failed training: the root cause first, then where to read more."""
+    cause = root_cause(job.folder.path, codes, launched.logs)
+    when = "before its first step" if cause.step is None else f"after step {cause.step}"
+    return RunFailed(
+        f"Rank {cause.rank} failed {when}: {cause.what}",
+        detail=cause.detail,
+        cure=f"read {cause.log} (the run folder is {job.folder.path})",
+    )
