@@ -12,6 +12,7 @@ from typing import Any
 
 from paralab.analyse.failure import root_cause
 from paralab.analyse.result import result_of
+from paralab.analyse.trace import trace_of
 from paralab.errors import Interrupted, RunFailed, UsageError
 from paralab.launch.inspect import look_at
 from paralab.launch.local import INSIDE, launch
@@ -118,6 +119,10 @@ def failure(folder: RunFolder, codes: list[int | None]) -> RunFailed:
 def _finish(folder: RunFolder, origin: float) -> dict[str, Any]:
     result = result_of(folder.path) | {"wall_seconds": round(time.perf_counter() - origin, 3)}
     folder.write_result(result)
+    try:
+        folder.write_trace(trace_of(folder.path))
+    except Exception as error:  # a picture of the run must not cost the run, whatever is wrong with it
+        result["warnings"].append(f"trace.json was not written: {error}")
     return result
 
 
