@@ -22,6 +22,7 @@ from paralab.plan.plan import Plan
 from paralab.plan.request import Request, check
 from paralab.plan.resolve import needs_layers, resolve
 from paralab.record.folder import RunFolder
+from paralab.show.tensorboard import require_tensorboard, write_tensorboard
 from paralab.units import count, size
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
@@ -77,8 +78,11 @@ def run(
     out: Path | None = None,
     save_weights: bool = False,
     watch: Watch = lambda plan, folder: lambda: None,
+    tensorboard: Path | None = None,
 ) -> dict[str, Any]:
     """Train as asked; return the result (`--json`). Raises a ParalabError, after which the run folder is readable all the same."""
+    if tensorboard:
+        require_tensorboard()
     plan, machine, summary = make_plan(request)
     folder = RunFolder.create(out, f"{plan.strategy}_{_slug(summary.name)}")
     folder.write_manifest(
@@ -94,12 +98,12 @@ def run(
     try:
         codes = launch(folder, [{"plan": plan.to_json(), "extras": extras}], origin, on_poll)
     except KeyboardInterrupt:
-        result = _finish(folder, origin)
+        result = _finish(folder, origin, tensorboard)
         raise Interrupted(
             f"Stopped by Ctrl-C after {result['steps']} of {plan.num_steps} steps. All ranks have ended; "
             f"the run folder is {folder.path}"
         ) from None
-    result = _finish(folder, origin)
+    result = _finish(folder, origin, tensorboard)
     if any(code != 0 for code in codes) or result["status"] != "completed":
         raise failure(folder, codes)
     return result
@@ -116,13 +120,19 @@ def failure(folder: RunFolder, codes: list[int | None]) -> RunFailed:
     )
 
 
-def _finish(folder: RunFolder, origin: float) -> dict[str, Any]:
+def _finish(folder: RunFolder, origin: float, tensorboard: Path | None = None) -> dict[str, Any]:
+    """However the run ended: its result, then what is drawn from it, which must not cost the result whatever is wrong with it."""
     result = result_of(folder.path) | {"wall_seconds": round(time.perf_counter() - origin, 3)}
     folder.write_result(result)
     try:
         folder.write_trace(trace_of(folder.path))
-    except Exception as error:  # a picture of the run must not cost the run, whatever is wrong with it
+    except Exception as error:
         result["warnings"].append(f"trace.json was not written: {error}")
+    try:
+        if tensorboard:
+            write_tensorboard(folder.path, tensorboard)
+    except Exception as error:
+        result["warnings"].append(f"nothing was written for TensorBoard in {tensorboard}: {error}")
     return result
 
 

@@ -19,7 +19,7 @@ def result_of(folder: Path) -> dict[str, Any]:
     manifest = json.loads((folder / "manifest.json").read_text())
     plan, events = manifest["plan"], read_events(folder)
     warnings = list(plan["remarks"])
-    steps = _steps(events, len(plan["ranks"]))
+    steps = finished_steps(events, len(plan["ranks"]))
     warm = WARM_UP if len(steps) >= 3 * WARM_UP else min(1, len(steps) - 1)
     timed = steps[max(0, warm) :]
     if steps and len(steps) < 2:
@@ -67,7 +67,7 @@ def result_of(folder: Path) -> dict[str, Any]:
     }
 
 
-def _steps(events: dict[int, list[Event]], world_size: int) -> list[list[Event]]:
+def finished_steps(events: dict[int, list[Event]], world_size: int) -> list[list[Event]]:
     """The steps that every rank finished: for each, one event per rank."""
     per_rank = [[event for event in events.get(rank, []) if event["event"] == "step"] for rank in range(world_size)]
     return [list(step) for step in zip(*per_rank, strict=False)]

@@ -35,13 +35,12 @@ def lanes(spans: Sequence[Span], nested: bool) -> list[int]:
     # The longer one first where two begin together: it can hold the other.
     for number in sorted(range(len(spans)), key=lambda number: (spans[number][0], -spans[number][1])):
         start, end = spans[number]
-        for lane, ends in enumerate(open_ends):
+        for ends in open_ends:
             while ends and ends[-1] <= start:
                 ends.pop()
-            if not ends or (nested and end <= ends[-1]):
-                break
-        else:
-            lane = len(open_ends)
+        fits = (lane for lane, ends in enumerate(open_ends) if not ends or (nested and end <= ends[-1]))
+        lane = next(fits, len(open_ends))
+        if lane == len(open_ends):
             open_ends.append([])
         open_ends[lane].append(end)
         found[number] = lane

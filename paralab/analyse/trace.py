@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paralab.analyse.result import finished_steps
 from paralab.analyse.spans import lanes
 from paralab.record.reader import Event, read_events
 
@@ -177,14 +178,9 @@ def _counters(rank: int, events: list[Event]) -> Iterator[dict[str, Any]]:
 
 def _loss(events: dict[int, list[Event]], world_size: int) -> Iterator[dict[str, Any]]:
     """The batch's loss, when the last rank has finished the step; beside rank 0."""
-    parts: dict[int, list[Event]] = defaultdict(list)
-    for own in events.values():
-        for event in own:
-            if event["event"] == "step":
-                parts[event["step"]].append(event)
-    for step in parts.values():
+    for step in finished_steps(events, world_size):
         loss = sum(event["loss"] for event in step)
-        if len(step) == world_size and math.isfinite(loss):
+        if math.isfinite(loss):
             end = max(event["end"] for event in step)
             yield {"ph": "C", "name": "loss", "pid": _pid(0), "ts": _us(end), "args": {"loss": loss}}
 

@@ -109,7 +109,7 @@ def test_it_follows_the_trace_event_format(trace):
     assert json.loads(text) == trace
     assert trace["displayTimeUnit"] in ("ms", "ns")
     needed = {"X": {"ts", "dur", "tid"}, "C": {"ts", "args"}, "i": {"ts", "s", "tid"}, "M": {"args"}}
-    needed |= dict.fromkeys("stf", {"ts", "id", "tid", "cat"})
+    needed |= {letter: {"ts", "id", "tid", "cat"} for letter in "stf"}
     for event in trace["traceEvents"]:
         assert event.keys() >= {"ph", "name", "pid"} | needed[event["ph"]], event
         assert isinstance(event["pid"], int)
