@@ -38,6 +38,7 @@ def run(
     threads_per_device: int | None = None,
     out: str | Path | None = None,
     save_weights: bool = False,
+    tensorboard: str | Path | None = None,
 ) -> dict[str, Any]:
     """Train a workload under a strategy; return the result object.
 
@@ -63,7 +64,12 @@ def run(
             placement=placement,
             threads_per_device=threads_per_device,
         )
-        return training.run(request, out=Path(out) if out else None, save_weights=save_weights)
+        return training.run(
+            request,
+            out=Path(out) if out else None,
+            save_weights=save_weights,
+            tensorboard=Path(tensorboard) if tensorboard else None,
+        )
 
 
 def verify(

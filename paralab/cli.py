@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from paralab import __version__
-from paralab.errors import ParalabError
+from paralab.errors import ParalabError, UsageError
 from paralab.plan.request import PRECISIONS, STRATEGIES, Request
 
 REQUEST_OPTIONS: list[Callable[[Any], Any]] = [
@@ -101,21 +101,42 @@ def main() -> None:
     multiple=True,
     help="One line per replica / per rank, as the practicals print them.",
 )
-def run(strategy: str, as_json: bool, out: Path | None, save_weights: bool, show: tuple[str, ...], **options: Any) -> None:
+@click.option("--live", is_flag=True, help="Watch every rank and device while it trains: load, memory, times, communication.")
+@click.option(
+    "--tensorboard",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Also write the run's numbers for TensorBoard, to a sub-folder of DIR.",
+)
+def run(
+    strategy: str,
+    as_json: bool,
+    out: Path | None,
+    save_weights: bool,
+    show: tuple[str, ...],
+    live: bool,
+    tensorboard: Path | None,
+    **options: Any,
+) -> None:
     """Train a workload under a STRATEGY and report what it cost."""
     from paralab import training
-    from paralab.show.run import Screen, print_result
+    from paralab.show.run import print_result
+    from paralab.show.screen import Screen
 
     request = Request(strategy=strategy, **_given(options))
     if as_json:
-        click.echo(json.dumps(training.run(request, out, save_weights)))
+        if live:
+            raise UsageError("--live draws in the terminal, and --json prints one object and nothing else.", cure="one of the two")
+        click.echo(json.dumps(training.run(request, out, save_weights, tensorboard=tensorboard)))
         return
-    screen = Screen(show)
+    screen = Screen(show, live)
     try:
-        result = training.run(request, out, save_weights, watch=screen.watch)
+        result = training.run(request, out, save_weights, watch=screen.watch, tensorboard=tensorboard)
     finally:
         screen.close()
     print_result(result, show)
+    if tensorboard:
+        click.echo(f"Look at it with: tensorboard --logdir {tensorboard}")
 
 
 @main.command()

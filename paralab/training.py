@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paralab.analyse.result import result_of
+from paralab.analyse.trace import trace_of
 from paralab.errors import Interrupted, UsageError
 from paralab.jobs import Job, train_all
 from paralab.launch.inspect import look_at
@@ -21,6 +22,7 @@ from paralab.plan.plan import Plan
 from paralab.plan.request import Request, check
 from paralab.plan.resolve import needs_layers, resolve
 from paralab.record.folder import RunFolder
+from paralab.show.tensorboard import require_tensorboard, write_tensorboard
 from paralab.units import count, size
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
@@ -76,8 +78,11 @@ def run(
     out: Path | None = None,
     save_weights: bool = False,
     watch: Watch = lambda plan, folder: lambda: None,
+    tensorboard: Path | None = None,
 ) -> dict[str, Any]:
     """Train as asked; return the result (`--json`). Raises a ParalabError, after which the run folder is readable all the same."""
+    if tensorboard:
+        require_tensorboard()
     plan, machine, summary = make_plan(request)
     folder = RunFolder.create(out, f"{plan.strategy}_{_slug(summary.name)}")
     folder.write_manifest(
@@ -93,20 +98,30 @@ def run(
     try:
         failed = train_all(folder, [job], on_poll, origin)
     except KeyboardInterrupt:
-        result = _finish(folder, origin)
+        result = _finish(folder, origin, tensorboard)
         raise Interrupted(
             f"Stopped by Ctrl-C after {result['steps']} of {plan.num_steps} steps. All ranks have ended; "
             f"the run folder is {folder.path}"
         ) from None
-    result = _finish(folder, origin)
+    result = _finish(folder, origin, tensorboard)
     if failed:
         raise failed[0]
     return result
 
 
-def _finish(folder: RunFolder, origin: float) -> dict[str, Any]:
+def _finish(folder: RunFolder, origin: float, tensorboard: Path | None = None) -> dict[str, Any]:
+    """However the run ended: its result, then what is drawn from it, which must not cost the result whatever is wrong with it."""
     result = result_of(folder.path) | {"wall_seconds": round(time.perf_counter() - origin, 3)}
     folder.write_result(result)
+    try:
+        folder.write_trace(trace_of(folder.path))
+    except Exception as error:
+        result["warnings"].append(f"trace.json was not written: {error}")
+    try:
+        if tensorboard:
+            write_tensorboard(folder.path, tensorboard)
+    except Exception as error:
+        result["warnings"].append(f"nothing was written for TensorBoard in {tensorboard}: {error}")
     return result
 
 

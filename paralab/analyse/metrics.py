@@ -59,7 +59,9 @@ def metrics_of(recording: Recording) -> dict[str, Any]:
             {"rank": rank, **{name: _median([step[rank][name] for step in per_step]) for name in _PARTS}} for rank in ranks
         ],
         "buckets": _buckets(recording, measured),
-        "straggler": straggler(recording, measured, step_seconds),
+        "straggler": straggler(
+            recording, measured, [[rank["exposed_waiting_seconds"] for rank in step] for step in per_step], step_seconds or 0.0
+        ),
         "bubble": _bubble(recording, measured),
         "busy": _busy(recording, measured),
         "balance": _balance(recording, measured),
@@ -207,25 +209,22 @@ def _buckets(recording: Recording, measured: list[int]) -> list[dict[str, Any]]:
     return found
 
 
-def straggler(recording: Recording, measured: list[int], step_seconds: float | None) -> dict[str, Any] | None:
-    """The rank for which the others wait, step after step; None where there is none."""
-    late: dict[int, list[float]] = {rank: [] for rank in range(recording.world_size)}
+def straggler(recording: Recording, measured: list[int], waiting: list[list[float]], step_seconds: float) -> dict[str, Any] | None:
+    """The rank for which the others wait, step after step; None where there is none. `waiting[step][rank]`: exposed waiting."""
     last: Counter[int] = Counter()
     for step in measured:
-        ready = [max((s["start"] for s in _keyed(recording.spans(rank, step)).values()), default=None) for rank in late]
-        if any(moment is None for moment in ready):
-            return None
-        moments = [moment for moment in ready if moment is not None]
-        for rank in late:
-            late[rank].append(moments[rank] - min(moments))
-        last[moments.index(max(moments))] += 1
-    if len(late) < 2 or not measured or not step_seconds:
+        ready = {
+            rank: max((s["start"] for s in _keyed(recording.spans(rank, step)).values()), default=0.0)
+            for rank in range(recording.world_size)
+        }
+        last[max(ready, key=ready.__getitem__)] += 1
+    if recording.world_size < 2 or not measured:
         return None
     rank, times = last.most_common(1)[0]
-    seconds = statistics.median(late[rank])
-    if seconds < LATE_SHARE * step_seconds or times < LATE_STEPS * len(measured):
+    waited = statistics.median(max(ranks[:rank] + ranks[rank + 1 :]) for ranks in waiting)
+    if waited < LATE_SHARE * step_seconds or times < LATE_STEPS * len(measured):
         return None
-    return {"rank": rank, "late_seconds": seconds, "share_of_step": seconds / step_seconds, "last_in": times, "of": len(measured)}
+    return {"rank": rank, "waited_seconds": waited, "share_of_step": waited / step_seconds, "last_in": times, "of": len(measured)}
 
 
 def _bubble(recording: Recording, measured: list[int]) -> dict[str, float] | None:

@@ -51,11 +51,7 @@ class Plan:
     micro_batches: int
     precision: str
     loss_scale: float | None
-    scaler: bool
     bucket_mb: float | None
-    bucket_view: bool
-    static_graph: bool
-    sync_every_pass: bool
     find_unused: bool
     steps: int | None
     epochs: int | None
@@ -66,7 +62,6 @@ class Plan:
     placement: str
     threads_per_device: int
     backend: str | None
-    prefix: str | None
     ranks: tuple[RankPlan, ...]
     stage_parts: tuple[Stage, ...]
     arithmetic: str
@@ -74,6 +69,12 @@ class Plan:
     reasons: tuple[Reason, ...]
     remarks: tuple[str, ...]
     differences: tuple[str, ...]
+    # Added after the first run folders were written, which must stay readable: these have defaults.
+    scaler: bool = False
+    bucket_view: bool = False
+    static_graph: bool = False
+    sync_every_pass: bool = False
+    prefix: str | None = None
 
     @property
     def world_size(self) -> int:

@@ -4,6 +4,7 @@ manifest.json       what was asked, planned and found: versions, machine, comman
 events/rankN.jsonl  one line per event
 logs/rankN.txt      what rank N printed
 result.json         the numbers of the finished run (absent if it was killed: they can be computed from the events)
+trace.json          the same events for ui.perfetto.dev and chrome://tracing
 weights.pt          the final weights, on request
 """
 
@@ -30,6 +31,7 @@ class RunFolder:
         self.events = path / "events"
         self.logs = path / "logs"
         self.result_path = path / "result.json"
+        self.trace_path = path / "trace.json"
         self.weights_path = path / "weights.pt"
 
     @classmethod
@@ -68,6 +70,10 @@ class RunFolder:
     def write_result(self, result: dict[str, Any]) -> None:
         _write_new(self.result_path, result)
 
+    def write_trace(self, trace: dict[str, Any]) -> None:
+        """Compact: it is for programs to read, and has a line's worth for every event."""
+        _write_new(self.trace_path, trace, indent=None)
+
 
 def version(package: str) -> str | None:
     """The installed version, None where it is not installed."""
@@ -77,12 +83,12 @@ def version(package: str) -> str | None:
         return None
 
 
-def _write_new(path: Path, value: dict[str, Any]) -> None:
+def _write_new(path: Path, value: dict[str, Any], indent: int | None = 1) -> None:
     """Whole or not at all: written beside, then renamed."""
     assert not path.exists(), path
     beside = path.with_suffix(".part")
     try:
-        beside.write_text(json.dumps(value, indent=1))
+        beside.write_text(json.dumps(value, indent=indent, separators=None if indent else (",", ":")))
         beside.rename(path)
     except OSError as error:
         raise ParalabError(f"{path} cannot be written: {error.strerror}.", cure="--out DIR on a disk with room") from error

@@ -1,17 +1,13 @@
-"""A run in the terminal: the plan as a sentence and a table, one progress line, then what it cost."""
+"""A run in the terminal: the plan as a sentence and a table before it, and what it cost after it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paralab.plan.plan import Plan
-from paralab.record.folder import RunFolder
-from paralab.record.reader import Tail
-from paralab.show.console import console, errors, fact_table, plain_table, show_table
+from paralab.show.console import console, fact_table, plain_table, show_table
 from paralab.units import plural, rate, seconds, size
 
 
@@ -47,69 +43,6 @@ def print_reasons(plan: Plan) -> None:
         table.add_row(reason.choice, escape(reason.value), escape(reason.because))
     console.print()
     show_table(table)
-
-
-class Screen:
-    """Follows a run through its event files: a bar in a terminal, a line per tenth of the run elsewhere."""
-
-    def __init__(self, show: tuple[str, ...]) -> None:
-        self.show = show
-        self.bar: Progress | None = None
-        self.looking = errors.status("looking at the machine and the workload")  # shown in a terminal alone
-        self.looking.start()
-
-    def watch(self, plan: Plan, folder: RunFolder) -> Callable[[], None]:
-        """Print what will happen; return what is to be called while it does."""
-        self.looking.stop()
-        print_sentence(plan, plan.workload.rpartition("/")[2])
-        self.plan = plan
-        self.tails = [Tail(folder.events / f"rank{rank.rank}.jsonl") for rank in plan.ranks]
-        self.pids: dict[int, int] = {}
-        self.parts: list[list[float]] = [[] for _ in plan.ranks]  # every rank's part of every step's loss
-        self.first_start, self.tenths = 0.0, 0
-        return self.poll
-
-    def poll(self) -> None:
-        end = 0.0
-        for tail, parts in zip(self.tails, self.parts, strict=True):
-            for event in tail.new():
-                if event["event"] == "start":
-                    self._rank_started(event)
-                elif event["event"] == "step":
-                    self.first_start = self.first_start or event["start"]
-                    end = max(end, event["end"])
-                    parts.append(event["loss"])
-        if end:
-            self._steps_done(min(map(len, self.parts)), end - self.first_start)
-
-    def _rank_started(self, event: dict[str, Any]) -> None:
-        self.pids[event["rank"]] = event["pid"]
-        if "ranks" in self.show:
-            where = f"Device: {', '.join(event['devices'])} | PID: {event['pid']}"
-            console.print(f"Rank: {event['rank']} | Local Rank: {event['local_rank']} | {where}")
-        if len(self.pids) == len(self.tails):
-            print_ranks(self.plan, self.pids)
-            if errors.is_terminal:  # only now: what is printed beside a live bar would break it
-                columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-                self.bar = Progress(*columns, console=errors, transient=True)
-                self.task = self.bar.add_task("", total=self.plan.num_steps)
-                self.bar.start()
-
-    def _steps_done(self, done: int, seconds_spent: float) -> None:
-        if not done:
-            return
-        loss = sum(parts[done - 1] for parts in self.parts)
-        numbers = f"loss {loss:.4f}  {rate(done * self.plan.batch_size / seconds_spent)} samples/s"
-        if self.bar:
-            self.bar.update(self.task, completed=done, description=numbers)
-        elif done * 10 // self.plan.num_steps > self.tenths:
-            self.tenths = done * 10 // self.plan.num_steps
-            errors.print(f"step {done}/{self.plan.num_steps}  {numbers}")
-
-    def close(self) -> None:
-        self.looking.stop()
-        if self.bar:
-            self.bar.stop()
 
 
 def print_result(result: dict[str, Any], show: tuple[str, ...]) -> None:

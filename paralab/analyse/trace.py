@@ -1,0 +1,261 @@
+"""A run as a Chrome trace, which ui.perfetto.dev and chrome://tracing open: every rank and device on one clock.
+
+A rank is a process of the trace; its threads are *lanes*: the steps, the loading, one per device, one for communication. Spans of
+one lane must lie within or after one another, so what crosses goes to a further lane of the same name. Arrows (flows) show what
+waited for what: the same all-reduce on all ranks, a micro-batch from stage to stage, a batch from scatter to gather.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paralab.analyse.intervals import lanes
+from paralab.analyse.recording import Recording
+from paralab.record.reader import Event
+
+STEPS, LOADING, COMMUNICATION = "steps", "data loading", "communication"
+NOT_ARGUMENTS = ("event", "start", "end", "time", "device")  # said by the slice itself: its name, its place, its lane
+TIDS_PER_PID = 1000  # thread numbers are unique in the whole trace: viewers differ in whether they belong to a process
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A span where it is drawn. Whole microseconds, so that what touches in the events touches in the trace."""
+
+    event: Event
+    rank: int
+    tid: int
+    start_us: int
+    end_us: int
+
+    @property
+    def last_us(self) -> int:
+        """The last microsecond that is surely inside: at its end the next slice may have begun."""
+        return self.end_us - 1
+
+
+def trace_of(folder: Path) -> dict[str, Any]:
+    """The trace object, from manifest and events alone; what a killed run did not write is not in it."""
+    recording = Recording.read(folder)
+    manifest, plan, events = recording.manifest, recording.plan, recording.events
+    found: list[dict[str, Any]] = []
+    slices: list[Slice] = []
+    for rank in plan["ranks"]:
+        devices = list(dict.fromkeys(device["name"] for device in rank["devices"]))
+        own = events.get(rank["rank"], [])
+        placed, names = _placed(rank["rank"], own, devices)
+        slices += placed
+        found += _names(rank["rank"], f"rank {rank['rank']} · {', '.join(devices)}", names)
+        found += _instants(rank["rank"], own, {name: tid for tid, name in names.items()})
+        found += _counters(rank["rank"], own)
+    found += [_complete(slice_) for slice_ in slices]
+    found += _loss(recording)
+    found += _flows(slices)
+    # Names first, then time. What begins together: the longer slice first, since it holds the other, and arrows after their slices.
+    found.sort(key=lambda event: (event.get("ts", -1), -event.get("dur", 0)))
+    return {
+        "traceEvents": found,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "strategy": plan["strategy"],
+            "workload": manifest["workload"]["name"],
+            "arithmetic": plan["arithmetic"],
+            "created": manifest["created"],
+        },
+    }
+
+
+def _pid(rank: int) -> int:
+    return rank + 1  # 0 is the idle process in Perfetto
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def _placed(rank: int, events: list[Event], devices: list[str]) -> tuple[list[Slice], dict[int, str]]:
+    """The slices of a rank, and its lanes: thread number -> name, in the order in which they are to be shown."""
+    by_lane: dict[str, list[Event]] = {name: [] for name in (STEPS, LOADING, *devices, COMMUNICATION)}
+    for event in events:
+        if "start" in event and "end" in event:
+            by_lane.setdefault(_lane(event, devices[0]), []).append(event)
+    slices: list[Slice] = []
+    names: dict[int, str] = {}
+    for name, list_ in by_lane.items():
+        # A clock of a device may be a microsecond off: nothing lasts less than nothing.
+        times = [(start := _us(event["start"]), max(start, _us(event["end"]))) for event in list_]
+        numbers = lanes(times, nested=name != COMMUNICATION)
+        tids = [_pid(rank) * TIDS_PER_PID + len(names) + 1 + lane for lane in range(max(numbers, default=0) + 1)]
+        if list_ or name in devices:
+            names |= {tid: name if lane == 0 else f"{name} ({lane + 1})" for lane, tid in enumerate(tids)}
+        for event, (start, end), lane in zip(list_, times, numbers, strict=True):
+            slices.append(Slice(event, rank, tids[lane], start, end))
+    return slices, names
+
+
+def _lane(event: Event, first_device: str) -> str:
+    if event["event"] in ("step", "data"):
+        return STEPS if event["event"] == "step" else LOADING
+    if event["event"] == "all_reduce":
+        return COMMUNICATION
+    return str(event.get("device", first_device))  # scatter, gather, optimizer: the work of the rank's first device
+
+
+def _names(rank: int, title: str, names: dict[int, str]) -> Iterator[dict[str, Any]]:
+    def metadata(what: str, tid: int, **args: Any) -> dict[str, Any]:
+        return {"ph": "M", "name": what, "pid": _pid(rank), "tid": tid, "args": args}
+
+    yield metadata("process_name", 0, name=title)
+    yield metadata("process_sort_index", 0, sort_index=rank)
+    for place, (tid, name) in enumerate(names.items()):
+        yield metadata("thread_name", tid, name=name)
+        yield metadata("thread_sort_index", tid, sort_index=place)
+
+
+def _complete(slice_: Slice) -> dict[str, Any]:
+    event = slice_.event
+    name = f"step {event['step']}" if event["event"] == "step" else event["event"]
+    where = {"pid": _pid(slice_.rank), "tid": slice_.tid}
+    times = {"ts": slice_.start_us, "dur": slice_.end_us - slice_.start_us}
+    return {"ph": "X", "name": name, "cat": event["event"], **times, **where, "args": _arguments(event)}
+
+
+def _arguments(event: Event) -> dict[str, Any]:
+    """The event's other fields. JSON has no NaN, and a viewer would refuse the whole file."""
+    return {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in event.items()
+        if name not in NOT_ARGUMENTS
+    }
+
+
+def _instants(rank: int, events: list[Event], tids: dict[str, int]) -> Iterator[dict[str, Any]]:
+    """What arrived in a device, on its lane; an error, across the whole process."""
+    for event in events:
+        if event["event"] == "split" and event.get("device") in tids:
+            name, scope, tid = f"split {event['shape']}", "t", tids[event["device"]]
+        elif event["event"] == "error":
+            name, scope, tid = event["error"], "p", min(tids.values(), default=0)
+        else:
+            continue
+        where = {"pid": _pid(rank), "tid": tid}
+        yield {
+            "ph": "i",
+            "name": name,
+            "cat": event["event"],
+            "ts": _us(event["time"]),
+            "s": scope,
+            **where,
+            "args": _arguments(event),
+        }
+
+
+def _counters(rank: int, events: list[Event]) -> Iterator[dict[str, Any]]:
+    """Load and memory over time, of the process and of its devices. What is unknown (null) draws nothing."""
+
+    def counter(name: str, event: Event, unit: str, value: float | None) -> Iterator[dict[str, Any]]:
+        if value is not None:
+            yield {"ph": "C", "name": name, "pid": _pid(rank), "ts": _us(event["time"]), "args": {unit: value}}
+
+    for event in events:
+        if event["event"] == "load":
+            yield from counter("load of the process", event, "cores", event.get("cpu_share"))
+            yield from counter("memory of the process", event, "bytes", event.get("rss_bytes"))
+            for device in event.get("devices") or ():
+                name = device["device"]
+                yield from counter(f"load {name}", event, "share", device.get("utilization"))
+                yield from counter(f"memory {name} allocated", event, "bytes", device.get("allocated_bytes"))
+                yield from counter(f"memory {name} used by all", event, "bytes", device.get("used_bytes"))
+        elif event["event"] == "memory":
+            yield from counter(f"peak memory {event['device']}", event, "bytes", event["bytes"])
+
+
+def _loss(recording: Recording) -> Iterator[dict[str, Any]]:
+    """The batch's loss, when the last rank has finished the step; beside rank 0."""
+    for step in recording.steps:
+        loss = sum(event["loss"] for event in step)
+        if math.isfinite(loss):
+            end = max(event["end"] for event in step)
+            yield {"ph": "C", "name": "loss", "pid": _pid(0), "ts": _us(end), "args": {"loss": loss}}
+
+
+def _flows(slices: list[Slice]) -> list[dict[str, Any]]:
+    """Every arrow, numbered."""
+    chains = [("all-reduce", chain) for chain in _collectives(slices)]
+    chains += [("micro-batch", chain) for chain in _stage_to_stage(slices)]
+    chains += [("replica", chain) for chain in _scatter_to_gather(slices)]
+    found: list[dict[str, Any]] = []
+    for name, chain in chains:
+        found += _arrow(len(found), name, chain)
+    return found
+
+
+def _by_key(slices: Iterable[Slice], *names: str) -> dict[tuple[Any, ...], list[Slice]]:
+    """Slices of these events by (event, rank, step, accumulation, stage, micro, bucket, replica)."""
+    fields = ("step", "accumulation", "stage", "micro", "bucket", "replica")
+    found: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
+    for slice_ in slices:
+        if slice_.event["event"] in names:
+            found[slice_.event["event"], slice_.rank, *(slice_.event.get(field) for field in fields)].append(slice_)
+    return found
+
+
+def _collectives(slices: list[Slice]) -> Iterator[list[Slice]]:
+    """The same bucket of the same step on all ranks, in the order in which they were ready: the first one waits for the last."""
+    same: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
+    for (_, _, *key), list_ in _by_key(slices, "all_reduce").items():
+        for occurrence, slice_ in enumerate(list_):
+            same[*key, occurrence].append(slice_)
+    for chain in same.values():
+        yield sorted(chain, key=lambda slice_: slice_.start_us)
+
+
+def _stage_to_stage(slices: list[Slice]) -> Iterator[list[Slice]]:
+    """A micro-batch leaves a stage and arrives in the next one: forwards in their order, backwards against it."""
+    for event, direction in (("forward", 1), ("backward", -1)):
+        found = _by_key(slices, event)
+        for (name, rank, step, accumulation, stage, *rest), list_ in found.items():
+            if stage is not None:
+                following = found.get((name, rank, step, accumulation, stage + direction, *rest), [])
+                yield from (list(pair) for pair in zip(list_, following, strict=False))
+
+
+def _scatter_to_gather(slices: list[Slice]) -> Iterator[list[Slice]]:
+    """Emulated DataParallel, once per pass: the batch is cut, goes through the replicas, and comes together."""
+    per_step: dict[tuple[int, int], dict[str, list[Slice]]] = defaultdict(lambda: defaultdict(list))
+    for slice_ in slices:
+        if slice_.event["event"] in ("scatter", "replica_forward", "gather"):
+            per_step[slice_.rank, slice_.event["step"]][slice_.event["event"]].append(slice_)
+    for parts in per_step.values():
+        for scatter, gather in zip(parts["scatter"], parts["gather"], strict=False):
+            for replica in parts["replica_forward"]:
+                if scatter.start_us <= replica.start_us < gather.start_us:
+                    yield [scatter, replica, gather]
+
+
+def _arrow(id_: int, name: str, chain: list[Slice]) -> list[dict[str, Any]]:
+    """Start, steps and finish of one arrow. A viewer binds each to the slice around it, and time must not run backwards:
+
+        leaves   when the second begins, if the first still lasts, else in the first one's last microsecond
+        arrives  when the slice begins, but not before the arrow has left
+
+    Where that is not possible (less than a microsecond long, or over before the other began) there is no arrow.
+    """
+    if len(chain) < 2 or any(slice_.last_us < slice_.start_us for slice_ in chain):
+        return []
+    first, second = chain[:2]
+    moment = max(first.start_us, min(second.start_us, first.last_us))
+    found = []
+    for number, slice_ in enumerate(chain):
+        moment = max(moment, slice_.start_us)
+        if moment > slice_.last_us:
+            return []
+        phase = {"ph": "s"} if number == 0 else {"ph": "t"} if number < len(chain) - 1 else {"ph": "f", "bp": "e"}
+        where = {"pid": _pid(slice_.rank), "tid": slice_.tid}
+        found.append({**phase, "name": name, "cat": "flow", "id": id_, "ts": moment, **where})
+    return found

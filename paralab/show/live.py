@@ -1,0 +1,154 @@
+"""The live view: how far the run is, and what every rank and device is doing, redrawn in place while it trains.
+
+Numbers come first and colours second: bars are characters, so that the view reads the same without colours, and columns make
+room for one another where the terminal is narrow.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from paralab.show.console import plain_table
+from paralab.show.follow import Follower, Held, RankProgress, Share
+from paralab.units import rate, seconds, size
+
+REDRAW_SECONDS = 0.25  # at most four times a second: it is read by people
+UNKNOWN = "–"
+BLOCKS = "▁▂▃▄▅▆▇█"
+WIDE, MEDIUM, NARROW = 100, 76, 66  # columns of the terminal from which on there is room for: all, bars for memory, samples
+
+
+class LiveView:
+    """Redrawn by `update`, not by a thread: a Ctrl-C then meets no half-drawn frame."""
+
+    def __init__(self, follower: Follower, console: Console) -> None:
+        self.follower, self.console = follower, console
+        self.opened = self.drawn = time.monotonic()
+        self.live = Live(get_renderable=self.frame, console=console, auto_refresh=False)
+        self.live.start(refresh=True)
+
+    def update(self) -> None:
+        if time.monotonic() - self.drawn >= REDRAW_SECONDS:
+            self.drawn = time.monotonic()
+            self.live.refresh()
+
+    def stop(self) -> None:
+        """Leaves the last frame, with what the ranks wrote while they ended, and the cursor as it was."""
+        self.follower.poll()
+        self.live.stop()
+
+    def frame(self) -> Group:
+        return frame(self.follower, time.monotonic() - self.opened, self.console.width)
+
+
+def frame(follower: Follower, elapsed_seconds: float, width: int) -> Group:
+    """One picture of the run: three lines on the whole of it, and a row per rank and device."""
+    return Group(Text(), *_header(follower, elapsed_seconds, width), _table(follower, width))
+
+
+def _header(follower: Follower, elapsed_seconds: float, width: int) -> list[Text]:
+    plan, done = follower.plan, follower.done
+    left = follower.seconds_left
+    cells = 30 if width >= WIDE else 16 if width >= MEDIUM else 10
+    what = Text.assemble((plan.title(), "bold"), " · ", plan.workload.rpartition("/")[2], " · ", plan.precision)
+    far = Text.assemble(
+        *_bar(done / plan.num_steps, cells, "cyan"),
+        f" step {done}/{plan.num_steps} · {seconds(elapsed_seconds)} elapsed",
+        "" if left is None else f" · {seconds(left)} left" if done < plan.num_steps else " · done",
+    )
+    parts = [f"loss {follower.losses[-1]:.4f}" if follower.losses else "waiting for the first step"]
+    if follower.losses:
+        parts.append(f"{rate(follower.samples_per_second)} samples/s")
+    if follower.cores_used is not None:
+        parts.append(f"{follower.cores_used:.1f} of {follower.machine['cores']} cores")
+    learned = Text.assemble(" · ".join(parts), " ", (sparkline(follower.losses, cells), "green"))
+    for line in (what, far, learned):
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return [what, far, learned]
+
+
+def _table(follower: Follower, width: int) -> Table:
+    """Columns are named by what was measured, where all rows agree on it."""
+    rows = [(rank, device) for rank in follower.ranks for device in rank.devices]
+    loads = [rank.load_of(device) for rank, device in rows]
+    held = [rank.memory_of(device) for rank, device in rows]
+    load_name = _common([load.measure for load in loads if load], "load")
+    memory_name = _common([memory.measure for memory in held if memory], "memory")
+    own = {rank.plan.rank: _of_rank(rank, width, with_communication=len(follower.ranks) > 1) for rank in follower.ranks}
+    names = list(own[0])
+    table = plain_table("rank", "device", load_name, memory_name, *names, right=("rank", *names))
+    table.padding = (0, 2 if width >= MEDIUM else 1, 0, 0)
+    for (rank, device), load, memory in zip(rows, loads, held, strict=True):
+        numbers = own.pop(rank.plan.rank, None)  # they stand once, beside the rank's first device
+        who, cells = (str(rank.plan.rank), numbers.values()) if numbers else ("", [""] * len(names))
+        table.add_row(who, device, _load(load, width), _memory(memory, width), *cells)
+    for column in table.columns:
+        column.no_wrap = True
+    return table
+
+
+def _of_rank(rank: RankProgress, width: int, with_communication: bool) -> dict[str, str]:
+    """Column -> what stands in it: the numbers of the process, not of a device."""
+    share = rank.communication_share
+    communication = {"communication" if width >= WIDE else "comm.": UNKNOWN if share is None else f"{share:.0%}"}
+    return {
+        "step": _time(rank.step_seconds),
+        **(communication if with_communication else {}),
+        "data": _time(rank.data_seconds),
+        **({"samples": f"{rank.samples:,}"} if width >= NARROW else {}),
+    }
+
+
+def _common(measures: list[str], otherwise: str) -> str:
+    return measures[0] if len(set(measures)) == 1 else otherwise
+
+
+def _load(load: Share | None, width: int) -> Text:
+    if load is None:
+        return Text(UNKNOWN)
+    return Text.assemble(*_bar(load.value, 12 if width >= WIDE else 6 if width >= MEDIUM else 4, "green"), f" {load.value:4.0%}")
+
+
+def _memory(memory: Held | None, width: int) -> Text:
+    if memory is None:
+        return Text(UNKNOWN)
+    if width < MEDIUM or memory.capacity_bytes is None:
+        return Text(size(memory.bytes))
+    bar = _bar(memory.bytes / memory.capacity_bytes, 12 if width >= WIDE else 4, "magenta")
+    of = f" of {size(memory.capacity_bytes)}" if width >= WIDE else ""
+    return Text.assemble(*bar, f" {size(memory.bytes)}{of}")
+
+
+def _bar(share: float, cells: int, colour: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """`███░░░`: anything at all shows, and more than all of it is all of it."""
+    full = min(cells, max(0, math.ceil(share * cells - 0.5), 1 if share > 0 else 0))
+    return ("█" * full, colour), ("░" * (cells - full), "dim")
+
+
+def sparkline(values: Sequence[float], cells: int) -> str:
+    """The whole run in so many characters, each the mean of its part; what is not finite leaves a gap.
+
+    [4, 3, 2, 1] in 4 cells  ->  █▆▃▁
+    """
+    cells = min(cells, len(values))
+    edges = [len(values) * cell // cells for cell in range(cells + 1)] if cells else []
+    parts = [[value for value in values[start:stop] if math.isfinite(value)] for start, stop in pairwise(edges)]
+    means = [sum(part) / len(part) if part else None for part in parts]
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return ""
+    low, spread = min(known), max(known) - min(known)
+    heights = [None if m is None else round((m - low) / spread * (len(BLOCKS) - 1)) if spread else 0 for m in means]
+    return "".join(" " if height is None else BLOCKS[height] for height in heights)
+
+
+def _time(value: float | None) -> str:
+    return UNKNOWN if value is None else seconds(value)

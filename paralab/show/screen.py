@@ -1,0 +1,109 @@
+"""What the terminal shows while a run trains: a bar, or the live view; where there is no terminal, a line per tenth of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from paralab.plan.plan import Plan
+from paralab.record.folder import RunFolder
+from paralab.show.console import console, errors
+from paralab.show.follow import Follower
+from paralab.show.live import LiveView
+from paralab.show.run import print_ranks, print_sentence
+from paralab.units import rate
+
+
+class View(Protocol):
+    def update(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Screen:
+    """Prints what will happen, and opens a view when all ranks have started."""
+
+    def __init__(self, show: tuple[str, ...], live: bool = False) -> None:
+        self.show, self.live = show, live
+        self.view: View | None = None
+        self.looking = errors.status("looking at the machine and the workload")  # shown in a terminal alone
+        self.looking.start()
+
+    def watch(self, plan: Plan, folder: RunFolder) -> Callable[[], None]:
+        """Print what will happen; return what is to be called while it does."""
+        self.looking.stop()
+        print_sentence(plan, plan.workload.rpartition("/")[2])
+        self.follower = Follower(plan, folder)
+        return self.poll
+
+    def poll(self) -> None:
+        for event in self.follower.poll():
+            self._rank_started(event)
+        if self.view is None and self.follower.all_started:  # only now: what is printed beside a live view would break it
+            print_ranks(self.follower.plan, {rank.plan.rank: rank.started["pid"] for rank in self.follower.ranks if rank.started})
+            self.view = self._open()
+        if self.view:
+            self.view.update()
+
+    def _rank_started(self, event: dict[str, Any]) -> None:
+        if "ranks" in self.show:
+            where = f"Device: {', '.join(event['devices'])} | PID: {event['pid']}"
+            console.print(f"Rank: {event['rank']} | Local Rank: {event['local_rank']} | {where}")
+
+    def _open(self) -> View:
+        if not errors.is_terminal or errors.is_dumb_terminal:
+            return Lines(self.follower, with_ranks=self.live)
+        return LiveView(self.follower, errors) if self.live else Bar(self.follower)
+
+    def close(self) -> None:
+        self.looking.stop()
+        if self.view:
+            self.view.stop()
+
+
+def _numbers(follower: Follower) -> str:
+    return f"loss {follower.losses[-1]:.4f}  {rate(follower.samples_per_second)} samples/s"
+
+
+class Bar:
+    """One line that is gone when the run is over."""
+
+    def __init__(self, follower: Follower) -> None:
+        self.follower = follower
+        columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        self.progress = Progress(*columns, console=errors, transient=True)
+        self.task = self.progress.add_task("", total=follower.plan.num_steps)
+        self.progress.start()
+
+    def update(self) -> None:
+        if self.follower.done:
+            self.progress.update(self.task, completed=self.follower.done, description=_numbers(self.follower))
+
+    def stop(self) -> None:
+        self.progress.stop()
+
+
+class Lines:
+    """A line per tenth of the run; with the load and the communication of every rank where the live view was asked for."""
+
+    def __init__(self, follower: Follower, with_ranks: bool) -> None:
+        self.follower, self.with_ranks, self.tenths = follower, with_ranks, 0
+
+    def update(self) -> None:
+        done, total = self.follower.done, self.follower.plan.num_steps
+        if done * 10 // total > self.tenths:
+            self.tenths = done * 10 // total
+            ranks = self._ranks() if self.with_ranks else ""
+            errors.print(f"step {done}/{total}  {_numbers(self.follower)}{ranks}", soft_wrap=True)
+
+    def _ranks(self) -> str:
+        found = ""
+        for rank in self.follower.ranks:
+            known = {"load": rank.mean_load, "communication": rank.communication_share}
+            shares = [f"{name} {share:.0%}" for name, share in known.items() if share is not None]
+            found += f"  rank {rank.plan.rank}: {', '.join(shares) or 'not measured'}"
+        return found
+
+    def stop(self) -> None:
+        """Nothing was opened."""

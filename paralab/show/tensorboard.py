@@ -1,0 +1,125 @@
+"""A run for TensorBoard: its numbers per step and over time, read from the run folder after the run has ended.
+
+One sub-folder per run, named as the run folder, so that runs stand side by side. Every point carries the time at which it was true.
+TensorBoard's record format is written directly: its EventFileWriter would import TensorFlow wherever that is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paralab.analyse.intervals import length
+from paralab.analyse.recording import Recording
+from paralab.errors import UsageError
+from paralab.record.reader import Event
+
+
+class Point(NamedTuple):
+    tag: str
+    step: int
+    seconds: float  # since the launch, as in the events
+    value: float
+
+
+def require_tensorboard() -> None:
+    """Before anything is started: a long run must not end in a missing package."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise UsageError(
+            "--tensorboard needs the package tensorboard, which is not installed.", cure='pip install "paralab[tensorboard]"'
+        )
+
+
+def write_tensorboard(folder: Path, directory: Path) -> Path:
+    """Write the run in `folder` to a new sub-folder of `directory`; return that."""
+    from tensorboard.compat.proto.event_pb2 import Event as Record
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    recording = Recording.read(folder)
+    launched = _launched_unix_seconds(recording)
+    points = sorted(points_of(recording), key=lambda point: (point.seconds, point.step))
+    text = TensorProto(dtype=DT_STRING, string_val=[_sentence(recording.manifest).encode()])
+    said = Summary.Value(tag="plan", tensor=text, metadata=SummaryMetadata(plugin_data={"plugin_name": "text"}))
+    target = _new_folder(directory, folder.resolve().name)
+    with (target / f"events.out.tfevents.{launched:.0f}.paralab").open("xb") as file:
+        records = RecordWriter(file)
+        records.write(Record(wall_time=launched, file_version="brain.Event:2").SerializeToString())
+        records.write(Record(wall_time=launched, step=0, summary=Summary(value=[said])).SerializeToString())
+        for tag, step, seconds, value in points:
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+            records.write(Record(wall_time=launched + seconds, step=step, summary=summary).SerializeToString())
+    return target
+
+
+def points_of(recording: Recording) -> Iterator[Point]:
+    """Every number, with its step and its time."""
+    previous_end = None
+    for number, step in enumerate(recording.steps):
+        start, end = min(event["start"] for event in step), max(event["end"] for event in step)
+        loss = sum(event["loss"] for event in step)
+        if math.isfinite(loss):
+            yield Point("train/loss", number, end, loss)
+        yield Point("train/step_seconds", number, end, end - start)
+        elapsed = end - (start if previous_end is None else previous_end)  # from step to step: loading included
+        if elapsed > 0:
+            yield Point("train/samples_per_second", number, end, sum(event["samples"] for event in step) / elapsed)
+        previous_end = end
+    for rank, own in recording.events.items():
+        yield from _per_detailed_step(rank, own)
+        yield from _over_time(rank, own)
+
+
+def _per_detailed_step(rank: int, events: list[Event]) -> Iterator[Point]:
+    """The loss scale, which all ranks share, and the time in which at least one all-reduce was under way, hidden behind the
+    backward pass or not. For the steps whose details were kept."""
+    under_way: list[tuple[float, float]] = []
+    for event in events:
+        if event["event"] == "all_reduce":
+            under_way.append((event["start"], event["end"]))
+        elif event["event"] == "optimizer" and rank == 0 and "scale" in event:
+            yield Point("train/loss_scale", event["step"], event["end"], event["scale"])
+        elif event["event"] == "step" and under_way:
+            yield Point(f"communication_seconds/rank_{rank}", event["step"], event["end"], length(under_way))
+            under_way = []
+
+
+def _over_time(rank: int, events: list[Event]) -> Iterator[Point]:
+    """Memory and load, at the last step that the rank had written by then."""
+    step = 0
+    for event in events:
+        if event["event"] == "step":
+            step = event["step"]
+        elif event["event"] == "memory":
+            yield Point(f"peak_bytes/rank_{rank}_{event['device']}", step, event["time"], event["bytes"])
+        elif event["event"] == "load":
+            numbers = {f"load/rank_{rank}_cpu_cores": event.get("cpu_share"), f"memory_bytes/rank_{rank}": event.get("rss_bytes")}
+            for device in event.get("devices") or ():
+                numbers[f"load/rank_{rank}_{device['device']}"] = device.get("utilization")
+                numbers[f"memory_bytes/rank_{rank}_{device['device']}"] = device.get("allocated_bytes")
+            yield from (Point(tag, step, event["time"], value) for tag, value in numbers.items() if value is not None)
+
+
+def _launched_unix_seconds(recording: Recording) -> float:
+    """When the events' clock read zero. A run of which no rank has started has no events to date either."""
+    starts = (event["unix_seconds"] - event["time"] for event in recording.named("start"))
+    return float(next(starts, 0.0))
+
+
+def _sentence(manifest: dict[str, Any]) -> str:
+    plan = manifest["plan"]
+    return f"**{plan['strategy']}** trains **{manifest['workload']['name']}** in {plan['precision']}: {plan['arithmetic']}"
+
+
+def _new_folder(directory: Path, name: str) -> Path:
+    """Two run folders may have one name; TensorBoard would draw them as one line."""
+    target, number = directory / name, 2
+    while target.exists():
+        target, number = directory / f"{name}_{number}", number + 1
+    target.mkdir(parents=True)
+    return target
