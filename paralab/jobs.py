@@ -21,11 +21,13 @@ from paralab.record.folder import RunFolder
 
 @dataclass(frozen=True)
 class Job:
-    """One training: its plan, its own run folder, and what it leaves besides its events."""
+    """One training: its plan, its own run folder, and what it leaves besides its events. Where one of a `case` fails, the others of
+    that case are not tried."""
 
     plan: Plan
     folder: RunFolder
     extras: dict[str, str | None] = field(default_factory=dict)
+    case: str = ""
 
     def spec(self) -> dict[str, Any]:
         return {"plan": self.plan.to_json(), "events": str(self.folder.events.resolve()), "extras": self.extras}
@@ -46,7 +48,9 @@ def train_all(
                 failed[left[-1]] = failure(jobs[left[-1]], folder, codes)
             break
         failed[undone[0]] = failure(jobs[undone[0]], folder, codes)
-        left = [number for number in undone[1:]]
+        hopeless = [number for number in undone if jobs[number].case and jobs[number].case == jobs[undone[0]].case]
+        failed |= dict.fromkeys(hopeless, failed[undone[0]])
+        left = [number for number in undone if number not in failed]
     return failed
 
 

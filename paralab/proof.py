@@ -20,11 +20,11 @@ from paralab.launch.inspect import look_at
 from paralab.machine.host import Machine, threads_asked
 from paralab.plan.batches import global_batches
 from paralab.plan.plan import Plan
-from paralab.plan.request import APPLIES, STRATEGIES, Request, check
+from paralab.plan.request import APPLIES, STRATEGIES, Request, check, on_one_device, only_applicable
 from paralab.plan.resolve import resolve
 from paralab.record.folder import RunFolder
 from paralab.record.reader import read_events
-from paralab.training import probe_once, refuse_inside
+from paralab.training import probe_once, record_plan, refuse_inside
 from paralab.units import plural
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
@@ -76,7 +76,7 @@ def verify(
                 refused = refused or error
                 skipped.append({"strategy": case.request.strategy, "options": case.options, "reason": error.problem})
                 continue
-            ready.append(Ready(case, plan, _reference(case.request, plan)))
+            ready.append(Ready(case, plan, replace(on_one_device(case.request, plan.batch_size), loss_scale=plan.loss_scale)))
     if not ready:
         assert refused is not None
         raise refused
@@ -114,7 +114,7 @@ def _cases(names: list[str], base: Request, summary: Summary, pinned: bool) -> I
                     steps = base.steps or (None if base.epochs else DEFAULT_STEPS)
                     asked = replace(base, strategy=name, accumulate=accumulate, samples=samples, steps=steps, **split)
                     asked = replace(asked, precision=base.precision or "fp64")
-                    asked = _only_applicable(asked)
+                    asked = only_applicable(asked)
                     sizes = {b.size for b in global_batches(batch, samples or summary.samples, steps, base.epochs)}
                     yield Case(asked, _named(asked, batch, sizes != {batch}, summary))
 
@@ -141,12 +141,6 @@ def _lengths(base: Request, summary: Summary, batch: int) -> list[int | None]:
     return [length for length in (whole, partial) if length <= room] or [None]
 
 
-def _only_applicable(request: Request) -> Request:
-    """Leave out what means nothing for this strategy: `all` gives the same options to each."""
-    without: dict[str, Any] = {name: None for name, strategies in APPLIES.items() if request.strategy not in strategies}
-    return replace(request, **without)
-
-
 def _named(request: Request, batch: int, partial: bool, summary: Summary) -> dict[str, Any]:
     given = {name: getattr(request, name) for name in ("replicas", "stages", "micro_batches") if getattr(request, name)}
     return {
@@ -157,12 +151,6 @@ def _named(request: Request, batch: int, partial: bool, summary: Summary) -> dic
         "partial_last_batch": partial,
         "varying_weights": summary.weighted,
     }
-
-
-def _reference(request: Request, plan: Plan) -> Request:
-    """The same training on one device: one replica, one stage, one pass."""
-    single = replace(request, strategy="single", accumulate=1, batch_size=plan.batch_size, loss_scale=plan.loss_scale)
-    return _only_applicable(single)
 
 
 def _train(
@@ -178,9 +166,11 @@ def _train(
                 machine, summary = seen[item.reference.workload]
                 plan = resolve(item.reference, machine, summary, probe_once, threads_asked())
                 part = RunFolder.create(folder.path / f"reference{len(references)}", "")
+                record_plan(part, plan, machine, summary)
                 jobs.append(Job(plan, part, {"save_reference": references[item.reference]}))
         for number, item in enumerate(ready):
             part = RunFolder.create(folder.path / f"case{number}", "")
+            record_plan(part, item.plan, *seen[item.reference.workload])
             jobs.append(Job(item.plan, part, {"compare_with": references[item.reference]}))
         ranks = max(job.plan.world_size for job in jobs)
         say(f"{plural(len(references), 'reference')} and {plural(len(ready), 'case')} on up to {plural(ranks, 'rank')}")

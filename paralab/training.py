@@ -84,14 +84,8 @@ def run(
     if tensorboard:
         require_tensorboard()
     plan, machine, summary = make_plan(request)
-    folder = RunFolder.create(out, f"{plan.strategy}_{_slug(summary.name)}")
-    folder.write_manifest(
-        machine=asdict(machine),
-        plan=plan.to_json(),
-        workload=asdict(summary),
-        data_path=summary.data_path,
-        constraints=constraints(plan, machine, summary),
-    )
+    folder = RunFolder.create(out, f"{plan.strategy}_{slug(summary.name)}")
+    record_plan(folder, plan, machine, summary)
     job = Job(plan, folder, {"save_weights": str(folder.weights_path.resolve()) if save_weights else None})
     on_poll = watch(plan, folder)
     origin = time.perf_counter()
@@ -125,6 +119,17 @@ def _finish(folder: RunFolder, origin: float, tensorboard: Path | None = None) -
     return result
 
 
+def record_plan(folder: RunFolder, plan: Plan, machine: Machine, summary: Summary) -> None:
+    """What will be trained, before it is."""
+    folder.write_manifest(
+        machine=asdict(machine),
+        plan=plan.to_json(),
+        workload=asdict(summary),
+        data_path=summary.data_path,
+        constraints=constraints(plan, machine, summary),
+    )
+
+
 def constraints(plan: Plan, machine: Machine, summary: Summary) -> list[str]:
     """What the result depends on, in words (mission H7.4)."""
     where = ", ".join(gpu.name for gpu in machine.gpus) if plan.device == "cuda" else machine.cpu
@@ -139,5 +144,5 @@ def constraints(plan: Plan, machine: Machine, summary: Summary) -> list[str]:
     return lines + list(plan.remarks) + list(plan.differences)
 
 
-def _slug(name: str) -> str:
+def slug(name: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in name.removesuffix(".py")).strip("-")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
+from typing import Any
 
 from paralab.errors import UsageError, unknown
 
@@ -107,6 +108,17 @@ def check(request: Request) -> None:
             raise UsageError(
                 f"--prefix {request.prefix!r} cannot be filled in: {error}.", cure="{rank} and {local_rank} are known"
             ) from error
+
+
+def only_applicable(request: Request) -> Request:
+    """Leave out what means nothing for this strategy, where one set of options is given to several."""
+    without: dict[str, Any] = {name: None for name, strategies in APPLIES.items() if request.strategy not in strategies}
+    return replace(request, **without)
+
+
+def on_one_device(request: Request, batch_size: int) -> Request:
+    """The same training as `single`: one replica, one stage, one pass. What every strategy is compared with."""
+    return only_applicable(replace(request, strategy="single", accumulate=None, batch_size=batch_size))
 
 
 def flag_of(option: str) -> str:

@@ -1,0 +1,138 @@
+"""Set-ups side by side, from an experiment's folder alone: what each took, against the first one, and how sure that is."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from paralab.analyse.recording import Recording
+from paralab.analyse.result import quantile, result_of
+from paralab.analyse.uncertainty import speed_up
+from paralab.errors import UsageError
+
+
+def comparison_of(folder: Path) -> dict[str, Any]:
+    """What `compare --json` prints; docs/metrics.md defines the numbers."""
+    manifest = read_manifest(folder)
+    rows = [_row(folder, entry) for entry in manifest["cases"]]
+    baseline = next((row for row in rows if row["strategy"] == "single" and not row["error"]), None)
+    baseline = baseline or next((row for row in rows if not row["error"]), None)
+    for row in rows:
+        row["speed_up"], row["efficiency"] = _against(row, baseline)
+        row["loss_difference"] = _loss_difference(row, baseline)
+    return {
+        "kind": manifest["kind"],
+        "workload": manifest["workload"],
+        "machine": manifest["machine"],
+        "packages": manifest["packages"],
+        "command": manifest["command"],
+        "rounds": manifest["rounds"],
+        "baseline": baseline["name"] if baseline else None,
+        "rows": rows,
+        "left_out": manifest["left_out"],
+        "run_folder": str(folder),
+    }
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{folder} is no folder of paralab: {error}.", cure="a folder under runs/") from error
+    return manifest
+
+
+def _row(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
+    """One set-up: its rounds together."""
+    results = [result_of(folder / run) for run in entry["runs"]]
+    request, first = entry["request"], results[0] if results else {}
+    seconds = [step for run in entry["runs"] for step in step_seconds(Recording.read(folder / run))]
+    numbers = [r["step_seconds"]["median"] for r in results]
+    devices = len(first.get("grid", {}).get("devices", [])) or None
+    rate = _median([r["samples_per_second"] for r in results])
+    return {
+        "name": entry["name"],
+        "command": entry["command"],
+        "strategy": request["strategy"],
+        "precision": first.get("precision", request["precision"]),
+        "accumulate": first.get("batch", {}).get("accumulate"),
+        "error": entry["error"],
+        "devices": devices,
+        "processes": len(first.get("ranks", [])) or None,
+        "ranks": first.get("ranks", []),
+        "batch": first.get("batch"),
+        "step_seconds": _spread(seconds),
+        "round_seconds": numbers,
+        "total_seconds": _median([r["total_seconds"] for r in results]),
+        "samples_per_second": rate,
+        "samples_per_second_per_device": rate / devices if rate and devices else None,
+        "all_reduces_per_step": first.get("all_reduces_per_step"),
+        "bytes_per_step": first.get("bytes_per_step"),
+        "peak_bytes": _largest_memory(results),
+        "metrics": merged([r["metrics"] for r in results]),
+        "losses": first.get("losses", []),
+        "splits": first.get("splits", []),
+        "skipped_steps": sum(r["skipped_steps"] for r in results),
+        "parity": entry.get("parity"),
+        "remarks": first.get("remarks", []),
+        "differences": first.get("differences", []),
+        "runs": entry["runs"],
+    }
+
+
+def step_seconds(recording: Recording) -> list[float]:
+    """Every timed step: until its slowest rank is done."""
+    return [max(e["end"] for e in step) - min(e["start"] for e in step) for step in recording.timed]
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float | None]:
+    if not seconds:
+        return {"median": None, "p10": None, "p90": None}
+    return {"median": statistics.median(seconds), "p10": quantile(seconds, 0.1), "p90": quantile(seconds, 0.9)}
+
+
+def _against(row: dict[str, Any], baseline: dict[str, Any] | None) -> tuple[dict[str, Any] | None, float | None]:
+    """(speed-up with its interval and verdict, efficiency: the speed-up per device)."""
+    if not baseline or row["error"] or baseline["error"]:
+        return None, None
+    ratio = speed_up(baseline["round_seconds"], row["round_seconds"])
+    verdict = "baseline" if row is baseline else ratio.verdict
+    return {**asdict(ratio), "verdict": verdict}, ratio.value * baseline["devices"] / row["devices"]
+
+
+def _loss_difference(row: dict[str, Any], baseline: dict[str, Any] | None) -> float | None:
+    """The largest difference of a step's loss from the baseline's, relative to it: same weights, same samples."""
+    if not baseline or row["error"] or not row["losses"] or row["batch"]["size"] != baseline["batch"]["size"]:
+        return None
+    pairs = [(a, b) for a, b in zip(row["losses"], baseline["losses"], strict=False) if a is not None and b]
+    return max((abs(a - b) / abs(b) for a, b in pairs), default=None)
+
+
+def _largest_memory(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Per rank and device, from the last round: every round holds the same."""
+    return results[-1]["peak_bytes"] if results else []
+
+
+def merged(values: list[Any]) -> Any:
+    """The same tree with the median of every number over the rounds. What is not a number is the first one's."""
+    if not values:
+        return None
+    first = values[0]
+    if isinstance(first, bool | str):
+        return first
+    if isinstance(first, dict):
+        return {key: merged([v[key] for v in values if isinstance(v, dict) and v.get(key) is not None]) for key in first}
+    if isinstance(first, list):
+        same = [v for v in values if isinstance(v, list) and len(v) == len(first)]
+        return [merged([v[place] for v in same]) for place in range(len(first))]
+    numbers = [v for v in values if isinstance(v, int | float)]
+    return statistics.median(numbers) if numbers else None
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

@@ -1,0 +1,228 @@
+"""Several set-ups measured side by side: proved equal first, then trained in turns, round after round, in the same processes.
+
+What `compare`, `scale`, `tune` and `practical` share. An experiment's folder has one run folder per set-up and round, and a
+manifest that says which is which; everything that is told about it is computed from there.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paralab.analyse.parity import failed_case, judge
+from paralab.analyse.result import result_of
+from paralab.analyse.trace import trace_of
+from paralab.errors import RunFailed, UsageError
+from paralab.jobs import Job, train_all
+from paralab.launch.inspect import look_at
+from paralab.machine.host import Machine, threads_asked
+from paralab.plan.plan import Plan
+from paralab.plan.request import APPLIES, Request, flag_of, on_one_device
+from paralab.plan.resolve import needs_layers, resolve
+from paralab.record.folder import RunFolder
+from paralab.record.reader import read_events
+from paralab.training import probe_once, record_plan, refuse_inside, slug
+from paralab.workload.reference import check_reference
+from paralab.workload.summary import Summary
+
+PROOF_STEPS = 3
+ROUNDS = 5
+STEPS = 10  # of each set-up in each round; the first three warm up
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set-up. `optional`: it is left out where the machine or the model cannot, and the reason is told."""
+
+    request: Request
+    name: str = ""
+    optional: bool = False
+
+    @property
+    def label(self) -> str:
+        return self.name or described(self.request)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    case: Case
+    plan: Plan
+    machine: Machine
+    summary: Summary
+
+
+def described(request: Request) -> str:
+    """`ddp · 2 replicas · accumulate 4 · bf16`: what tells a set-up from the others."""
+    words = [request.strategy]
+    for option, one in (("replicas", "replica"), ("stages", "stage")):
+        number = getattr(request, option) or (2 if request.strategy in APPLIES[option] else None)
+        if number:
+            words.append(f"{number} {one}" + ("s" if number > 1 else ""))
+    if request.micro_batches:
+        words.append(f"{request.micro_batches} micro-batches")
+    if request.accumulate and request.accumulate > 1:
+        words.append(f"accumulate {request.accumulate}")
+    words += [request.precision] if request.precision and request.precision != "fp32" else []
+    words += [f"bucket {request.bucket_mb:g} MB"] if request.bucket_mb else []
+    for option in ("bucket_view", "static_graph", "sync_every_pass", "no_scaler"):
+        words += [option.replace("_", " ")] if getattr(request, option) else []
+    words += ["same device"] if request.placement == "same" else []
+    return " · ".join(words)
+
+
+def command(request: Request) -> str:
+    """The `paralab run` command of a request: what was said, in the order of the options."""
+    words = ["paralab", "run", request.strategy]
+    for name, value in asdict(request).items():
+        if name == "strategy" or value is None or (name, value) in (("seed", 0), ("device", "auto")):
+            continue
+        words += [flag_of(name)] if value is True else [flag_of(name), f"{value:g}" if isinstance(value, float) else str(value)]
+    return " ".join(words)
+
+
+def resolve_all(cases: Sequence[Case]) -> tuple[list[Resolved], list[dict[str, str]]]:
+    """(the plans, what is left out and why). All CPU devices get the same share of the cores, or it would be no comparison."""
+    refuse_inside()
+    cases = [replace(case, request=replace(case.request, workload=check_reference(case.request.workload))) for case in cases]
+    seen: dict[str, tuple[Machine, Summary]] = {}
+    for case in cases:
+        name = case.request.workload
+        if name not in seen:
+            layers = any(needs_layers(c.request.strategy) for c in cases if c.request.workload == name)
+            seen[name] = look_at(name, case.request.device, layers, case.request.batch_size, 1)
+    left_out: list[dict[str, str]] = []
+
+    def resolved(case: Case, threads: int | None) -> Resolved | None:
+        machine, summary = seen[case.request.workload]
+        request = replace(case.request, threads_per_device=case.request.threads_per_device or threads)
+        try:
+            plan = resolve(request, machine, summary, probe_once, threads_asked())
+        except UsageError as error:
+            if not case.optional:
+                raise
+            left_out.append({"name": case.label, "reason": error.problem})
+            return None
+        return Resolved(replace(case, request=request), plan, machine, summary)
+
+    first = [item for case in cases if (item := resolved(case, None))]
+    if not first:
+        reasons = "\n".join(f"{entry['name']}: {entry['reason']}" for entry in left_out)
+        raise UsageError("None of these set-ups can be run here.", detail=reasons)
+    if first[0].plan.device != "cpu":
+        return first, left_out
+    most = max(item.plan.num_devices for item in first)
+    threads = threads_asked() or max(1, first[0].machine.cores // most)
+    return [item for case in first if (item := resolved(case.case, threads))], left_out
+
+
+def measure(
+    folder: RunFolder,
+    cases: Sequence[Resolved],
+    rounds: int,
+    prove: bool,
+    say: Callable[[str], None],
+    first_round: int = 0,
+) -> dict[str, Any]:
+    """Train every case in every round, the order shuffled anew each time; return what the experiment's manifest says of them."""
+    entries: list[dict[str, Any]] = []
+    jobs: list[Job] = []
+    for number, item in enumerate(cases):
+        runs = [folder.path / f"{number:02d}_{slug(item.case.label)}" / f"round{first_round + r + 1}" for r in range(rounds)]
+        names = [str(run.relative_to(folder.path)) for run in runs]
+        request = asdict(item.case.request)
+        entries.append(
+            {"name": item.case.label, "command": command(item.case.request), "request": request, "runs": names, "error": None}
+        )
+    with tempfile.TemporaryDirectory(prefix="paralab-") as private:
+        proofs = _proof_jobs(folder, cases, Path(private)) if prove else {}
+        jobs += [job for proof in proofs.values() for job in proof.jobs]
+        timed: dict[int, tuple[int, int]] = {}
+        for round_ in range(rounds):
+            order = list(range(len(cases)))
+            random.Random(first_round + round_).shuffle(order)
+            for number in order:
+                item = cases[number]
+                run = RunFolder.create(folder.path / entries[number]["runs"][round_], "")
+                record_plan(run, item.plan, item.machine, item.summary)
+                timed[len(jobs)] = (number, round_)
+                jobs.append(Job(item.plan, run, case=entries[number]["name"]))
+        failed = train_all(folder, jobs, Progress(jobs, timed, rounds, say).poll)
+        for number, item in enumerate(cases):
+            entries[number]["parity"] = proofs[_structure(item)].verdict(failed, jobs) if prove else None
+    for place, (number, _) in timed.items():
+        if place in failed:
+            entries[number]["error"] = failed[place].problem
+            entries[number]["runs"].remove(str(jobs[place].folder.path.relative_to(folder.path)))
+        else:
+            finish(jobs[place].folder)
+    return {"cases": entries, "rounds": rounds}
+
+
+class Progress:
+    """Says when a round begins; the event files tell how far the ranks are."""
+
+    def __init__(self, jobs: list[Job], timed: dict[int, tuple[int, int]], rounds: int, say: Callable[[str], None]) -> None:
+        self.jobs, self.timed, self.rounds, self.say = jobs, timed, rounds, say
+        self.next = 0
+        self.told = -2
+
+    def poll(self) -> None:
+        while self.next < len(self.jobs) and (self.jobs[self.next].folder.events / "rank0.jsonl").exists():
+            round_ = self.timed.get(self.next, (0, -1))[1]
+            if round_ != self.told:
+                self.told = round_
+                self.say("proving that it is the same training" if round_ < 0 else f"round {round_ + 1} of {self.rounds}")
+            self.next += 1
+
+
+@dataclass
+class Proof:
+    """A set-up's training in fp64 beside the single device's."""
+
+    plan: Plan
+    jobs: list[Job]  # the reference, where this proof is the first to need it, and the case
+
+    def verdict(self, failed: dict[int, RunFailed], jobs: list[Job]) -> dict[str, Any]:
+        plan, errors = self.plan.to_json(), [failed[jobs.index(job)] for job in self.jobs if jobs.index(job) in failed]
+        found = [e for events in read_events(self.jobs[-1].folder.path).values() for e in events if e["event"] == "parity"]
+        if errors or not found:
+            return failed_case(plan, errors[0].problem if errors else "the reference failed")
+        return judge(plan, found)
+
+
+def _structure(item: Resolved) -> Request:
+    """What is proved: the set-up without its precision, in fp64, where a mistake cannot hide behind rounding."""
+    return replace(item.case.request, precision="fp64", loss_scale=None, no_scaler=None, steps=PROOF_STEPS, epochs=None)
+
+
+def _proof_jobs(folder: RunFolder, cases: Sequence[Resolved], private: Path) -> dict[Request, Proof]:
+    proofs: dict[Request, Proof] = {}
+    references: dict[Request, str] = {}
+    for item in cases:
+        request = _structure(item)
+        if request in proofs:
+            continue
+        summary = replace(item.summary, dropout=False)  # switched off on both sides: a mistake could hide behind it
+        plan = resolve(request, item.machine, summary, probe_once, threads_asked())
+        single = on_one_device(request, plan.batch_size)
+        jobs = []
+        if single not in references:
+            references[single] = str(private / f"reference{len(references)}.pt")
+            reference = resolve(single, item.machine, summary, probe_once, threads_asked())
+            path = folder.path / "proof" / f"reference{len(references)}"
+            jobs.append(Job(reference, RunFolder.create(path, ""), {"save_reference": references[single]}))
+        path = folder.path / "proof" / f"{len(proofs):02d}_{slug(described(request))}"
+        jobs.append(Job(plan, RunFolder.create(path, ""), {"compare_with": references[single]}))
+        proofs[request] = Proof(plan, jobs)
+        for job in jobs:
+            record_plan(job.folder, job.plan, item.machine, summary)
+    return proofs
+
+
+def finish(folder: RunFolder) -> None:
+    folder.write_result(result_of(folder.path))
+    folder.write_trace(trace_of(folder.path))
