@@ -1,7 +1,7 @@
 """What there is to tell, as plain data: a document of sections whose blocks are tables, answers and pictures.
 
-An analysis makes a `Document`; the terminal, Markdown and the HTML page each render it. Times are seconds, sizes bytes. A number that
-is not known is None, and the text beside it says why.
+An analysis makes a `Document`; the terminal, Markdown and the HTML page each render it. Times are seconds, sizes bytes. A number
+that is not known is None, and the text beside it says why.
 """
 
 from __future__ import annotations

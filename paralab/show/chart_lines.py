@@ -9,38 +9,61 @@ import json
 import math
 
 from paralab.analyse.blocks import Line, Lines
-from paralab.show.svg import Axis, Scale, axis, bottom_axis, element, known, left_axis, legend, log_axis, nothing, picture, width_of
+from paralab.show.svg import (
+    NARROW,
+    Axis,
+    Scale,
+    axis,
+    bottom_axis,
+    element,
+    known,
+    left_axis,
+    legend,
+    log_axis,
+    nothing,
+    picture,
+    width_of,
+)
 from paralab.units import measure
 
-WIDTH, HEIGHT = 720, 330
 TOP, BOTTOM, RIGHT = 26, 44, 14  # px around the plot
 COLOURS = 8
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2", "1 3", "6 2 1 2")  # eight curves on top of each other must still be seen
 MOST_DOTS = 24  # a curve of few points shows them
-MOST_POINTS = 600  # more than the plot has pixels: the curve is thinned
+MOST_POINTS = 400  # more than the plot has pixels: the curve is thinned
 
 
-def draw_lines(lines: Lines, name: str) -> str:
+def lines_legend(lines: Lines) -> str:
+    several = len(lines.lines) > 1
+    return legend((_swatch(number, _under(number, several)), line.label) for number, line in enumerate(lines.lines))
+
+
+def draw_lines(lines: Lines, name: str, width: int) -> str:
+    height, right = 330 if width > NARROW else 270, width - RIGHT
     points = [[(x, y) for x, y in line.points if _drawable(x, lines.log_x)] for line in lines.lines]
     heights = known([y for line in points for _, y in line] + [y for line in lines.lines for y in (*line.low, *line.high)])
     if not heights:
         return nothing()
     from_zero = lines.y_unit in ("bytes", "share") or (lines.y_unit == "seconds" and min(heights) < 0.5 * max(heights))
-    y = axis(heights, lines.y_unit, HEIGHT - BOTTOM, TOP, from_zero=from_zero)
+    y = axis(heights, lines.y_unit, height - BOTTOM, TOP, from_zero=from_zero)
     left = max(width_of(words) for _, words in y.ticks) + 14
     across = [x for line in points for x, _ in line]
-    x = log_axis(across, left, WIDTH - RIGHT) if lines.log_x else _plain_axis(across, left)
-    drawn = [_draw(line, number, lines.log_x, x.scale, y.scale) for number, line in enumerate(lines.lines)]
+    x = log_axis(across, left, right) if lines.log_x else _plain_axis(across, left, right)
+    under = (
+        " under" if len(lines.lines) > 1 else ""
+    )  # the first of several is a broad shadow: those that equal it stay visible on it
+    drawn = [
+        _draw(line, number, under if number == 0 else "", lines.log_x, x.scale, y.scale) for number, line in enumerate(lines.lines)
+    ]
     told = "; ".join(_told(line, lines) for line in lines.lines)
-    entries = ((_swatch(number), line.label) for number, line in enumerate(lines.lines))
-    return legend(entries) + picture(
+    return picture(
         name,
         lines.title,
         f"{lines.y} over {lines.x}. {told}",
-        WIDTH,
-        HEIGHT,
-        bottom_axis(x, TOP, HEIGHT - BOTTOM, lines.x + (" (logarithmic)" if lines.log_x else "")),
-        left_axis(y, left, WIDTH - RIGHT, lines.y),
+        width,
+        height,
+        bottom_axis(x, TOP, height - BOTTOM, lines.x + (" (logarithmic)" if lines.log_x else "")),
+        left_axis(y, left, right, lines.y),
         *drawn,
         data_plot=_plot(x, y, lines.log_x),
     )
@@ -50,17 +73,17 @@ def _drawable(x: float, log_x: bool) -> bool:
     return bool(known([x])) and (x > 0 or not log_x)
 
 
-def _plain_axis(values: list[float], left: float) -> Axis:
+def _plain_axis(values: list[float], left: float, right: float) -> Axis:
     """Ends at the first and the last value, not at ticks: a curve should fill its plot."""
-    round_ended = axis(values, "number", left, WIDTH - RIGHT, from_zero=False, about=8)
+    round_ended = axis(values, "number", left, right, from_zero=False, about=int((right - left) // 75))
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     if low == high:
         return round_ended
     inside = tuple(tick for tick in round_ended.ticks if low <= tick[0] <= high)
-    return Axis(Scale(low, high, left, WIDTH - RIGHT), inside, "")
+    return Axis(Scale(low, high, left, right), inside, "")
 
 
-def _draw(line: Line, number: int, log_x: bool, x: Scale, y: Scale) -> str:
+def _draw(line: Line, number: int, under: str, log_x: bool, x: Scale, y: Scale) -> str:
     """The band, the curve, and its points where they are few. An unknown value cuts the curve."""
     places = [(x(px) if _drawable(px, log_x) else math.nan, y(py) if known([py]) else math.nan) for px, py in line.points]
     colour = f"line-{number % COLOURS}"
@@ -70,7 +93,9 @@ def _draw(line: Line, number: int, log_x: bool, x: Scale, y: Scale) -> str:
         back = [(px, y(low)) for (px, _), low in zip(places, line.low, strict=True)]
         whole = [place for place in edge + back[::-1] if all(map(math.isfinite, place))]
         shapes.append(element("path", class_=f"band {colour}", d=path(whole) + "Z"))
-    shapes.append(element("path", class_=f"curve {colour}", d=path(thin(places)), stroke_dasharray=DASHES[number % COLOURS] or None))
+    shapes.append(
+        element("path", class_=f"curve {colour}{under}", d=path(thin(places)), stroke_dasharray=DASHES[number % COLOURS] or None)
+    )
     if len(places) <= MOST_DOTS:
         dots = "".join(f"M{px:.1f} {py:.1f}h0" for px, py in places if math.isfinite(px) and math.isfinite(py))
         shapes.append(element("path", class_=f"points {colour}", d=dots))
@@ -101,9 +126,14 @@ def thin(places: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return [places[n] for n in kept]
 
 
-def _swatch(number: int) -> str:
+def _under(number: int, several: bool) -> str:
+    """The first of several curves is a broad shadow: those that equal it stay visible on it."""
+    return " under" if several and number == 0 else ""
+
+
+def _swatch(number: int, under: str) -> str:
     dash = DASHES[number % COLOURS] or None
-    return element("path", class_=f"curve line-{number % COLOURS}", d="M1 6H25", stroke_dasharray=dash)
+    return element("path", class_=f"curve line-{number % COLOURS}{under}", d="M1 6H25", stroke_dasharray=dash)
 
 
 def _told(line: Line, lines: Lines) -> str:

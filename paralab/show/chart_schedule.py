@@ -8,64 +8,62 @@ from __future__ import annotations
 from html import escape
 
 from paralab.analyse.blocks import Schedule, Slot
-from paralab.show.palette import fill, swatch, textures
-from paralab.show.svg import axis, element, known, label, legend, nothing, picture, text, tick_text, width_of
+from paralab.show.chart_bars import Rows, rows
+from paralab.show.palette import fill, swatch
+from paralab.show.svg import axis, element, known, legend, nothing, picture, text, tick_text, width_of, with_unit
 from paralab.units import measure, seconds
 
-WIDTH, ROW, CELL = 720, 34, 26
 HEAD, FOOT = 26, 44  # px above and below a grid
+CELL = 26
 
 
-def draw_schedule(schedule: Schedule, name: str) -> str:
+def schedule_legend() -> str:
+    return legend(swatch(kind) for kind in ("forward", "backward", "bubble"))
+
+
+def draw_schedule(schedule: Schedule, name: str, width: int) -> str:
     if not schedule.stages or not (schedule.measured or schedule.ideal):
         return nothing()
-    left = min(max(map(width_of, schedule.stages)) + 18, 190)
-    height = HEAD + ROW * len(schedule.stages) + FOOT
     measured = f"measured: bubble {measure(schedule.measured_bubble, 'share')}"
     ideal = f"ideal: bubble {measure(schedule.ideal_bubble, 'share')}"
-    grids = (
-        _grid(schedule.stages, schedule.measured, name, left, 0, measured, "seconds"),
-        _grid(schedule.stages, schedule.ideal, name, left, height, ideal, "slots"),
-    )
-    kinds = ["forward", "backward", "bubble"]
-    told = f"{measured}; {ideal}. " + "; ".join(_row(schedule, stage) for stage in range(len(schedule.stages)))
-    drawn = picture(name, schedule.title, told, WIDTH, 2 * height, textures(name, kinds), *grids)
-    return legend(swatch(name, kind) for kind in kinds) + drawn
+    stages = list(schedule.stages)
+    upper = rows(stages, width, HEAD, 34, [])
+    lower = rows(stages, width, upper.bottom + FOOT + HEAD, 34, [])
+    grids = _grid(upper, schedule.measured, measured, "seconds") + _grid(lower, schedule.ideal, ideal, "slots")
+    told = f"{measured}; {ideal}. " + "; ".join(_row(schedule, stage) for stage in range(len(stages)))
+    return picture(name, schedule.title, told, width, lower.bottom + 20, grids)
 
 
-def _grid(stages: tuple[str, ...], slots: tuple[Slot, ...], name: str, left: float, top: float, title: str, unit: str) -> str:
-    drawn = [text(title, 0, top + 15, "chart-title")]
+def _grid(shape: Rows, slots: tuple[Slot, ...], title: str, unit: str) -> str:
+    drawn = [text(title, 0, shape.top - 10, "chart-title")]
     times = known([time for slot in slots for time in (slot.start, slot.end)])
     if not times:
-        return "".join([*drawn, text("not measured", left, top + HEAD + 20, "unknown")])
+        return "".join([*drawn, text("not measured", shape.left, shape.top + 20, "unknown")])
     begin, end = min(times), max(max(times), min(times) + 1e-9)
-    px_per_unit = (WIDTH - left - 4) / (end - begin)
-    for number, stage in enumerate(stages):
-        y = top + HEAD + ROW * number
-        drawn.append(label(stage, left - 12, y + 18, left - 12))
-        bubble = {"x": left, "y": y, "width": WIDTH - left - 4, "height": CELL}
-        drawn.append(element("rect", class_="span is-bubble", fill=fill(name, "bubble"), **bubble))
+    px_per_unit = (shape.right - shape.left) / (end - begin)
+    for number in range(len(shape.labels)):
+        bubble = {"x": shape.left, "y": shape.middle(number) - CELL / 2, "width": shape.right - shape.left, "height": CELL}
+        drawn += [shape.draw_label(number), element("rect", class_="span is-bubble", fill=fill("bubble"), **bubble)]
     for slot in slots:
-        x, width = left + (slot.start - begin) * px_per_unit, max((slot.end - slot.start) * px_per_unit, 0.8)
-        drawn.append(_cell(slot, name, x, top + HEAD + ROW * slot.stage, width, begin, unit))
-    bottom = top + HEAD + ROW * len(stages)
-    x_axis = axis([0, end - begin], unit, 0, 1, from_zero=True, about=8)
-    for tick, words in x_axis.ticks:
-        if tick <= (end - begin) * 1.001:
-            at = min(left + tick * px_per_unit, WIDTH - 8)
-            drawn.append(element("line", class_="grid", x1=at, x2=at, y1=bottom - 6, y2=bottom - 1))
-            drawn.append(text(words, at, bottom + 11, "tick", "middle"))
-    return "".join([*drawn, text(x_axis.unit, WIDTH - 4, bottom + 26, "axis-name", "end")])
+        x, width = shape.left + (slot.start - begin) * px_per_unit, max((slot.end - slot.start) * px_per_unit, 0.8)
+        drawn.append(_cell(slot, x, shape.middle(slot.stage), width, unit))
+    x_axis = axis([0, end - begin], unit, 0, 1, from_zero=True, about=shape.width // 90)
+    for tick, words in with_unit(x_axis):
+        at = shape.left + tick * px_per_unit
+        if at <= shape.right + 1 or tick == x_axis.ticks[-1][0]:
+            anchor, place = ("middle", at) if at < shape.right - 20 else ("end", shape.width)
+            drawn.append(text(words if at <= shape.right + 1 else x_axis.unit, place, shape.bottom + 15, "tick", anchor))
+    return "".join(drawn)
 
 
-def _cell(slot: Slot, name: str, x: float, y: float, width: float, begin: float, unit: str) -> str:
+def _cell(slot: Slot, x: float, middle: float, width: float, unit: str) -> str:
     way = "backward" if slot.backward else "forward"
     length = slot.end - slot.start
     how_long = seconds(length) if unit == "seconds" else f"{tick_text(length)} slots"
     tip = element("title", escape(f"{way} of micro-batch {slot.micro}: {how_long}"))
-    box = element("rect", tip, class_="span", x=x, y=y, width=width, height=CELL, rx=2, fill=fill(name, way))
-    fits = width > width_of(str(slot.micro)) + 3
-    return box + (text(str(slot.micro), x + width / 2, y + 17.5, "in-span", "middle") if fits else "")
+    box = element("rect", tip, class_="span", x=x, y=middle - CELL / 2, width=width, height=CELL, rx=2, fill=fill(way))
+    fits = width > width_of(str(slot.micro)) + 2
+    return box + (text(str(slot.micro), x + width / 2, middle + 4.5, "in-span", "middle") if fits else "")
 
 
 def _row(schedule: Schedule, stage: int) -> str:

@@ -3,48 +3,46 @@
 from __future__ import annotations
 
 from paralab.analyse.blocks import Split
-from paralab.show.svg import element, label, nothing, picture, text, width_of
+from paralab.show.chart_bars import rows
+from paralab.show.svg import NARROW, element, nothing, picture, text, width_of
 
-WIDTH, ROW = 620, 34
 GAP = 2  # px between pieces
 
 
-def draw_split(split: Split, name: str) -> str:
-    shares = [sum(part.pieces) for part in split.parts]
-    extent = max(split.total, sum(shares))
+def draw_split(split: Split, name: str, width: int) -> str:
+    extent = max(split.total, sum(sum(part.pieces) for part in split.parts))
     if extent <= 0:
         return nothing("nothing to split")
-    left = min(max(map(width_of, ["batch", *(part.label for part in split.parts)])) + 18, 190)
-    sums = [_sum(part.pieces) for part in split.parts]
-    right = WIDTH - min(max(map(width_of, sums), default=0) + 16, 150)
-    px_per_sample = (right - left) / extent
+    sums = [_sum(part.pieces) if width > NARROW else str(sum(part.pieces)) for part in split.parts]
+    shape = rows(["batch", *(part.label for part in split.parts)], width, 0, 34, ["", *sums])
+    px_per_sample = (shape.right - shape.left) / extent
 
-    rows = [label("batch", left - 12, 20, left - 12), *_piece(split.total, left, 4, split.total * px_per_sample, "whole")]
-    x = left
+    drawn = [shape.draw_label(0), _piece(split.total, shape.left, shape.middle(0), split.total * px_per_sample, "whole")]
+    x = shape.left
     for number, part in enumerate(split.parts):
-        y = 4 + ROW * (number + 1)
-        rows.append(label(part.label, left - 12, y + 16, left - 12))
-        rows.append(element("line", class_="grid", x1=left, x2=right, y1=y + 12, y2=y + 12))
+        middle = shape.middle(number + 1)
+        drawn.append(shape.draw_label(number + 1))
+        drawn.append(element("line", class_="grid", x1=shape.left, x2=shape.right, y1=middle, y2=middle))
         for piece in part.pieces:
-            rows += _piece(piece, x, y, piece * px_per_sample, f"share line-{number % 8}")
+            drawn.append(_piece(piece, x, middle, piece * px_per_sample, f"share line-{number % 8}"))
             x += piece * px_per_sample
-        rows.append(text(sums[number], right + 10, y + 16, "value"))
+        drawn.append(text(sums[number], shape.right + 10, middle + 4.5, "value"))
     told = f"{split.total} samples: " + "; ".join(f"{part.label} {words}" for part, words in zip(split.parts, sums, strict=True))
-    return picture(name, split.title, told, WIDTH, 4 + ROW * (len(split.parts) + 1), *rows)
+    return picture(name, split.title, told, width, shape.bottom, *drawn)
 
 
-def _piece(samples: int, x: float, y: float, width: float, look: str) -> list[str]:
+def _piece(samples: int, x: float, middle: float, width: float, look: str) -> str:
     """A box with its number of samples, where there is room for the number."""
     if samples <= 0:
-        return []
+        return ""
     tip = element("title", f"{samples} samples")
-    box = element("rect", tip, class_=f"piece {look}", x=x + GAP / 2, y=y, width=max(width - GAP, 1), height=24, rx=2)
+    box = element("rect", tip, class_=f"piece {look}", x=x + GAP / 2, y=middle - 12, width=max(width - GAP, 1), height=24, rx=2)
     fits = width - GAP > width_of(str(samples)) + 2
-    return [box, text(str(samples), x + width / 2, y + 16.5, "in-piece", "middle")] if fits else [box]
+    return box + (text(str(samples), x + width / 2, middle + 4.5, "in-piece", "middle") if fits else "")
 
 
 def _sum(pieces: tuple[int, ...]) -> str:
-    """`22`, `8 + 8 + 6 = 22`, `16 × 4 = 64`: equal pieces are counted, many unequal ones only added up."""
+    """`22`, `8 + 8 + 6 = 22`, `4 × 16 = 64`: equal pieces are counted, many unequal ones only added up."""
     total = str(sum(pieces))
     if len(pieces) < 2:
         return total

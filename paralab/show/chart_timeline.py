@@ -1,7 +1,7 @@
 """Who did what when: one lane per device and one per communication, over one time axis.
 
-What stands here is complete on paper and without scripts. The page's script lays the same rectangles out again for the part of the time
-that is zoomed to; `data-index` leads it from a rectangle to its span in the page's data.
+What stands here is complete on paper and without scripts. The page's script lays the same rectangles out again for the part of
+the time that is zoomed to; `data-index` leads it from a rectangle to its span in the page's data.
 """
 
 from __future__ import annotations
@@ -9,14 +9,19 @@ from __future__ import annotations
 from html import escape
 
 from paralab.analyse.blocks import Span, Timeline
-from paralab.show.palette import LEGEND, fill, kind_of, swatch, textures
+from paralab.show.palette import LEGEND, fill, kind_of, swatch
 from paralab.show.svg import axis, element, known, legend, nothing, picture, text
 from paralab.units import plural, seconds
 
 WIDTH, SIDE = 860, 8  # the picture, and the px left free at either side so that the outer tick labels fit
 LANE_NAME, BAR, GAP = 18, 22, 10  # heights, in px
-TOP = 20  # px for the numbers of the steps
+TOP = 26  # px for the numbers of the steps
 AXIS = 44
+
+
+def timeline_legend(timeline: Timeline) -> str:
+    kinds = {"exposed" if span.exposed else kind_of(span.kind) for span in timeline.spans}
+    return legend(swatch(kind) for kind in LEGEND if kind in kinds)
 
 
 def draw_timeline(timeline: Timeline, name: str) -> str:
@@ -28,24 +33,23 @@ def draw_timeline(timeline: Timeline, name: str) -> str:
     px_per_second = (WIDTH - 2 * SIDE) / (end - begin)
     rows, depths = rows_of(timeline, (end - begin) / 5000)
     tops, bottom = _lane_tops(depths)
-    kinds = sorted({"exposed" if span.exposed else kind_of(span.kind) for span in spans}, key=list(LEGEND).index)
 
     rectangles, labels = [], []
     for index, span in enumerate(spans):
         x, width = SIDE + (span.start - begin) * px_per_second, max((span.end - span.start) * px_per_second, 0.8)
         y = tops[span.lane] + rows[index] * (BAR + 1)
-        rectangles.append(_rectangle(span, index, name, x, y, width, begin))
+        rectangles.append(_rectangle(span, index, x, y, width, begin))
         if width > 7 * len(span.label) + 8:
             labels.append(text(span.label, x + width / 2, y + 15, "in-span" + (" on-exposed" if span.exposed else ""), "middle"))
-    drawn = picture(
+    return picture(
         name,
         timeline.title,
         _told(timeline, end - begin),
         WIDTH,
         bottom + AXIS,
-        textures(name, kinds),
-        element("g", *(_lane(lane, tops[n], depths[n]) for n, lane in enumerate(timeline.lanes)), class_="lanes"),
+        element("g", *(_lane(tops[n], depths[n]) for n in range(len(tops))), class_="lanes"),
         element("g", *_steps(timeline, begin, px_per_second, bottom), class_="steps"),
+        element("g", *(text(lane, SIDE + 5, tops[n] - 6, "lane-name") for n, lane in enumerate(timeline.lanes))),
         element("g", *rectangles, class_="spans"),
         element("g", *labels, class_="labels"),
         element("g", *_time_axis(end - begin, bottom), class_="axis"),
@@ -53,7 +57,6 @@ def draw_timeline(timeline: Timeline, name: str) -> str:
         data_end=repr(end),
         data_bottom=str(bottom),
     )
-    return legend(swatch(name, kind) for kind in kinds) + drawn
 
 
 def rows_of(timeline: Timeline, tolerance: float) -> tuple[list[int], list[int]]:
@@ -81,12 +84,11 @@ def _lane_tops(depths: list[int]) -> tuple[list[float], float]:
     return tops, y
 
 
-def _lane(name: str, top: float, depth: int) -> str:
-    ground = element("rect", class_="lane", x=0, y=top - 2, width="100%", height=depth * (BAR + 1) + 3, rx=3)
-    return text(name, SIDE, top - 6, "lane-name") + ground
+def _lane(top: float, depth: int) -> str:
+    return element("rect", class_="lane", x=0, y=top - 2, width="100%", height=depth * (BAR + 1) + 3, rx=3)
 
 
-def _rectangle(span: Span, index: int, name: str, x: float, y: float, width: float, begin: float) -> str:
+def _rectangle(span: Span, index: int, x: float, y: float, width: float, begin: float) -> str:
     exposed = ", exposed" if span.exposed else ""
     tip = f"{span.label} · {span.kind}{exposed} · {seconds(span.end - span.start)} from {seconds(span.start - begin)}"
     return element(
@@ -98,7 +100,7 @@ def _rectangle(span: Span, index: int, name: str, x: float, y: float, width: flo
         width=width,
         height=BAR,
         rx=2,
-        fill=fill(name, "exposed" if span.exposed else span.kind),
+        fill=fill("exposed" if span.exposed else span.kind),
         data_index=str(index),
     )
 

@@ -115,9 +115,8 @@
   }
 
   // Curves: a line across the plot at the nearest x, and every curve's value there.
-  function curves(holder) {
-    const svg = holder.querySelector("svg[data-plot]");
-    if (!svg) return;
+  function curves(svg) {
+    const holder = svg.closest(".curves");
     const block = blockOf(holder), plot = JSON.parse(svg.dataset.plot);
     const usable = (point) => point[0] !== null && point[1] !== null && (!plot.log || point[0] > 0);
     const lines = block.lines.map((line) => ({ label: line.label, points: line.points.filter(usable) })).filter((line) => line.points.length);
@@ -149,7 +148,7 @@
     holder.addEventListener("blur", hide);
     holder.addEventListener("keydown", (event) => {
       const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (!move) return;
+      if (!move || !svg.clientWidth) return;  // of the two drawings, the one that is displayed
       event.preventDefault();
       show(at < 0 ? 0 : at + move);
     });
@@ -192,7 +191,6 @@
       });
       laySteps();
       layTicks();
-      range.value = `${seconds(view.begin - begin)} – ${seconds(view.end - begin)}`;
       svg.dataset.view = JSON.stringify([view.begin, view.end]);
     }
     function laySteps() {
@@ -207,8 +205,10 @@
     function layTicks() {
       const from = view.begin - begin, to = view.end - begin;
       const [factor, unit] = to >= 1 ? [1, "s"] : to >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
-      const rough = (to - from) * factor / Math.max(width / 100, 3), power = 10 ** Math.floor(Math.log10(rough));
+      const rough = (to - from) * factor / Math.max(width / 80, 3), power = 10 ** Math.floor(Math.log10(rough));
       const step = [1, 2, 2.5, 5, 10].map((one) => one * power).find((one) => one >= rough * 0.999);
+      const digits = clamp(2 - Math.floor(Math.log10((to - from) * factor)), 0, 6);
+      range.value = `${(from * factor).toFixed(digits)} – ${(to * factor).toFixed(digits)} ${unit}`;
       ticks.replaceChildren();
       for (let n = Math.ceil(from * factor / step - 1e-9); n * step <= to * factor * (1 + 1e-9); n += 1) {
         const x = toX(begin + n * step / factor), shown = String(Number((n * step).toPrecision(10)));
@@ -344,6 +344,6 @@
   themes();
   contents();
   disclosures();
-  all(".curves").forEach(curves);
+  all(".curves svg[data-plot]").forEach(curves);
   all(".timeline").forEach(timeline);
 })();

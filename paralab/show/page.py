@@ -1,7 +1,7 @@
 """The page: one HTML file with everything in it, which opens from a disk, a mail or a web server alike and asks no network.
 
-The document's JSON stands in the page once; the script shows a block's part of it on demand. Tables, answers and pictures are written
-here already, so they are there without scripts, on paper, and for whoever reads the source.
+The document's JSON stands in the page once; the script shows a block's part of it on demand. Tables, answers and pictures are
+written here already, so they are there without scripts, on paper, and for whoever reads the source.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from markupsafe import Markup, escape
 
 from paralab.analyse.blocks import Bars, Block, Cell, Distribution, Document, Lines, Schedule, Split, Table, Timeline
 from paralab.show.chart_bars import draw_bars, draw_distribution
-from paralab.show.chart_lines import draw_lines
-from paralab.show.chart_schedule import draw_schedule
+from paralab.show.chart_lines import draw_lines, lines_legend
+from paralab.show.chart_schedule import draw_schedule, schedule_legend
 from paralab.show.chart_split import draw_split
-from paralab.show.chart_timeline import draw_timeline
+from paralab.show.chart_timeline import draw_timeline, timeline_legend
+from paralab.show.palette import textures
+from paralab.show.svg import NARROW, WIDE
 from paralab.units import measure
 
-DRAW: dict[type[Any], Callable[[Any, str], str]] = {
+DRAW: dict[type[Any], Callable[[Any, str, int], str]] = {
     Bars: draw_bars,
     Distribution: draw_distribution,
     Lines: draw_lines,
     Schedule: draw_schedule,
     Split: draw_split,
-    Timeline: draw_timeline,
 }
 FINDINGS = {
     "fastest": "Fastest",
@@ -56,6 +57,7 @@ def render(document: Document) -> str:
         finding_names=FINDINGS,
         kind=lambda block: type(block).__name__.lower(),
         draw=draw,
+        textures=Markup(textures()),
     )
 
 
@@ -64,7 +66,14 @@ def _file(name: str) -> str:
 
 
 def draw(block: Block, name: str) -> Markup:
-    return Markup(DRAW[type(block)](block, name))
+    """A picture with its legend. All but the timeline, which the script fits to its place, are drawn for a desk and for a phone."""
+    if isinstance(block, Timeline):
+        return Markup(timeline_legend(block) + draw_timeline(block, name))
+    wide, narrow = (DRAW[type(block)](block, f"{name}-{width}", width) for width in (WIDE, NARROW))
+    if "<svg" not in wide:  # it only says that there is nothing to draw
+        return Markup(wide)
+    key = lines_legend(block) if isinstance(block, Lines) else schedule_legend() if isinstance(block, Schedule) else ""
+    return Markup(key + wide + narrow)
 
 
 def embedded(value: Any) -> str:

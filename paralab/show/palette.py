@@ -1,7 +1,7 @@
 """What the kinds of work look like, the same in every picture: a colour of the style sheet and a texture.
 
-The texture carries the kind where colour does not: computing is plain, communication is striped, waiting is dotted, and what nothing
-hides is hatched in the warning colour.
+The texture carries the kind where colour does not: computing is plain or faintly striped, communication is striped, waiting is
+dotted, and what nothing hides is hatched in the warning colour.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEGEND = {
     "bubble": ("bubble: the stage is idle", "hatch"),
 }
 STRIPES = {
-    "slope": (12, 20, "M0 0V12"),  # (period in px, degrees, path)
+    "slope": (9, 30, "M0 0V9"),  # (period in px, degrees, path)
     "rise": (5, 45, "M0 0V5"),
     "fall": (5, -45, "M0 0V5"),
     "down": (5, 0, "M0 0V5"),
@@ -39,27 +39,34 @@ def kind_of(kind: str) -> str:
     return kind if kind in LEGEND else "other"
 
 
-def fill(name: str, kind: str) -> str:
-    """The paint of a kind in the picture `name`, which holds `textures` for it."""
-    return f"url(#{name}-{kind_of(kind)})"
+def fill(kind: str) -> str:
+    return f"url(#paint-{kind_of(kind)})"
 
 
-def textures(name: str, kinds: list[str]) -> str:
-    return element("defs", *(_texture(name, kind) for kind in kinds))
+def textures() -> str:
+    """All paints, once per page, in a picture that is there but has no size: one that is not displayed would not paint."""
+    return element("svg", element("defs", *map(_texture, LEGEND)), class_="paints", aria_hidden="true", width=0, height=0)
 
 
-def _texture(name: str, kind: str) -> str:
+def _texture(kind: str) -> str:
     period, degrees, path = STRIPES.get(LEGEND[kind][1], (8, 0, ""))
     stripe = element("path", class_=f"stripe stripe-{kind}", d=path) if path else ""
     ground = element("rect", class_=f"tone-{kind}", width=period, height=period)
     turned = f"rotate({degrees})" if degrees else None
     size = str(period)
     return element(
-        "pattern", ground, stripe, id=f"{name}-{kind}", width=size, height=size, patternUnits="userSpaceOnUse", patternTransform=turned
+        "pattern",
+        ground,
+        stripe,
+        id=f"paint-{kind}",
+        width=size,
+        height=size,
+        patternUnits="userSpaceOnUse",
+        patternTransform=turned,
     )
 
 
-def swatch(name: str, kind: str) -> tuple[str, str]:
+def swatch(kind: str) -> tuple[str, str]:
     """A legend's entry: a piece of the paint, and the kind's name."""
-    box = element("rect", class_=f"span is-{kind}", x=0.5, y=0.5, width=25, height=11, rx=2, fill=fill(name, kind))
+    box = element("rect", class_=f"span is-{kind}", x=0.5, y=0.5, width=25, height=11, rx=2, fill=fill(kind))
     return box, LEGEND[kind][0]

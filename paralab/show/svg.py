@@ -1,7 +1,8 @@
 """SVG written by hand: escaped elements, scales, axes with ticks at round numbers.
 
-The page needs six kinds of picture and no more, and it must open without a network, print, and be read aloud. Plain SVG does all of that
-in a few kilobytes; a chart library would bring megabytes and draw nothing where scripts are off. Colours are CSS variables of the page.
+The page needs six kinds of picture and no more, and it must open without a network, print, and be read aloud. Plain SVG does all of
+that in a few kilobytes; a chart library would bring megabytes and draw nothing where scripts are off. Colours are CSS variables of
+the page.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
-CHARACTER_PX = 6.9  # mean advance of the 13 px text of the pictures; an estimate is enough to decide whether a label fits
+CHARACTER_PX = 7.5  # mean advance of the pictures' 13 px text in a wide font; an estimate is enough to decide whether a label fits
+BOLD = 1.12  # how much wider bold text is
+WIDE, NARROW = 800, 330  # every picture is drawn for a desk and for a phone; the style sheet shows one of them
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # distances between ticks that people read easily
 
 
@@ -22,7 +25,7 @@ def number(value: float) -> str:
 
 
 def element(name: str, *content: str, **attributes: str | float | None) -> str:
-    """`element("rect", class_="bar", x=0)`; content is markup already, attributes are escaped here. None leaves an attribute out."""
+    """`element("rect", class_="bar", x=0)`: content is markup already, attributes are escaped here, None leaves one out."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value) if isinstance(value, str) else number(value)}"'
         for key, value in attributes.items()
@@ -37,8 +40,8 @@ def text(words: str, x: float, y: float, class_: str | None = None, anchor: str 
     return element("text", title + escape(words), class_=class_, x=x, y=y, text_anchor=anchor)
 
 
-def width_of(words: str) -> float:
-    return CHARACTER_PX * len(words)
+def width_of(words: str, bold: bool = False) -> float:
+    return CHARACTER_PX * len(words) * (BOLD if bold else 1)
 
 
 def label(words: str, x: float, y: float, room: float, anchor: str = "end") -> str:
@@ -49,13 +52,14 @@ def label(words: str, x: float, y: float, room: float, anchor: str = "end") -> s
 
 
 def picture(name: str, title: str, description: str, width: float, height: float, *content: str, **attributes: str | None) -> str:
-    """A whole picture with its text alternative. `--w` lets the style sheet bound the scale, so that text stays readable on a phone."""
+    """A whole picture with its text alternative. `--w` lets the style sheet bound the scale, so that the text keeps its size."""
     head = element("title", escape(title), id=f"{name}-title") + element("desc", escape(description), id=f"{name}-desc")
     return element(
         "svg",
         head,
         *content,
         xmlns="http://www.w3.org/2000/svg",
+        class_="narrow" if width == NARROW else "wide",
         viewBox=f"0 0 {number(width)} {number(height)}",
         role="img",
         aria_labelledby=f"{name}-title {name}-desc",
@@ -75,7 +79,7 @@ def nothing(why: str = "not measured") -> str:
 
 
 def known(values: Iterable[float | None]) -> list[float]:
-    """Those that are numbers: neither unknown nor what a diverged training leaves behind."""
+    """Those that are numbers, neither unknown nor what a diverged training leaves behind."""
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
@@ -115,7 +119,9 @@ class Axis:
 def shown_unit(unit: str, largest: float) -> tuple[float, str]:
     """How many shown units one unit is, and the shown unit's name: 0.05 seconds are shown in ms."""
     if unit == "seconds":
-        return next((factor, name) for factor, name in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")) if largest * factor >= 1 or name == "µs")
+        return next(
+            (factor, name) for factor, name in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")) if largest * factor >= 1 or name == "µs"
+        )
     if unit == "bytes":
         power = min(int(math.log(largest, 1024)), 4) if largest >= 1 else 0
         return 1024.0**-power, ("B", "KiB", "MiB", "GiB", "TiB")[power]
@@ -147,7 +153,7 @@ def log_axis(values: Iterable[float], start_px: float, end_px: float) -> Axis:
     if low == high:
         low, high = low / 2, high * 2
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    heads = (1, 2, 5) if len(powers) <= 5 else (1,)
+    heads = (1, 2, 5) if len(powers) * 3 * 30 <= end_px - start_px else (1,)
     ticks = [head * 10.0**power for power in powers for head in heads]
     inside = tuple((tick, tick_text(tick)) for tick in ticks if low * 0.999 <= tick <= high * 1.001)
     return Axis(Scale(low, high, start_px, end_px, log=True), inside, "")
@@ -160,13 +166,17 @@ def tick_text(value: float) -> str:
 def bottom_axis(x: Axis, top: float, bottom: float, name: str = "") -> str:
     """Grid lines, tick labels and the axis' name, below a plot."""
     lines = (element("line", class_="grid", x1=x.scale(tick), x2=x.scale(tick), y1=top, y2=bottom) for tick, _ in x.ticks)
-    words = (text(words, x.scale(tick), bottom + 18, "tick", "middle") for tick, words in x.ticks)
-    title = text(name or x.unit, x.scale.end_px, bottom + 36, "axis-name", "end")
-    return element("g", *lines, *words, title, class_="axis")
+    title = text(name, x.scale.end_px, bottom + 36, "axis-name", "end") if name else ""
+    return element("g", *lines, *(text(words, x.scale(tick), bottom + 18, "tick", "middle") for tick, words in with_unit(x)), title)
+
+
+def with_unit(x: Axis) -> list[tuple[float, str]]:
+    """The ticks, the unit behind the last one: `0 20 40 60 ms`."""
+    return [(tick, f"{words} {x.unit}".rstrip() if tick == x.ticks[-1][0] else words) for tick, words in x.ticks]
 
 
 def left_axis(y: Axis, left: float, right: float, name: str = "") -> str:
     lines = (element("line", class_="grid", x1=left, x2=right, y1=y.scale(tick), y2=y.scale(tick)) for tick, _ in y.ticks)
     words = (text(words, left - 8, y.scale(tick) + 4, "tick", "end") for tick, words in y.ticks)
     unit = f"{name} ({y.unit})" if name and y.unit else name or y.unit
-    return element("g", *lines, *words, text(unit, 0, 13, "axis-name"), class_="axis")
+    return element("g", *lines, *words, text(unit, 0, 13, "axis-name"))

@@ -1,4 +1,4 @@
-"""A document with every kind of block, as an analysis of real runs would make it: numbers invented, proportions real, labels nasty."""
+"""A document with every kind of block, as an analysis would make it: numbers invented, proportions real, labels nasty."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from paralab.analyse.blocks import (
 )
 from paralab.units import rate, seconds, size
 
-NASTY = '</script><b>&"\'<!--'
+NASTY = "</script><b>&\"'<!--"
 
 # strategy, devices, step seconds, p10, p90, peak bytes
 STRATEGIES = (
@@ -81,7 +81,9 @@ def speed() -> Bars:
 
 def step_times() -> Distribution:
     groups = tuple(
-        Group(name, tuple(median * (0.96 + 0.05 * a + 0.25 * b**9) for a, b in zip(_random(45, n), _random(45, n + 50), strict=True)))
+        Group(
+            name, tuple(median * (0.96 + 0.05 * a + 0.25 * b**9) for a, b in zip(_random(45, n), _random(45, n + 50), strict=True))
+        )
         for n, (name, _, median, *_) in enumerate(STRATEGIES)
         if median is not None
     )
@@ -151,12 +153,21 @@ def answers() -> tuple[Block, ...]:
     return (
         Answer(
             "Is one all-reduce per parameter faster than one per bucket?",
-            "No: 161 small all-reduces take 81 ms per step, 4 buckets take 51.2 ms. The wire is busy with greetings, not with gradients.",
+            "161 small all-reduces take 81 ms per step, 4 buckets take 51.2 ms. Each small one pays the latency anew.",
             {"per_parameter_seconds": 0.081, "bucketed_seconds": 0.0512, "all_reduces": [161, 4], "exposed_share": 0.125},
             verdict=False,
         ),
-        Answer("Does `ddp` train like one device?", "Yes, to 3e-16 on every parameter.", {"max_difference": 3.1e-16}, verdict=True),
-        Answer(f"What does a hostile {NASTY} label do?", f"It is shown as it is: {NASTY}", {NASTY: {"nested": [NASTY], "unknown": None}}),
+        Answer(
+            "Does `ddp` train like one device?",
+            "Its parameters differ by at most 3e-16 after 100 steps.",
+            {"max_difference": 3.1e-16},
+            verdict=True,
+        ),
+        Answer(
+            f"What does a hostile {NASTY} label do?",
+            f"It is shown as it is: {NASTY}",
+            {NASTY: {"nested": [NASTY], "unknown": None}},
+        ),
     )
 
 
@@ -173,7 +184,9 @@ FINDINGS = (
     ),
     Finding("limit", "Rank 1 is 12 % slower than rank 0: they share cores with other work.", {"slower_share": 0.12}),
     Finding("next", "Try `--bucket-mib 25 --precision bf16`: the two best settings were never run together.", {"bucket_mib": 25}),
-    Finding("same", "All 7 measured strategies train the same model: largest difference 3e-16.", {"max_difference": 3.1e-16, "cases": 7}),
+    Finding(
+        "same", "All 7 measured strategies train the same model: largest difference 3e-16.", {"max_difference": 3.1e-16, "cases": 7}
+    ),
     Finding("warning", "`fsdp` was not measured: it needs a GPU, and torch sees none.", {}),
 )
 
@@ -203,7 +216,9 @@ def sample() -> Document:
         ("command", f"paralab compare gpt:small --batch-size 64 --note '{NASTY}'"),
         ("run folder", "runs/2026-11-15-compare-gpt"),
     )
-    return Document("gpt:small under eight strategies", "2 CPU ranks (virtual devices), batch 64, float32.", FINDINGS, sections, facts)
+    return Document(
+        "gpt:small under eight strategies", "2 CPU ranks (virtual devices), batch 64, float32.", FINDINGS, sections, facts
+    )
 
 
 def without_numbers() -> Document:
@@ -224,7 +239,9 @@ def without_numbers() -> Document:
         Lines("lines", (), "x", "y", "number"),
         Lines("empty line", (Line("a", ()),), "x", "y", "bytes"),
         Lines("one point", (Line("a", ((0.0, 0.0),)),), "x", "y", "share"),
-        Lines("log of zero", (Line("a", ((0.0, 1.0), (1.0, math.nan), (2.0, math.inf), (3.0, 2.0))),), "x", "y", "number", log_x=True),
+        Lines(
+            "log of zero", (Line("a", ((0.0, 1.0), (1.0, math.nan), (2.0, math.inf), (3.0, 2.0))),), "x", "y", "number", log_x=True
+        ),
         Schedule("schedule", (), (), (), 0.0, 0.0),
         Schedule("not measured", ("stage 0",), (), (Slot(0, 0, False, 0, 1),), math.nan, 0.0),
     )
