@@ -49,11 +49,9 @@ def draw_lines(lines: Lines, name: str, width: int) -> str:
     left = max(width_of(words) for _, words in y.ticks) + 14
     across = [x for line in points for x, _ in line]
     x = log_axis(across, left, right) if lines.log_x else _plain_axis(across, left, right)
-    under = (
-        " under" if len(lines.lines) > 1 else ""
-    )  # the first of several is a broad shadow: those that equal it stay visible on it
     drawn = [
-        _draw(line, number, under if number == 0 else "", lines.log_x, x.scale, y.scale) for number, line in enumerate(lines.lines)
+        _draw(line, number, _under(number, len(points) > 1), lines.log_x, x.scale, y.scale)
+        for number, line in enumerate(lines.lines)
     ]
     told = "; ".join(_told(line, lines) for line in lines.lines)
     return picture(
