@@ -36,7 +36,7 @@ class Rows:
 
     def draw_label(self, number: int) -> str:
         if self.above:
-            return label(self.labels[number], 0, self.middle(number) - self.height / 2 + 1, self.width, "start")
+            return label(self.labels[number], 0, self.middle(number) - self.height / 2 - 2, self.width, "start")
         return label(self.labels[number], self.left - 12, self.middle(number) + 4.5, self.left - 12)
 
 
@@ -44,7 +44,7 @@ def rows(labels: list[str], width: int, top: float, height: float, numbers: list
     """`numbers` are what is printed at the right of the rows, in bold."""
     right = width - max((width_of(words, bold=True) for words in numbers), default=0) - 16
     if width == NARROW:
-        return Rows(labels, width, top, height - 4, above=18, left=6, right=right)
+        return Rows(labels, width, top, height - 4, above=20, left=6, right=right)
     left = min(max(map(width_of, labels), default=0) + 18, 0.35 * width)
     return Rows(labels, width, top, height, above=0, left=left, right=max(right, left + 120))
 
@@ -58,12 +58,12 @@ def draw_bars(bars: Bars, name: str, width: int) -> str:
     ends = known([end for bar in bars.bars for end in (bar.value, bar.low, bar.high)] + [bars.reference])
     x = axis(ends, bars.unit, shape.left, shape.right, from_zero=True, about=width // 110)
     drawn = []
-    for number, bar in enumerate(bars.bars):
-        drawn += [shape.draw_label(number), _bar(bar, words[number], x, shape.middle(number))]
     if bars.reference is not None:
         at = x.scale(bars.reference)
         drawn.append(element("line", class_="reference", x1=at, x2=at, y1=shape.top - 4, y2=shape.bottom))
         drawn.append(text(measure(bars.reference, bars.unit), at, shape.top - 8, "tick", "middle"))
+    for number, bar in enumerate(bars.bars):
+        drawn += [shape.draw_label(number), _bar(bar, words[number], x, shape.middle(number))]
     told = "; ".join(
         f"{bar.label}: {word}" + _range(bar.low, bar.high, bars.unit) for bar, word in zip(bars.bars, words, strict=True)
     )

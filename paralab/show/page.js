@@ -94,11 +94,22 @@
     for (const id of links.keys()) watcher.observe(document.getElementById(id));
   }
 
+  // What fits on a line stays on a line: JSON.stringify alone gives every number of a curve one of its own.
+  function pretty(value, indent = "") {
+    const line = JSON.stringify(value), inner = `${indent}  `;
+    if (indent.length + line.length <= 96 || typeof value !== "object") return line;
+    const items = Array.isArray(value)
+      ? value.map((item) => inner + pretty(item, inner))
+      : Object.entries(value).map(([key, item]) => `${inner}${JSON.stringify(key)}: ${pretty(item, inner)}`);
+    const [open, close] = Array.isArray(value) ? "[]" : "{}";
+    return `${open}\n${items.join(",\n")}\n${indent}${close}`;
+  }
+
   function disclosures() {
     for (const details of all(".json")) {
       const shown = details.querySelector("pre");
       details.addEventListener("toggle", () => {
-        if (details.open && !shown.textContent) shown.textContent = JSON.stringify(blockOf(details), null, 2);
+        if (details.open && !shown.textContent) shown.textContent = pretty(blockOf(details));
       });
       const button = details.querySelector(".copy");
       button.addEventListener("click", async () => {
