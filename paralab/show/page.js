@@ -337,7 +337,7 @@
 
   // Every span in words, written when it is asked for.
   function spanTable(holder, block, begin) {
-    const details = holder.closest(".block").querySelector(".spans");
+    const details = holder.closest(".block").querySelector(".span-table");
     details.addEventListener("toggle", () => {
       const place = details.querySelector(".scroll");
       if (!details.open || place.firstChild) return;
