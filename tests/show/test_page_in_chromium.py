@@ -229,9 +229,9 @@ def test_the_keyboard_zooms_moves_and_goes_from_span_to_span(page):
 
 def test_all_spans_can_be_read_as_a_table_in_the_words_of_python(page):
     page.locator(".span-table summary").click()
-    rows = page.evaluate(
-        "[...document.querySelectorAll('.spans tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
-    )
+    settle(page)
+    cells = "(rows) => rows.map((row) => [...row.cells].map((cell) => cell.textContent))"
+    rows = page.locator(".span-table tbody tr").evaluate_all(cells)
     assert [row[:6] for row in rows] == [
         [
             span.label,
