@@ -25,7 +25,11 @@
   }
 
   // Numbers to words, as paralab/units.py does it; a test compares the two.
-  const short = (value, digits) => String(Number(value.toPrecision(digits)));
+  function short(value, digits) {  // Python's %g
+    const [head, power] = value.toExponential(digits - 1).split("e").map(Number);
+    if (power >= -4 && power < digits) return String(Number(value.toPrecision(digits)));
+    return `${head}e${power < 0 ? "-" : "+"}${String(Math.abs(power)).padStart(2, "0")}`;
+  }
   const grouped = (value) => value.toFixed(0).replace(/\B(?=(\d{3})+$)/g, ",");
   function seconds(value) {
     for (const [factor, unit] of [[1, "s"], [1e3, "ms"], [1e6, "µs"]]) {

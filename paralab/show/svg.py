@@ -160,7 +160,7 @@ def log_axis(values: Iterable[float], start_px: float, end_px: float) -> Axis:
 
 
 def tick_text(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{round(value, 9):g}"
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.6g}"
 
 
 def bottom_axis(x: Axis, top: float, bottom: float, name: str = "") -> str:

@@ -134,6 +134,11 @@ def buckets() -> Lines:
     return Lines("Step time over bucket size", (whole,), "bucket size in MiB", "step time", "seconds", log_x=True)
 
 
+def differences() -> Lines:
+    points = tuple((float(n), 2.2e-16 * (1 + n % 4)) for n in range(20))
+    return Lines("Largest difference from one device", (Line("ddp", points),), "step", "difference", "number")
+
+
 def memory() -> Lines:
     wave = tuple((n * 0.1, 2.4e8 + 1.7e8 * (n % 10) / 10) for n in range(60))
     return Lines("Memory over time", (Line("cuda:0", wave),), "seconds", "allocated", "bytes")
@@ -195,7 +200,7 @@ def sample() -> Document:
     sections = (
         Section("Comparison", (comparison(), speed(), step_times()), "Same weights, same samples, same global batches of 64."),
         Section("Where the time goes", (timeline(), buckets(), *answers())),
-        Section("The training", (losses(), memory())),
+        Section("The training", (losses(), differences(), memory())),
         Section(
             "How the batch is cut",
             (

@@ -116,7 +116,7 @@ def test_every_picture_has_words():
     tree = Tree(page)
     pictures = [attributes for attributes in tree.all("svg") if attributes.get("role") == "img"]
     ids = {attributes["id"] for _, attributes in tree.elements if "id" in attributes}
-    assert len(pictures) == 7 * 2 + 1  # for desk and phone, and one timeline
+    assert len(pictures) == 8 * 2 + 1  # for desk and phone, and one timeline
     assert all(name in ids for picture in pictures for name in (picture["aria-labelledby"] or "").split())
     assert "ddp: 1.80 × (from 1.642 × to 1.849 ×)" in page
     assert "stage 0 · cpu:0 does F0 F1 F2 F3 B0 B1 B2 B3" in page
@@ -166,6 +166,7 @@ def test_code_is_set_as_code_and_nothing_else_is():
         ([0.42], "share", "0 10 20 30 40 50 %"),
         ([120_000.0], "samples/s", "0 25,000 50,000 75,000 100,000 125,000 samples/s"),
         ([], "number", "0 0.2 0.4 0.6 0.8 1 "),
+        ([6.6e-16], "number", "0 2e-16 4e-16 6e-16 8e-16 "),
         ([-1.0, 1.0], "number", "-1 -0.5 0 0.5 1 "),
     ],
 )

@@ -7,6 +7,7 @@ PARALAB_REQUIRE_BROWSER=1.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import time
@@ -258,23 +259,22 @@ def test_json_shows_the_block(page):
     until(page, "document.querySelector('.copy').textContent === 'Copied'")
 
 
-def test_curves_tell_the_nearest_values(page):
-    loss = next(block for block in BLOCKS if isinstance(block, Lines) and block.title == "Loss")
-    svg = page.locator("svg.wide", has=page.locator("title", has_text="Loss"))
-    plot = json.loads(svg.get_attribute("data-plot"))
+@pytest.mark.parametrize("title", [block.title for block in BLOCKS if isinstance(block, Lines)])
+def test_curves_tell_the_nearest_values_in_the_words_of_python(page, title):
+    block = next(block for block in BLOCKS if isinstance(block, Lines) and block.title == title)
+    svg = page.locator(f"svg.wide:has(title:text-is('{title}'))")
+    low, high, start, end = json.loads(svg.get_attribute("data-plot"))["x"]
     svg.scroll_into_view_if_needed()
     settle(page)
-    box = svg.bounding_box()
-    low, high, start, end = plot["x"]
-    x = start + (40.3 - low) / (high - low) * (end - start)
-    settle(page)
-    page.mouse.move(box["x"] + x * box["width"] / WIDE, box["y"] + 150)
-    assert page.locator("#tip strong").inner_text() == "step 40"
-    assert tip_rows(page) == {line.label: measure(line.points[40][1], "number") for line in loss.lines}
+    box, (at, _) = svg.bounding_box(), block.lines[0].points[3]
+    share = math.log(at / low) / math.log(high / low) if block.log_x else (at - low) / (high - low)
+    page.mouse.move(box["x"] + (start + share * (end - start) + 1) * box["width"] / WIDE, box["y"] + 150)
+    assert page.locator("#tip strong").inner_text() == f"{block.x} {measure(at, 'number')}"
+    assert tip_rows(page) == {line.label: measure(line.points[3][1], block.y_unit) for line in block.lines}
     page.mouse.move(5, 5)
     svg.locator("xpath=..").focus()
-    page.keyboard.press("ArrowRight")
-    assert page.locator("#tip strong").inner_text() == "step 41"  # on from where the pointer was
+    page.keyboard.press("ArrowRight")  # on from where the pointer was
+    assert tip_rows(page) == {line.label: measure(line.points[4][1], block.y_unit) for line in block.lines}
 
 
 def test_both_themes_can_be_read(page):
@@ -333,7 +333,7 @@ def test_a_phone_needs_no_sideways_scrolling(browser, address):
         assert page.locator("nav ol").is_visible()
         sizes = page.evaluate("""() => [...document.querySelectorAll("svg[role=img]")].filter((svg) => svg.clientWidth).map((svg) =>
             12.5 * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width)""")
-        assert len(sizes) == 8
+        assert len(sizes) == 9
         assert min(sizes) >= 11  # px of the smallest text in every picture
         left = page.evaluate("""() => { const holder = document.querySelector(".table-block .scroll"); holder.scrollLeft = 200;
             return holder.querySelector("tbody th").getBoundingClientRect().left - holder.getBoundingClientRect().left; }""")
@@ -345,7 +345,7 @@ def test_without_scripts_everything_is_there(browser, address):
         page = context.new_page()
         page.goto(address)
         assert all(table.is_visible() for table in page.locator("table").all())
-        assert sum(picture.is_visible() for picture in page.locator("svg[role=img]").all()) == 8
+        assert sum(picture.is_visible() for picture in page.locator("svg[role=img]").all()) == 9
         assert all(answer.is_visible() for answer in page.locator(".answer").all())
         assert not any(script.is_visible() for script in page.locator(".span-table, .json, .tools, .themes").all())
 
