@@ -45,9 +45,8 @@ def compare(
     """Measure the cases; return the comparison, which is computed from the folder that they leave."""
     started = time.perf_counter()
     rounds = rounds or ROUNDS
-    cases = [
-        replace(case, request=only_applicable(replace(case.request, steps=case.request.steps or steps or STEPS))) for case in cases
-    ]
+    steps = steps or STEPS
+    cases = [replace(case, request=only_applicable(replace(case.request, steps=case.request.steps or steps))) for case in cases]
     labels = [case.label for case in cases]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice:

@@ -45,3 +45,19 @@ def plural(number: int, noun: str) -> str:
     if number == 1:
         return f"{number} {noun}"
     return f"{number} {noun}es" if noun.endswith(("s", "ch")) else f"{number} {noun}s"
+
+
+def measure(value: float | None, unit: str) -> str:
+    """A number in the unit of a picture: seconds, bytes, share, number, or a name that is printed behind it (`1.8 ×`)."""
+    if value is None:
+        return "not measured"
+    if value != value or abs(value) == float("inf"):
+        return "not finite"
+    if unit == "seconds":
+        return seconds(value)
+    if unit == "bytes":
+        return size(value)
+    if unit == "share":
+        return f"{value * 100:.3g} %"
+    shown = f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return shown if unit == "number" else f"{shown} {unit}".rstrip()

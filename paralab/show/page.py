@@ -1,0 +1,149 @@
+"""The page: one HTML file with everything in it, which opens from a disk, a mail or a web server alike and asks no network.
+
+The document's JSON stands in the page once; the script shows a block's part of it on demand. Tables, answers and pictures are
+written here already, so they are there without scripts, on paper, and for whoever reads the source.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
+
+from paralab.analyse.blocks import Bars, Block, Cell, Distribution, Document, Lines, Schedule, Split, Table, Timeline
+from paralab.show.chart_bars import draw_bars, draw_distribution
+from paralab.show.chart_lines import draw_lines, lines_legend
+from paralab.show.chart_schedule import draw_schedule, schedule_legend
+from paralab.show.chart_split import draw_split
+from paralab.show.chart_timeline import draw_timeline, timeline_legend
+from paralab.show.palette import textures
+from paralab.show.svg import NARROW, WIDE
+from paralab.units import measure
+
+DRAW: dict[type[Any], Callable[[Any, str, int], str]] = {
+    Bars: draw_bars,
+    Distribution: draw_distribution,
+    Lines: draw_lines,
+    Schedule: draw_schedule,
+    Split: draw_split,
+}
+FINDINGS = {
+    "fastest": "Fastest",
+    "cost": "Cost",
+    "limit": "Limit",
+    "next": "Try next",
+    "warning": "Warning",
+    "same": "Same training",
+}
+UNITS = {"seconds": "seconds", "bytes": "bytes", "share": "share"}  # the last word of an evidence's name tells its unit
+MOST_LISTED = 12  # of a list of numbers in an evidence; the block's JSON has all
+
+
+def render(document: Document) -> str:
+    """The whole page. The same document gives the same bytes."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(prose=prose, value=value_json, words=cell_words, evidence=evidence, numeric=numeric_columns)
+    return environment.from_string(_file("page.html.j2")).render(
+        document=document,
+        css=Markup(_file("page.css")),
+        js=Markup(_file("page.js")),
+        data=Markup(embedded(document.to_json())),
+        finding_names=FINDINGS,
+        kind=lambda block: type(block).__name__.lower(),
+        draw=draw,
+        textures=Markup(textures()),
+    )
+
+
+def _file(name: str) -> str:
+    return files("paralab.show").joinpath(name).read_text(encoding="utf-8")
+
+
+def draw(block: Block, name: str) -> Markup:
+    """A picture with its legend. All but the timeline, which the script fits to its place, are drawn for a desk and for a phone."""
+    if isinstance(block, Timeline):
+        return Markup(timeline_legend(block) + draw_timeline(block, name))
+    wide, narrow = (DRAW[type(block)](block, f"{name}-{width}", width) for width in (WIDE, NARROW))
+    if "<svg" not in wide:  # it only says that there is nothing to draw
+        return Markup(wide)
+    key = lines_legend(block) if isinstance(block, Lines) else schedule_legend() if isinstance(block, Schedule) else ""
+    return Markup(key + wide + narrow)
+
+
+def embedded(value: Any) -> str:
+    """JSON that may stand in a script element: no `<`, so nothing in it can end the element."""
+    return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold. A number that is not finite is not known; anything unforeseen is told in words."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (str, int)) else str(value)
+
+
+def value_json(cell: Cell) -> str:
+    return json.dumps(plain(cell.value), ensure_ascii=False)
+
+
+def cell_words(cell: Cell) -> str:
+    """An empty cell would say nothing: it is either its value or not measured."""
+    if cell.text:
+        return cell.text
+    return "not measured" if cell.value is None else str(cell.value)
+
+
+def numeric_columns(table: Table) -> list[bool]:
+    """Whether a column holds numbers, and is set to the right: it has at least one, and nothing else but unknowns."""
+    columns = [[row[n].value for row in table.rows if n < len(row)] for n in range(len(table.columns))]
+    return [
+        any(value is not None for value in column)
+        and all(value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)) for value in column)
+        for column in columns
+    ]
+
+
+def prose(words: str) -> Markup:
+    """Escaped text in which `code` is set as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(words))))
+
+
+def evidence(numbers: dict[str, Any]) -> Markup:
+    """Names and numbers of an evidence, nested ones indented. The exact number is in `data-value`."""
+    return Markup("<dl>") + Markup("").join(_item(str(name), value) for name, value in numbers.items()) + Markup("</dl>")
+
+
+def _item(name: str, value: Any) -> Markup:
+    if isinstance(value, dict):
+        shown: Markup | str = evidence(value)
+    elif isinstance(value, (list, tuple)):
+        more = f", … ({len(value)} in all)" if len(value) > MOST_LISTED else ""
+        shown = ", ".join(_words(name, item) for item in value[:MOST_LISTED]) + more if value else "none"
+    else:
+        shown = _words(name, value)
+    return Markup('<dt>{}</dt><dd data-value="{}">{}</dd>').format(name, json.dumps(plain(value), ensure_ascii=False), shown)
+
+
+def _words(name: str, value: Any) -> str:
+    if value is None:
+        return "not measured"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return str(value) if isinstance(value, int) and _unit(name) == "number" else measure(value, _unit(name))
+    return json.dumps(plain(value), ensure_ascii=False) if isinstance(value, (dict, list, tuple)) else str(value)
+
+
+def _unit(name: str) -> str:
+    """`step_seconds` is in seconds, `peak_bytes` in bytes, anything else a number."""
+    return UNITS.get(name.rpartition("_")[2], "number")
