@@ -36,6 +36,7 @@ def compare(
     cases: Sequence[Case],
     *,
     kind: str = "compare",
+    about: dict[str, Any] | None = None,
     rounds: int | None = None,
     steps: int | None = None,
     prove: bool = True,
@@ -56,6 +57,7 @@ def compare(
     measured = measure(folder, resolved, rounds, prove, say)
     folder.write_manifest(
         kind=kind,
+        about=about or {},
         machine=asdict(resolved[0].machine),
         workload=asdict(resolved[0].summary),
         left_out=left_out,

@@ -26,6 +26,7 @@ def comparison_of(folder: Path) -> dict[str, Any]:
         row["loss_difference"] = _loss_difference(row, baseline)
     return {
         "kind": manifest["kind"],
+        "about": manifest["about"],
         "workload": manifest["workload"],
         "machine": manifest["machine"],
         "packages": manifest["packages"],

@@ -25,7 +25,7 @@ def _table(table: Table) -> list[str]:
     align = ["---:" if numeric else "---" for numeric in numeric_columns(table)]
     rows = [[cell_words(cell).replace("|", "\\|") for cell in row] for row in table.rows]
     lines = [_row(list(table.columns)), _row(align), *map(_row, rows)]
-    return ([f"**{table.title}**", ""] if table.title else []) + lines + ([""] + [table.note] if table.note else []) + [""]
+    return ([f"**{table.title}**", ""] if table.title else []) + lines + (["", table.note] if table.note else []) + [""]
 
 
 def _row(cells: list[str]) -> str:
