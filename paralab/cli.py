@@ -97,6 +97,7 @@ def main() -> None:
 @request_options
 @OUT
 @click.option("--save-weights", is_flag=True, help="Leave the final weights in the run folder (weights.pt).")
+@click.option("--report", is_flag=True, help="Write report.html into the run folder: tables, timeline, load, memory.")
 @click.option(
     "--show",
     type=click.Choice(["splits", "ranks"]),
@@ -118,6 +119,7 @@ def run(
     show: tuple[str, ...],
     live: bool,
     tensorboard: Path | None,
+    report: bool,
     **options: Any,
 ) -> None:
     """Train a workload under a STRATEGY and report what it cost."""
@@ -129,7 +131,8 @@ def run(
     if as_json:
         if live:
             raise UsageError("--live draws in the terminal, and --json prints one object and nothing else.", cure="one of the two")
-        click.echo(json.dumps(training.run(request, out, save_weights, tensorboard=tensorboard)))
+        result = training.run(request, out, save_weights, tensorboard=tensorboard)
+        click.echo(json.dumps(result | ({"report": str(_write_page(result))} if report else {})))
         return
     screen = Screen(show, live)
     try:
@@ -137,6 +140,8 @@ def run(
     finally:
         screen.close()
     print_result(result, show)
+    if report:
+        click.echo(f"All tables and pictures: {_write_page(result)}")
     if tensorboard:
         click.echo(f"Look at it with: tensorboard --logdir {tensorboard}")
 
@@ -323,14 +328,20 @@ def _tell(result: dict[str, Any], as_json: bool) -> None:
     """The page into the folder; the result as JSON, or its first table and the verdict."""
     from paralab.analyse.reading import document_of
     from paralab.show.document import print_summary
-    from paralab.show.page import render
 
-    folder = Path(result["run_folder"])
-    document = document_of(folder)
-    page = folder / "report.html"
-    page.write_text(render(document), encoding="utf-8")
+    document, page = document_of(Path(result["run_folder"])), _write_page(result)
     if as_json:
         click.echo(json.dumps({**result, "findings": [asdict(finding) for finding in document.findings], "report": str(page)}))
         return
     print_summary(document)
     click.echo(f"{result['seconds']:.0f} s; all tables and pictures: {page}")
+
+
+def _write_page(result: dict[str, Any]) -> Path:
+    """report.html of a folder that has just been made."""
+    from paralab.analyse.reading import document_of
+    from paralab.show.page import render
+
+    page = Path(result["run_folder"], "report.html")
+    page.write_text(render(document_of(page.parent)), encoding="utf-8")
+    return page

@@ -73,10 +73,10 @@ def described(request: Request) -> str:
 
 
 def command(request: Request) -> str:
-    """The `paralab run` command of a request: what was said, in the order of the options."""
+    """The `paralab run` command of a request: what was said, in the order of the options, but not how long it was tried for."""
     words = ["paralab", "run", request.strategy]
     for name, value in asdict(request).items():
-        if name == "strategy" or value is None or (name, value) in (("seed", 0), ("device", "auto")):
+        if name in ("strategy", "steps") or value is None or (name, value) in (("seed", 0), ("device", "auto")):
             continue
         words += [flag_of(name)] if value is True else [flag_of(name), f"{value:g}" if isinstance(value, float) else str(value)]
     return " ".join(words)

@@ -27,9 +27,10 @@ def report(comparison: dict[str, Any], folder: Path, more: Sequence[Section] = (
     sizes = {row["batch"]["size"] for row in rows}
     return Document(
         title=f"{comparison['kind'].capitalize()}: {name}",
-        subtitle=f"{plural(len(rows), 'set-up')}"
+        subtitle=(plural(len(rows), "set-up") if len(rows) != 1 else rows[0]["name"])
         + (f" at a global batch of {batch}" if len(sizes) == 1 else "")
-        + f", {plural(comparison['rounds'], 'round')} in turns, on {where(comparison['machine'])}",
+        + (f", {plural(comparison['rounds'], 'round')} in turns" if comparison["rounds"] > 1 else "")
+        + f", on {where(comparison['machine'])}",
         findings=verdict(comparison),
         sections=(
             _side_by_side(rows, recordings, comparison["baseline"]),
@@ -80,22 +81,20 @@ def _side_by_side(rows: Sequence[Row], recordings: dict[str, list[Recording]], b
     ]
     efficient = [Bar(row["name"], row["efficiency"], text=f"{row['efficiency']:.0%}") for row in rows]
     times = {name: [s for recording in list_ for s in step_seconds(recording)] for name, list_ in recordings.items()}
-    return Section(
-        "Side by side",
-        (
-            table,
-            Bars(f"Speed-up against {baseline}", tuple(speed), "times", 1.0, "Error bars: 95 % interval over the rounds."),
-            Bars("Scaling efficiency: speed-up per device", tuple(efficient), "share", 1.0),
-            Distribution("Step times", tuple(Group(name, tuple(values)) for name, values in times.items()), "seconds"),
-        ),
+    bars = (
+        Bars(f"Speed-up against {baseline}", tuple(speed), "times", 1.0, "Error bars: 95 % interval over the rounds."),
+        Bars("Scaling efficiency: speed-up per device", tuple(efficient), "share", 1.0),
     )
+    steps = Distribution("Step times", tuple(Group(name, tuple(values)) for name, values in times.items()), "seconds")
+    return Section("Side by side" if len(rows) > 1 else "The run", (table, *(bars if len(rows) > 1 else ()), steps))
 
 
 def _remarks(rows: Sequence[Row]) -> str:
     """What is virtual or shared is said with every table of timings."""
     found = list(dict.fromkeys(f"{row['name']}: {remark}" for row in rows for remark in row["remarks"] if "virtual" not in remark))
     virtual = any("virtual" in remark for row in rows for remark in row["remarks"])
-    return "; ".join((["devices are shares of one CPU (virtual)"] if virtual else []) + found)
+    first = ["communication: share of the step (of it exposed)"] + (["devices are shares of one CPU (virtual)"] if virtual else [])
+    return "; ".join(first + found)
 
 
 def _row(row: Row) -> tuple[Cell, ...]:
@@ -106,19 +105,18 @@ def _row(row: Row) -> tuple[Cell, ...]:
         Cell(row["name"], row["name"]),
         Cell(str(row["devices"]), row["devices"]),
         number(times["median"], seconds(times["median"])),
-        Cell(f"{seconds(times['p10'])} – {seconds(times['p90'])}", f"{times['p10']} – {times['p90']}"),
         number(row["samples_per_second"], rate(row["samples_per_second"])),
         number(row["samples_per_second_per_device"], rate(row["samples_per_second_per_device"])),
         Cell("1" if ratio["verdict"] == "baseline" else f"{ratio['value']:.2f}{interval}", ratio["value"]),
         Cell(f"{row['efficiency']:.0%}", row["efficiency"]),
         number(largest_memory(row), size(largest_memory(row))),
-        Cell("none" if not share else f"{share:.0%}, {metrics['exposed_share']:.0%} exposed", share),
+        Cell("none" if not share else f"{share:.0%} ({metrics['exposed_share']:.0%})", share),
         Cell(same_training(row), is_same_training(row)),
     )
 
 
 def same_training(row: Row) -> str:
-    """`equal`, `equal in fp64; bf16 moves the loss by 0.01 %`, `differs, as expected`, `NO: …`."""
+    """`equal`; `equal in fp64, loss ±2e-05` (so far did bf16 move it, relatively); `differs, as expected`; `NO`."""
     parity = row["parity"]
     if parity is None:
         return "not checked"
@@ -126,7 +124,7 @@ def same_training(row: Row) -> str:
         return "differs, as expected" if parity["legitimate"] else "NO"
     moved = row["loss_difference"]
     if row["precision"] in ("bf16", "fp16", "tf32") and moved is not None:
-        return f"equal in fp64; {row['precision']} moves the loss by {moved:.0e} of itself"
+        return f"equal in fp64, loss ±{moved:.0e}"
     return "equal"
 
 
@@ -142,19 +140,22 @@ def _where_time_goes(rows: Sequence[Row]) -> Section:
     }
     time = Table(
         "Seconds of an optimiser step (median over steps, mean over ranks)",
-        ("set-up", *parts),
-        tuple(
-            (Cell(row["name"], row["name"]), *(number(row["metrics"][key], seconds(row["metrics"][key])) for key in parts.values()))
-            for row in rows
-        ),
+        ("set-up", "step p10", "step p90", *parts),
+        tuple(_time_row(row, parts) for row in rows),
         "Exposed: the device has nothing to do but wait. In pipelines the stages work at the same time, so forward and backward "
         "are the time in which any stage does.",
     )
     columns = ("set-up", "communication", "overlap", "share of step", f"below {RULE:.0%}", "all-reduces", "bytes", "bubble (ideal)")
     communication = Table("Communication per optimiser step and rank", columns, tuple(_communication_row(row) for row in rows))
     loads = ("set-up", "device 0 against others", "load", "model FLOP/s", "share of peak")
-    machine = Table("Load and arithmetic", loads, tuple(_machine_row(row) for row in rows))
+    unknown = dict.fromkeys(reason for row in rows if (reason := row["metrics"]["flops"]["not_measured"]))
+    machine = Table("Load and arithmetic", loads, tuple(_machine_row(row) for row in rows), "; ".join(unknown))
     return Section("Where the time goes", (time, communication, machine))
+
+
+def _time_row(row: Row, parts: dict[str, str]) -> tuple[Cell, ...]:
+    times = [row["step_seconds"]["p10"], row["step_seconds"]["p90"], *(row["metrics"][key] for key in parts.values())]
+    return (Cell(row["name"], row["name"]), *(number(value, seconds(value)) for value in times))
 
 
 def _communication_row(row: Row) -> tuple[Cell, ...]:
@@ -179,7 +180,7 @@ def _machine_row(row: Row) -> tuple[Cell, ...]:
     if not shown:
         cores = [share for share in load["cores_per_rank"] if share is not None]
         shown = ", ".join(f"{share:.2f}" for share in cores) + " cores" if cores else "not measured: too short a run"
-    peak = f"{flops['share_of_peak']:.0%}" if flops["share_of_peak"] is not None else f"not known: {flops['not_measured']}"
+    peak = f"{flops['share_of_peak']:.0%}" if flops["share_of_peak"] is not None else "not known"
     return (
         Cell(row["name"], row["name"]),
         Cell("–" if balance is None else f"{balance:.2f} times as busy", balance),

@@ -77,7 +77,7 @@ def document(folder: Path) -> Document:
 
 
 def _kept(document: Document) -> tuple[Finding, ...]:
-    return tuple(finding for finding in document.findings if finding.kind in ("same", "warning", "limit"))
+    return tuple(finding for finding in document.findings if finding.kind in ("same", "warning"))
 
 
 def _sections(choice: dict[str, Any]) -> list[Section]:

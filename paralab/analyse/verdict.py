@@ -17,6 +17,8 @@ def verdict(comparison: dict[str, Any]) -> tuple[Finding, ...]:
     baseline = next((row for row in rows if row["name"] == comparison["baseline"]), None)
     if not baseline:
         return tuple(_failures(comparison))
+    if len(rows) == 1:
+        return (_consists(baseline), *_next(baseline, rows))
     sound = [row for row in rows if is_same_training(row) is not False]
     best = max(sound, key=lambda row: float(row["speed_up"]["value"]), default=baseline)
     findings = [_fastest(best, baseline, sound)]
@@ -96,10 +98,17 @@ def shares(row: Row) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
+def _consists(row: Row) -> Finding:
+    """One run alone: what its step is made of."""
+    parts = [f"{share:.0%} {name}" for name, share in shares(row).items() if share >= 0.01]
+    step = seconds(row["step_seconds"]["median"])
+    return Finding("limit", f"A step of `{row['name']}` takes {step}: {', '.join(parts)}.", {"shares": shares(row)})
+
+
 def _limit(row: Row, baseline: Row) -> Finding:
     """Where the time went that a perfect split over the devices would have saved."""
     metrics, step, name = row["metrics"], row["step_seconds"]["median"], row["name"]
-    perfect = baseline["step_seconds"]["median"] / row["devices"]
+    perfect = baseline["step_seconds"]["median"] * baseline["devices"] / row["devices"]
     lost = step - perfect
     causes = {
         "exposed communication": metrics["exposed_communication_seconds"] or 0.0,

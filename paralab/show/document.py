@@ -10,7 +10,7 @@ from paralab.show.page import cell_words, numeric_columns
 
 STYLE = {"warning": "red", "next": "cyan", "fastest": "green", "same": "green"}
 BAR_WIDTH = 40
-DETAILS = ("p10 – p90", "per device", "efficiency")  # columns of the page that a terminal has no room for
+DETAILS = ("per device", "efficiency")  # columns of the page that a terminal has no room for
 
 
 def print_document(document: Document) -> None:
