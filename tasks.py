@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = str(BIN / "python")
+
+SYSTEM = {"chromium": "chromium", "iproute2": "ip"}  # Debian's package, and the command it brings
 
 TASKS = {
     "setup": "make .venv and install paralab with everything for development",
@@ -53,6 +56,18 @@ def demo() -> None:
     run(*paralab, "verify", "ddp", "--replicas", "2", "--workload", "gpt:tiny")
 
 
+def system() -> None:
+    """Chromium and iproute2, for the tests that look at pages and lay cables; where they cannot be had, those tests say so."""
+    missing = [package for package, command in SYSTEM.items() if not shutil.which(command)]
+    if not missing:
+        return
+    if not shutil.which("apt-get") or os.geteuid():
+        print(f"Not installed (needs root and apt-get): {', '.join(missing)}. The tests that need them are skipped.", flush=True)
+        return
+    subprocess.run(["apt-get", "update", "-qq"], stdout=subprocess.DEVNULL)
+    subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], stdout=subprocess.DEVNULL)
+
+
 def lint() -> None:
     setup()
     run(PYTHON, "-m", "ruff", "check", ".")
@@ -62,6 +77,7 @@ def lint() -> None:
 
 def test() -> None:
     lint()
+    system()
     # A file's tests share launches, so a file stays in one process; most of the time goes into starting ranks, not into cores.
     run(PYTHON, "-m", "pytest", "-q", "--durations=10", "--numprocesses=2", "--dist=loadfile", *sys.argv[2:])
 
