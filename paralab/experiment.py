@@ -214,7 +214,8 @@ def _proof_jobs(folder: RunFolder, cases: Sequence[Resolved], private: Path) -> 
             path = folder.path / "proof" / f"reference{len(references)}"
             jobs.append(Job(reference, RunFolder.create(path, ""), {"save_reference": references[single]}))
         path = folder.path / "proof" / f"{len(proofs):02d}_{slug(described(request))}"
-        jobs.append(Job(plan, RunFolder.create(path, ""), {"compare_with": references[single]}))
+        # Named as the set-up: one that fails here is not measured either.
+        jobs.append(Job(plan, RunFolder.create(path, ""), {"compare_with": references[single]}, item.case.label))
         proofs[request] = Proof(plan, jobs)
         for job in jobs:
             record_plan(job.folder, job.plan, item.machine, summary)
