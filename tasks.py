@@ -25,6 +25,7 @@ TASKS = {
     "test": "lint, then all tests",
     "lint": "ruff and mypy",
     "bench": "paralab against loops written by hand",
+    "screenshots": "run a comparison and take the pictures of its page that the README shows",
     "gpu": "every CUDA path on one GPU, as a short table (uses the Python that runs this, if it has torch)",
 }
 
@@ -87,6 +88,12 @@ def bench() -> None:
     run(PYTHON, "bench/overhead.py")
 
 
+def screenshots() -> None:
+    setup()
+    system()
+    run(PYTHON, "docs/screenshots.py", *sys.argv[2:])
+
+
 def gpu() -> None:
     has_torch = subprocess.run([sys.executable, "-c", "import torch, click, rich"], capture_output=True).returncode == 0
     if not has_torch:
@@ -99,7 +106,7 @@ def main() -> None:
         sys.exit(f"paralab needs Python 3.11 or newer; this is {sys.version.split()[0]}.")
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in TASKS:
-        print("python3 tasks.py TASK, where TASK is one of\n" + "\n".join(f"  {task:<6} {about}" for task, about in TASKS.items()))
+        print("python3 tasks.py TASK, where TASK is one of\n" + "\n".join(f"  {task:<11} {about}" for task, about in TASKS.items()))
         sys.exit(0 if name in ("", "-h", "--help", "help") else 2)
     globals()[name]()
 

@@ -190,7 +190,7 @@ def verify(strategy: str, as_json: bool, out: Path | None, **options: Any) -> No
 
 EXPERIMENT_OPTIONS: list[Callable[[Any], Any]] = [
     OUT,
-    click.option("--rounds", type=click.IntRange(1), help="Every set-up is measured once in every round. [default: 5]"),
+    click.option("--rounds", type=click.IntRange(1), help="Every set-up is measured once per round. [default: 5, fewer if slow]"),
     click.option("--no-proof", is_flag=True, help="Do not prove that the set-ups are the same training."),
 ]
 
