@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paralab import proof, training
+from paralab import comparison, proof, training
 from paralab.errors import UsageError
+from paralab.experiment import Case
 from paralab.plan.request import Request
 from paralab.workload.reference import PICKLED
 from paralab.workload.workload import Workload
@@ -28,7 +30,11 @@ def run(
     micro_batches: int | None = None,
     precision: str | None = None,
     loss_scale: float | None = None,
+    no_scaler: bool | None = None,
     bucket_mb: float | None = None,
+    bucket_view: bool | None = None,
+    static_graph: bool | None = None,
+    sync_every_pass: bool | None = None,
     steps: int | None = None,
     epochs: int | None = None,
     samples: int | None = None,
@@ -36,8 +42,10 @@ def run(
     device: str = "auto",
     placement: str | None = None,
     threads_per_device: int | None = None,
+    prefix: str | None = None,
     out: str | Path | None = None,
     save_weights: bool = False,
+    profile: bool = False,
     tensorboard: str | Path | None = None,
 ) -> dict[str, Any]:
     """Train a workload under a strategy; return the result object.
@@ -55,7 +63,11 @@ def run(
             micro_batches=micro_batches,
             precision=precision,
             loss_scale=loss_scale,
+            no_scaler=no_scaler,
             bucket_mb=bucket_mb,
+            bucket_view=bucket_view,
+            static_graph=static_graph,
+            sync_every_pass=sync_every_pass,
             steps=steps,
             epochs=epochs,
             samples=samples,
@@ -63,11 +75,13 @@ def run(
             device=device,
             placement=placement,
             threads_per_device=threads_per_device,
+            prefix=prefix,
         )
         return training.run(
             request,
             out=Path(out) if out else None,
             save_weights=save_weights,
+            profile=profile,
             tensorboard=Path(tensorboard) if tensorboard else None,
         )
 
@@ -78,6 +92,31 @@ def verify(
     """Prove that a strategy trains the workload like one device does; options as for `run`, those left out are varied."""
     with _reference(workload) as reference:
         return proof.verify(strategy, reference, out=Path(out) if out else None, **options)
+
+
+def compare(
+    workload: Source = "mlp",
+    setups: Sequence[str | dict[str, Any]] = (),
+    *,
+    rounds: int | None = None,
+    steps: int | None = None,
+    prove: bool = True,
+    out: str | Path | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Measure set-ups side by side; return the comparison, whose `report` is the page that was written.
+
+    A set-up is a strategy or a dict with the arguments of `run`, e.g. {"strategy": "ddp", "replicas": 2, "accumulate": 4}; without
+    any, the default set. `options` hold for all of them.
+    """
+    from paralab.show.page import write_report  # here: the template engine takes longer to import than all the rest
+
+    with _reference(workload) as reference:
+        base = Request(strategy="single", workload=reference, **options)
+        asked = [{"strategy": setup} if isinstance(setup, str) else setup for setup in setups]
+        cases = [Case(replace(base, **setup)) for setup in asked] or comparison.default_cases(base)
+        result = comparison.compare(cases, rounds=rounds, steps=steps, prove=prove, out=Path(out) if out else None)
+    return result | {"report": str(write_report(Path(result["run_folder"])))}
 
 
 def _cloudpickle() -> Any:

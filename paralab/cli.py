@@ -126,6 +126,7 @@ def run(
 ) -> None:
     """Train a workload under a STRATEGY and report what it cost."""
     from paralab import training
+    from paralab.show.page import write_report
     from paralab.show.run import print_result
     from paralab.show.screen import Screen
 
@@ -134,7 +135,7 @@ def run(
         if live:
             raise UsageError("--live draws in the terminal, and --json prints one object and nothing else.", cure="one of the two")
         result = training.run(request, out, save_weights, profile, tensorboard=tensorboard)
-        click.echo(json.dumps(result | ({"report": str(_write_page(result))} if report else {})))
+        click.echo(json.dumps(result | ({"report": str(write_report(Path(result["run_folder"])))} if report else {})))
         return
     screen = Screen(show, live)
     try:
@@ -143,7 +144,7 @@ def run(
         screen.close()
     print_result(result, show)
     if report:
-        click.echo(f"All tables and pictures: {_write_page(result)}")
+        click.echo(f"All tables and pictures: {write_report(Path(result['run_folder']))}")
     if tensorboard:
         click.echo(f"Look at it with: tensorboard --logdir {tensorboard}")
 
@@ -330,20 +331,12 @@ def _tell(result: dict[str, Any], as_json: bool) -> None:
     """The page into the folder; the result as JSON, or its first table and the verdict."""
     from paralab.analyse.reading import document_of
     from paralab.show.document import print_summary
+    from paralab.show.page import write_report
 
-    document, page = document_of(Path(result["run_folder"])), _write_page(result)
+    folder = Path(result["run_folder"])
+    document, page = document_of(folder), write_report(folder)
     if as_json:
         click.echo(json.dumps({**result, "findings": [asdict(finding) for finding in document.findings], "report": str(page)}))
         return
     print_summary(document)
     click.echo(f"{result['seconds']:.0f} s; all tables and pictures: {page}")
-
-
-def _write_page(result: dict[str, Any]) -> Path:
-    """report.html of a folder that has just been made."""
-    from paralab.analyse.reading import document_of
-    from paralab.show.page import render
-
-    page = Path(result["run_folder"], "report.html")
-    page.write_text(render(document_of(page.parent)), encoding="utf-8")
-    return page

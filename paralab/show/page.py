@@ -11,12 +11,14 @@ import math
 import re
 from collections.abc import Callable
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from paralab.analyse.blocks import Bars, Block, Cell, Distribution, Document, Lines, Schedule, Split, Table, Timeline
+from paralab.analyse.reading import document_of
 from paralab.show.chart_bars import draw_bars, draw_distribution
 from paralab.show.chart_lines import draw_lines, lines_legend
 from paralab.show.chart_schedule import draw_schedule, schedule_legend
@@ -59,6 +61,13 @@ def render(document: Document) -> str:
         draw=draw,
         textures=Markup(textures()),
     )
+
+
+def write_report(folder: Path) -> Path:
+    """report.html of a folder that paralab has made."""
+    page = folder / "report.html"
+    page.write_text(render(document_of(folder)), encoding="utf-8")
+    return page
 
 
 def _file(name: str) -> str:
