@@ -16,6 +16,7 @@ from paralab.analyse.verdict import is_same_training, largest_memory, verdict
 from paralab.units import plural, rate, seconds, size
 
 Row = dict[str, Any]
+COMPARED = ("speed-up", "efficiency", "same training")  # columns that say nothing of a run alone
 
 
 def report(comparison: dict[str, Any], folder: Path, more: Sequence[Section] = ()) -> Document:
@@ -66,7 +67,10 @@ def number(value: float | None, text: str) -> Cell:
 
 def _side_by_side(rows: Sequence[Row], recordings: dict[str, list[Recording]], baseline: str | None) -> Section:
     columns = "set-up, devices, step time, samples/s, per device, speed-up, efficiency, memory, communication, same training"
-    table = Table("", tuple(columns.split(", ")), tuple(_row(row) for row in rows), _remarks(rows))
+    names = tuple(columns.split(", "))
+    kept = [place for place, name in enumerate(names) if len(rows) > 1 or name not in COMPARED]
+    cells = tuple(tuple(row[place] for place in kept) for row in map(_row, rows))
+    table = Table("", tuple(names[place] for place in kept), cells, _remarks(rows))
     speed = [
         Bar(
             row["name"],

@@ -140,7 +140,9 @@ def _next(row: Row, rows: list[Row]) -> list[Finding]:
     if row["strategy"] in ("ddp", "hybrid") and exposed >= RULE:
         buckets = row["all_reduces_per_step"] or 0
         overlap = metrics["overlap"] or 0.0
-        command = row["command"].replace("paralab run", "paralab tune", 1)
+        asked = row["request"]
+        replicas = f" --replicas {asked['replicas']}" if asked["replicas"] not in (None, 2) else ""
+        command = f"paralab tune {row['strategy']} --workload {asked['workload']}{replicas}"
         text = (
             f"Communication takes {share:.0%} of the step (the rule of thumb is below {RULE:.0%}), and {exposed:.0%} is exposed. "
             f"{buckets:g} bucket(s) hide {overlap:.0%} of it. `{command}` searches for the bucket size, accumulation and options "
