@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,7 +17,7 @@ import click
 from paralab import __version__
 from paralab.cli_practical import practical
 from paralab.errors import ParalabError, UsageError
-from paralab.plan.request import PRECISIONS, STRATEGIES, Request
+from paralab.plan.request import PRECISIONS, STRATEGIES, Request, only_applicable
 
 REQUEST_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--workload", metavar="NAME|FILE.py:FUNCTION", default=None, help="What is trained. [default: mlp]"),
@@ -96,6 +98,7 @@ def main() -> None:
 @request_options
 @OUT
 @click.option("--save-weights", is_flag=True, help="Leave the final weights in the run folder (weights.pt).")
+@click.option("--report", is_flag=True, help="Write report.html into the run folder: tables, timeline, load, memory.")
 @click.option(
     "--show",
     type=click.Choice(["splits", "ranks"]),
@@ -117,6 +120,7 @@ def run(
     show: tuple[str, ...],
     live: bool,
     tensorboard: Path | None,
+    report: bool,
     **options: Any,
 ) -> None:
     """Train a workload under a STRATEGY and report what it cost."""
@@ -128,7 +132,8 @@ def run(
     if as_json:
         if live:
             raise UsageError("--live draws in the terminal, and --json prints one object and nothing else.", cure="one of the two")
-        click.echo(json.dumps(training.run(request, out, save_weights, tensorboard=tensorboard)))
+        result = training.run(request, out, save_weights, tensorboard=tensorboard)
+        click.echo(json.dumps(result | ({"report": str(_write_page(result))} if report else {})))
         return
     screen = Screen(show, live)
     try:
@@ -136,6 +141,8 @@ def run(
     finally:
         screen.close()
     print_result(result, show)
+    if report:
+        click.echo(f"All tables and pictures: {_write_page(result)}")
     if tensorboard:
         click.echo(f"Look at it with: tensorboard --logdir {tensorboard}")
 
@@ -180,6 +187,105 @@ def verify(strategy: str, as_json: bool, out: Path | None, **options: Any) -> No
     sys.exit(0 if result["passed"] else 1)
 
 
+EXPERIMENT_OPTIONS: list[Callable[[Any], Any]] = [
+    OUT,
+    click.option("--rounds", type=click.IntRange(1), help="Every set-up is measured once in every round. [default: 5]"),
+    click.option("--no-proof", is_flag=True, help="Do not prove that the set-ups are the same training."),
+]
+
+
+def experiment_options(command: Any) -> Any:
+    for option in reversed(EXPERIMENT_OPTIONS):
+        command = option(command)
+    return request_options(command)
+
+
+@main.command()
+@click.argument("setups", nargs=-1, metavar='[STRATEGY | "STRATEGY --OPTION …"]...')
+@experiment_options
+def compare(setups: tuple[str, ...], as_json: bool, out: Path | None, rounds: int | None, no_proof: bool, **options: Any) -> None:
+    """Measure strategies side by side, each proved to be the same training.
+
+    Without arguments: single, dp, ddp, accumulation, low precision, pipeline and hybrid. Options outside the quotes hold for all.
+
+    \b
+    paralab compare --workload gpt
+    paralab compare single "ddp --replicas 2" "ddp --replicas 2 --accumulate 4"
+    """
+    from paralab import comparison
+    from paralab.experiment import Case
+
+    base = Request(strategy="single", **_given(options))
+    cases = [Case(_parsed(text, options)) for text in setups] or comparison.default_cases(base)
+    result = comparison.compare(cases, rounds=rounds, prove=not no_proof, out=out, say=_say(as_json))
+    _tell(result, as_json)
+
+
+@main.command()
+@click.argument("strategy", metavar="dp|ddp|hybrid")
+@click.option("--weak", is_flag=True, help="Keep the batch per device: n devices train on n times the batch.")
+@experiment_options
+def scale(strategy: str, weak: bool, as_json: bool, out: Path | None, rounds: int | None, no_proof: bool, **options: Any) -> None:
+    """Train on more and more devices: throughput per device, and where the missing part went.
+
+    \b
+    paralab scale ddp --replicas 1,2,4
+    """
+    from paralab import comparison
+
+    counts = options.pop("replicas") or "1,2,4"
+    cases = comparison.scale_cases(Request(strategy=strategy, **_given(options)), counts, weak)
+    result = comparison.compare(cases, kind="scale", rounds=rounds, prove=not no_proof, out=out, say=_say(as_json))
+    _tell(result, as_json)
+
+
+for _option in scale.params:
+    if _option.name == "replicas":
+        _option.type, _option.metavar = click.STRING, "1,2,4"
+
+
+@main.command()
+@click.argument("strategy", metavar="ddp|pipeline|hybrid")
+@request_options
+@OUT
+@click.option("--trials", type=click.IntRange(4), help="At most about so many short trainings.")
+@click.option("--seconds", "budget_seconds", type=float, help="Begin no new rung after half of so many seconds.")
+def tune(strategy: str, as_json: bool, out: Path | None, trials: int | None, budget_seconds: float | None, **options: Any) -> None:
+    """Search the bucket size, accumulation, micro-batches and options with the fastest step. Options that are given are kept."""
+    from paralab import tuning
+
+    request = Request(strategy=strategy, **_given(options))
+    result = tuning.tune(request, trials=trials, budget_seconds=budget_seconds, out=out, say=_say(as_json))
+    _tell(result, as_json)
+
+
+@main.command()
+@click.argument("folders", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="RUN...")
+@click.option("--report", type=click.Path(path_type=Path), help="Write the page to this file.")
+@click.option("--markdown", type=click.Path(path_type=Path), help="Write the tables and answers to this file.")
+@click.option("--all", "everything", is_flag=True, help="Print every table, not only the first.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else there.")
+def show(folders: tuple[Path, ...], report: Path | None, markdown: Path | None, everything: bool, as_json: bool) -> None:
+    """Tables and pages of RUN folders, computed anew from what was recorded; needs no torch.
+
+    Several runs that were made one by one are shown side by side.
+    """
+    from paralab.analyse.reading import document_of, document_of_runs
+    from paralab.show.document import print_document, print_summary
+    from paralab.show.markdown import as_markdown
+    from paralab.show.page import render
+
+    document = document_of(folders[0]) if len(folders) == 1 else document_of_runs(folders)
+    if as_json:
+        click.echo(json.dumps(document.to_json()))
+    else:
+        (print_document if everything else print_summary)(document)
+    for path, text in ((report, render), (markdown, as_markdown)):
+        if path:
+            path.write_text(text(document), encoding="utf-8")
+            click.echo(f"{path} written", err=True)
+
+
 @main.command(name="list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def list_(as_json: bool) -> None:
@@ -206,3 +312,40 @@ main.add_command(practical)
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     """The options that were written; a Request has the defaults of the others."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _parsed(text: str, options: dict[str, Any]) -> Request:
+    """A set-up as on the command line of `run`; what stands outside the quotes holds where it means something."""
+    words = shlex.split(text)
+    setup = click.Command(text, params=[p for p in compare.params if p.name in options])
+    own = _given(setup.make_context(text, words[1:]).params)
+    own = {name: value for name, value in own.items() if (name, value) not in (("seed", 0), ("device", "auto"))}
+    given = only_applicable(Request(strategy=words[0], **_given(options))) if words[0] in STRATEGIES else Request(words[0])
+    return replace(given, **own)
+
+
+def _say(as_json: bool) -> Callable[[str], None]:
+    return (lambda line: None) if as_json else lambda line: click.echo(line, err=True)
+
+
+def _tell(result: dict[str, Any], as_json: bool) -> None:
+    """The page into the folder; the result as JSON, or its first table and the verdict."""
+    from paralab.analyse.reading import document_of
+    from paralab.show.document import print_summary
+
+    document, page = document_of(Path(result["run_folder"])), _write_page(result)
+    if as_json:
+        click.echo(json.dumps({**result, "findings": [asdict(finding) for finding in document.findings], "report": str(page)}))
+        return
+    print_summary(document)
+    click.echo(f"{result['seconds']:.0f} s; all tables and pictures: {page}")
+
+
+def _write_page(result: dict[str, Any]) -> Path:
+    """report.html of a folder that has just been made."""
+    from paralab.analyse.reading import document_of
+    from paralab.show.page import render
+
+    page = Path(result["run_folder"], "report.html")
+    page.write_text(render(document_of(page.parent)), encoding="utf-8")
+    return page

@@ -11,25 +11,44 @@ from typing import Any
 from paralab.analyse.comparison import comparison_of
 from paralab.errors import UsageError
 from paralab.experiment import ROUNDS, STEPS, Case, measure, resolve_all
-from paralab.plan.request import Request, only_applicable
+from paralab.plan.request import APPLIES, Request, only_applicable
 from paralab.record.folder import RunFolder
-from paralab.training import slug
+from paralab.training import look_once, slug
+from paralab.workload.reference import check_reference
 
 
 def default_cases(base: Request) -> list[Case]:
-    """The strategies that everybody should see once, with two replicas and two stages, and every low precision that runs here."""
+    """The strategies that everybody should see once, with two replicas and two stages, and every low precision that this machine
+    has instructions for."""
+    machine, _ = look_once(check_reference(base.workload), base.device, True, base.batch_size, 1)
+    on_gpu = bool(machine.gpus) and base.device != "cpu"
     ddp = replace(base, strategy="ddp")
-    cases = [
+    low = ("tf32", "bf16", "fp16") if on_gpu else ("bf16",)
+    return [
         Case(replace(base, strategy="single")),
         Case(replace(base, strategy="dp")),
         Case(ddp),
         Case(replace(ddp, accumulate=4)),
-        Case(replace(base, strategy="pipeline")),
-        Case(replace(base, strategy="hybrid")),
+        *(Case(replace(ddp, precision=precision), optional=True) for precision in low),
+        Case(replace(ddp, precision="bf16", accumulate=4), optional=True),
+        Case(replace(base, strategy="pipeline"), optional=True),
+        Case(replace(base, strategy="hybrid"), optional=True),
     ]
-    low = [Case(replace(ddp, precision=precision), optional=True) for precision in ("tf32", "bf16")]
-    both = [Case(replace(ddp, precision="bf16", accumulate=4), optional=True)]
-    return cases[:4] + low + both + cases[4:]
+
+
+def scale_cases(base: Request, counts: str, weak: bool) -> list[Case]:
+    """The strategy with 1, 2, 4 … replicas; weak: with as many times the batch."""
+    try:
+        numbers = sorted({int(word) for word in counts.split(",")})
+    except ValueError:
+        raise UsageError(f"--replicas {counts}: not a list of numbers.", cure="--replicas 1,2,4") from None
+    if base.strategy not in APPLIES["replicas"]:
+        raise UsageError(f"{base.strategy} has no replicas to scale.", cure="one of: " + ", ".join(APPLIES["replicas"]))
+    if len(numbers) < 2 or numbers[0] < 1:
+        raise UsageError(f"--replicas {counts}: scaling needs at least two different positive numbers.", cure="--replicas 1,2,4")
+    _, summary = look_once(check_reference(base.workload), base.device, base.strategy == "hybrid", base.batch_size, 1)
+    batch = base.batch_size or summary.batch_size
+    return [Case(replace(base, replicas=n, batch_size=batch * n // numbers[0] if weak else batch)) for n in numbers]
 
 
 def compare(

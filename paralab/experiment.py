@@ -18,14 +18,14 @@ from paralab.analyse.result import result_of
 from paralab.analyse.trace import trace_of
 from paralab.errors import RunFailed, UsageError
 from paralab.jobs import Job, train_all
-from paralab.launch.inspect import look_at
 from paralab.machine.host import Machine, threads_asked
 from paralab.plan.plan import Plan
 from paralab.plan.request import APPLIES, Request, flag_of, on_one_device
 from paralab.plan.resolve import needs_layers, resolve
 from paralab.record.folder import RunFolder
 from paralab.record.reader import read_events
-from paralab.training import probe_once, record_plan, refuse_inside, slug
+from paralab.training import look_once, probe_once, record_plan, refuse_inside, slug
+from paralab.units import plural
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
 
@@ -56,12 +56,10 @@ class Resolved:
 
 
 def described(request: Request) -> str:
-    """`ddp · 2 replicas · accumulate 4 · bf16`: what tells a set-up from the others."""
-    words = [request.strategy]
-    for option, one in (("replicas", "replica"), ("stages", "stage")):
-        number = getattr(request, option) or (2 if request.strategy in APPLIES[option] else None)
-        if number:
-            words.append(f"{number} {one}" + ("s" if number > 1 else ""))
+    """`ddp ×2 · accumulate 4 · bf16`, `hybrid ×2 · 2 stages`: what tells a set-up from the others."""
+    replicas = request.replicas or (2 if request.strategy in APPLIES["replicas"] else 0)
+    stages = request.stages or (2 if request.strategy in APPLIES["stages"] else 0)
+    words = [request.strategy + (f" ×{replicas}" if replicas else "")] + ([plural(stages, "stage")] if stages else [])
     if request.micro_batches:
         words.append(f"{request.micro_batches} micro-batches")
     if request.accumulate and request.accumulate > 1:
@@ -75,10 +73,10 @@ def described(request: Request) -> str:
 
 
 def command(request: Request) -> str:
-    """The `paralab run` command of a request: what was said, in the order of the options."""
+    """The `paralab run` command of a request: what was said, in the order of the options, but not how long it was tried for."""
     words = ["paralab", "run", request.strategy]
     for name, value in asdict(request).items():
-        if name == "strategy" or value is None or (name, value) in (("seed", 0), ("device", "auto")):
+        if name in ("strategy", "steps") or value is None or (name, value) in (("seed", 0), ("device", "auto")):
             continue
         words += [flag_of(name)] if value is True else [flag_of(name), f"{value:g}" if isinstance(value, float) else str(value)]
     return " ".join(words)
@@ -93,7 +91,7 @@ def resolve_all(cases: Sequence[Case]) -> tuple[list[Resolved], list[dict[str, s
         name = case.request.workload
         if name not in seen:
             layers = any(needs_layers(c.request.strategy) for c in cases if c.request.workload == name)
-            seen[name] = look_at(name, case.request.device, layers, case.request.batch_size, 1)
+            seen[name] = look_once(name, case.request.device, layers, case.request.batch_size, 1)
     left_out: list[dict[str, str]] = []
 
     def resolved(case: Case, threads: int | None) -> Resolved | None:

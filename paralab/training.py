@@ -29,6 +29,7 @@ from paralab.workload.summary import Summary
 
 Watch = Callable[[Plan, RunFolder], Callable[[], None]]  # given the plan and the folder: what to do at every poll
 probe_once = cache(probe_cpu)
+look_once = cache(look_at)
 
 
 def make_plan(request: Request) -> tuple[Plan, Machine, Summary]:

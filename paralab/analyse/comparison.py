@@ -17,7 +17,10 @@ from paralab.errors import UsageError
 
 def comparison_of(folder: Path) -> dict[str, Any]:
     """What `compare --json` prints; docs/metrics.md defines the numbers."""
-    manifest = read_manifest(folder)
+    return _compared(folder, read_manifest(folder))
+
+
+def _compared(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     rows = [_row(folder, entry) for entry in manifest["cases"]]
     baseline = next((row for row in rows if row["strategy"] == "single" and not row["error"]), None)
     baseline = baseline or next((row for row in rows if not row["error"]), None)
@@ -39,6 +42,31 @@ def comparison_of(folder: Path) -> dict[str, Any]:
     }
 
 
+def comparison_of_runs(folders: Sequence[Path]) -> dict[str, Any]:
+    """Runs that were made one by one, as one comparison: one round, so differences have no interval."""
+    manifests = [Recording.read(folder).manifest for folder in folders]
+    entries = []
+    for folder, manifest in zip(folders, manifests, strict=True):
+        words = ["paralab", *manifest["command"][1:]]
+        entries.append(
+            {"name": _run_name(manifest["plan"]), "command": " ".join(words), "request": manifest["plan"], "runs": [str(folder)]}
+        )
+    names = [entry["name"] for entry in entries]
+    for number, entry in enumerate(entries):
+        if names.count(entry["name"]) > 1:
+            entry["name"] += f" ({folders[number].name})"
+    whole = {"kind": "run", "about": {}, "rounds": 1, "left_out": [], "cases": [entry | {"error": None} for entry in entries]}
+    return _compared(Path(), manifests[0] | whole)
+
+
+def _run_name(plan: dict[str, Any]) -> str:
+    words = [plan["strategy"] + (f" ×{plan['replicas']}" if plan["replicas"] > 1 else "")]
+    words += [f"{plan['stages']} stages"] if plan["stages"] > 1 else []
+    words += [f"accumulate {plan['accumulate']}"] if plan["accumulate"] > 1 else []
+    words += [plan["precision"]] if plan["precision"] != "fp32" else []
+    return " · ".join(words)
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
@@ -58,6 +86,7 @@ def _row(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": entry["name"],
         "command": entry["command"],
+        "request": request,
         "strategy": request["strategy"],
         "precision": first.get("precision", request["precision"]),
         "accumulate": first.get("batch", {}).get("accumulate"),
@@ -97,10 +126,11 @@ def _spread(seconds: Sequence[float]) -> dict[str, float | None]:
 
 
 def _against(row: dict[str, Any], baseline: dict[str, Any] | None) -> tuple[dict[str, Any] | None, float | None]:
-    """(speed-up with its interval and verdict, efficiency: the speed-up per device)."""
+    """(speed-up in samples per second with its interval and verdict, efficiency: the speed-up per device)."""
     if not baseline or row["error"] or baseline["error"]:
         return None, None
-    ratio = speed_up(baseline["round_seconds"], row["round_seconds"])
+    per_sample = [[seconds / each["batch"]["size"] for seconds in each["round_seconds"]] for each in (baseline, row)]
+    ratio = speed_up(*per_sample)
     verdict = "baseline" if row is baseline else ratio.verdict
     return {**asdict(ratio), "verdict": verdict}, ratio.value * baseline["devices"] / row["devices"]
 

@@ -10,6 +10,7 @@ from paralab.show.page import cell_words, numeric_columns
 
 STYLE = {"warning": "red", "next": "cyan", "fastest": "green", "same": "green"}
 BAR_WIDTH = 40
+DETAILS = ("per device", "efficiency")  # columns of the page that a terminal has no room for
 
 
 def print_document(document: Document) -> None:
@@ -29,6 +30,18 @@ def print_document(document: Document) -> None:
                 print_bars(block)
     if document.findings:
         console.print()
+    for finding in document.findings:
+        print_finding(finding)
+
+
+def print_summary(document: Document) -> None:
+    """The first table, narrow enough for a terminal, and the verdict."""
+    console.print(f"[bold]{escape(document.title)}[/]  [dim]{escape(document.subtitle)}[/]", soft_wrap=True)
+    first = next((block for section in document.sections for block in section.blocks if isinstance(block, Table)), None)
+    if first:
+        kept = [place for place, column in enumerate(first.columns) if column not in DETAILS]
+        rows = tuple(tuple(row[place] for place in kept) for row in first.rows)
+        print_table(Table("", tuple(first.columns[place] for place in kept), rows, first.note))
     for finding in document.findings:
         print_finding(finding)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich.markup import escape
@@ -74,7 +75,34 @@ def print_result(result: dict[str, Any], show: tuple[str, ...]) -> None:
         table.add_row("synchronisation", f"{count} all-reduce(s), {together} together, per optimiser step and rank")
     else:
         table.add_row("synchronisation", "no all-reduce: one process")
+    for what, words in metric_lines(result):
+        table.add_row(what, words)
     table.add_row("run folder", escape(result["run_folder"]))
     show_table(table)
     for warning in result["warnings"][len(result["remarks"]) :]:  # the plan's remarks stand above already
         console.print(f"[yellow]note:[/] {escape(warning)}", soft_wrap=True)
+
+
+def metric_lines(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Where the time of a step went, as far as it was measured; docs/metrics.md defines the numbers."""
+    metrics = result["metrics"]
+    if metrics["communication_seconds"]:
+        hidden = f"{metrics['overlap']:.0%} of it behind computing"
+        exposed = f"{seconds(metrics['exposed_communication_seconds'])} exposed ({metrics['exposed_share']:.0%})"
+        share = f"{metrics['communication_share']:.0%} of the step"
+        rule = "" if metrics["keeps_rule"] else ", over the 10 % rule"
+        yield "communication", f"{seconds(metrics['communication_seconds'])}, {share}{rule}; {hidden}, {exposed}"
+    if metrics["straggler"]:
+        late = metrics["straggler"]
+        yield "straggler", f"[yellow]rank {late['rank']}: the others wait {late['share_of_step']:.0%} of the step for it[/]"
+    if metrics["bubble"]:
+        yield (
+            "bubble",
+            f"the stages idle {metrics['bubble']['measured']:.0%} of the time ({metrics['bubble']['ideal']:.0%} is ideal)",
+        )
+    if metrics["balance"] is not None:
+        yield "balance", f"device 0 is {metrics['balance']:.2f} times as busy as the others"
+    flops = metrics["flops"]
+    if flops["per_second"]:
+        peak = "" if flops["share_of_peak"] is None else f", {flops['share_of_peak']:.0%} of the devices' peak"
+        yield "model FLOP/s", f"{flops['per_second'] / 1e9:,.1f} G{peak}"

@@ -31,7 +31,7 @@ class DataParallel:
         self.parallel: nn.Module
         if job.plan.device == "cuda":
             ids = [torch.device(device.torch).index for device in job.rank.devices]
-            self.parallel = nn.DataParallel(self.model, device_ids=ids)
+            self.parallel = TimedDataParallel(job, self.model, ids)
             # nn.DataParallel copies the module's hooks to its replicas, so this one runs inside each of them.
             self.model.register_forward_pre_hook(self._show_inside, with_kwargs=True)
         else:
@@ -43,6 +43,27 @@ class DataParallel:
     def _show_inside(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         x = next(tensors((args, kwargs)))
         self.job.show_split(str(x.device), x.device, x.shape)
+
+
+class TimedDataParallel(nn.DataParallel[nn.Module]):
+    """The real one; its four steps are noted on the first device's clock. Adding the gradients up happens inside the backward pass,
+    where it cannot be told from the rest."""
+
+    def __init__(self, job: Job, module: nn.Module, ids: list[int]) -> None:
+        super().__init__(module, device_ids=ids)
+        self.span, self.device = job.probe.span, job.rank.devices[0].name
+
+    def scatter(self, *args: Any, **kwargs: Any) -> Any:
+        with self.span("scatter", device=self.device):
+            return super().scatter(*args, **kwargs)
+
+    def replicate(self, *args: Any, **kwargs: Any) -> Any:
+        with self.span("replicate", device=self.device):
+            return super().replicate(*args, **kwargs)
+
+    def gather(self, *args: Any, **kwargs: Any) -> Any:
+        with self.span("gather", device=self.device):
+            return super().gather(*args, **kwargs)
 
 
 class VirtualDataParallel(nn.Module):

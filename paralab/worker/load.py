@@ -14,11 +14,11 @@ from paralab.plan.plan import RankPlan
 from paralab.worker.nvml import Nvml
 from paralab.worker.probes import Probe
 
-EVERY_SECONDS = 0.25
+EVERY_SECONDS = 0.1
 
 
 class LoadSampler:
-    """A `load` event every quarter of a second. It reads counters of the system alone, and never waits for a device."""
+    """A `load` event every tenth of a second. It reads counters of the system alone, and never waits for a device."""
 
     def __init__(self, rank: RankPlan, probe: Probe) -> None:
         self.probe = probe
