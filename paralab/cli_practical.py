@@ -85,12 +85,13 @@ for _number, _title in TITLES.items():
 def _told(number: int, run_folder: Path | None, quiet: bool, options: dict[str, Any]) -> tuple[Document, Path]:
     """Run it, or read an earlier run; either way page and sheet are in the folder afterwards."""
     from paralab import practical as practicals
+    from paralab.analyse.practical import document_of
     from paralab.show.markdown import as_markdown
     from paralab.show.page import render
 
     if run_folder:
         _right_number(number, run_folder)
-        document, folder = practicals.document_of(run_folder), run_folder
+        document, folder = document_of(run_folder), run_folder
     else:
         base = Request("single", workload=options["workload"], batch_size=options["batch_size"], device=options["device"])
         kept = {name: options[name] for name in ("rounds", "steps", "out")}
@@ -103,9 +104,9 @@ def _told(number: int, run_folder: Path | None, quiet: bool, options: dict[str, 
 
 
 def _right_number(number: int, folder: Path) -> None:
-    from paralab import practical as practicals
+    from paralab.analyse.practical import number_of
 
-    found = practicals.number_of(folder)
+    found = number_of(folder)
     if found != number:
         what = f"a run of practical {found}" if found else "no run of a practical"
         raise UsageError(f"{folder} is {what}, not of practical {number}.", cure=f"paralab practical {found or number} …")
@@ -135,12 +136,13 @@ def check(number: int, sheet: Path, run_folder: Path | None, tolerance: float, a
     Counts, splits, names and sizes must be equal. Times may lie anywhere in p10–p90, widened by the tolerance. Exit code 0: no
     contradiction, 1: some, 2: wrong use.
     """
-    from paralab import practical as practicals
+    from paralab.analyse.practical import document_of, find
     from paralab.analyse.sheet import compared
+    from paralab.practical import newest
     from paralab.show.sheet import print_checked
 
-    practicals.find(number)
-    folder = run_folder or practicals.newest(number)
+    find(number)
+    folder = run_folder or newest(number)
     _right_number(number, folder)
     try:
         text = sheet.read_text(encoding="utf-8")
@@ -152,7 +154,7 @@ def check(number: int, sheet: Path, run_folder: Path | None, tolerance: float, a
         "practical": number,
         "sheet": str(sheet),
         "run_folder": str(folder),
-        **compared(text, practicals.document_of(folder), tolerance),
+        **compared(text, document_of(folder), tolerance),
     }
     click.echo(json.dumps(result)) if as_json else print_checked(result)
     sys.exit(1 if result["contradictions"] else 0)

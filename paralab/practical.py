@@ -1,4 +1,4 @@
-"""`paralab practical`: the course's practicals, run from start to end on the machine at hand; tables filled and questions answered."""
+"""`paralab practical`: the set-ups that each practical of the course needs, measured on the machine at hand in one launch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from paralab.analyse import practical5, practical6, practical7, practical10
-from paralab.analyse.blocks import Document, Finding, Section
-from paralab.analyse.comparison import comparison_of, read_manifest
+from paralab.analyse.blocks import Document
 from paralab.analyse.lab import LabPart
+from paralab.analyse.practical import document, find, number_of
 from paralab.comparison import compare
 from paralab.errors import UsageError
 from paralab.experiment import Case
@@ -19,6 +18,7 @@ from paralab.launch.inspect import look_at
 from paralab.machine.host import Machine
 from paralab.plan.request import Request
 from paralab.units import plural
+from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
 
 FAINT = "mlp:faint"  # a loss so small that fp16 gradients underflow
@@ -28,11 +28,9 @@ MakeCases = Callable[[Request, Machine, Summary], dict[str, Case]]
 
 
 @dataclass(frozen=True)
-class Practical:
-    """A practical: its parts (what they tell), and its set-ups by the names that the parts use."""
+class Measured:
+    """How a practical is measured: its set-ups by the names that its parts use, and how long."""
 
-    title: str
-    parts: tuple[LabPart, ...]
     cases: MakeCases
     rounds: int
     steps: int
@@ -68,22 +66,22 @@ def _cases6(base: Request, machine: Machine, summary: Summary) -> dict[str, Case
 def _cases7(base: Request, machine: Machine, summary: Summary) -> dict[str, Case]:
     p = practical7
     ddp = replace(base, strategy="ddp", replicas=2)
-    faint = replace(ddp, workload=FAINT, batch_size=None)
     on_gpu = bool(machine.gpus) and base.device != "cpu"
-    slow = {} if on_gpu else {"steps": SLOW_STEPS}
+    steps = None if on_gpu else SLOW_STEPS
+    faint = replace(ddp, workload=FAINT, batch_size=None, steps=steps)
     sure = {p.DDP: ddp, p.ACCUMULATE: replace(ddp, accumulate=4), p.SYNC: replace(ddp, accumulate=4, sync_every_pass=True)}
     low = {
         p.BF16: replace(ddp, precision="bf16"),
-        p.FP16: replace(ddp, precision="fp16", **slow),
+        p.FP16: replace(ddp, precision="fp16", steps=steps),
         p.BOTH: replace(ddp, precision="bf16", accumulate=4),
-        p.FAINT_SCALED: replace(faint, precision="fp16", **slow),
-        p.FAINT_BARE: replace(faint, precision="fp16", no_scaler=True, **slow),
-        p.FAINT_BF16: replace(faint, precision="bf16", **slow),
+        p.FAINT_SCALED: replace(faint, precision="fp16"),
+        p.FAINT_BARE: replace(faint, precision="fp16", no_scaler=True),
+        p.FAINT_BF16: replace(faint, precision="bf16"),
     }
     if on_gpu:
         low[p.BOTH_FP16] = replace(ddp, precision="fp16", accumulate=4)
     maybe = {name: Case(request, name, optional=True) for name, request in low.items()}
-    return _named(**sure) | maybe | _named(**{p.FAINT: replace(faint, **slow)})
+    return _named(**sure) | maybe | _named(**{p.FAINT: faint})
 
 
 def _cases10(base: Request, machine: Machine, summary: Summary) -> dict[str, Case]:
@@ -104,12 +102,12 @@ def _cases10(base: Request, machine: Machine, summary: Summary) -> dict[str, Cas
     )
 
 
-PRACTICALS: Mapping[int, Practical] = MappingProxyType(
+MEASURED: Mapping[int, Measured] = MappingProxyType(
     {
-        5: Practical("data parallelism with nn.DataParallel", practical5.PARTS, _cases5, rounds=5, steps=20),
-        6: Practical("DistributedDataParallel and collective communication", practical6.PARTS, _cases6, rounds=5, steps=20),
-        7: Practical("DDP optimisation and debugging", practical7.PARTS, _cases7, rounds=5, steps=12),
-        10: Practical("hybrid parallelism: data, model, pipeline", practical10.PARTS, _cases10, rounds=5, steps=10),
+        5: Measured(_cases5, rounds=7, steps=20),
+        6: Measured(_cases6, rounds=7, steps=20),
+        7: Measured(_cases7, rounds=5, steps=12),
+        10: Measured(_cases10, rounds=5, steps=10),
     }
 )
 
@@ -125,32 +123,27 @@ def run(
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[Document, Path]:
     """Measure what the practical (or one part of it) needs; return what there is to tell, and the folder that it is told from."""
-    practical = find(number)
-    parts = [part] if part else list(range(1, len(practical.parts) + 1))
-    if part and not 1 <= part <= len(practical.parts):
-        raise UsageError(f"Practical {number} has no part {part}.", cure=f"--part 1 … {len(practical.parts)}")
+    told, measured = find(number).parts, MEASURED[number]
+    parts = [part] if part is not None else list(range(1, len(told) + 1))
+    if not 1 <= parts[0] <= len(told):
+        raise UsageError(f"Practical {number} has no part {part}.", cure=f"--part 1 … {len(told)}")
     say("looking at the machine and the workload")
+    base = replace(base, workload=check_reference(base.workload))
     machine, summary = look_at(base.workload, base.device, False, base.batch_size, 1)
-    known = practical.cases(base, machine, summary)
-    cases = [known[name] for name in _needed(practical.parts, parts) if name in known]
-    say(f"practical {number}: {plural(len(cases), 'set-up')}, {plural(rounds or practical.rounds, 'round')}")
+    known = measured.cases(base, machine, summary)
+    cases = [known[name] for name in _needed(told, parts) if name in known]
+    say(f"practical {number}: {plural(len(cases), 'set-up')}, {plural(rounds or measured.rounds, 'round')}")
     comparison = compare(
         cases,
         kind="practical",
         about={"practical": number, "parts": parts},
-        rounds=rounds or practical.rounds,
-        steps=steps or practical.steps,
+        rounds=rounds or measured.rounds,
+        steps=steps or measured.steps,
         out=out,
         say=say,
     )
     folder = Path(comparison["run_folder"])
-    return _document(comparison, folder), folder
-
-
-def find(number: int) -> Practical:
-    if number not in PRACTICALS:
-        raise UsageError(f"There is no practical {number}.", cure=f"one of: {', '.join(map(str, PRACTICALS))}")
-    return PRACTICALS[number]
+    return document(comparison, folder), folder
 
 
 def _needed(parts: tuple[LabPart, ...], chosen: Iterable[int]) -> list[str]:
@@ -158,78 +151,10 @@ def _needed(parts: tuple[LabPart, ...], chosen: Iterable[int]) -> list[str]:
     return list(dict.fromkeys(name for number in chosen for name in (*parts[number - 1].needs, *parts[number - 1].likes)))
 
 
-def number_of(folder: Path) -> int | None:
-    """The practical that a folder is a run of; None where it is something else."""
-    about = read_manifest(folder).get("about") or {}
-    return about.get("practical")
-
-
-def document_of(folder: Path) -> Document:
-    """The same document again, from the folder alone."""
-    if number_of(folder) is None:
-        raise UsageError(f"{folder} is no run of a practical.", cure="a folder that `paralab practical` made")
-    return _document(comparison_of(folder), folder)
-
-
 def newest(number: int, root: Path = Path("runs")) -> Path:
     """The newest run of a practical under runs/."""
-    found = sorted(
-        (path for path in root.glob("*_practical_*") if (path / "manifest.json").exists()), key=lambda p: p.stat().st_mtime
-    )
-    for path in reversed(found):
+    found = [path.parent for path in root.glob("*_practical_*/manifest.json")]
+    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
         if number_of(path) == number:
             return path
     raise UsageError(f"There is no run of practical {number} under {root}/.", cure=f"paralab practical {number}, or --run FOLDER")
-
-
-SECTIONS: Mapping[int, Callable[[dict[str, Any], Path], tuple[Section, ...]]] = MappingProxyType(
-    {5: practical5.sections, 6: practical6.sections, 7: practical7.sections, 10: practical10.sections}
-)
-
-
-def _document(comparison: dict[str, Any], folder: Path) -> Document:
-    number = comparison["about"]["practical"]
-    rows = [row for row in comparison["rows"] if not row["error"]]
-    return Document(
-        title=f"Practical {number}: {find(number).title}",
-        subtitle=f"{comparison['workload']['name']}, {plural(len(rows), 'set-up')}, {plural(comparison['rounds'], 'round')} in turns",
-        findings=_findings(comparison),
-        sections=SECTIONS[number](comparison, folder),
-        facts=_facts(comparison),
-    )
-
-
-def _findings(comparison: dict[str, Any]) -> tuple[Finding, ...]:
-    """Whether it was the same training everywhere, and what the timings depend on."""
-    rows = [row for row in comparison["rows"] if not row["error"] and row["parity"]]
-    wrong = {row["name"]: row["parity"]["cause"] for row in rows if not row["parity"]["equal"] and not row["parity"]["legitimate"]}
-    largest = max((row["parity"]["max_difference"] or 0.0 for row in rows if row["parity"]["equal"]), default=0.0)
-    findings = []
-    if rows and not wrong:
-        equal = sum(row["parity"]["equal"] for row in rows)
-        text = f"{equal} of {plural(len(rows), 'set-up')} proved equal to one device in fp64; the largest difference of a parameter is {largest:.1e}."
-        findings.append(Finding("same", text, {"equal": equal, "set_ups": len(rows), "max_difference": largest}))
-    findings += [
-        Finding("warning", f"{name} is not the same training: {cause}.", {"cause": cause}) for name, cause in wrong.items()
-    ]
-    failed = {row["name"]: row["error"] for row in comparison["rows"] if row["error"]}
-    left_out = {entry["name"]: entry["reason"] for entry in comparison["left_out"]}
-    findings += [Finding("warning", f"{name} failed: {reason}", {"error": reason}) for name, reason in failed.items()]
-    findings += [Finding("limit", f"{name} was left out: {reason}", {"reason": reason}) for name, reason in left_out.items()]
-    shared = dict.fromkeys(r for row in rows for r in row["remarks"] if r.startswith(("the devices share", "shared:")))
-    findings += [
-        Finding("limit", f"{remark[:1].upper()}{remark[1:]}.", {"cores": comparison["machine"]["cores"]}) for remark in shared
-    ]
-    return tuple(findings)
-
-
-def _facts(comparison: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    machine, packages = comparison["machine"], comparison["packages"]
-    gpus = machine["gpus"]
-    where = f"{plural(len(gpus), 'GPU')} ({gpus[0]['name']})" if gpus else f"{plural(machine['cores'], 'core')} of {machine['cpu']}"
-    return (
-        ("machine", where),
-        ("versions", ", ".join(f"{name} {version}" for name, version in packages.items() if version)),
-        ("workload", f"{comparison['workload']['name']}: {comparison['workload']['parameters']:,} parameters"),
-        ("command", " ".join(comparison["command"])),
-    )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paralab.analyse import pictures
 from paralab.analyse.blocks import Block, Section
 from paralab.analyse.observed import observed
 from paralab.analyse.recording import Recording
@@ -20,6 +21,7 @@ class Lab:
     rows: dict[str, Row]  # those that were trained to their end
     missing: dict[str, str]  # the others: why
     comparison: dict[str, Any]
+    folder: Path
 
     @classmethod
     def of(cls, comparison: dict[str, Any], folder: Path) -> Lab:
@@ -28,10 +30,9 @@ class Lab:
             if row["error"]:
                 missing[row["name"]] = f"it failed: {row['error']}"
             else:
-                rows[row["name"]] = (
-                    row if "observed" in row else row | {"observed": observed(Recording.read(folder / row["runs"][-1]))}
-                )
-        return cls(rows, missing, comparison)
+                seen = row.get("observed") or observed(Recording.read(folder / row["runs"][-1]))
+                rows[row["name"]] = row | {"observed": seen}
+        return cls(rows, missing, comparison, folder)
 
     def __getitem__(self, name: str) -> Row:
         return self.rows[name]
@@ -48,6 +49,10 @@ class Lab:
     def ratio(self, before: str, after: str) -> Ratio:
         """How many times as fast the second set-up is, from the rounds that both were measured in."""
         return speed_up(self.rows[before]["round_seconds"], self.rows[after]["round_seconds"])
+
+    def recordings(self, name: str) -> list[Recording]:
+        """Every round of a set-up, for pictures."""
+        return [Recording.read(self.folder / run) for run in self.rows[name]["runs"]]
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ def memory_words(row: Row) -> str:
 
 def remarks_of(rows: Sequence[Row]) -> str:
     """What is virtual, emulated or shared in these set-ups, once each."""
-    return "; ".join(dict.fromkeys(remark for row in rows for remark in row["remarks"]))
+    return "; ".join(dict.fromkeys(remark for row in rows for remark in row["remarks"]))  # in the order in which they came
 
 
 def sharing(row: Row) -> str:
@@ -108,3 +113,22 @@ def same_training(row: Row) -> str:
     if proof["equal"]:
         return f"equal to one device (largest difference of a parameter {proof['max_difference']:.1e}, in fp64)"
     return f"not equal to one device: {proof['cause']}"
+
+
+def drawn_split(row: Row) -> list[Block]:
+    picture = pictures.split(row)
+    return [replace(picture, title=f"{row['name']}: {picture.title}")] if picture else []
+
+
+def drawn(lab: Lab, name: str, draw: Callable[[list[Recording]], Block | None]) -> list[Block]:
+    """A picture of a set-up's rounds, where there is something to draw."""
+    recordings = lab.recordings(name)
+    picture = draw(recordings) if recordings else None
+    return [picture] if picture else []
+
+
+def memory_parts(row: Row) -> dict[str, int]:
+    """What the first device holds, by kind; empty where only the allocator's peak is known."""
+    kinds = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimiser", "activations": "activations"}
+    entry = row["peak_bytes"][0]
+    return {words: int(entry[kind]) for kind, words in kinds.items() if entry.get(kind)}

@@ -58,7 +58,7 @@ def copying(recording: Recording, steps: list[int], kind: str) -> dict[str, Any]
         return None
     return {
         "seconds": statistics.median(sum(s["end"] - s["start"] for s in spans) for spans in per_step),
-        "bytes": sum(s.get("bytes", 0) for s in per_step[-1]),
+        "bytes": sum(s["bytes"] for s in per_step[-1]) if all("bytes" in s for s in per_step[-1]) else None,
         "times": len(per_step[-1]),
     }
 

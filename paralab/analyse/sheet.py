@@ -179,7 +179,9 @@ def contradiction(given: str, cell: Cell, tolerance: float) -> str:
     if low - step / 2 <= number <= high + step / 2:
         return ""
     times = number / cell.value if cell.value else math.inf
-    return f"{times:.3g} times the run's value; allowed is {_like(low, cell)} to {_like(high, cell)} (the run's spread and {tolerance:.0%})"
+    return (
+        f"{times:.3g} times the run's value; allowed is {_like(low, cell)} to {_like(high, cell)} (its spread and {tolerance:.0%})"
+    )
 
 
 def parsed(words: str) -> tuple[float | None, float]:

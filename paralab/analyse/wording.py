@@ -6,31 +6,37 @@ from collections.abc import Sequence
 from typing import Any
 
 from paralab.analyse.uncertainty import Ratio
-from paralab.units import measure, seconds, size
+from paralab.units import seconds, size
+
+TELLS = 1.05  # an interval that ends below this says: not faster, or so little that nobody would notice
+SAME_SIZE = 0.005
 
 
 def factor(value: float) -> str:
-    """`1.87`, `0.655`, `12.4`: three figures."""
-    return f"{value:.3g}"
+    """`1.87`, `0.66`, `0.057`."""
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def interval(ratio: Ratio) -> str:
-    """`(1.8–2.0)`; what a single round cannot tell is said."""
+    """`(1.80–1.95)`; what a single round cannot tell is said."""
     if ratio.low is None or ratio.high is None:
         return "(one round: no interval)"
     return f"({factor(ratio.low)}–{factor(ratio.high)})"
 
 
-def times_as_fast(ratio: Ratio) -> str:
-    """`1.9 times as fast (1.8–2.0)`; `no measurable difference (0.97–1.04 times as fast)`."""
-    if ratio.verdict == "no measurable difference":
-        return f"no measurable difference: {factor(ratio.value)} times as fast {interval(ratio)}"
-    return f"{factor(ratio.value)} times as fast {interval(ratio)}"
+def speed(subject: str, ratio: Ratio) -> str:
+    """`DDP is 1.93 times as fast (1.88–1.99)`; `DDP makes no measurable difference: 1.01 times as fast (0.97–1.04)`."""
+    verb = "makes no measurable difference:" if ratio.verdict == "no measurable difference" else "is"
+    return f"{subject} {verb} {factor(ratio.value)} times as fast {interval(ratio)}"
 
 
 def faster(ratio: Ratio) -> bool | None:
-    """Yes or no, where the rounds can tell; no measurable difference is no."""
-    return None if ratio.low is None else ratio.verdict == "faster"
+    """Yes or no, where the rounds can tell."""
+    if ratio.low is None or ratio.high is None:
+        return None
+    if ratio.verdict == "faster":
+        return True
+    return False if ratio.verdict == "slower" or ratio.high < TELLS else None
 
 
 def reaches(ratio: Ratio, goal: float) -> bool | None:
@@ -41,10 +47,10 @@ def reaches(ratio: Ratio, goal: float) -> bool | None:
 
 
 def share(value: float | None) -> str:
-    """`0.1288` -> `13 %`; below a tenth with one more figure."""
+    """`0.1288` -> `13 %`, `0.0661` -> `6.6 %`."""
     if value is None:
         return "not measured"
-    return f"{value:.0%}".replace("%", " %") if value >= 0.0995 or value == 0 else measure(value, "share")
+    return f"{value * 100:.0f} %" if value >= 0.0995 or value == 0 else f"{value * 100:.2g} %"
 
 
 def spread(times: dict[str, Any]) -> str:
@@ -58,14 +64,26 @@ def listed(words: Sequence[object], last: str = "and") -> str:
     return f" {last} ".join([", ".join(told[:-1]), told[-1]]) if len(told) > 1 else "".join(told)
 
 
+def alike(words: Sequence[object]) -> str:
+    """`4` where all are, `4, 4 and 8` where not."""
+    return str(words[0]) if len(set(map(str, words))) == 1 else listed(words)
+
+
 def split_words(sizes: Sequence[int]) -> str:
     """`22/22/20`."""
     return "/".join(map(str, sizes))
 
 
-def more_or_less(before: float, after: float, what: str = "") -> str:
-    """Of sizes: `12.3 MiB less (16 %)`; `as much`."""
-    if abs(after - before) < 0.005 * max(before, 1):
-        return f"as much{what}"
-    word = "more" if after > before else "less"
-    return f"{size(abs(after - before))} {word}{what} ({share(abs(after - before) / before)})"
+def often(times: int) -> str:
+    return {1: "once", 2: "twice"}.get(times, f"{times} times")
+
+
+def more_or_less(before: float, after: float) -> str:
+    """Of sizes: `12.3 MiB less, 16 %`; `as much`."""
+    if abs(after - before) < SAME_SIZE * before:
+        return "as much"
+    return f"{size(abs(after - before))} {'more' if after > before else 'less'}, {share(abs(after - before) / before)}"
+
+
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
