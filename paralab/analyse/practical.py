@@ -14,7 +14,6 @@ from paralab.analyse.comparison import comparison_of, read_manifest
 from paralab.analyse.lab import LabPart, sharing, tell
 from paralab.analyse.report import facts, where
 from paralab.analyse.verdict import verdict
-from paralab.analyse.wording import listed
 from paralab.errors import UsageError
 from paralab.units import plural
 
@@ -75,6 +74,6 @@ def _findings(comparison: dict[str, Any]) -> tuple[Finding, ...]:
     crowded = [row for row in comparison["rows"] if not row["error"] and sharing(row)]
     if crowded:
         names, cores = [row["name"] for row in crowded], comparison["machine"]["cores"]
-        text = f"{listed(names)}: {sharing(crowded[-1])}."
-        findings.append(Finding("limit", text, {"set_ups": names, "devices": [row["devices"] for row in crowded], "cores": cores}))
+        text = f"In {len(crowded)} of {plural(len(comparison['rows']), 'set-up')} {sharing(crowded[-1])}."
+        findings.append(Finding("limit", text, {"set_ups": names, "cores": cores}))
     return tuple(findings)

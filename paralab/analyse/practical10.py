@@ -176,7 +176,8 @@ def fastest(lab: Lab, names: Sequence[str]) -> Answer:
     number = passes(lab[best])["micro_batches"]
     ratios = {passes(lab[name])["micro_batches"]: lab.ratio(name, best) for name in names if name != best}
     told = [speed(f"compared with {other} it", ratio) for other, ratio in ratios.items()]
-    text = f"{number}, with {seconds(lab[best]['step_seconds']['median'])} per step: {listed(told)}."
+    text = f"{number}, with {seconds(lab[best]['step_seconds']['median'])} per step: {listed(told)}"
+    text += f"; {sharing(lab[best])}." if sharing(lab[best]) else "."
     if (
         all(ratio.verdict == "faster" for ratio in ratios.values())
         and number == min(map(int, (number, *ratios)))

@@ -169,7 +169,8 @@ def proportional(row: Row, ratio: Ratio) -> Answer:
     elif not reached and sharing(row):
         text += f"; {sharing(row)}"
     elif not reached and exposed and exposed > RULE:
-        text += f": a communication bottleneck, {share(exposed)} of each step is copying or communication that nothing hides"
+        text += f"; {share(exposed)} of each step is copying or communication that nothing hides: a communication bottleneck"
+        text += ", though not the only cause" if exposed < (1 - ratio.value / devices) / 2 else ""
     evidence = {"speed_up": ratio.value, "devices": devices, "efficiency_share": ratio.value / devices, "exposed_share": exposed}
     return Answer("Is the speed-up proportional to the number of devices?", text + ".", evidence, reached)
 

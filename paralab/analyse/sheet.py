@@ -163,9 +163,10 @@ def contradiction(given: str, cell: Cell, tolerance: float) -> str:
         said = YES_NO.get(_plain(given))
         return "" if said is cell.value else f"the run says {_verdict(cell.value)}"
     if isinstance(cell.value, str):
-        left, right = (re.findall(r"\d+", words) for words in (given, cell.value))
-        numbers_only = re.fullmatch(r"[\d\s/,+]+", cell.value) and re.fullmatch(r"[\d\s/,+and]+", given)
-        return "" if numbers_only and left == right else f"it is {cell.text}"
+        return "" if _same_words(given, cell.value) else f"it is {cell.text}"
+    pieces = re.split(r"\s+and\s+|\s*;\s*", given)
+    if len(pieces) > 1:  # `94 % and 66 %`: one number per device
+        return next((reason for piece in pieces if (reason := contradiction(piece, cell, tolerance))), "")
     number, step = parsed(given)
     if number is None:
         return f"{given!r} is no number with a unit that is known"
@@ -182,6 +183,14 @@ def contradiction(given: str, cell: Cell, tolerance: float) -> str:
     return (
         f"{times:.3g} times the run's value; allowed is {_like(low, cell)} to {_like(high, cell)} (its spread and {tolerance:.0%})"
     )
+
+
+def _same_words(given: str, known: str) -> bool:
+    """The same numbers in the same order, and no word that is not there: `32/32` for `by each rank: 32/32`."""
+    mine, theirs = (re.findall(r"[^\W\d_]+|\d+", _plain(words)) for words in (given, known))
+    mine, theirs = ([word for word in words if word != "and"] for words in (mine, theirs))
+    numbers = [[word for word in words if word.isdigit()] for words in (mine, theirs)]
+    return mine == theirs or (bool(numbers[1]) and numbers[0] == numbers[1] and set(mine) <= set(theirs))
 
 
 def parsed(words: str) -> tuple[float | None, float]:
