@@ -1,3 +1,3 @@
-.PHONY: setup demo test lint bench gpu
-setup demo test lint bench gpu:
+.PHONY: setup demo test lint bench screenshots gpu
+setup demo test lint bench screenshots gpu:
 	@python3 tasks.py $@

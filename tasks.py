@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +17,15 @@ VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = str(BIN / "python")
 
+SYSTEM = {"chromium": "chromium", "iproute2": "ip"}  # Debian's package, and the command it brings
+
 TASKS = {
     "setup": "make .venv and install paralab with everything for development",
     "demo": "train a small transformer on 2 CPU ranks, then prove that it was the same training as on one device",
     "test": "lint, then all tests",
     "lint": "ruff and mypy",
     "bench": "paralab against loops written by hand",
+    "screenshots": "run a comparison and take the pictures of its page that the README shows",
     "gpu": "every CUDA path on one GPU, as a short table (uses the Python that runs this, if it has torch)",
 }
 
@@ -53,6 +57,18 @@ def demo() -> None:
     run(*paralab, "verify", "ddp", "--replicas", "2", "--workload", "gpt:tiny")
 
 
+def system() -> None:
+    """Chromium and iproute2, for the tests that look at pages and lay cables; where they cannot be had, those tests say so."""
+    missing = [package for package, command in SYSTEM.items() if not shutil.which(command)]
+    if not missing:
+        return
+    if not shutil.which("apt-get") or os.geteuid():
+        print(f"Not installed (needs root and apt-get): {', '.join(missing)}. The tests that need them are skipped.", flush=True)
+        return
+    subprocess.run(["apt-get", "update", "-qq"], stdout=subprocess.DEVNULL)
+    subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], stdout=subprocess.DEVNULL)
+
+
 def lint() -> None:
     setup()
     run(PYTHON, "-m", "ruff", "check", ".")
@@ -62,6 +78,7 @@ def lint() -> None:
 
 def test() -> None:
     lint()
+    system()
     # A file's tests share launches, so a file stays in one process; most of the time goes into starting ranks, not into cores.
     run(PYTHON, "-m", "pytest", "-q", "--durations=10", "--numprocesses=2", "--dist=loadfile", *sys.argv[2:])
 
@@ -69,6 +86,12 @@ def test() -> None:
 def bench() -> None:
     setup()
     run(PYTHON, "bench/overhead.py")
+
+
+def screenshots() -> None:
+    setup()
+    system()
+    run(PYTHON, "docs/screenshots.py", *sys.argv[2:])
 
 
 def gpu() -> None:
@@ -83,7 +106,7 @@ def main() -> None:
         sys.exit(f"paralab needs Python 3.11 or newer; this is {sys.version.split()[0]}.")
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in TASKS:
-        print("python3 tasks.py TASK, where TASK is one of\n" + "\n".join(f"  {task:<6} {about}" for task, about in TASKS.items()))
+        print("python3 tasks.py TASK, where TASK is one of\n" + "\n".join(f"  {task:<11} {about}" for task, about in TASKS.items()))
         sys.exit(0 if name in ("", "-h", "--help", "help") else 2)
     globals()[name]()
 

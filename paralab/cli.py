@@ -98,6 +98,7 @@ def main() -> None:
 @request_options
 @OUT
 @click.option("--save-weights", is_flag=True, help="Leave the final weights in the run folder (weights.pt).")
+@click.option("--profile", is_flag=True, help="Leave torch.profiler's trace of steps 4 to 7 of every rank in the run folder.")
 @click.option("--report", is_flag=True, help="Write report.html into the run folder: tables, timeline, load, memory.")
 @click.option(
     "--show",
@@ -117,6 +118,7 @@ def run(
     as_json: bool,
     out: Path | None,
     save_weights: bool,
+    profile: bool,
     show: tuple[str, ...],
     live: bool,
     tensorboard: Path | None,
@@ -132,12 +134,12 @@ def run(
     if as_json:
         if live:
             raise UsageError("--live draws in the terminal, and --json prints one object and nothing else.", cure="one of the two")
-        result = training.run(request, out, save_weights, tensorboard=tensorboard)
+        result = training.run(request, out, save_weights, profile, tensorboard=tensorboard)
         click.echo(json.dumps(result | ({"report": str(_write_page(result))} if report else {})))
         return
     screen = Screen(show, live)
     try:
-        result = training.run(request, out, save_weights, watch=screen.watch, tensorboard=tensorboard)
+        result = training.run(request, out, save_weights, profile, watch=screen.watch, tensorboard=tensorboard)
     finally:
         screen.close()
     print_result(result, show)
@@ -189,7 +191,7 @@ def verify(strategy: str, as_json: bool, out: Path | None, **options: Any) -> No
 
 EXPERIMENT_OPTIONS: list[Callable[[Any], Any]] = [
     OUT,
-    click.option("--rounds", type=click.IntRange(1), help="Every set-up is measured once in every round. [default: 5]"),
+    click.option("--rounds", type=click.IntRange(1), help="Every set-up is measured once per round. [default: 5, fewer if slow]"),
     click.option("--no-proof", is_flag=True, help="Do not prove that the set-ups are the same training."),
 ]
 

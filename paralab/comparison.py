@@ -10,7 +10,7 @@ from typing import Any
 
 from paralab.analyse.comparison import comparison_of
 from paralab.errors import UsageError
-from paralab.experiment import ROUNDS, STEPS, Case, measure, resolve_all
+from paralab.experiment import BUDGET_SECONDS, ROUNDS, STEPS, Case, measure, resolve_all
 from paralab.plan.request import APPLIES, Request, only_applicable
 from paralab.record.folder import RunFolder
 from paralab.training import look_once, slug
@@ -64,7 +64,6 @@ def compare(
 ) -> dict[str, Any]:
     """Measure the cases; return the comparison, which is computed from the folder that they leave."""
     started = time.perf_counter()
-    rounds = rounds or ROUNDS
     steps = steps or STEPS
     cases = [replace(case, request=only_applicable(replace(case.request, steps=case.request.steps or steps))) for case in cases]
     labels = [case.label for case in cases]
@@ -73,7 +72,7 @@ def compare(
         raise UsageError(f"The set-up {twice!r} is given twice.", cure="each one once; the rounds repeat it already")
     resolved, left_out = resolve_all(cases)
     folder = RunFolder.create(out, f"{kind}_{slug(resolved[0].summary.name)}")
-    measured = measure(folder, resolved, rounds, prove, say)
+    measured = measure(folder, resolved, rounds or ROUNDS, prove, say, None if rounds else BUDGET_SECONDS)
     folder.write_manifest(
         kind=kind,
         about=about or {},

@@ -7,6 +7,7 @@ manifest that says which is which; everything that is told about it is computed 
 from __future__ import annotations
 
 import random
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,6 +32,8 @@ from paralab.workload.summary import Summary
 
 PROOF_STEPS = 3
 ROUNDS = 5
+SURE_ROUNDS = 2  # are always done; the others only if there is time, unless their number was given
+BUDGET_SECONDS = 60.0  # for the proofs and the rounds of a comparison whose number of rounds was not given
 STEPS = 10  # of each set-up in each round; the first three warm up
 
 
@@ -123,13 +126,13 @@ def measure(
     rounds: int,
     prove: bool,
     say: Callable[[str], None],
-    first_round: int = 0,
+    budget_seconds: float | None = None,
 ) -> dict[str, Any]:
     """Train every case in every round, the order shuffled anew each time; return what the experiment's manifest says of them."""
     entries: list[dict[str, Any]] = []
     jobs: list[Job] = []
     for number, item in enumerate(cases):
-        runs = [folder.path / f"{number:02d}_{slug(item.case.label)}" / f"round{first_round + r + 1}" for r in range(rounds)]
+        runs = [folder.path / f"{number:02d}_{slug(item.case.label)}" / f"round{r + 1}" for r in range(rounds)]
         names = [str(run.relative_to(folder.path)) for run in runs]
         request = asdict(item.case.request)
         entries.append(
@@ -141,23 +144,27 @@ def measure(
         timed: dict[int, tuple[int, int]] = {}
         for round_ in range(rounds):
             order = list(range(len(cases)))
-            random.Random(first_round + round_).shuffle(order)
-            for number in order:
+            random.Random(round_).shuffle(order)
+            for place, number in enumerate(order):
                 item = cases[number]
                 run = RunFolder.create(folder.path / entries[number]["runs"][round_], "")
                 record_plan(run, item.plan, item.machine, item.summary)
                 timed[len(jobs)] = (number, round_)
-                jobs.append(Job(item.plan, run, case=entries[number]["name"]))
+                deadline = budget_seconds if round_ >= SURE_ROUNDS and place == 0 else None
+                jobs.append(Job(item.plan, run, case=entries[number]["name"], deadline_seconds=deadline))
         failed = train_all(folder, jobs, Progress(jobs, timed, rounds, say).poll)
         for number, item in enumerate(cases):
             entries[number]["parity"] = proofs[_structure(item)].verdict(failed, jobs) if prove else None
     for place, (number, _) in timed.items():
-        if place in failed:
-            entries[number]["error"] = failed[place].problem
-            entries[number]["runs"].remove(str(jobs[place].folder.path.relative_to(folder.path)))
+        run = jobs[place].folder
+        if place in failed or not jobs[place].begun:
+            entries[number]["error"] = failed[place].problem if place in failed else entries[number]["error"]
+            entries[number]["runs"].remove(str(run.path.relative_to(folder.path)))
         else:
-            finish(jobs[place].folder)
-    return {"cases": entries, "rounds": rounds}
+            finish(run)
+        if not jobs[place].begun:
+            shutil.rmtree(run.path)  # made for a round for which there was no time
+    return {"cases": entries, "rounds": max(len(entry["runs"]) for entry in entries)}
 
 
 class Progress:
@@ -214,7 +221,8 @@ def _proof_jobs(folder: RunFolder, cases: Sequence[Resolved], private: Path) -> 
             path = folder.path / "proof" / f"reference{len(references)}"
             jobs.append(Job(reference, RunFolder.create(path, ""), {"save_reference": references[single]}))
         path = folder.path / "proof" / f"{len(proofs):02d}_{slug(described(request))}"
-        jobs.append(Job(plan, RunFolder.create(path, ""), {"compare_with": references[single]}))
+        # Named as the set-up: one that fails here is not measured either.
+        jobs.append(Job(plan, RunFolder.create(path, ""), {"compare_with": references[single]}, item.case.label))
         proofs[request] = Proof(plan, jobs)
         for job in jobs:
             record_plan(job.folder, job.plan, item.machine, summary)

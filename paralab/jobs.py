@@ -21,16 +21,29 @@ from paralab.record.folder import RunFolder
 
 @dataclass(frozen=True)
 class Job:
-    """One training: its plan, its own run folder, and what it leaves besides its events. Where one of a `case` fails, the others of
-    that case are not tried."""
+    """One training: its plan, its own run folder, and what it leaves besides its events.
+
+    case              where one of a case fails, the others of that case are not tried
+    deadline_seconds  so long after the launch, neither this job nor any behind it is begun any more
+    """
 
     plan: Plan
     folder: RunFolder
     extras: dict[str, str | None] = field(default_factory=dict)
     case: str = ""
+    deadline_seconds: float | None = None
 
     def spec(self) -> dict[str, Any]:
-        return {"plan": self.plan.to_json(), "events": str(self.folder.events.resolve()), "extras": self.extras}
+        return {
+            "plan": self.plan.to_json(),
+            "events": str(self.folder.events.resolve()),
+            "extras": self.extras,
+            "deadline_seconds": self.deadline_seconds,
+        }
+
+    @property
+    def begun(self) -> bool:
+        return any(self.folder.events.iterdir())
 
 
 def train_all(
@@ -43,9 +56,10 @@ def train_all(
         origin = time.perf_counter() if origin_seconds is None else origin_seconds
         codes = launch(folder, [jobs[number].spec() for number in left], origin, on_poll)
         undone = [number for number in left if Recording.read(jobs[number].folder.path).status != "completed"]
-        if not undone:
-            if any(codes):  # all trainings are whole, but a process did not end well
-                failed[left[-1]] = failure(jobs[left[-1]], folder, codes)
+        if not any(codes) and not any(jobs[number].begun for number in undone):
+            break  # all are done, or the deadline came first
+        if not undone:  # all trainings are whole, but a process did not end well
+            failed[left[-1]] = failure(jobs[left[-1]], folder, codes)
             break
         failed[undone[0]] = failure(jobs[undone[0]], folder, codes)
         hopeless = [number for number in undone if jobs[number].case and jobs[number].case == jobs[undone[0]].case]

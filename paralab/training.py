@@ -78,6 +78,7 @@ def run(
     request: Request,
     out: Path | None = None,
     save_weights: bool = False,
+    profile: bool = False,
     watch: Watch = lambda plan, folder: lambda: None,
     tensorboard: Path | None = None,
 ) -> dict[str, Any]:
@@ -87,7 +88,9 @@ def run(
     plan, machine, summary = make_plan(request)
     folder = RunFolder.create(out, f"{plan.strategy}_{slug(summary.name)}")
     record_plan(folder, plan, machine, summary)
-    job = Job(plan, folder, {"save_weights": str(folder.weights_path.resolve()) if save_weights else None})
+    extras = {"save_weights": folder.weights_path, "profile": folder.profile_path}
+    wanted = {"save_weights": save_weights, "profile": profile}
+    job = Job(plan, folder, {name: str(path.resolve()) for name, path in extras.items() if wanted[name]})
     on_poll = watch(plan, folder)
     origin = time.perf_counter()
     try:

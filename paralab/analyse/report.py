@@ -65,9 +65,7 @@ def number(value: float | None, text: str) -> Cell:
 
 
 def _side_by_side(rows: Sequence[Row], recordings: dict[str, list[Recording]], baseline: str | None) -> Section:
-    columns = (
-        "set-up, devices, step time, p10 – p90, samples/s, per device, speed-up, efficiency, memory, communication, same training"
-    )
+    columns = "set-up, devices, step time, samples/s, per device, speed-up, efficiency, memory, communication, same training"
     table = Table("", tuple(columns.split(", ")), tuple(_row(row) for row in rows), _remarks(rows))
     speed = [
         Bar(

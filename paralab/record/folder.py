@@ -6,6 +6,7 @@ logs/rankN.txt      what rank N printed
 result.json         the numbers of the finished run (absent if it was killed: they can be computed from the events)
 trace.json          the same events for ui.perfetto.dev and chrome://tracing
 weights.pt          the final weights, on request
+profile/rankN.json  torch.profiler's trace of steps 4 to 7, on request
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class RunFolder:
         self.result_path = path / "result.json"
         self.trace_path = path / "trace.json"
         self.weights_path = path / "weights.pt"
+        self.profile_path = path / "profile"
 
     @classmethod
     def create(cls, out: Path | None, label: str) -> RunFolder:

@@ -74,6 +74,8 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
     gc.freeze()  # what is here now stays: collecting garbage between trainings need not look at all of torch
     workloads: dict[str, Workload] = {}
     for plan, job in zip(plans, spec["jobs"], strict=True):
+        if job["deadline_seconds"] and _is_over(float(spec["origin_seconds"]) + job["deadline_seconds"], world_size):
+            return
         if rank < plan.world_size:
             with _recorded(Path(job["events"]), plan, rank, float(spec["origin_seconds"])) as writer:
                 if plan.workload not in workloads:
@@ -83,6 +85,14 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
         if world_size > 1:
             dist.barrier()
         _tidy()
+
+
+def _is_over(deadline: float, world_size: int) -> bool:
+    """Rank 0's clock decides for all: the others may be a moment later."""
+    over = torch.tensor(time.perf_counter() > deadline)
+    if world_size > 1:
+        dist.broadcast(over, 0)
+    return bool(over)
 
 
 def _tidy() -> None:

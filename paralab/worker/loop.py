@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from paralab.worker.load import LoadSampler
 from paralab.worker.parity import Trace, compare
 from paralab.worker.precision import Precision
 from paralab.worker.probes import Probe
+from paralab.worker.profile import profiled
 from paralab.worker.single import Single
 from paralab.worker.stages import Staged
 from paralab.worker.stream import rank_batches
@@ -52,6 +53,7 @@ class Extras:
     save_weights: Path | None = None
     save_reference: Path | None = None
     compare_with: Path | None = None
+    profile: Path | None = None
 
     @property
     def traced(self) -> bool:
@@ -80,7 +82,8 @@ def train(workload: Workload, plan: Plan, rank_number: int, writer: EventWriter,
 
     trace = Trace.begin(model) if extras.traced else None
     with without_dropout(model) if trace else LoadSampler(rank, probe):
-        _steps(job, strategy, optimizer, trace)
+        with profiled(extras.profile, rank_number) as profiled_step:
+            _steps(job, strategy, optimizer, trace, profiled_step)
     note_memory(job, strategy, optimizer)
     if trace:
         if extras.save_reference:
@@ -91,7 +94,9 @@ def train(workload: Workload, plan: Plan, rank_number: int, writer: EventWriter,
         torch.save(model.state_dict(), extras.save_weights)
 
 
-def _steps(job: Job, strategy: Strategy, optimizer: torch.optim.Optimizer, trace: Trace | None) -> None:
+def _steps(
+    job: Job, strategy: Strategy, optimizer: torch.optim.Optimizer, trace: Trace | None, profiled_step: Callable[[], None]
+) -> None:
     """The loop itself: every step of the plan."""
     probe, precision, model = job.probe, job.precision, strategy.model
     stepped: list[bool] = []
@@ -114,6 +119,7 @@ def _steps(job: Job, strategy: Strategy, optimizer: torch.optim.Optimizer, trace
             job.meter.enabled = False  # counted once; it costs time
         if trace:
             losses.append(loss)
+        profiled_step()
     probe.finish()
     if trace:
         trace.finish(model, [loss.item() for loss in losses])

@@ -111,7 +111,7 @@ def build(name: str, *, dim: int, layers: int, heads: int, context: int, samples
         loss=byte_loss,
         # Not Adam, which divides every gradient by its own size: rounding of tiny gradients would become whole steps, and
         # fp32 could not show that two trainings are the same. SGD learns this text as well.
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=min(0.05, 6.4 / dim), momentum=0.9),
         weight=real_bytes,
         batch_size=batch_size,
         data_path=f"{sysconfig.get_paths()['stdlib']}: {samples} texts of {context // 2}–{context} bytes",

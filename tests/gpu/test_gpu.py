@@ -8,6 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from paralab.analyse.intervals import length
+from paralab.analyse.recording import Recording
+from paralab.worker.profile import FIRST, STEPS
 from tests.conftest import run_paralab
 
 pytestmark = pytest.mark.gpu
@@ -141,3 +144,41 @@ def test_stages_on_two_kinds_of_device_train_like_one(tmp_path):
     assert {str(p.device) for p in spread.parameters()} == {"cuda:0", "cpu"}
     for mine, theirs in zip(spread.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(mine.grad.cpu(), theirs.grad, rtol=0, atol=1e-12)
+
+
+def profiled(folder):
+    """(recording, the profiler's spans of rank 0 in seconds, the steps that it saw)"""
+    trace = json.loads((folder / "profile" / "rank0.json").read_text())["traceEvents"]
+    spans = [(e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6, e["cat"], e["name"]) for e in trace if e.get("ph") == "X"]
+    return Recording.read(folder), spans, range(FIRST, FIRST + STEPS)
+
+
+def test_computing_agrees_with_the_profiler(tmp_path):
+    options = ["--workload", "mlp:large", "--batch-size", "4096", "--precision", "tf32", "--steps", "12", "--profile"]
+    result = run_paralab("run", "single", *options, "--device", "cuda", "--json", cwd=tmp_path).json
+    recording, spans, steps = profiled(tmp_path / result["run_folder"])
+    theirs = length((start, end) for start, end, kind, _ in spans if kind == "kernel")
+    names = ("forward", "backward", "optimizer")
+    mine = sum(s["end"] - s["start"] for step in steps for s in recording.spans(0, step) if s["event"] in names)
+    assert mine == pytest.approx(theirs, rel=0.05)
+
+
+def test_communication_agrees_with_the_profiler(tmp_path):
+    """Two ranks on one GPU over gloo."""
+    options = ["--workload", "mlp:large", "--steps", "12", "--profile"]
+    result = run_paralab("run", "ddp", *options, "--device", "cuda", "--json", cwd=tmp_path).json
+    recording, spans, steps = profiled(tmp_path / result["run_folder"])
+    theirs = length((start, end) for start, end, kind, name in spans if name == "gloo:all_reduce" and kind == "user_annotation")
+    mine = sum(length((s["start"], s["end"]) for s in recording.spans(0, step) if s["event"] == "all_reduce") for step in steps)
+    assert mine == pytest.approx(theirs, rel=0.05)
+
+
+def test_load_comes_from_nvml(tmp_path):
+    result = run_paralab(
+        "run", "single", "--workload", "mlp:large", "--steps", "300", "--device", "cuda", "--json", cwd=tmp_path
+    ).json
+    load = result["metrics"]["load"]
+    assert load["not_measured"] is None
+    assert 0 < load["gpu"][0]["utilization"] <= 1
+    assert load["gpu"][0]["used_bytes"] > result["peak_bytes"][0]["bytes"] * 0.5
+    assert result["metrics"]["flops"]["per_second"] > 0
