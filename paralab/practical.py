@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from paralab.analyse import practical5, practical6, practical7, practical10
+from paralab.analyse import setups as p
 from paralab.analyse.blocks import Document
 from paralab.analyse.lab import LabPart
 from paralab.analyse.practical import document, find, number_of
@@ -41,13 +41,11 @@ def _named(**cases: Request) -> dict[str, Case]:
 
 
 def _cases5(base: Request, machine: Machine, summary: Summary) -> dict[str, Case]:
-    p = practical5
     dp = {name: replace(base, strategy="dp", replicas=number) for name, number in ((p.DP2, 2), (p.DP3, 3), (p.DP5, 5))}
     return _named(**{p.SINGLE: base, **dp})
 
 
 def _cases6(base: Request, machine: Machine, summary: Summary) -> dict[str, Case]:
-    p = practical6
     ddp = replace(base, strategy="ddp", replicas=2)
     megabytes = summary.parameter_bytes / 2**20
     cases = {
@@ -64,7 +62,6 @@ def _cases6(base: Request, machine: Machine, summary: Summary) -> dict[str, Case
 
 
 def _cases7(base: Request, machine: Machine, summary: Summary) -> dict[str, Case]:
-    p = practical7
     ddp = replace(base, strategy="ddp", replicas=2)
     on_gpu = bool(machine.gpus) and base.device != "cpu"
     steps = None if on_gpu else SLOW_STEPS
@@ -85,7 +82,6 @@ def _cases7(base: Request, machine: Machine, summary: Summary) -> dict[str, Case
 
 
 def _cases10(base: Request, machine: Machine, summary: Summary) -> dict[str, Case]:
-    p = practical10
     batch = base.batch_size or summary.batch_size
     hybrid = replace(base, strategy="hybrid", replicas=2, stages=2, micro_batches=4)
     return _named(

@@ -112,7 +112,7 @@ def same_training(row: Row) -> str:
         return "not proved"
     if proof["equal"]:
         return f"equal to one device (largest difference of a parameter {proof['max_difference']:.1e}, in fp64)"
-    return f"not equal to one device: {proof['cause']}"
+    return f"not equal to one device{', as expected' if proof['legitimate'] else ''}: {proof['cause']}"
 
 
 def drawn_split(row: Row) -> list[Block]:

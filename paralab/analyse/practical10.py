@@ -10,13 +10,10 @@ from paralab.analyse import cells
 from paralab.analyse.blocks import Answer, Block, Cell, Table
 from paralab.analyse.lab import Lab, LabPart, Row, drawn, drawn_split, memory_of, memory_words, remarks_of, same_training, sharing
 from paralab.analyse.pictures import schedule
+from paralab.analyse.setups import DOUBLE, HALF, HYBRID, MICRO2, MICRO8, MP, PIPELINE, SAME
 from paralab.analyse.wording import alike, factor, faster, listed, share, speed, split_words
 from paralab.units import plural, rate, seconds, size
 
-HYBRID, MICRO2, MICRO8 = (f"hybrid, {number} micro-batches" for number in (4, 2, 8))
-HALF, DOUBLE = "hybrid, half the batch", "hybrid, twice the batch"
-PIPELINE, MP = "one process, 4 micro-batches", "one process, no micro-batches"
-SAME = "hybrid, second device = first"
 MORE_SAMPLES = 1.02
 
 

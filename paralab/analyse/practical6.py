@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from paralab.analyse import cells
-from paralab.analyse.blocks import Answer, Bar, Bars, Block, Cell, Table
+from paralab.analyse.batch_splits import arrived
+from paralab.analyse.blocks import Answer, Bar, Bars, Block, Cell, Table, Timeline
 from paralab.analyse.lab import Lab, LabPart, Row, drawn, drawn_split, memory_of, memory_words, remarks_of, same_training, sharing
 from paralab.analyse.metrics import RULE
 from paralab.analyse.pictures import timeline
-from paralab.analyse.practical5 import MORE_LOADED, arrived, proportional
+from paralab.analyse.practical5 import MORE_LOADED, proportional
+from paralab.analyse.recording import Recording
+from paralab.analyse.setups import DDP2, DDP4, DP2, DP4, LARGE, ODD, SINGLE, SMALL
 from paralab.analyse.uncertainty import Ratio
 from paralab.analyse.wording import alike, capital, factor, faster, interval, listed, share, speed, split_words
 from paralab.units import plural, seconds, size
 
-SINGLE = "single"
-DP2, DP4 = "DataParallel, 2 devices", "DataParallel, 4 devices"
-DDP2, DDP4 = "DDP, 2 ranks", "DDP, 4 ranks"
-ODD = "DDP, one sample more"
-SMALL, LARGE = "DDP, small buckets", "DDP, one bucket"
 HIDES_MORE = 0.02  # of the communication, to be called more
 
 
@@ -109,7 +109,7 @@ def communication(lab: Lab) -> list[Block]:
             cells.measured_share(found["share_of_backward"]),
             cells.duration(timed["transfer_seconds"]),
         )
-        for number, (found, timed) in enumerate(zip(seen, metrics["buckets"], strict=True))
+        for number, (found, timed) in enumerate(zip(seen, metrics["buckets"], strict=False))
     ]
     first, last = seen[0]["share_of_backward"], seen[-1]["share_of_backward"]
     when = f"Inside `loss.backward()`: the first all-reduce begins after {share(first)} of it, the last after {share(last)}, "
@@ -126,7 +126,7 @@ def communication(lab: Lab) -> list[Block]:
     columns = ("all-reduce", "data", "begins after this share of backward()", "transfer")
     return [
         Table("The all-reduces of one step", columns, tuple(lines), "Rank 0, the last step."),
-        *drawn(lab, DDP2, lambda rounds: timeline(rounds[-1])),
+        *drawn(lab, DDP2, lambda rounds: steps_of(rounds[-1])),
         Answer(
             "When does the communication happen?",
             when,
@@ -144,6 +144,11 @@ def communication(lab: Lab) -> list[Block]:
         why_needed(row),
         ten_percent(row),
     ]
+
+
+def steps_of(recording: Recording) -> Timeline | None:
+    picture = timeline(recording)
+    return replace(picture, title="The last steps of DDP") if picture else None
 
 
 def why_needed(row: Row) -> Answer:
@@ -324,15 +329,15 @@ def _bar(lab: Lab, name: str) -> Bar:
 def which_scales(lab: Lab, pair: tuple[int, str, str]) -> Answer:
     number, left, right = pair
     ratio = lab.ratio(left, right)
+    ratios = [lab.ratio(SINGLE, name) for name in (left, right)]
     told = [
-        f"{name} give {factor(lab.ratio(SINGLE, name).value)} times {interval(lab.ratio(SINGLE, name))}" for name in (left, right)
+        f"{factor(found.value)} {interval(found)} with {name}" for found, name in zip(ratios, ("DataParallel", "DDP"), strict=True)
     ]
     winners = {"faster": "DDP scales better", "slower": "DataParallel scales better"}
-    text = f"Against one device, {listed(told)}: {winners.get(ratio.verdict, 'neither scales measurably better')} up to "
-    text += f"{number} devices"
+    text = f"The speed-up on {number} devices is {listed(told)}: {winners.get(ratio.verdict, 'neither scales measurably better')}"
     text += "" if number > 2 else f" (more were not tried on {plural(lab.comparison['machine']['cores'], 'core')})"
     text += f"; {sharing(lab[right])}" if sharing(lab[right]) else ""
-    efficiency = {name: lab.ratio(SINGLE, name).value / number for name in (left, right)}
+    efficiency = {name: found.value / number for found, name in zip(ratios, (left, right), strict=True)}
     return Answer("Which one scales better?", text + ".", {"devices": number, "efficiency": efficiency})
 
 

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from paralab.analyse import practical5, practical6, practical7, practical10
+from paralab.analyse import practical5, setups
+from paralab.analyse.batch_splits import chunks
 from paralab.analyse.blocks import Answer, Table
 from paralab.analyse.lab import tell
 from paralab.analyse.practical import PRACTICALS
-from paralab.analyse.practical5 import chunks
 
 MIB = 2**20
 NAMES = {
@@ -17,30 +17,30 @@ NAMES = {
     6: {
         "single": (1, 1),
         "DataParallel, 2 devices": (1, 2),
-        **{name: (2, 1) for name in (practical6.DDP2, practical6.ODD, practical6.SMALL, practical6.LARGE)},
+        **{name: (2, 1) for name in (setups.DDP2, setups.ODD, setups.SMALL, setups.LARGE)},
     },
     7: dict.fromkeys(
         (
-            practical7.DDP,
-            practical7.ACCUMULATE,
-            practical7.SYNC,
-            practical7.BF16,
-            practical7.FP16,
-            practical7.BOTH,
-            practical7.FAINT,
-            practical7.FAINT_SCALED,
-            practical7.FAINT_BARE,
-            practical7.FAINT_BF16,
+            setups.DDP,
+            setups.ACCUMULATE,
+            setups.SYNC,
+            setups.BF16,
+            setups.FP16,
+            setups.BOTH,
+            setups.FAINT,
+            setups.FAINT_SCALED,
+            setups.FAINT_BARE,
+            setups.FAINT_BF16,
         ),
         (2, 1),
     ),
     10: {
         **dict.fromkeys(
-            (practical10.HYBRID, practical10.MICRO2, practical10.MICRO8, practical10.HALF, practical10.DOUBLE, practical10.SAME),
+            (setups.HYBRID, setups.MICRO2, setups.MICRO8, setups.HALF, setups.DOUBLE, setups.SAME),
             (2, 2),
         ),
-        practical10.PIPELINE: (1, 2),
-        practical10.MP: (1, 2),
+        setups.PIPELINE: (1, 2),
+        setups.MP: (1, 2),
     },
 }
 
@@ -137,26 +137,26 @@ def comparison(number):
     found["workload"] = {"name": "mlp", "parameters": 1, "parameter_bytes": 12 * MIB}
     by_name = {row["name"]: row for row in rows}
     if number == 6:
-        by_name[practical6.ODD].update(row(practical6.ODD, 2, 1, batch=65))
+        by_name[setups.ODD].update(row(setups.ODD, 2, 1, batch=65))
     if number == 7:
-        for name in (practical7.ACCUMULATE, practical7.SYNC):
-            many = [2] * 4 if name == practical7.SYNC else [0, 0, 0, 2]
+        for name in (setups.ACCUMULATE, setups.SYNC):
+            many = [2] * 4 if name == setups.SYNC else [0, 0, 0, 2]
             by_name[name]["observed"] |= {"all_reduces_by_pass": many, "passes": {"forward": 4, "backward": 4, "micro_batches": 1}}
             by_name[name]["all_reduces_per_step"] = sum(many)
-        by_name[practical7.BF16]["precision"] = by_name[practical7.BOTH]["precision"] = "bf16"
-        by_name[practical7.FP16]["precision"] = "fp16"
-        by_name[practical7.FAINT_BARE]["metrics"]["gradients"]["zeros"] = 600
+        by_name[setups.BF16]["precision"] = by_name[setups.BOTH]["precision"] = "bf16"
+        by_name[setups.FP16]["precision"] = "fp16"
+        by_name[setups.FAINT_BARE]["metrics"]["gradients"]["zeros"] = 600
     if number == 10:
         for name, micro, batch in (
-            (practical10.HYBRID, 4, 64),
-            (practical10.MICRO2, 2, 64),
-            (practical10.MICRO8, 8, 64),
-            (practical10.HALF, 4, 32),
-            (practical10.DOUBLE, 4, 128),
-            (practical10.SAME, 4, 64),
+            (setups.HYBRID, 4, 64),
+            (setups.MICRO2, 2, 64),
+            (setups.MICRO8, 8, 64),
+            (setups.HALF, 4, 32),
+            (setups.DOUBLE, 4, 128),
+            (setups.SAME, 4, 64),
         ):
             by_name[name].update(row(name, 2, 2, micro=micro, batch=batch))
-        for rank in by_name[practical10.SAME]["ranks"]:
+        for rank in by_name[setups.SAME]["ranks"]:
             rank["devices"] = rank["devices"][:1] * 2
     return found, by_name
 
@@ -256,7 +256,7 @@ def test_the_splits_of_64_over_2_3_and_5(tmp_path):
 
 def test_ddp_balanced_or_not_and_faster_or_slower_than_dp(tmp_path):
     found, by_name = comparison(6)
-    ddp = by_name[practical6.DDP2]
+    ddp = by_name[setups.DDP2]
     told = answers(found, tmp_path)
     assert told["Is the load balanced?"].verdict is True
     assert told["Is device 0 still a bottleneck?"].verdict is False
@@ -278,8 +278,8 @@ def test_the_rule_of_a_tenth_and_the_buckets(tmp_path):
     told = answers(found, tmp_path)
     assert told["Does the communication stay below a tenth of the step?"].verdict is False
     assert told["Do small buckets hide more of the communication?"].verdict is False
-    by_name[practical6.DDP2]["metrics"] |= {"communication_share": 0.05, "keeps_rule": True}
-    by_name[practical6.SMALL]["metrics"]["overlap"] = 0.9
+    by_name[setups.DDP2]["metrics"] |= {"communication_share": 0.05, "keeps_rule": True}
+    by_name[setups.SMALL]["metrics"]["overlap"] = 0.9
     told = answers(found, tmp_path)
     assert told["Does the communication stay below a tenth of the step?"].verdict is True
     assert told["Do small buckets hide more of the communication?"].verdict is True
@@ -290,9 +290,9 @@ def test_accumulation_saves_memory_or_not_and_no_sync_matters_or_not(tmp_path):
     told = answers(found, tmp_path)
     assert told["Does accumulation save memory?"].verdict is False
     assert "8 all-reduces per step instead of 2" in told["What happens when no_sync() is removed?"].text
-    for entry in by_name[practical7.ACCUMULATE]["peak_bytes"]:
+    for entry in by_name[setups.ACCUMULATE]["peak_bytes"]:
         entry["bytes"] = 30 * MIB
-    by_name[practical7.SYNC]["all_reduces_per_step"] = 2
+    by_name[setups.SYNC]["all_reduces_per_step"] = 2
     told = answers(found, tmp_path)
     assert told["Does accumulation save memory?"].verdict is True
     assert "accumulation saves more" in told["Which saves more memory?"].text
@@ -301,14 +301,14 @@ def test_accumulation_saves_memory_or_not_and_no_sync_matters_or_not(tmp_path):
 
 def test_mixed_precision_faster_or_slower_and_underflow_or_not(tmp_path):
     found, by_name = comparison(7)
-    slower(by_name[practical7.BF16], 0.5)
+    slower(by_name[setups.BF16], 0.5)
     told = answers(found, tmp_path)
     assert told["Is mixed precision faster?"].verdict is True
     assert "mixed precision gains more" in told["Which gains more speed?"].text
     assert told["Do gradients underflow without GradScaler?"].verdict is True
-    by_name[practical7.FAINT_BARE]["metrics"]["gradients"]["zeros"] = 50
-    slower(by_name[practical7.BF16], 4)
-    slower(by_name[practical7.FP16], 4)
+    by_name[setups.FAINT_BARE]["metrics"]["gradients"]["zeros"] = 50
+    slower(by_name[setups.BF16], 4)
+    slower(by_name[setups.FP16], 4)
     told = answers(found, tmp_path)
     assert told["Is mixed precision faster?"].verdict is False
     assert told["Do gradients underflow without GradScaler?"].verdict is False
@@ -317,12 +317,12 @@ def test_mixed_precision_faster_or_slower_and_underflow_or_not(tmp_path):
 def test_a_precision_that_does_not_run_here_is_told_with_its_reason(tmp_path):
     found, _ = comparison(7)
     gone = (
-        practical7.BF16,
-        practical7.FP16,
-        practical7.BOTH,
-        practical7.FAINT_BARE,
-        practical7.FAINT_SCALED,
-        practical7.FAINT_BF16,
+        setups.BF16,
+        setups.FP16,
+        setups.BOTH,
+        setups.FAINT_BARE,
+        setups.FAINT_SCALED,
+        setups.FAINT_BF16,
     )
     found["rows"] = [of for of in found["rows"] if of["name"] not in gone]
     found["left_out"] = [{"name": name, "reason": "SIGILL in a trial process"} for name in gone]
@@ -337,11 +337,11 @@ def test_debugging_names_what_it_sees(tmp_path):
     told = answers(found, tmp_path)["Is the run slow for one of the known reasons?"]
     assert told.verdict is True
     assert "Slow communication (20 %)" in told.text
-    metrics = by_name[practical7.DDP]["metrics"]
+    metrics = by_name[setups.DDP]["metrics"]
     metrics |= {"keeps_rule": True, "communication_share": 0.01}
     assert answers(found, tmp_path)["Is the run slow for one of the known reasons?"].verdict is False
     metrics["data_wait_seconds"] = 0.02
-    by_name[practical7.DDP]["observed"]["threads_per_device"] = 4
+    by_name[setups.DDP]["observed"]["threads_per_device"] = 4
     told = answers(found, tmp_path)["Is the run slow for one of the known reasons?"]
     assert "Slow data" in told.text
     assert "too many threads (8)" in told.text
@@ -354,9 +354,9 @@ def test_the_hybrid_synchronises_once_or_is_said_not_to(tmp_path):
     assert told["Does synchronisation still happen?"].verdict is False
     assert told["Are several devices still used by a rank?"].verdict is False
     assert told["Does the idle share of the devices fall with more micro-batches?"].verdict is True
-    by_name[practical10.HYBRID]["observed"]["buckets"][0]["in_last_pass"] = False
-    by_name[practical10.MICRO8]["metrics"]["bubble"]["measured"] = 0.9
-    by_name[practical10.MICRO8]["all_reduces_per_step"] = 16
+    by_name[setups.HYBRID]["observed"]["buckets"][0]["in_last_pass"] = False
+    by_name[setups.MICRO8]["metrics"]["bubble"]["measured"] = 0.9
+    by_name[setups.MICRO8]["all_reduces_per_step"] = 16
     told = answers(found, tmp_path)
     assert "1 begin earlier" in told["When does synchronisation happen?"].text
     assert told["Does the idle share of the devices fall with more micro-batches?"].verdict is False
@@ -372,5 +372,5 @@ def test_a_larger_batch_and_what_stays(tmp_path):
     for of in changed["rows"]:
         of["samples_per_second"] = 1000.0
     assert answers(changed, tmp_path)["Does a larger batch train more samples per second?"].verdict is False
-    by_name[practical10.DOUBLE]["all_reduces_per_step"] = 8
+    by_name[setups.DOUBLE]["all_reduces_per_step"] = 8
     assert "all-reduces" in answers(found, tmp_path)["What changes with the batch size?"].text
