@@ -30,8 +30,8 @@ OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--workload", metavar="NAME|FILE.py:FUNCTION", default="mlp", show_default=True, help="What is trained."),
     click.option("--batch-size", type=int, help="Samples per optimiser step over ALL devices."),
     click.option("--device", metavar="auto|cpu|cuda", default="auto", show_default=True, help="Where the devices are taken from."),
-    click.option("--rounds", type=int, help="How often every set-up is measured. [default: 5]"),
-    click.option("--steps", type=int, help="Optimiser steps of a set-up in one round. [default: 10 to 20]"),
+    click.option("--rounds", type=click.IntRange(1), help="How often every set-up is measured. [default: 5 or 7]"),
+    click.option("--steps", type=click.IntRange(2), help="Optimiser steps of a set-up in one round. [default: 10 to 20]"),
     click.option("--markdown", type=SHEET, help="Write the lab sheet to this file; - prints it."),
     click.option("--blank", type=SHEET, help="Write the sheet with empty cells, to hand out, to this file; - prints it."),
     click.option("--run", "run_folder", type=FOLDER, help="Measure nothing: tell from this folder of an earlier run."),
@@ -40,7 +40,14 @@ OPTIONS: list[Callable[[Any], Any]] = [
 ]
 
 
-@click.group()
+class InOrder(click.Group):
+    """Practical 5 before practical 10."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=InOrder)
 def practical() -> None:
     """Run a practical of the course from start to end: its tables filled, its questions answered from what was measured.
 

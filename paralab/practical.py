@@ -149,8 +149,8 @@ def _needed(parts: tuple[LabPart, ...], chosen: Iterable[int]) -> list[str]:
 
 def newest(number: int, root: Path = Path("runs")) -> Path:
     """The newest run of a practical under runs/."""
-    found = [path.parent for path in root.glob("*_practical_*/manifest.json")]
+    found = root.glob("*_practical_*/manifest.json")
     for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
-        if number_of(path) == number:
-            return path
+        if number_of(path.parent) == number:
+            return path.parent
     raise UsageError(f"There is no run of practical {number} under {root}/.", cure=f"paralab practical {number}, or --run FOLDER")

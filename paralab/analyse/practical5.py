@@ -260,7 +260,7 @@ def mechanism(lab: Lab) -> list[Block]:
     for kind, words in MECHANISM.items():
         part = copied.get(kind, nothing)
         counts = (cells.exact(part["times"], INSIDE_CALLS), cells.duration(part["seconds"], INSIDE_CALLS))
-        lines.append((cells.name(kind), cells.name(words), *counts, cells.held_bytes(part["bytes"], INSIDE_CALLS)))
+        lines.append((cells.name(kind), cells.words(words), *counts, cells.held_bytes(part["bytes"], INSIDE_CALLS)))
     columns = ("call", "what it does", "times per step", "time", "bytes")
     return [
         Table("What DataParallel does in one step", columns, tuple(lines), remarks_of([row])),

@@ -29,7 +29,7 @@ def ranks(lab: Lab) -> list[Block]:
             cells.exact(rank["local_rank"]),
             cells.exact(world),
             cells.name(listed(rank["devices"])),
-            cells.by_run(rank["pid"]),
+            cells.words(rank["pid"]),
             cells.name(f"Rank: {rank['rank']} | Local Rank: {rank['local_rank']}"),
         )
         for rank in row["ranks"]

@@ -126,13 +126,13 @@ def effects(lab: Lab) -> list[Block]:
     both = next((name for name in (BOTH, BOTH_FP16) if name in lab), None)
     names = [ACCUMULATE, amp, both]
     goals = ("a large batch in small passes", "faster arithmetic, fewer bytes", "both")
-    lines = [(cells.name("goal"), *map(cells.name, goals))]
+    lines = [(cells.name("goal"), *map(cells.words, goals))]
 
     def line(title: str, of: Callable[[str], Cell]) -> None:
         lines.append((cells.name(title), *(of(name) if name else cells.missing(lab.why_not(BF16)) for name in names)))
 
     line("memory", lambda name: cells.held_bytes(memory_of(lab[name])))
-    line("effect on memory", lambda name: cells.name(more_or_less(memory_of(lab[DDP]), memory_of(lab[name]))))
+    line("effect on memory", lambda name: cells.words(more_or_less(memory_of(lab[DDP]), memory_of(lab[name]))))
     line("step time", lambda name: cells.step_time(lab[name]))
     line("effect on speed (times as fast)", lambda name: cells.ratio(lab.ratio(DDP, name)))
     line("all-reduces per step", lambda name: cells.exact(lab[name]["all_reduces_per_step"]))
@@ -204,7 +204,7 @@ def combined(lab: Lab, amp: str, both: str | None) -> Answer:
 def debugging(lab: Lab) -> list[Block]:
     row = lab[DDP]
     checks = problems(row, lab.comparison["machine"]["cores"])
-    lines = [(cells.name(name), cells.name(look), found, cells.yes_no(seen)) for name, look, found, seen in checks]
+    lines = [(cells.name(name), cells.words(look), found, cells.yes_no(seen)) for name, look, found, seen in checks]
     step, proof, bad = row["step_seconds"]["median"], row["parity"] or {}, sum(loss is None for loss in row["losses"])
     slow = [f"{name} ({found.text})" for name, _, found, seen in checks[3:] if seen]
     text = (

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from paralab.analyse.blocks import Answer, Table
+from paralab.analyse.blocks import Answer, Cell, Table
 from paralab.analyse.practical import PRACTICALS, document_of
 from paralab.analyse.reading import document_of as shown
-from paralab.analyse.sheet import compared, emptied, parse, parsed
+from paralab.analyse.sheet import compared, contradiction, emptied, parse, parsed
 from paralab.cli_practical import TITLES
 from paralab.practical import MEASURED
 from paralab.show.markdown import as_markdown
@@ -67,6 +67,8 @@ def test_all_tables_are_filled_and_all_questions_answered(practical):
 
 
 def test_every_set_up_ran_and_was_proved_equal(practical):
+    # In practical 7, `mlp:faint` is first loaded after a proof in fp64. Its data was fp64 then, because the proof had left fp64 as
+    # torch's default type to the next training, and the first fp16 set-up failed.
     _, folder, printed = practical
     cases = json.loads((folder / "manifest.json").read_text())["cases"]
     assert [case["name"] for case in cases if case["error"] or not case["parity"]["equal"]] == []
@@ -104,7 +106,7 @@ def test_a_tampered_sheet_is_reported_exactly(room, five):
     for right, written in wrong.items():
         assert right in tampered, right
         tampered = tampered.replace(right, written)
-    tampered = tampered.replace(single, single.replace(single.split("|")[2], f" {seconds * 1e4:.3g} ms "), 1)  # ten times too long
+    tampered = tampered.replace(single, single.replace(single.split("|")[2], f" {seconds * 1e5:.4g} ms "), 1)  # a hundred times
     tampered = tampered.replace("| scatter | splits the input | 1 |", "| scatter | splits the input |  |")  # not filled in
     done = check(room, 5, tampered, "--json")
     assert done.code == 1, done.err
@@ -118,9 +120,9 @@ def test_a_tampered_sheet_is_reported_exactly(room, five):
     ]
     assert [(entry["row"], entry["column"]) for entry in result["missing"]] == [("scatter", "times per step")]
     slow = next(entry for entry in result["contradictions"] if entry["column"] == "step time")
-    assert slow["reason"].startswith("10 times the run's value"), slow
+    assert float(slow["reason"].split()[0]) == pytest.approx(100, rel=0.02), slow
     words = check(room, 5, tampered).out
-    assert "you wrote 11/10/11, the run has 11/11/10: it is 11/11/10" in words
+    assert "you wrote 11/10/11, the run has 11/11/10: the sum is right, the parts are not" in words
     assert "4 contradictions, 1 missing value" in words
     assert check(room, 5, text).code == 0
 
@@ -140,6 +142,33 @@ def test_numbers_with_units():
     assert parsed("1,768")[0] == 1768
     assert parsed("fast")[0] is None
     assert parsed("3 bananas")[0] is None
+
+
+@pytest.mark.parametrize(
+    ("written", "cell", "reason"),
+    [
+        ("35 ms", Cell("34.6 ms", 0.0346, 0.0340, 0.0350), ""),
+        ("0.043 s", Cell("34.6 ms", 0.0346, 0.0340, 0.0350), ""),  # 35.0 ms and 25 %
+        ("45 ms", Cell("34.6 ms", 0.0346, 0.0340, 0.0350), "1.3 times the run's value; allowed is 25.5 ms to 43.8 ms"),
+        ("34.6", Cell("34.6 ms", 0.0346, 0.0340, 0.0350), "1e+03 times the run's value"),  # no unit: seconds
+        ("3", Cell("2", 2), "this is counted"),
+        ("24 MiB", Cell("24.0 MiB", 25190400), ""),
+        ("25.19 MB", Cell("24.0 MiB", 25190400), ""),
+        ("24.5 MiB", Cell("24.0 MiB", 25190400), "this is counted"),
+        ("32 and 32", Cell("32/32", "32/32"), ""),
+        ("32/32", Cell("by each rank: 32/32", "by each rank: 32/32"), ""),
+        ("22/22/21", Cell("22/22/20", "22/22/20"), "it adds up to 65, the batch has 64"),
+        ("cpu:0, cpu:2", Cell("cpu:0 and cpu:2", "cpu:0 and cpu:2"), ""),
+        ("cpu:1", Cell("cpu:0", "cpu:0"), "a name must be the run's"),
+        ("No", Cell("yes", True), "the run says yes"),
+        ("60 % and 61 %", Cell("58 % and 60 %", 0.59, 0.58, 0.60), ""),
+        ("to go faster", Cell("faster arithmetic"), ""),  # free words
+    ],
+)
+def test_what_contradicts_a_cell(written, cell, reason):
+    found = contradiction(written, cell, 0.25)
+    assert found.startswith(reason)
+    assert bool(found) == bool(reason)
 
 
 def test_a_bold_line_is_a_question_unless_a_table_follows():
