@@ -157,7 +157,11 @@ def got_faster(single: Row, dp: Row, ratio: Ratio) -> Answer:
 
 
 def proportional(row: Row, ratio: Ratio) -> Answer:
+    question = "Is the speed-up proportional to the number of devices?"
     devices, exposed = row["devices"], row["metrics"]["exposed_share"]
+    if devices < 2:
+        text = f"It cannot be told with 1 device ({factor(ratio.value)} times the speed {interval(ratio)}): {sharing(row)}."
+        return Answer(question, text, {"speed_up": ratio.value, "devices": devices})
     reached = reaches(ratio, PROPORTIONAL * devices)
     text = f"{plural(devices, 'device')} gave {factor(ratio.value)} times the speed {interval(ratio)}, "
     text += f"{share(ratio.value / devices)} of the proportional {devices} times"
@@ -169,7 +173,7 @@ def proportional(row: Row, ratio: Ratio) -> Answer:
         text += f"; {share(exposed)} of each step is copying or communication that nothing hides: a communication bottleneck"
         text += ", though not the only cause" if exposed < (1 - ratio.value / devices) / 2 else ""
     evidence = {"speed_up": ratio.value, "devices": devices, "efficiency_share": ratio.value / devices, "exposed_share": exposed}
-    return Answer("Is the speed-up proportional to the number of devices?", text + ".", evidence, reached)
+    return Answer(question, text + ".", evidence, reached)
 
 
 def bottleneck(lab: Lab) -> list[Block]:

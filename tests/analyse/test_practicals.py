@@ -374,3 +374,42 @@ def test_a_larger_batch_and_what_stays(tmp_path):
     assert answers(changed, tmp_path)["Does a larger batch train more samples per second?"].verdict is False
     by_name[setups.DOUBLE]["all_reduces_per_step"] = 8
     assert "all-reduces" in answers(found, tmp_path)["What changes with the batch size?"].text
+
+
+def on_one_gpu(found):
+    """The same evidence as one GPU gives it: every device is cuda:0, memory is the allocator's, DataParallel's inside is not seen."""
+    found["machine"]["gpus"] = [{"name": "a GPU"}]
+    for of in found["rows"]:
+        dp = of["strategy"] == "dp"
+        for rank in of["ranks"]:
+            rank.update(devices=["cuda:0"] * len(rank["devices"]), virtual=False)
+        for split in of["splits"]:
+            split.update(device="cuda:0", physical="cuda:0")
+        of["devices"] = 1
+        of["remarks"] = ["shared: cuda:0 does the work of several devices, so nothing can get faster by it"]
+        own = {entry["rank"]: entry for entry in of["peak_bytes"]}
+        of["peak_bytes"] = [entry | {"device": "cuda:0", "how": "allocator", "activations": None} for entry in own.values()]
+        of["metrics"]["busy"] = [{"rank": float(rank["rank"]), "device": "cuda:0", "share": 0.5} for rank in of["ranks"]]
+        of["metrics"]["balance"] = None if dp or len(of["ranks"]) < 2 else 1.0
+        of["metrics"]["load"]["gpu"] = [{"device": "cuda:0", "utilization": 0.5, "used_bytes": MIB}]
+        if dp:
+            timed = ("scatter", "replicate", "gather")
+            of["observed"]["copying"] = {kind: {"seconds": 0.001, "bytes": None, "times": 1} for kind in timed}
+
+
+@pytest.mark.parametrize("number", [5, 6, 7, 10])
+def test_on_one_gpu_what_cannot_be_known_is_told_with_its_reason(number, tmp_path):
+    found, _ = comparison(number)
+    on_one_gpu(found)
+    for section in tell(PRACTICALS[number].parts, found, tmp_path):
+        for block in section.blocks:
+            if isinstance(block, Table):
+                assert all(cell.text and cell.text != "not measured" for line in block.rows for cell in line), block
+            if isinstance(block, Answer):
+                assert numbers_in(block.text), block
+                assert "None" not in block.text, block
+    told = answers(found, tmp_path)
+    if number == 5:
+        assert "all replicas share it" in told["Is device 0 more loaded than the others?"].text
+        assert "inside the backward pass" in told["Does it collect outputs and gradients on device 0?"].text
+        assert "shared: cuda:0" in told["Is the speed-up proportional to the number of devices?"].text
