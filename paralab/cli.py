@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from paralab import __version__
+from paralab.cli_practical import practical
 from paralab.errors import ParalabError, UsageError
 from paralab.plan.request import PRECISIONS, STRATEGIES, Request, only_applicable
 
@@ -306,6 +307,9 @@ def env(as_json: bool) -> None:
 
     found = environment()
     click.echo(json.dumps(found)) if as_json else print_environment(found)
+
+
+main.add_command(practical)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

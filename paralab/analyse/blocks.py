@@ -12,10 +12,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Cell:
-    """What is printed, and the number behind it (what JSON has)."""
+    """What is printed, and the number behind it (what JSON has). A measured number has its spread, p10 … p90 or an interval;
+    without one it is exact: a count, a split, a name."""
 
     text: str
     value: Any = None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)

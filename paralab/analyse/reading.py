@@ -1,4 +1,4 @@
-"""Any folder that paralab has made -> the document that tells it: a run, a comparison, a scaling, a tuning."""
+"""Any folder that paralab has made -> the document that tells it: a run, a comparison, a scaling, a tuning, a practical."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paralab.analyse import scaling, tuned
+from paralab.analyse import practical, scaling, tuned
 from paralab.analyse.blocks import Document
 from paralab.analyse.comparison import comparison_of, comparison_of_runs, read_manifest
 from paralab.analyse.report import report
@@ -40,4 +40,4 @@ def _tune(folder: Path) -> Document:
     return tuned.document(folder)
 
 
-DOCUMENTS: dict[str, Any] = {"compare": _compare, "scale": _scale, "tune": _tune}
+DOCUMENTS: dict[str, Any] = {"compare": _compare, "scale": _scale, "tune": _tune, "practical": practical.document_of}

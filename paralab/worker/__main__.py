@@ -96,7 +96,8 @@ def _is_over(deadline: float, world_size: int) -> bool:
 
 
 def _tidy() -> None:
-    """Leave nothing of one training to the next: neither memory nor its peak."""
+    """Leave nothing of one training to the next: neither memory nor its peak, nor fp64 as the type of a workload's new data."""
+    torch.set_default_dtype(torch.float32)
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -76,17 +76,19 @@ class VirtualDataParallel(nn.Module):
         self.replicas = [module, *(copy.deepcopy(module) for _ in self.names[1:])]
         for replica in self.replicas[1:]:
             job.meter.ignore(replica.parameters())
+        held = sum(tensor.nbytes for tensor in [*module.parameters(), *module.buffers()])
+        self.copied_bytes = held * (len(self.names) - 1)  # in every step, to the replicas other than 0
         self.threads = ThreadPoolExecutor(len(self.names), thread_name_prefix="paralab-replica")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         probe = self.job.probe
         inputs = kwargs or (args if len(args) > 1 else args[0])
-        with probe.span("scatter"):
+        with probe.span("scatter", bytes=sum(tensor.nbytes for tensor in tensors(inputs))):
             parts = [take(inputs, *span) for span in spans(chunk_sizes(num_samples(inputs), len(self.names)))]
-        with probe.span("replicate"):
+        with probe.span("replicate", bytes=self.copied_bytes):
             self._replicate()
         outputs = list(self.threads.map(self.forward_replica, range(len(parts)), parts))
-        with probe.span("gather"):
+        with probe.span("gather", bytes=sum(tensor.nbytes for output in outputs for tensor in tensors(output))):
             return self._gather(outputs)
 
     @torch.no_grad()

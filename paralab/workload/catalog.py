@@ -28,6 +28,8 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
                 "tiny": {"dim": 16, "layers": 4, "samples": 300, "batch_size": 32},
                 "small": {"dim": 256, "layers": 6, "samples": 4096, "batch_size": 64},
                 "large": {"dim": 4096, "layers": 8, "samples": 1024, "batch_size": 256},
+                # A loss so small that its gradients underflow in fp16 without a GradScaler (practical 7).
+                "faint": {"dim": 256, "layers": 6, "samples": 4096, "batch_size": 64, "loss_divisor": 1000},
             },
         ),
         "cnn": BuiltIn(

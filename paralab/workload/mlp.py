@@ -10,7 +10,7 @@ from paralab.workload.workload import Workload
 CLASSES = 10
 
 
-def build(name: str, *, dim: int, layers: int, samples: int, batch_size: int) -> Workload:
+def build(name: str, *, dim: int, layers: int, samples: int, batch_size: int, loss_divisor: int = 1) -> Workload:
     generator = torch.Generator().manual_seed(0)
     patterns = torch.randn(CLASSES, dim, generator=generator)
     labels = torch.randint(CLASSES, (samples,), generator=generator)
@@ -20,10 +20,13 @@ def build(name: str, *, dim: int, layers: int, samples: int, batch_size: int) ->
         hidden = [part for _ in range(layers - 1) for part in (nn.Linear(dim, dim), nn.ReLU())]
         return nn.Sequential(*hidden, nn.Linear(dim, dim))
 
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output, target) / loss_divisor
+
     return Workload(
         model=model,
         data=(inputs, labels),
-        loss=nn.functional.cross_entropy,
+        loss=loss,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
         batch_size=batch_size,
         data_path=f"synthetic: {samples} vectors of {dim} numbers in {CLASSES} classes, made from a fixed seed",

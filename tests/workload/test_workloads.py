@@ -28,6 +28,12 @@ def test_a_built_in_workload_learns(family):
     assert losses[-1] < 0.9 * losses[0]
 
 
+def test_mlp_faint_is_mlp_small_with_a_thousandth_of_its_loss():
+    output, target = torch.randn(4, 256), torch.tensor([1, 2, 3, 4])
+    faint, small = (load_workload(f"mlp:{size}").loss(output, target) for size in ("faint", "small"))
+    assert faint.item() == pytest.approx(small.item() / 1000)
+
+
 def test_gpt_124m_has_the_size_of_its_name():
     numbers = {**BUILT_IN["gpt"].sizes["124m"], "samples": 1}
     workload = gpt.build("gpt:124m", **numbers)
