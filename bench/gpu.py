@@ -1,76 +1,102 @@
-"""Every CUDA path on one GPU (or more), in one call and as a short table: `make gpu`.
+"""Every CUDA path on one GPU, as short tables.
 
-Runs each strategy, the proof that they are the same training, fp16 with a scale that overflows and recovers, the step of
-gpt:124m beside a hand-written loop, and the tests marked `gpu`.
+    make gpu
+
+Comparisons (real nn.DataParallel with repeated device ids, two ranks on one GPU over gloo, tf32, bf16 and fp16 with a GradScaler,
+stages, NVML's load), a practical, proofs, the cost of measuring, and the tests marked `gpu`. The pages and results are kept in the
+folder named by the variable KEEP, if it is set.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RUNS = [
-    ["single"],
-    ["single", "--precision", "tf32"],
-    ["single", "--precision", "bf16"],
-    ["dp", "--replicas", "2"],
-    ["dp", "--replicas", "3"],
-    ["ddp", "--replicas", "2"],
-    ["ddp", "--replicas", "2", "--accumulate", "4", "--precision", "bf16"],
-    ["mp", "--stages", "2"],
-    ["pipeline", "--stages", "2", "--micro-batches", "4"],
-    ["hybrid", "--replicas", "2", "--stages", "2", "--micro-batches", "4"],
-    ["single", "--precision", "fp16", "--loss-scale", "1e9", "--workload", "gpt", "--steps", "40"],
-    ["ddp", "--replicas", "2", "--precision", "fp16", "--workload", "gpt"],
-]
+COMPARISONS = [
+    ["compare"],
+    ["compare", "--workload", "mlp:large", "--no-proof", "--rounds", "2", "--steps", "10"],
+    ["compare", "single", "single --precision tf32", "single --precision bf16", "single --precision fp16", "--workload", "gpt:124m",
+     "--no-proof", "--rounds", "3"],
+]  # fmt: skip
+PRACTICALS = ["7"]
+PROOFS = [["ddp", "--precision", "fp32"], ["all", "--workload", "gpt:tiny"]]
 
 
 def paralab(*arguments: str, folder: str) -> dict:
-    command = [sys.executable, "-m", "paralab", *arguments, "--json"]
+    command = [sys.executable, "-m", "paralab", *arguments, "--device", "cuda", "--json"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    start = time.perf_counter()
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    print(f"\n$ paralab {' '.join(arguments)}   ({time.perf_counter() - start:.0f} s)", flush=True)
     if done.returncode:
-        print(f"FAILED: paralab {' '.join(arguments)}\n{done.stderr}", flush=True)
+        print(f"FAILED\n{done.stderr}", flush=True)
         return {}
     return json.loads(done.stdout)
+
+
+def show_comparison(result: dict) -> None:
+    for row in result["rows"]:
+        if row["error"]:
+            print(f"{row['name']:<34} {row['error']}")
+            continue
+        metrics, ratio = row["metrics"], row["speed_up"]
+        gpu = metrics["load"]["gpu"]
+        load = f"load {gpu[0]['utilization']:.0%}" if gpu else f"load: {metrics['load']['not_measured']}"
+        peak = metrics["flops"]["share_of_peak"]
+        print(
+            f"{row['name']:<34} {row['step_seconds']['median'] * 1e3:8.2f} ms  {ratio['value']:5.2f} "
+            f"({ratio['low']:.2f}-{ratio['high']:.2f})  comm {metrics['communication_share']:4.0%}  "
+            f"peak {max(m['bytes'] for m in row['peak_bytes']) / 2**20:6.0f} MiB  {load}  "
+            f"{'' if peak is None else f'{peak:.0%} of peak  '}"
+            f"{'' if row['parity'] is None else 'equal' if row['parity']['equal'] else row['parity']['cause']}",
+            flush=True,
+        )
+
+
+def keep(folder: Path, name: str) -> None:
+    if os.environ.get("KEEP"):
+        for file in ("report.html", "result.json", "sheet.md"):
+            if (folder / file).exists():
+                shutil.copy(folder / file, Path(os.environ["KEEP"], f"{name}_{file}"))
 
 
 def main() -> None:
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
-        print(f"{'paralab run …':<76} {'step':>9} {'peak':>9}  loss")
-        for options in RUNS:
-            given = options if "--workload" in options else [*options, "--workload", "mlp:large"]
-            result = paralab("run", *given, "--device", "cuda", folder=folder)
+        for number, arguments in enumerate(COMPARISONS):
+            result = paralab(*arguments, folder=folder)
             failed += not result
             if result:
-                losses = [loss for loss in result["losses"] if loss is not None]
-                peak = max(memory["bytes"] for memory in result["peak_bytes"]) / 2**20
-                skipped = f", {result['skipped_steps']} of {result['steps']} steps skipped" if result["skipped_steps"] else ""
-                step = result["step_seconds"]["median"] * 1e3
-                print(
-                    f"{' '.join(given):<76} {step:6.2f} ms {peak:5.0f} MiB  {losses[0]:.3f} → {losses[-1]:.3f}{skipped}", flush=True
-                )
-        for options in (["all"], ["ddp", "--precision", "fp32"]):
-            proof = paralab("verify", *options, "--device", "cuda", folder=folder)
+                show_comparison(result)
+                keep(Path(folder, result["run_folder"]), f"compare{number}")
+        for number in PRACTICALS:
+            out = Path(folder, f"practical{number}")
+            result = paralab("practical", number, "--out", str(out), folder=folder)
+            failed += not result
+            if result:
+                print((out / "sheet.md").read_text(), flush=True)
+                keep(out, f"practical{number}")
+        for options in PROOFS:
+            proof = paralab("verify", *options, folder=folder)
             failed += not proof
             if proof:
                 equal = sum(case["equal"] for case in proof["cases"])
                 legitimate = sum(case["legitimate"] for case in proof["cases"])
                 largest = max(case["max_difference"] for case in proof["cases"])
-                words = f"{equal} of {len(proof['cases'])} equal, {legitimate} differ for a known reason, largest {largest:.1e}"
-                print(f"verify {' '.join(options)}: {words} ({proof['seconds']:.0f} s)", flush=True)
+                known = f"{legitimate} differ for a known reason"
+                print(f"{equal} of {len(proof['cases'])} equal, {known}, largest {largest:.1e}", flush=True)
     sys.stdout.flush()
-    failed += subprocess.run([sys.executable, str(ROOT / "bench/overhead.py"), "gpu"], cwd=ROOT).returncode != 0
-    failed += (
-        subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests"], cwd=ROOT).returncode
-        != 0
-    )
+    if "--short" not in sys.argv:
+        tests = ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests"]
+        for command in ([str(ROOT / "bench/overhead.py"), "gpu"], tests):
+            failed += subprocess.run([sys.executable, *command], cwd=ROOT).returncode != 0
     sys.exit(bool(failed))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from paralab.analyse.comparison import comparison_of
 from paralab.errors import UsageError
-from paralab.experiment import BUDGET_SECONDS, ROUNDS, STEPS, Case, measure, resolve_all
+from paralab.experiment import BUDGET_SECONDS, ROUNDS, Case, measure, resolve_all
 from paralab.plan.request import APPLIES, Request, only_applicable
 from paralab.record.folder import RunFolder
 from paralab.training import look_once, slug
@@ -64,7 +64,6 @@ def compare(
 ) -> dict[str, Any]:
     """Measure the cases; return the comparison, which is computed from the folder that they leave."""
     started = time.perf_counter()
-    steps = steps or STEPS
     cases = [replace(case, request=only_applicable(replace(case.request, steps=case.request.steps or steps))) for case in cases]
     labels = [case.label for case in cases]
     twice = next((label for label in labels if labels.count(label) > 1), None)

@@ -34,7 +34,7 @@ PROOF_STEPS = 3
 ROUNDS = 5
 SURE_ROUNDS = 2  # are always done; the others only if there is time, unless their number was given
 BUDGET_SECONDS = 60.0  # for the proofs and the rounds of a comparison whose number of rounds was not given
-STEPS = 10  # of each set-up in each round; the first three warm up
+STEPS = {"cpu": 10, "cuda": 30}  # of each set-up in each round; the first three warm up
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ def resolve_all(cases: Sequence[Case]) -> tuple[list[Resolved], list[dict[str, s
 
     def resolved(case: Case, threads: int | None) -> Resolved | None:
         machine, summary = seen[case.request.workload]
-        request = replace(case.request, threads_per_device=case.request.threads_per_device or threads)
+        steps = case.request.steps or STEPS["cuda" if machine.gpus and case.request.device != "cpu" else "cpu"]
+        request = replace(case.request, steps=steps, threads_per_device=case.request.threads_per_device or threads)
         try:
             plan = resolve(request, machine, summary, probe_once, threads_asked())
         except UsageError as error:

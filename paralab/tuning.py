@@ -22,7 +22,7 @@ from typing import Any
 from paralab.analyse.tuned import choice_of
 from paralab.comparison import compare
 from paralab.errors import UsageError
-from paralab.experiment import STEPS, Case, described
+from paralab.experiment import Case, described
 from paralab.plan.request import APPLIES, Request, check
 from paralab.record.folder import RunFolder
 from paralab.training import look_once, slug
@@ -49,7 +49,7 @@ def tune(
     if base.strategy not in ("ddp", "pipeline", "hybrid"):
         raise UsageError(f"{base.strategy} has nothing to tune: no buckets, no micro-batches.", cure="tune ddp, pipeline or hybrid")
     started = time.perf_counter()
-    base = replace(base, workload=check_reference(base.workload), steps=base.steps or STEPS)
+    base = replace(base, workload=check_reference(base.workload))
     machine, summary = look_once(base.workload, base.device, True, base.batch_size, 1)
     folder = RunFolder.create(out, f"tune_{base.strategy}_{slug(summary.name)}")
     spent = 0

@@ -308,6 +308,8 @@ def _load(recording: Recording) -> dict[str, Any]:
                     gpu.setdefault(device["device"], []).append(device["utilization"])
                     memory.setdefault(device["device"], []).append(device["used_bytes"])
     reasons = {event["not_measured"] for event in recording.named("load") if "not_measured" in event}
+    if not cpu:
+        reasons.add("too short a run: load is sampled every 0.1 s")
     return {
         "cores_per_rank": [cpu.get(rank) for rank in range(recording.world_size)],
         "gpu": [
