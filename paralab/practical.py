@@ -14,9 +14,9 @@ from paralab.analyse.practical import document, find, number_of
 from paralab.comparison import compare
 from paralab.errors import UsageError
 from paralab.experiment import Case
-from paralab.launch.inspect import look_at
 from paralab.machine.host import Machine
 from paralab.plan.request import Request
+from paralab.training import look_once
 from paralab.units import plural
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
@@ -125,7 +125,7 @@ def run(
         raise UsageError(f"Practical {number} has no part {part}.", cure=f"--part 1 … {len(told)}")
     say("looking at the machine and the workload")
     base = replace(base, workload=check_reference(base.workload))
-    machine, summary = look_at(base.workload, base.device, False, base.batch_size, 1)
+    machine, summary = look_once(base.workload, base.device, number == 10, base.batch_size, 1)
     known = measured.cases(base, machine, summary)
     cases = [known[name] for name in _needed(told, parts) if name in known]
     say(f"practical {number}: {plural(len(cases), 'set-up')}, {plural(rounds or measured.rounds, 'round')}")

@@ -52,7 +52,7 @@ def facts(manifest: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         ("versions", f"Python {machine['python']}, {versions}, CUDA {machine['cuda'] or 'none'}"),
         ("workload", f"{manifest['workload']['name']}: {manifest['workload']['parameters']:,} parameters"),
         ("data", str(manifest["workload"]["data_path"])),
-        ("command", " ".join(Path(word).name if number == 0 else word for number, word in enumerate(manifest["command"]))),
+        ("command", " ".join(["paralab", *manifest["command"][1:]])),
     )
 
 
