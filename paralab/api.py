@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +110,11 @@ def compare(
     """
     from paralab.show.page import write_report  # here: the template engine takes longer to import than all the rest
 
+    training.look_again()
     with _reference(workload) as reference:
         base = Request(strategy="single", workload=reference, **options)
         asked = [{"strategy": setup} if isinstance(setup, str) else setup for setup in setups]
-        cases = [Case(replace(base, **setup)) for setup in asked] or comparison.default_cases(base)
+        cases = [Case(comparison.with_common(base, setup)) for setup in asked] or comparison.default_cases(base)
         result = comparison.compare(cases, rounds=rounds, steps=steps, prove=prove, out=Path(out) if out else None)
     return result | {"report": str(write_report(Path(result["run_folder"])))}
 

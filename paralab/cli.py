@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,7 +17,7 @@ import click
 from paralab import __version__
 from paralab.cli_practical import practical
 from paralab.errors import ParalabError, UsageError
-from paralab.plan.request import PRECISIONS, STRATEGIES, Request, only_applicable
+from paralab.plan.request import PRECISIONS, STRATEGIES, Request
 
 REQUEST_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--workload", metavar="NAME|FILE.py:FUNCTION", default=None, help="What is trained. [default: mlp]"),
@@ -274,6 +274,7 @@ def show(folders: tuple[Path, ...], report: Path | None, markdown: Path | None, 
     Several runs that were made one by one are shown side by side.
     """
     from paralab.analyse.reading import document_of, document_of_runs
+    from paralab.record.folder import write_new
     from paralab.show.document import print_document, print_summary
     from paralab.show.markdown import as_markdown
     from paralab.show.page import render
@@ -285,7 +286,7 @@ def show(folders: tuple[Path, ...], report: Path | None, markdown: Path | None, 
         (print_document if everything else print_summary)(document)
     for path, text in ((report, render), (markdown, as_markdown)):
         if path:
-            path.write_text(text(document), encoding="utf-8")
+            write_new(path, text(document))
             click.echo(f"{path} written", err=True)
 
 
@@ -319,12 +320,16 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 def _parsed(text: str, options: dict[str, Any]) -> Request:
     """A set-up as on the command line of `run`; what stands outside the quotes holds where it means something."""
-    words = shlex.split(text)
+    from paralab.comparison import with_common
+
+    try:
+        strategy, *words = shlex.split(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is no set-up.", cure='a strategy with its options: "ddp --replicas 2"') from None
     setup = click.Command(text, params=[p for p in compare.params if p.name in options])
-    own = _given(setup.make_context(text, words[1:]).params)
+    own = _given(setup.make_context(text, words).params)
     own = {name: value for name, value in own.items() if (name, value) not in (("seed", 0), ("device", "auto"))}
-    given = only_applicable(Request(strategy=words[0], **_given(options))) if words[0] in STRATEGIES else Request(words[0])
-    return replace(given, **own)
+    return with_common(Request(strategy="single", **_given(options)), {"strategy": strategy, **own})
 
 
 def _say(as_json: bool) -> Callable[[str], None]:
@@ -338,9 +343,12 @@ def _tell(result: dict[str, Any], as_json: bool) -> None:
     from paralab.show.page import write_report
 
     folder = Path(result["run_folder"])
-    document, page = document_of(folder), write_report(folder)
+    document = document_of(folder)
+    page = write_report(folder, document)
     if as_json:
         click.echo(json.dumps({**result, "findings": [asdict(finding) for finding in document.findings], "report": str(page)}))
-        return
-    print_summary(document)
-    click.echo(f"{result['seconds']:.0f} s; all tables and pictures: {page}")
+    else:
+        print_summary(document)
+        click.echo(f"{result['seconds']:.0f} s; all tables and pictures: {page}")
+    if all(row["error"] for row in result.get("rows", [{"error": None}])):
+        sys.exit(1)

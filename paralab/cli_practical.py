@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paralab.errors import ParalabError, UsageError
+from paralab.errors import UsageError
 from paralab.plan.request import Request
+from paralab.record.folder import write_new
 
 if TYPE_CHECKING:
     from paralab.analyse.blocks import Document
@@ -61,6 +62,8 @@ def practical() -> None:
 
 def _add(number: int, title: str) -> None:
     def command(as_json: bool, markdown: Path | None, blank: Path | None, run_folder: Path | None, **options: Any) -> None:
+        if as_json and "-" in (str(markdown), str(blank)):
+            raise UsageError("--json and - both print on stdout.", cure="a file name instead of -")
         document, folder = _told(number, run_folder, as_json or str(markdown) == "-" or str(blank) == "-", options)
         if blank:
             from paralab.analyse.sheet import emptied
@@ -123,10 +126,7 @@ def _write(path: Path, text: str) -> None:
     if str(path) == "-":
         click.echo(text, nl=False)
         return
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ParalabError(f"{path} cannot be written: {error.strerror}.", cure="a file in a folder that exists") from error
+    write_new(path, text)
 
 
 @practical.command()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from paralab.analyse.comparison import comparison_of
-from paralab.errors import UsageError
+from paralab.errors import Interrupted, UsageError
 from paralab.experiment import BUDGET_SECONDS, ROUNDS, Case, measure, resolve_all
-from paralab.plan.request import APPLIES, Request, only_applicable
+from paralab.plan.request import APPLIES, STRATEGIES, Request, flag_of, only_applicable
 from paralab.record.folder import RunFolder
 from paralab.training import look_once, slug
+from paralab.units import plural
 from paralab.workload.reference import check_reference
 
 
@@ -22,18 +23,24 @@ def default_cases(base: Request) -> list[Case]:
     has instructions for."""
     machine, _ = look_once(check_reference(base.workload), base.device, True, base.batch_size, 1)
     on_gpu = bool(machine.gpus) and base.device != "cpu"
-    ddp = replace(base, strategy="ddp")
     low = ("tf32", "bf16", "fp16") if on_gpu else ("bf16",)
-    return [
-        Case(replace(base, strategy="single")),
-        Case(replace(base, strategy="dp")),
-        Case(ddp),
-        Case(replace(ddp, accumulate=4)),
-        *(Case(replace(ddp, precision=precision), optional=True) for precision in low),
-        Case(replace(ddp, precision="bf16", accumulate=4), optional=True),
-        Case(replace(base, strategy="pipeline"), optional=True),
-        Case(replace(base, strategy="hybrid"), optional=True),
+    asked: list[dict[str, Any]] = [
+        {"strategy": "single"},
+        {"strategy": "dp"},
+        {"strategy": "ddp"},
+        {"strategy": "ddp", "accumulate": 4},
+        *({"strategy": "ddp", "precision": precision} for precision in low),
+        {"strategy": "ddp", "precision": "bf16", "accumulate": 4},
+        {"strategy": "pipeline"},
+        {"strategy": "hybrid"},
     ]
+    return [Case(with_common(base, setup), optional=number > 3) for number, setup in enumerate(asked)]
+
+
+def with_common(base: Request, own: dict[str, Any]) -> Request:
+    """A set-up with its own options, and those common ones that mean something for its strategy."""
+    strategy = own["strategy"]
+    return replace(only_applicable(replace(base, strategy=strategy)) if strategy in STRATEGIES else Request(strategy), **own)
 
 
 def scale_cases(base: Request, counts: str, weak: bool) -> list[Case]:
@@ -64,11 +71,11 @@ def compare(
 ) -> dict[str, Any]:
     """Measure the cases; return the comparison, which is computed from the folder that they leave."""
     started = time.perf_counter()
-    cases = [replace(case, request=only_applicable(replace(case.request, steps=case.request.steps or steps))) for case in cases]
-    labels = [case.label for case in cases]
-    twice = next((label for label in labels if labels.count(label) > 1), None)
-    if twice:
-        raise UsageError(f"The set-up {twice!r} is given twice.", cure="each one once; the rounds repeat it already")
+    cases = _told_apart([replace(case, request=replace(case.request, steps=case.request.steps or steps)) for case in cases])
+    workloads = list(dict.fromkeys(case.request.workload for case in cases))
+    if kind == "compare" and len(workloads) > 1:
+        named = ", ".join(workloads)
+        raise UsageError(f"Different workloads cannot be compared: {named}.", cure="--workload once, outside the quotes")
     resolved, left_out = resolve_all(cases)
     folder = RunFolder.create(out, f"{kind}_{slug(resolved[0].summary.name)}")
     measured = measure(folder, resolved, rounds or ROUNDS, prove, say, None if rounds else BUDGET_SECONDS)
@@ -82,4 +89,25 @@ def compare(
     )
     result = comparison_of(folder.path) | {"seconds": round(time.perf_counter() - started, 3)}
     folder.write_result(result)
+    if measured["interrupted"]:
+        rounds_done = plural(measured["rounds"], "whole round")
+        raise Interrupted(f"Stopped by Ctrl-C after {rounds_done}. What was measured is kept: paralab show {folder.path}")
     return result
+
+
+def _told_apart(cases: Sequence[Case]) -> list[Case]:
+    """Names that differ where the set-ups do."""
+    if len({case.request for case in cases}) < len(cases):
+        requests = [case.request for case in cases]
+        twice = next(case for case in cases if requests.count(case.request) > 1)
+        raise UsageError(f"The set-up {twice.label!r} is given twice.", cure="each one once; the rounds repeat it already")
+    if len({case.request.prefix for case in cases}) > 1:
+        raise UsageError("Set-ups with different --prefix cannot share their processes.", cure="--prefix outside the quotes")
+    labels = [case.label for case in cases]
+    options = [field.name for field in fields(Request) if len({getattr(case.request, field.name) for case in cases}) > 1]
+
+    def longer(case: Case) -> str:
+        said = [f"{flag_of(name)} {getattr(case.request, name)}" for name in options if getattr(case.request, name) is not None]
+        return " · ".join([case.label, *(word for word in said if word.split()[1] not in case.label)])
+
+    return [replace(case, name=longer(case)) if labels.count(case.label) > 1 else case for case in cases]

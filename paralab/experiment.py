@@ -7,6 +7,7 @@ manifest that says which is which; everything that is told about it is computed 
 from __future__ import annotations
 
 import random
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -15,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from paralab.analyse.parity import failed_case, judge
-from paralab.analyse.result import result_of
-from paralab.analyse.trace import trace_of
 from paralab.errors import RunFailed, UsageError
 from paralab.jobs import Job, train_all
 from paralab.machine.host import Machine, threads_asked
@@ -25,7 +24,7 @@ from paralab.plan.request import APPLIES, Request, flag_of, on_one_device
 from paralab.plan.resolve import needs_layers, resolve
 from paralab.record.folder import RunFolder
 from paralab.record.reader import read_events
-from paralab.training import look_once, probe_once, record_plan, refuse_inside, slug
+from paralab.training import finish, look_once, probe_once, record_plan, refuse_inside, slug
 from paralab.units import plural
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
@@ -82,7 +81,7 @@ def command(request: Request) -> str:
         if name in ("strategy", "steps") or value is None or (name, value) in (("seed", 0), ("device", "auto")):
             continue
         words += [flag_of(name)] if value is True else [flag_of(name), f"{value:g}" if isinstance(value, float) else str(value)]
-    return " ".join(words)
+    return shlex.join(words)
 
 
 def resolve_all(cases: Sequence[Case]) -> tuple[list[Resolved], list[dict[str, str]]]:
@@ -153,19 +152,31 @@ def measure(
                 timed[len(jobs)] = (number, round_)
                 deadline = budget_seconds if round_ >= SURE_ROUNDS and place == 0 else None
                 jobs.append(Job(item.plan, run, case=entries[number]["name"], deadline_seconds=deadline))
-        failed = train_all(folder, jobs, Progress(jobs, timed, rounds, say).poll)
+        interrupted = False
+        try:
+            failed = train_all(folder, jobs, Progress(jobs, timed, rounds, say).poll)
+        except KeyboardInterrupt:
+            failed, interrupted = {}, True
         for number, item in enumerate(cases):
-            entries[number]["parity"] = proofs[_structure(item)].verdict(failed, jobs) if prove else None
-    for place, (number, _) in timed.items():
+            proof = proofs.get(_structure(item))
+            entries[number]["parity"] = proof.verdict(failed, jobs) if proof and (proof.done or not interrupted) else None
+    # Only whole rounds are compared: those that every set-up has come through that did not fail.
+    gone = {number for place, (number, _) in timed.items() if place in failed}
+    cut = {round_ for place, (number, round_) in timed.items() if number not in gone and not jobs[place].done}
+    for place, (number, round_) in timed.items():
         run = jobs[place].folder
-        if place in failed or not jobs[place].begun:
-            entries[number]["error"] = failed[place].problem if place in failed else entries[number]["error"]
-            entries[number]["runs"].remove(str(run.path.relative_to(folder.path)))
-        else:
+        if number not in gone and round_ not in cut:
             finish(run)
+            continue
+        entries[number]["runs"].remove(str(run.path.relative_to(folder.path)))
+        if place in failed:
+            entries[number]["error"] = failed[place].problem
         if not jobs[place].begun:
             shutil.rmtree(run.path)  # made for a round for which there was no time
-    return {"cases": entries, "rounds": max(len(entry["runs"]) for entry in entries)}
+    for entry in entries:
+        if not entry["runs"] and not entry["error"]:
+            entry["error"] = "it was stopped before its first round was whole"
+    return {"cases": entries, "rounds": rounds - len(cut), "interrupted": interrupted}
 
 
 class Progress:
@@ -177,12 +188,17 @@ class Progress:
         self.told = -2
 
     def poll(self) -> None:
-        while self.next < len(self.jobs) and (self.jobs[self.next].folder.events / "rank0.jsonl").exists():
-            round_ = self.timed.get(self.next, (0, -1))[1]
-            if round_ != self.told:
-                self.told = round_
-                self.say("proving that it is the same training" if round_ < 0 else f"round {round_ + 1} of {self.rounds}")
-            self.next += 1
+        """Jobs are begun in order, but one that is hopeless is passed over."""
+        for place in range(len(self.jobs) - 1, self.next - 1, -1):
+            if (self.jobs[place].folder.events / "rank0.jsonl").exists():
+                self.next = place + 1
+                self._tell(self.timed.get(place, (0, -1))[1])
+                return
+
+    def _tell(self, round_: int) -> None:
+        if round_ != self.told:
+            self.told = round_
+            self.say("proving that it is the same training" if round_ < 0 else f"round {round_ + 1} of {self.rounds}")
 
 
 @dataclass
@@ -191,6 +207,10 @@ class Proof:
 
     plan: Plan
     jobs: list[Job]  # the reference, where this proof is the first to need it, and the case
+
+    @property
+    def done(self) -> bool:
+        return self.jobs[-1].done
 
     def verdict(self, failed: dict[int, RunFailed], jobs: list[Job]) -> dict[str, Any]:
         plan, errors = self.plan.to_json(), [failed[jobs.index(job)] for job in self.jobs if jobs.index(job) in failed]
@@ -222,14 +242,8 @@ def _proof_jobs(folder: RunFolder, cases: Sequence[Resolved], private: Path) -> 
             path = folder.path / "proof" / f"reference{len(references)}"
             jobs.append(Job(reference, RunFolder.create(path, ""), {"save_reference": references[single]}))
         path = folder.path / "proof" / f"{len(proofs):02d}_{slug(described(request))}"
-        # Named as the set-up: one that fails here is not measured either.
-        jobs.append(Job(plan, RunFolder.create(path, ""), {"compare_with": references[single]}, item.case.label))
+        jobs.append(Job(plan, RunFolder.create(path, ""), {"compare_with": references[single]}))
         proofs[request] = Proof(plan, jobs)
         for job in jobs:
             record_plan(job.folder, job.plan, item.machine, summary)
     return proofs
-
-
-def finish(folder: RunFolder) -> None:
-    folder.write_result(result_of(folder.path))
-    folder.write_trace(trace_of(folder.path))

@@ -34,16 +34,15 @@ class Job:
     deadline_seconds: float | None = None
 
     def spec(self) -> dict[str, Any]:
-        return {
-            "plan": self.plan.to_json(),
-            "events": str(self.folder.events.resolve()),
-            "extras": self.extras,
-            "deadline_seconds": self.deadline_seconds,
-        }
+        return {"plan": self.plan.to_json(), "events": str(self.folder.events.resolve()), "extras": self.extras}
 
     @property
     def begun(self) -> bool:
         return any(self.folder.events.iterdir())
+
+    @property
+    def done(self) -> bool:
+        return Recording.read(self.folder.path).status == "completed"
 
 
 def train_all(
@@ -52,20 +51,33 @@ def train_all(
     """Run the jobs; return the errors of those that failed, by their number. The logs of the ranks are in `folder`."""
     failed: dict[int, RunFailed] = {}
     left = list(range(len(jobs)))
+    deadlines = [job.deadline_seconds for job in jobs]
+    begin = time.perf_counter()
     while left:
         origin = time.perf_counter() if origin_seconds is None else origin_seconds
-        codes = launch(folder, [jobs[number].spec() for number in left], origin, on_poll)
-        undone = [number for number in left if Recording.read(jobs[number].folder.path).status != "completed"]
+        late = [None if (given := deadlines[number]) is None else begin + given - origin for number in left]
+        specs = [jobs[number].spec() | {"deadline_seconds": until} for number, until in zip(left, late, strict=True)]
+        codes = launch(folder, specs, origin, on_poll)
+        undone = [number for number in left if not jobs[number].done]
         if not any(codes) and not any(jobs[number].begun for number in undone):
             break  # all are done, or the deadline came first
         if not undone:  # all trainings are whole, but a process did not end well
             failed[left[-1]] = failure(jobs[left[-1]], folder, codes)
             break
         failed[undone[0]] = failure(jobs[undone[0]], folder, codes)
-        hopeless = [number for number in undone if jobs[number].case and jobs[number].case == jobs[undone[0]].case]
-        failed |= dict.fromkeys(hopeless, failed[undone[0]])
+        failed |= dict.fromkeys((n for n in undone if _hopeless(jobs[n], jobs[undone[0]])), failed[undone[0]])
         left = [number for number in undone if number not in failed]
+        for number in undone:  # the deadline of a job that is dropped holds for the next one
+            following = next((n for n in left if n > number), None)
+            if number in failed and following is not None and deadlines[following] is None:
+                deadlines[following] = deadlines[number]
     return failed
+
+
+def _hopeless(job: Job, failed: Job) -> bool:
+    """Of the same case as the one that failed, or to be compared with what that one should have left."""
+    reference = failed.extras.get("save_reference")
+    return bool(failed.case and job.case == failed.case) or bool(reference and job.extras.get("compare_with") == reference)
 
 
 def failure(job: Job, launched: RunFolder, codes: list[int | None]) -> RunFailed:

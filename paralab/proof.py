@@ -82,6 +82,7 @@ def verify(
         raise refused
     folder = RunFolder.create(out, f"verify_{strategy}")
     folder.write_manifest(
+        kind="verify",
         machine=asdict(seen[0][0]),
         workload=[asdict(summary) for _, summary in seen],
         cases=[{"options": r.case.options, "plan": r.plan.to_json()} for r in ready],

@@ -29,7 +29,18 @@ from paralab.workload.summary import Summary
 
 Watch = Callable[[Plan, RunFolder], Callable[[], None]]  # given the plan and the folder: what to do at every poll
 probe_once = cache(probe_cpu)
-look_once = cache(look_at)
+_look = cache(look_at)
+
+
+def look_once(workload: str, device: str, layers: bool, samples: int | None, threads: int | None) -> tuple[Machine, Summary]:
+    """As `look_at`, but the same question is asked once: an experiment has many set-ups of one workload."""
+    refuse_inside()
+    return _look(workload, device, layers, samples, threads)
+
+
+def look_again() -> None:
+    """A workload's file may have been changed since, in a notebook."""
+    _look.cache_clear()
 
 
 def make_plan(request: Request) -> tuple[Plan, Machine, Summary]:
@@ -96,20 +107,20 @@ def run(
     try:
         failed = train_all(folder, [job], on_poll, origin)
     except KeyboardInterrupt:
-        result = _finish(folder, origin, tensorboard)
+        result = finish(folder, time.perf_counter() - origin, tensorboard)
         raise Interrupted(
             f"Stopped by Ctrl-C after {result['steps']} of {plan.num_steps} steps. All ranks have ended; "
             f"the run folder is {folder.path}"
         ) from None
-    result = _finish(folder, origin, tensorboard)
+    result = finish(folder, time.perf_counter() - origin, tensorboard)
     if failed:
         raise failed[0]
     return result
 
 
-def _finish(folder: RunFolder, origin: float, tensorboard: Path | None = None) -> dict[str, Any]:
+def finish(folder: RunFolder, wall_seconds: float | None = None, tensorboard: Path | None = None) -> dict[str, Any]:
     """However the run ended: its result, then what is drawn from it, which must not cost the result whatever is wrong with it."""
-    result = result_of(folder.path) | {"wall_seconds": round(time.perf_counter() - origin, 3)}
+    result = result_of(folder.path) | ({} if wall_seconds is None else {"wall_seconds": round(wall_seconds, 3)})
     folder.write_result(result)
     try:
         folder.write_trace(trace_of(folder.path))

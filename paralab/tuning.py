@@ -21,7 +21,7 @@ from typing import Any
 
 from paralab.analyse.tuned import choice_of
 from paralab.comparison import compare
-from paralab.errors import UsageError
+from paralab.errors import RunFailed, UsageError
 from paralab.experiment import Case, described
 from paralab.plan.request import APPLIES, Request, check
 from paralab.record.folder import RunFolder
@@ -124,7 +124,7 @@ def combinations(base: Request, rung: dict[str, Any]) -> list[Request]:
 
 
 def _finalists(base: Request, rungs: list[dict[str, Any]]) -> list[Request]:
-    """The better half of the last rung, the best single change, and the best one in the fastest low precision."""
+    """The two best of all rungs, and the best of them in the fastest low precision."""
     rows = [row for rung in rungs for row in _outcomes(rung) if row["fits"]]
     same = [row for row in rows if (row["request"]["precision"] or "fp32") == (base.precision or "fp32") and not _is(row, base)]
     ordered = sorted(same, key=lambda row: float(row["relative"]))
@@ -147,7 +147,10 @@ def _rung(
     """Measure the default and the changed ones side by side; the final rung, which is told, is proved as well."""
     cases = [Case(base), *(Case(request, optional=True) for request in changed if request != base)]
     path = folder.path / f"rung{number}"
-    return compare(cases, rounds=rounds, prove=say is not None, out=path, say=say or (lambda line: None))
+    rung = compare(cases, rounds=rounds, prove=say is not None, out=path, say=say or (lambda line: None))
+    if rung["rows"][0]["error"]:
+        raise RunFailed(f"The default itself fails: {rung['rows'][0]['error']}", cure=f"read the logs in {path}")
+    return rung
 
 
 def _outcomes(rung: dict[str, Any]) -> list[dict[str, Any]]:

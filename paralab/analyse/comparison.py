@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from paralab.analyse.metrics import RULE
 from paralab.analyse.recording import Recording
-from paralab.analyse.result import quantile, result_of
+from paralab.analyse.result import result_of, spread
 from paralab.analyse.uncertainty import speed_up
 from paralab.errors import UsageError
 
@@ -44,18 +47,23 @@ def _compared(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
 
 def comparison_of_runs(folders: Sequence[Path]) -> dict[str, Any]:
     """Runs that were made one by one, as one comparison: one round, so differences have no interval."""
-    manifests = [Recording.read(folder).manifest for folder in folders]
+    recordings = [Recording.read(folder) for folder in folders]
+    manifests = [recording.manifest for recording in recordings]
+    workloads = list(dict.fromkeys(manifest["workload"]["name"] for manifest in manifests))
+    if len(workloads) > 1:
+        raise UsageError(f"These runs train different workloads: {', '.join(workloads)}.", cure="runs of one workload")
     entries = []
     for folder, manifest in zip(folders, manifests, strict=True):
-        words = ["paralab", *manifest["command"][1:]]
-        entries.append(
-            {"name": _run_name(manifest["plan"]), "command": " ".join(words), "request": manifest["plan"], "runs": [str(folder)]}
-        )
+        words = shlex.join(["paralab", *manifest["command"][1:]])
+        entries.append({"name": _run_name(manifest["plan"]), "command": words, "request": manifest["plan"], "runs": [str(folder)]})
     names = [entry["name"] for entry in entries]
     for number, entry in enumerate(entries):
         if names.count(entry["name"]) > 1:
             entry["name"] += f" ({folders[number].name})"
-    whole = {"kind": "run", "about": {}, "rounds": 1, "left_out": [], "cases": [entry | {"error": None} for entry in entries]}
+    for entry, recording in zip(entries, recordings, strict=True):
+        entry["error"] = None if recording.timed else f"no step was finished ({recording.status})"
+        entry["runs"] = entry["runs"] if recording.timed else []
+    whole = {"kind": "run", "about": {}, "rounds": 1, "left_out": [], "cases": entries}
     return _compared(Path(), manifests[0] | whole)
 
 
@@ -79,7 +87,7 @@ def _row(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     """One set-up: its rounds together."""
     results = [result_of(folder / run) for run in entry["runs"]]
     request, first = entry["request"], results[0] if results else {}
-    seconds = [step for run in entry["runs"] for step in step_seconds(Recording.read(folder / run))]
+    seconds = [step for run in entry["runs"] for step in Recording.read(folder / run).step_seconds]
     numbers = [r["step_seconds"]["median"] for r in results]
     devices = len(first.get("grid", {}).get("devices", [])) or None
     rate = _median([r["samples_per_second"] for r in results])
@@ -95,17 +103,20 @@ def _row(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
         "processes": len(first.get("ranks", [])) or None,
         "ranks": first.get("ranks", []),
         "batch": first.get("batch"),
-        "step_seconds": _spread(seconds),
+        "step_seconds": spread(seconds),
         "round_seconds": numbers,
+        "round_seconds_per_sample": [number / first["batch"]["size"] for number in numbers],
         "total_seconds": _median([r["total_seconds"] for r in results]),
         "samples_per_second": rate,
         "samples_per_second_per_device": rate / devices if rate and devices else None,
         "all_reduces_per_step": first.get("all_reduces_per_step"),
         "bytes_per_step": first.get("bytes_per_step"),
-        "peak_bytes": _largest_memory(results),
-        "metrics": merged([r["metrics"] for r in results]),
+        "peak_bytes": results[-1]["peak_bytes"] if results else [],  # every round holds the same
+        "metrics": _metrics([r["metrics"] for r in results]),
         "losses": first.get("losses", []),
         "splits": first.get("splits", []),
+        "not_finite_losses": sum(loss is None for r in results for loss in r["losses"]),
+        "warnings": first.get("warnings", [])[len(first.get("remarks", [])) :],
         "skipped_steps": sum(r["skipped_steps"] for r in results),
         "parity": entry.get("parity"),
         "remarks": first.get("remarks", []),
@@ -114,38 +125,43 @@ def _row(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def step_seconds(recording: Recording) -> list[float]:
-    """Every timed step: until its slowest rank is done."""
-    return [max(e["end"] for e in step) - min(e["start"] for e in step) for step in recording.timed]
-
-
-def _spread(seconds: Sequence[float]) -> dict[str, float | None]:
-    if not seconds:
-        return {"median": None, "p10": None, "p90": None}
-    return {"median": statistics.median(seconds), "p10": quantile(seconds, 0.1), "p90": quantile(seconds, 0.9)}
-
-
 def _against(row: dict[str, Any], baseline: dict[str, Any] | None) -> tuple[dict[str, Any] | None, float | None]:
     """(speed-up in samples per second with its interval and verdict, efficiency: the speed-up per device)."""
-    if not baseline or row["error"] or baseline["error"]:
+    if not baseline or row["error"] or row["request"]["workload"] != baseline["request"]["workload"]:
         return None, None
-    per_sample = [[seconds / each["batch"]["size"] for seconds in each["round_seconds"]] for each in (baseline, row)]
-    ratio = speed_up(*per_sample)
+    ratio = speed_up(baseline["round_seconds_per_sample"], row["round_seconds_per_sample"])
     verdict = "baseline" if row is baseline else ratio.verdict
     return {**asdict(ratio), "verdict": verdict}, ratio.value * baseline["devices"] / row["devices"]
 
 
 def _loss_difference(row: dict[str, Any], baseline: dict[str, Any] | None) -> float | None:
     """The largest difference of a step's loss from the baseline's, relative to it: same weights, same samples."""
-    if not baseline or row["error"] or not row["losses"] or row["batch"]["size"] != baseline["batch"]["size"]:
+    if not baseline or row["error"] or row["request"]["workload"] != baseline["request"]["workload"]:
         return None
-    pairs = [(a, b) for a, b in zip(row["losses"], baseline["losses"], strict=False) if a is not None and b]
-    return max((abs(a - b) / abs(b) for a, b in pairs), default=None)
+    return loss_difference(row["losses"], baseline["losses"]) if row["batch"]["size"] == baseline["batch"]["size"] else None
 
 
-def _largest_memory(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per rank and device, from the last round: every round holds the same."""
-    return results[-1]["peak_bytes"] if results else []
+def loss_difference(losses: Sequence[float | None], expected: Sequence[float | None]) -> float | None:
+    """Over the steps that both have. None where a loss that should be finite is not: no number tells how far off that is."""
+    pairs = [(a, b) for a, b in zip(losses, expected, strict=False) if b]
+    if any(a is None for a, _ in pairs):
+        return None
+    return max((abs(a - b) / abs(b) for a, b in pairs if a is not None and b is not None), default=None)
+
+
+def _metrics(rounds: list[dict[str, Any]]) -> Any:
+    """The medians over the rounds. A name is not averaged: a straggler is one that most rounds name."""
+    if not rounds:
+        return None
+    found = merged(rounds)
+    share = found["communication_share"]
+    late = [each["straggler"] for each in rounds if each["straggler"]]
+    rank, times = Counter(straggler["rank"] for straggler in late).most_common(1)[0] if late else (None, 0)
+    same = [straggler for straggler in late if straggler["rank"] == rank]
+    return found | {
+        "keeps_rule": share < RULE if share else None,
+        "straggler": merged(same) | {"rank": rank} if 2 * times > len(rounds) else None,
+    }
 
 
 def merged(values: list[Any]) -> Any:

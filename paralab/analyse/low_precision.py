@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from paralab.analyse import cells
 from paralab.analyse.blocks import Answer, Block, Cell, Table
+from paralab.analyse.comparison import loss_difference
 from paralab.analyse.lab import Lab, Row, memory_of, memory_words
 from paralab.analyse.setups import BF16, DDP, FAINT, FAINT_BARE, FAINT_BF16, FAINT_SCALED, FP16
 from paralab.analyse.uncertainty import Ratio
@@ -43,15 +46,15 @@ def _precision_cells(lab: Lab, name: str) -> tuple[Cell, ...]:
         cells.ratio(lab.ratio(DDP, name)) if name != DDP else cells.exact(1),
         cells.held_bytes(memory_of(row)),
         cells.held_bytes(kept(row), "only the allocator's peak is known"),
-        cells.measured_share(difference(lab[DDP], row)),
+        cells.measured_share(loss_difference(row["losses"], lab[DDP]["losses"]), "a loss is not finite"),
         cells.exact(row["skipped_steps"]),
     )
 
 
 def difference(before: Row, after: Row) -> float:
-    """The largest relative difference of a step's loss, over the steps that both have."""
-    pairs = [(a, b) for a, b in zip(before["losses"], after["losses"], strict=False) if a and b is not None]
-    return max((abs(a - b) / abs(a) for a, b in pairs), default=0.0)
+    """The largest relative difference of a step's loss, over the steps that both have; infinite where one is not finite."""
+    found = loss_difference(after["losses"], before["losses"])
+    return math.inf if found is None else found
 
 
 def left_out(lab: Lab, *names: str) -> str:

@@ -24,7 +24,6 @@ from paralab.analyse.recording import Recording
 from paralab.machine.peaks import PEAKS
 from paralab.record.reader import Event
 
-COMPUTE = ("forward", "backward", "replica_forward", "replica_backward")
 IN_PROCESS = ("scatter", "replicate", "gather", "reduce")  # DataParallel's copying between its replicas
 RULE = 0.10  # the handbook's bar: communication below a tenth of the step
 LATE_SHARE = 0.10  # a rank is a straggler if the others wait for it a tenth of a step …
@@ -38,7 +37,7 @@ def metrics_of(recording: Recording) -> dict[str, Any]:
     ranks = range(recording.world_size)
     measured = [step[0]["step"] for step in recording.timed if recording.spans(0, step[0]["step"])]
     per_step = [[_rank_step(recording, rank, step) for rank in ranks] for step in measured]
-    lengths = [_length_of(recording, step) for step in measured]
+    lengths = [recording.seconds_of(recording.steps[step]) for step in measured]
     step_seconds = _median(lengths)
     parts: dict[str, Any] = {name: _median([statistics.mean(rank[name] for rank in step) for step in per_step]) for name in _PARTS}
     communication = parts["communication_seconds"]
@@ -99,7 +98,7 @@ def _rank_step(recording: Recording, rank: int, step: int) -> dict[str, float]:
     compute = union([*forward, *backward])
     busy = union([*compute, *optimizer])
     exposed, exposed_waits = without(transfers, busy), without(waits, busy)
-    whole = [(event["start"], event["end"]) for event in recording.named("step", rank) if event["step"] == step]
+    whole = [(recording.steps[step][rank]["start"], recording.steps[step][rank]["end"])]
     known = [*busy, *exposed, *exposed_waits]
     return {
         "forward_seconds": length(forward),
@@ -169,12 +168,6 @@ def _keyed(spans: Sequence[Event]) -> dict[BucketKey, Event]:
         found[(*which, times[which])] = span
         times[which] += 1
     return found
-
-
-def _length_of(recording: Recording, step: int) -> float:
-    """A step lasts from its first rank's start to its slowest rank's end."""
-    events = recording.steps[step]
-    return float(max(e["end"] for e in events) - min(e["start"] for e in events))
 
 
 def _per_rank_data(recording: Recording, rank: int) -> dict[str, list[float]]:
@@ -267,7 +260,7 @@ def _busy(recording: Recording, measured: list[int]) -> list[dict[str, Any]]:
     for rank in recording.plan["ranks"]:
         for number, device in enumerate(dict.fromkeys(d["name"] for d in rank["devices"])):
             seconds = [_device_seconds(recording, rank["rank"], step, device, number == 0) for step in measured]
-            shares = [s / _length_of(recording, step) for s, step in zip(seconds, measured, strict=True)]
+            shares = [s / recording.seconds_of(recording.steps[step]) for s, step in zip(seconds, measured, strict=True)]
             found.append({"rank": rank["rank"], "device": device, "seconds": _median(seconds), "share": _median(shares)})
     return found
 

@@ -69,8 +69,6 @@ def document(comparison: dict[str, Any], folder: Path) -> Document:
 def _findings(comparison: dict[str, Any]) -> tuple[Finding, ...]:
     """Whether it was the same training everywhere, what is missing, and what the timings depend on."""
     findings = [finding for finding in verdict(comparison) if finding.kind in ("same", "warning")]
-    for entry in comparison["left_out"]:
-        findings.append(Finding("limit", f"{entry['name']} was left out: {entry['reason']}", {"reason": entry["reason"]}))
     crowded = [row for row in comparison["rows"] if not row["error"] and sharing(row)]
     if crowded:
         names, cores = [row["name"] for row in crowded], comparison["machine"]["cores"]

@@ -288,9 +288,10 @@ def dp_against_ddp(lab: Lab) -> list[Block]:
         (cells.name("step time"), cells.step_time(dp), cells.step_time(ddp)),
     ]
     for number, *names in pairs:
-        efficiency = [lab.ratio(SINGLE, name).value / number for name in names]
+        efficiency = [None if sharing(lab[name]) else lab.ratio(SINGLE, name).value / number for name in names]
         lines.append((cells.name(f"speed-up with {number} devices"), *(cells.ratio(lab.ratio(SINGLE, name)) for name in names)))
-        lines.append((cells.name(f"efficiency with {number} devices"), *map(cells.measured_share, efficiency)))
+        told = [cells.measured_share(value, sharing(lab[name])) for value, name in zip(efficiency, names, strict=True)]
+        lines.append((cells.name(f"efficiency with {number} devices"), *told))
     ratio = lab.ratio(DP2, DDP2)
     times = [row["step_seconds"]["median"] for row in (dp, ddp)]
     return [

@@ -10,6 +10,7 @@ from paralab.analyse.lab import Lab, LabPart, Row, drawn_split, memory_of, memor
 from paralab.analyse.low_precision import kept, left_out, mixed, saves, scaler
 from paralab.analyse.metrics import RULE
 from paralab.analyse.setups import ACCUMULATE, BF16, BOTH, BOTH_FP16, DDP, FAINT, FAINT_BARE, FAINT_BF16, FAINT_SCALED, FP16, SYNC
+from paralab.analyse.verdict import is_same_training
 from paralab.analyse.wording import (
     SAME_SIZE,
     capital,
@@ -230,7 +231,7 @@ def debugging(lab: Lab) -> list[Block]:
             "Is the result right?",
             f"The training is {same_training(row)}; {bad} of {len(row['losses'])} losses are not finite.",
             {"max_difference": proof.get("max_difference"), "not_finite": bad, "losses": len(row["losses"])},
-            bool(proof.get("equal")) and not bad,
+            bool(is_same_training(row)) and not bad,
         ),
         Answer(
             "Did anything hang?",
@@ -252,7 +253,7 @@ def problems(row: Row, cores: int) -> list[tuple[str, str, Cell, bool]]:
     differs = cells.missing("not proved") if off is None else Cell(f"{off:.1e}", off, 0.0, max(off, 1e-10))
     return [
         ("hang", "a rank does not end", cells.name(seen["status"]), seen["status"] != "completed"),
-        ("wrong result", "parameters differ from one device's", differs, not proof.get("equal", False)),
+        ("wrong result", "parameters differ from one device's", differs, is_same_training(row) is False),
         ("broken numbers", "losses that are not finite", cells.exact(bad), bad > 0),
         ("slow rank", "the others wait for one rank", cells.measured_share(late["share_of_step"] if late else 0.0), bool(late)),
         ("slow data", "the device waits between steps", cells.measured_share(wait / step), wait > RULE * step),

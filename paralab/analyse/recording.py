@@ -26,6 +26,10 @@ class Recording:
             manifest = json.loads((folder / "manifest.json").read_text())
         except (OSError, ValueError) as error:
             raise UsageError(f"{folder} is no run folder: {error}.", cure="a folder that paralab has made, e.g. runs/…") from error
+        if "plan" not in manifest:
+            raise UsageError(
+                f"{folder} holds several runs, and is no run itself.", cure="paralab show with it alone, or a run in it"
+            )
         return cls(folder, manifest, read_events(folder))
 
     @property
@@ -47,6 +51,15 @@ class Recording:
     def warm_up(self) -> int:
         return WARM_UP if len(self.steps) >= 3 * WARM_UP else max(0, min(1, len(self.steps) - 1))
 
+    def seconds_of(self, step: list[Event]) -> float:
+        """A step lasts from its first rank's start to its slowest rank's end."""
+        return float(max(event["end"] for event in step) - min(event["start"] for event in step))
+
+    @property
+    def step_seconds(self) -> list[float]:
+        """The lengths of the timed steps."""
+        return [self.seconds_of(step) for step in self.timed]
+
     @property
     def timed(self) -> list[list[Event]]:
         """The steps that are measured: those after the warm-up."""
@@ -57,12 +70,12 @@ class Recording:
         found: dict[tuple[int, int], list[Event]] = {}
         for rank, events in self.events.items():
             for event in events:
-                if "start" in event and "step" in event and event["event"] != "step":
+                if "start" in event and "step" in event and event["event"] not in ("step", "data"):
                     found.setdefault((rank, event["step"]), []).append(event)
         return found
 
     def spans(self, rank: int, step: int) -> list[Event]:
-        """Everything of a step that took time on a rank."""
+        """What a rank did in a step; empty for a step of which no details were kept."""
         return self._spans.get((rank, step), [])
 
     def named(self, event: str, rank: int | None = None) -> list[Event]:

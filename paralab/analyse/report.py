@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 
 from paralab.analyse import pictures
 from paralab.analyse.blocks import Bar, Bars, Block, Cell, Distribution, Document, Group, Section, Table
-from paralab.analyse.comparison import step_seconds
 from paralab.analyse.metrics import RULE
 from paralab.analyse.recording import Recording
 from paralab.analyse.verdict import is_same_training, largest_memory, verdict
@@ -52,7 +52,7 @@ def facts(manifest: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         ("versions", f"Python {machine['python']}, {versions}, CUDA {machine['cuda'] or 'none'}"),
         ("workload", f"{manifest['workload']['name']}: {manifest['workload']['parameters']:,} parameters"),
         ("data", str(manifest["workload"]["data_path"])),
-        ("command", " ".join(["paralab", *manifest["command"][1:]])),
+        ("command", shlex.join(["paralab", *manifest["command"][1:]])),
     )
 
 
@@ -82,7 +82,7 @@ def _side_by_side(rows: Sequence[Row], recordings: dict[str, list[Recording]], b
         for row in rows
     ]
     efficient = [Bar(row["name"], row["efficiency"], text=f"{row['efficiency']:.0%}") for row in rows]
-    times = {name: [s for recording in list_ for s in step_seconds(recording)] for name, list_ in recordings.items()}
+    times = {name: [s for recording in list_ for s in recording.step_seconds] for name, list_ in recordings.items()}
     bars = (
         Bars(f"Speed-up against {baseline}", tuple(speed), "times", 1.0, "Error bars: 95 % interval over the rounds."),
         Bars("Scaling efficiency: speed-up per device", tuple(efficient), "share", 1.0),
@@ -125,6 +125,8 @@ def same_training(row: Row) -> str:
     if not parity["equal"]:
         return "differs, as expected" if parity["legitimate"] else "NO"
     moved = row["loss_difference"]
+    if row["not_finite_losses"]:
+        return f"equal in fp64, {row['not_finite_losses']} losses not finite"
     if row["precision"] in ("bf16", "fp16", "tf32") and moved is not None:
         return f"equal in fp64, loss ±{moved:.0e}"
     return "equal"

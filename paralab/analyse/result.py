@@ -25,12 +25,13 @@ def result_of(folder: Path) -> dict[str, Any]:
     bad = next((number for number, loss in enumerate(losses) if not math.isfinite(loss)), None)
     if bad is not None:
         warnings.append(f"the loss is not finite from step {bad} on")
+    if recording.status == "failed":
+        warnings.append("the run failed")
     if len(steps) < plan["num_steps"]:
         warnings.append(f"only {len(steps)} of {plan['num_steps']} steps were finished")
     skipped = sum(step[0]["skipped"] for step in steps)
     if skipped:
         warnings.append(f"GradScaler skipped {skipped} of {len(steps)} optimiser steps: the fp16 gradients overflowed")
-    durations = [max(e["end"] for e in step) - min(e["start"] for e in step) for step in timed]
     return {
         "schema": manifest["schema"],
         "strategy": plan["strategy"],
@@ -49,7 +50,7 @@ def result_of(folder: Path) -> dict[str, Any]:
         "steps": len(steps),
         "skipped_steps": skipped,
         "losses": [loss if math.isfinite(loss) else None for loss in losses],
-        "step_seconds": _spread(durations),
+        "step_seconds": spread(recording.step_seconds),
         "warm_up_steps": recording.warm_up,
         "total_seconds": _rounded(_between(steps)),
         "samples_per_second": _samples_per_second(timed),
@@ -90,7 +91,7 @@ def _ranks(plan: dict[str, Any], events: dict[int, list[Event]]) -> list[dict[st
     return ranks
 
 
-def _spread(values: Sequence[float]) -> dict[str, float | None]:
+def spread(values: Sequence[float]) -> dict[str, float | None]:
     if not values:
         return {"median": None, "p10": None, "p90": None}
     return {"median": statistics.median(values), "p10": quantile(values, 0.1), "p90": quantile(values, 0.9)}

@@ -1,39 +1,16 @@
-"""More devices, and where the missing part of the speed-up went: communication, imbalance, repeated work, too few cores.
-
-perfect     a step of n devices takes 1/n of one device's, for the same batch (or as long, for n times the batch)
-lost        what it takes more than that, and the measured times it is made of
-"""
+"""More devices: throughput per device, and where the missing part of the speed-up went."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from paralab.analyse.blocks import Bar, Bars, Cell, Finding, Line, Lines, Section, Table
+from paralab.analyse.lost import losses_of
 from paralab.analyse.verdict import times_as_fast
 from paralab.units import plural, rate, seconds
 
 Row = dict[str, Any]
 GOOD = 0.9  # of the perfect speed-up
-
-
-def losses_of(row: Row, one: Row) -> dict[str, float]:
-    """Seconds per step lost against a perfect split, by cause. `one`: the row with the fewest devices."""
-    grown = row["batch"]["size"] / one["batch"]["size"] / (row["devices"] / one["devices"])  # work per device, against `one`
-    mine: dict[str, Any] = row["metrics"]
-    theirs: dict[str, Any] = one["metrics"]
-
-    def more(name: str) -> float:
-        return float(max(0.0, (mine[name] or 0.0) - grown * (theirs[name] or 0.0)))
-
-    known = {
-        "exposed communication": mine["exposed_communication_seconds"] or 0.0,
-        "waiting for a slower rank": mine["exposed_waiting_seconds"] or 0.0,
-        "computing slower": more("compute_seconds"),
-        "the optimiser, which every device repeats": more("optimizer_seconds"),
-    }
-    perfect = grown * one["step_seconds"]["median"]
-    known["other"] = max(0.0, row["step_seconds"]["median"] - perfect - sum(known.values()))
-    return known
 
 
 def crowded(row: Row, cores: int) -> str | None:
@@ -47,6 +24,8 @@ def crowded(row: Row, cores: int) -> str | None:
 
 def section(comparison: dict[str, Any]) -> Section:
     rows = [row for row in comparison["rows"] if not row["error"]]
+    if not rows:
+        return Section("Scaling", (), "Nothing was measured.")
     one, cores = rows[0], comparison["machine"]["cores"]
     columns = ("devices", "samples/s", "per device", "speed-up", "perfect", "efficiency", "lost per step", "where it went")
     table = Table("Scaling", columns, tuple(_row(row, one, cores) for row in rows))
@@ -104,8 +83,10 @@ def _row(row: Row, one: Row, cores: int) -> tuple[Cell, ...]:
 def findings(comparison: dict[str, Any]) -> tuple[Finding, ...]:
     """The ratio should approach the number of devices; clearly less has a cause, and the evidence names it."""
     rows = [row for row in comparison["rows"] if not row["error"]]
+    found: list[Finding] = []
+    if not rows:
+        return ()
     one, cores = rows[0], comparison["machine"]["cores"]
-    found = []
     for row in rows[1:]:
         perfect, lost = row["devices"] / one["devices"], losses_of(row, one)
         ratio = row["speed_up"]

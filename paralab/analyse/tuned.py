@@ -22,17 +22,16 @@ def choice_of(folder: Path) -> dict[str, Any]:
     final = comparison_of(folder / manifest["rungs"][-1])
     rows = [row for row in final["rows"] if not row["error"] and is_same_training(row)]
     default = next(row for row in final["rows"] if row["name"] == manifest["default"])
-    same = [row for row in rows if row["precision"] == default["precision"]]
-    best = max(same, key=lambda row: float(row["speed_up"]["value"]), default=default)
-    low = max((row for row in rows if row["precision"] not in (*HIGH, default["precision"])), key=_speed, default=None)
-    better = best is not default and best["speed_up"]["verdict"] == "faster"
-    chosen = best if better else default
+    faster = [row for row in rows if row["speed_up"]["verdict"] == "faster"]
+    same = [row for row in faster if row["precision"] == default["precision"]]
+    chosen = max(same, key=_speed, default=default)
+    low = max((row for row in faster if row["precision"] not in (*HIGH, default["precision"])), key=_speed, default=None)
     return {
         "kind": "tune",
         "default": _short(default),
         "chosen": _short(chosen),
-        "best_is_default": not better,
-        "low_precision": _short(low) if low and low["speed_up"]["verdict"] == "faster" and _speed(low) > _speed(chosen) else None,
+        "best_is_default": chosen is default,
+        "low_precision": _short(low) if low and _speed(low) > _speed(chosen) else None,
         "curve": curve(folder, manifest),
         "rungs": manifest["rungs"],
         "run_folder": str(folder),

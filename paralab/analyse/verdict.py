@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from paralab.analyse.blocks import Finding
+from paralab.analyse.lost import losses_of, perfect_seconds
 from paralab.analyse.metrics import RULE
 from paralab.analyse.uncertainty import speed_up
 from paralab.units import plural, seconds, size
@@ -18,8 +20,8 @@ def verdict(comparison: dict[str, Any]) -> tuple[Finding, ...]:
     if not baseline:
         return tuple(_failures(comparison))
     if len(rows) == 1:
-        return (_consists(baseline), *_next(baseline, rows))
-    sound = [row for row in rows if is_same_training(row) is not False]
+        return (_consists(baseline), *_next(baseline, rows), *_warnings(rows), *_failures(comparison))
+    sound = [row for row in rows if is_same_training(row) is not False and row["speed_up"]]
     best = max(sound, key=lambda row: float(row["speed_up"]["value"]), default=baseline)
     findings = [_fastest(best, baseline, sound)]
     parallel = (
@@ -29,7 +31,7 @@ def verdict(comparison: dict[str, Any]) -> tuple[Finding, ...]:
     )
     if parallel:
         findings += [_cost(parallel, baseline), _limit(parallel, baseline), *_next(parallel, rows)]
-    return (*findings, *_same(rows), *_failures(comparison))
+    return (*findings, *_same(rows), *_warnings(rows), *_failures(comparison))
 
 
 def is_same_training(row: Row) -> bool | None:
@@ -45,19 +47,25 @@ def times_as_fast(ratio: dict[str, Any]) -> str:
 
 
 def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
+    times = "round_seconds_per_sample"
     equally = [
-        row["name"]
-        for row in rows
-        if row is not best and speed_up(row["round_seconds"], best["round_seconds"]).verdict == "no measurable difference"
+        row["name"] for row in rows if row is not best and speed_up(row[times], best[times]).verdict == "no measurable difference"
     ]
-    also = f" No measurable difference from it: {', '.join(equally)}." if equally else ""
+    evidence = {"step_seconds": best["step_seconds"], "speed_up": best["speed_up"], "equally_fast": equally}
     step = seconds(best["step_seconds"]["median"])
+    ratio = f"{times_as_fast(best['speed_up'])}, compared with `{baseline['name']}`"
+    also = f" No measurable difference from it: {', '.join(equally)}." if equally else ""
+    if best["speed_up"]["low"] is None:
+        return Finding(
+            "fastest", f"`{best['name']}` has the shortest step, {step}. One round cannot tell how sure that is.", evidence
+        )
     if best is baseline:
         text = f"`{best['name']}` is the fastest here: {step} per step. Nothing that was tried beats it.{also}"
+    elif best["speed_up"]["verdict"] != "faster":
+        text = f"Nothing is measurably faster than `{baseline['name']}`; the shortest step, {step}, has `{best['name']}`: {ratio}."
     else:
-        text = f"`{best['name']}` is the fastest: {step} per step, {times_as_fast(best['speed_up'])} as `{baseline['name']}`.{also}"
-        text = text.replace(") as `", ") compared with `")
-    return Finding("fastest", text, {"step_seconds": best["step_seconds"], "speed_up": best["speed_up"], "equally_fast": equally})
+        text = f"`{best['name']}` is the fastest: {step} per step, {ratio}.{also}"
+    return Finding("fastest", text, evidence)
 
 
 def largest_memory(row: Row) -> int | None:
@@ -107,21 +115,12 @@ def _consists(row: Row) -> Finding:
 
 def _limit(row: Row, baseline: Row) -> Finding:
     """Where the time went that a perfect split over the devices would have saved."""
-    metrics, step, name = row["metrics"], row["step_seconds"]["median"], row["name"]
-    perfect = baseline["step_seconds"]["median"] * baseline["devices"] / row["devices"]
-    lost = step - perfect
-    causes = {
-        "exposed communication": metrics["exposed_communication_seconds"] or 0.0,
-        "waiting for a slower rank": metrics["exposed_waiting_seconds"] or 0.0,
-    }
-    bubble = metrics["bubble"]
-    if bubble:
-        causes["idle stages (the bubble)"] = bubble["measured"] * (metrics["compute_seconds"] or 0.0)
-    causes["computing that did not shrink with the share"] = max(0.0, lost - sum(causes.values()))
+    step, name = row["step_seconds"]["median"], row["name"]
+    perfect, causes = perfect_seconds(row, baseline), losses_of(row, baseline)
     largest = max(causes, key=lambda cause: causes[cause])
     evidence = {"perfect_seconds": perfect, "step_seconds": step, "lost_seconds": causes, "shares": shares(row)}
     sharing = next((remark for remark in row["remarks"] if "share cores" in remark or "shared:" in remark), None)
-    if lost <= 0.05 * step:
+    if step - perfect <= 0.05 * step:
         text = f"`{name}` loses next to nothing: {seconds(step)} against {seconds(perfect)} for a perfect split."
         return Finding("limit", text, evidence)
     text = (
@@ -133,6 +132,16 @@ def _limit(row: Row, baseline: Row) -> Finding:
     return Finding("limit", text, evidence)
 
 
+def tune_command(row: Row) -> str:
+    """The search for the same training: what decides it is kept."""
+    asked, words = row["request"], ["paralab", "tune", row["strategy"]]
+    kept = ("workload", "replicas", "stages", "batch_size", "precision", "device", "seed")
+    for name in kept if row["strategy"] == "hybrid" else [name for name in kept if name != "stages"]:
+        if asked.get(name) not in (None, 0, "fp32", "auto"):
+            words += [f"--{name.replace('_', '-')}", str(asked[name])]
+    return shlex.join(words)
+
+
 def _next(row: Row, rows: list[Row]) -> list[Finding]:
     """What to change, as far as the numbers point to it."""
     metrics, found = row["metrics"], []
@@ -140,9 +149,7 @@ def _next(row: Row, rows: list[Row]) -> list[Finding]:
     if row["strategy"] in ("ddp", "hybrid") and exposed >= RULE:
         buckets = row["all_reduces_per_step"] or 0
         overlap = metrics["overlap"] or 0.0
-        asked = row["request"]
-        replicas = f" --replicas {asked['replicas']}" if asked["replicas"] not in (None, 2) else ""
-        command = f"paralab tune {row['strategy']} --workload {asked['workload']}{replicas}"
+        command = tune_command(row)
         text = (
             f"Communication takes {share:.0%} of the step (the rule of thumb is below {RULE:.0%}), and {exposed:.0%} is exposed. "
             f"{buckets:g} bucket(s) hide {overlap:.0%} of it. `{command}` searches for the bucket size, accumulation and options "
@@ -189,6 +196,11 @@ def _same(rows: list[Row]) -> list[Finding]:
         text = f"`{row['name']}` trains something else: {row['parity']['cause']}."
         found.append(Finding("warning", text, {"max_difference": row["parity"]["max_difference"], "tolerance": tolerance}))
     return found
+
+
+def _warnings(rows: list[Row]) -> list[Finding]:
+    """What a run said of itself: losses that are not finite, steps that were skipped or not finished."""
+    return [Finding("warning", f"`{row['name']}`: {warning}.", {}) for row in rows for warning in row["warnings"]]
 
 
 def _failures(comparison: dict[str, Any]) -> list[Finding]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
-NARROWER = {"bf16": "AVX512_CORE_BF16", "fp16": "AVX512_CORE_FP16"}
+NARROWER = "AVX512_CORE_FP16"  # without AMX; one value for both precisions, because trainings of both may share a process
 
 TRIAL = """
 import sys, torch
@@ -40,9 +40,9 @@ def probe_cpu(precision: str, deadline_seconds: float = 60.0) -> Probe:
     if seen is None:
         return Probe(True, f"{precision} trained in a trial process")
     if "ONEDNN_MAX_CPU_ISA" not in os.environ:
-        narrower = {"ONEDNN_MAX_CPU_ISA": NARROWER[precision]}
+        narrower = {"ONEDNN_MAX_CPU_ISA": NARROWER}
         if _trial(precision, narrower, deadline_seconds) is None:
-            why = f"a trial process {seen}; with ONEDNN_MAX_CPU_ISA={NARROWER[precision]} it trained"
+            why = f"a trial process {seen}; with ONEDNN_MAX_CPU_ISA={NARROWER} it trained"
             return Probe(True, why, narrower)
     return Probe(False, f"a trial process {seen}")
 

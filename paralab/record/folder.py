@@ -85,6 +85,17 @@ def version(package: str) -> str | None:
         return None
 
 
+def write_new(path: Path, text: str) -> None:
+    """A file that the user named; what is there already is theirs."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise UsageError(f"{path} exists already; paralab overwrites nothing.", cure="another name") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}.", cure="a file in a folder that exists") from error
+
+
 def _write_new(path: Path, value: dict[str, Any], indent: int | None = 1) -> None:
     """Whole or not at all: written beside, then renamed."""
     assert not path.exists(), path

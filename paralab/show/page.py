@@ -63,10 +63,10 @@ def render(document: Document) -> str:
     )
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path, document: Document | None = None) -> Path:
     """report.html of a folder that paralab has made."""
     page = folder / "report.html"
-    page.write_text(render(document_of(folder)), encoding="utf-8")
+    page.write_text(render(document or document_of(folder)), encoding="utf-8")
     return page
 
 

@@ -74,7 +74,7 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
     gc.freeze()  # what is here now stays: collecting garbage between trainings need not look at all of torch
     workloads: dict[str, Workload] = {}
     for plan, job in zip(plans, spec["jobs"], strict=True):
-        if job["deadline_seconds"] and _is_over(float(spec["origin_seconds"]) + job["deadline_seconds"], world_size):
+        if job["deadline_seconds"] is not None and _is_over(float(spec["origin_seconds"]) + job["deadline_seconds"], world_size):
             return
         if rank < plan.world_size:
             with _recorded(Path(job["events"]), plan, rank, float(spec["origin_seconds"])) as writer:
@@ -82,9 +82,9 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
                     workloads[plan.workload] = load_workload(plan.workload)
                 keep = {name: Path(path) for name, path in job["extras"].items() if path}
                 train(workloads[plan.workload], plan, rank, writer, float(spec["origin_seconds"]), Extras(**keep))
+        _tidy()
         if world_size > 1:
             dist.barrier()
-        _tidy()
 
 
 def _is_over(deadline: float, world_size: int) -> bool:

@@ -1,5 +1,7 @@
 """Where the time of a step went: every definition of docs/metrics.md on a step that can be read off."""
 
+import json
+
 import pytest
 
 from paralab.analyse.metrics import ideal_bubble, metrics_of
@@ -202,3 +204,16 @@ def test_a_split_is_drawn_to_scale():
     drawn = split(row)
     assert [part.pieces for part in drawn.parts] == [(11, 11), (11, 11), (10, 10)]
     assert sum(sum(part.pieces) for part in drawn.parts) == drawn.total == 64
+
+
+def test_of_a_long_run_only_the_steps_with_details_are_measured(tmp_path):
+    """Every step has `data` and `step` events, but after the first 200 only one in ten has the others: a run of 1000 steps once had
+    no compute and no communication."""
+    folder = write(tmp_path / "run", plan(), two_buckets, steps=40)
+    for path in (folder / "events").iterdir():
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        kept = [e for e in events if e.get("step", 0) < 20 or e["step"] % 10 == 0 or e["event"] in ("data", "step")]
+        path.write_text("".join(json.dumps(event) + "\n" for event in kept))
+    found = metrics_of(Recording.read(folder))
+    assert found["steps_measured"] == 17 + 2
+    assert found["communication_seconds"] == pytest.approx(5)

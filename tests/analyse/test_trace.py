@@ -258,9 +258,9 @@ def test_a_trace_that_cannot_be_written_does_not_cost_the_result(tmp_path, monke
 
     folder = tmp_path / "run"
     shutil.copytree(RECORDED, folder)
-    training._finish(RunFolder(folder), 0.0)
+    training.finish(RunFolder(folder), 0.0)
     assert json.loads((folder / "trace.json").read_text()) == trace_of(folder)
     (folder / "result.json").unlink()
-    result = training._finish(RunFolder(folder), 0.0)  # nothing is overwritten
+    result = training.finish(RunFolder(folder), 0.0)  # nothing is overwritten
     assert result["warnings"][-1].startswith("trace.json was not written")
     assert json.loads((folder / "result.json").read_text())["losses"] == result["losses"]
