@@ -1,7 +1,9 @@
 """compare, scale, tune and show as a user meets them: one small comparison that several checks look at."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -177,3 +179,21 @@ def test_a_wrong_request_starts_nothing(tmp_path, arguments, words):
     assert "Traceback" not in done.err
     assert not (tmp_path / "runs").exists()
     shutil.rmtree(tmp_path)
+
+
+def test_ctrl_c_keeps_the_whole_rounds(tmp_path):
+    words = ["compare", "single", "ddp", "--workload", "mlp:tiny", "--rounds", "500", "--out", "kept"]
+    command = [sys.executable, "-m", "paralab", *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes) as running:
+        assert running.stderr is not None
+        seen = next(line for line in running.stderr if line.startswith("round 4"))
+        assert seen
+        running.send_signal(signal.SIGINT)
+        rest = running.stderr.read()
+        assert running.wait(30) == 130
+    assert "Stopped by Ctrl-C after" in rest
+    assert "paralab show kept" in rest
+    document = run_paralab("show", "kept", "--json", cwd=tmp_path).json
+    assert [row[0]["text"] for row in document["sections"][0]["blocks"][0]["rows"]] == ["single", "ddp ×2"]
