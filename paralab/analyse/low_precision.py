@@ -96,7 +96,8 @@ def amp_result(plain: Row, low: list[Row]) -> Answer:
     text = (
         f"The loss of a step differs from fp32's by at most {listed([f'{share(value)} ({name})' for name, value in off.items()])}, "
     )
-    text += f"in {min(len(row['losses']) for row in low)} to {len(plain['losses'])} steps."
+    fewest, most = min(len(row["losses"]) for row in low), len(plain["losses"])
+    text += f"in {most} steps." if fewest == most else f"in {fewest} to {most} steps."
     return Answer(
         "Is the result numerically the same?", text, {"largest_share": off}, all(value < SAME_LOSS for value in off.values())
     )

@@ -92,11 +92,13 @@ def _side_by_side(rows: Sequence[Row], recordings: dict[str, list[Recording]], b
 
 
 def _remarks(rows: Sequence[Row]) -> str:
-    """What is virtual or shared is said with every table of timings."""
-    found = list(dict.fromkeys(f"{row['name']}: {remark}" for row in rows for remark in row["remarks"] if "virtual" not in remark))
-    virtual = any("virtual" in remark for row in rows for remark in row["remarks"])
-    first = ["communication: share of the step (of it exposed)"] + (["devices are shares of one CPU (virtual)"] if virtual else [])
-    return "; ".join(first + found)
+    """What is virtual or shared is said with every table of timings, once."""
+    named: dict[str, list[str]] = {}
+    for row in rows:
+        for remark in row["remarks"]:
+            named.setdefault("devices are shares of one CPU (virtual)" if "virtual" in remark else remark, []).append(row["name"])
+    told = [remark + ("" if "virtual" in remark or len(names) > 3 else f" ({', '.join(names)})") for remark, names in named.items()]
+    return "; ".join(["communication: share of the step (of it exposed)", *told])
 
 
 def _row(row: Row) -> tuple[Cell, ...]:
@@ -118,7 +120,7 @@ def _row(row: Row) -> tuple[Cell, ...]:
 
 
 def same_training(row: Row) -> str:
-    """`equal`; `equal in fp64, loss ±2e-05` (so far did bf16 move it, relatively); `differs, as expected`; `NO`."""
+    """`equal`; `equal, loss ±2e-05` (equal in fp64; so far did bf16 move the loss); `differs, as expected`; `NO`."""
     parity = row["parity"]
     if parity is None:
         return "not checked"
@@ -126,9 +128,9 @@ def same_training(row: Row) -> str:
         return "differs, as expected" if parity["legitimate"] else "NO"
     moved = row["loss_difference"]
     if row["not_finite_losses"]:
-        return f"equal in fp64, {row['not_finite_losses']} losses not finite"
+        return f"equal, but {row['not_finite_losses']} losses not finite"
     if row["precision"] in ("bf16", "fp16", "tf32") and moved is not None:
-        return f"equal in fp64, loss ±{moved:.0e}"
+        return f"equal, loss ±{moved:.0e}"
     return "equal"
 
 

@@ -50,7 +50,7 @@ def _grid(shape: Rows, slots: tuple[Slot, ...], title: str, unit: str) -> str:
     x_axis = axis([0, end - begin], unit, 0, 1, from_zero=True, about=shape.width // 90)
     for tick, words in with_unit(x_axis):
         at = shape.left + tick * px_per_unit
-        if at <= shape.right + 1 or tick == x_axis.ticks[-1][0]:
+        if at <= shape.right - 30 or tick == x_axis.ticks[-1][0]:  # the last one has the unit, and needs the room before it
             anchor, place = ("middle", at) if at < shape.right - 20 else ("end", shape.width)
             drawn.append(text(words if at <= shape.right + 1 else x_axis.unit, place, shape.bottom + 15, "tick", anchor))
     return "".join(drawn)
