@@ -18,9 +18,13 @@ from typing import Any
 import pytest
 
 from paralab.analyse.blocks import Lines, Table, Timeline
+from paralab.analyse.reading import document_of
 from paralab.show.page import cell_words, plain, render
 from paralab.show.svg import WIDE
 from paralab.units import measure, seconds
+from tests.analyse.recordings import plan as recorded_plan
+from tests.analyse.recordings import write
+from tests.analyse.test_metrics import pipelined
 from tests.show.sample_document import sample, without_numbers
 
 QUIET = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update")
@@ -139,6 +143,31 @@ def test_tables_show_the_data_in_the_page(page):
     assert [[[value for _, value in row] for row in table] for table in shown] == [
         [[cell["value"] for cell in row] for row in block["rows"]] for block in blocks
     ]
+
+
+def test_real_folders_are_pages_too(browser, tmp_path):
+    """A recorded run, and one with stages: every table equals the data, the phone needs no sideways scrolling, nothing fails."""
+    staged = write(tmp_path / "run", recorded_plan("pipeline", ranks=1, stages=2, micro_batches=2, workload="mlp"), pipelined)
+    for folder in (Path(__file__).parent.parent / "runs" / "ddp", staged):
+        document = document_of(folder)
+        kinds = {type(block).__name__ for section in document.sections for block in section.blocks}
+        assert {"Table", "Distribution", "Timeline", "Split", "Lines"} <= kinds
+        path = tmp_path / "page.html"
+        path.write_text(render(document), encoding="utf-8")
+        with browser.new_context(viewport=PHONE) as context:
+            page = context.new_page()
+            wrong: list[str] = []
+            page.on("pageerror", lambda error, wrong=wrong: wrong.append(str(error)))
+            page.on("console", lambda message, wrong=wrong: wrong.append(message.text))
+            page.goto(path.as_uri())
+            texts = "(row) => [...row.cells].map((cell) => cell.textContent)"
+            cells = f"(tables) => tables.map((table) => [...table.tBodies[0].rows].map({texts}))"
+            shown = page.locator(".table-block table").evaluate_all(cells)
+            tables = [block for section in document.sections for block in section.blocks if isinstance(block, Table)]
+            told = [[[cell_words(cell) for cell in row] for row in table.rows] or [["nothing measured"]] for table in tables]
+            assert shown == told
+            assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+            assert not wrong
 
 
 def test_hovering_a_span_tells_its_numbers(page):
