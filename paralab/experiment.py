@@ -15,15 +15,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paralab.analyse.parity import failed_case, judge
-from paralab.errors import RunFailed, UsageError
+from paralab.beside import Beside
+from paralab.errors import UsageError
 from paralab.jobs import Job, train_all
 from paralab.machine.host import Machine, threads_asked
 from paralab.plan.plan import Plan
 from paralab.plan.request import APPLIES, Request, flag_of, on_one_device
 from paralab.plan.resolve import needs_layers, resolve
 from paralab.record.folder import RunFolder
-from paralab.record.reader import read_events
 from paralab.training import finish, look_once, probe_once, record_plan, refuse_inside, slug
 from paralab.units import plural
 from paralab.workload.reference import check_reference
@@ -139,8 +138,9 @@ def measure(
             {"name": item.case.label, "command": command(item.case.request), "request": request, "runs": names, "error": None}
         )
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
-        proofs = _proof_jobs(folder, cases, Path(private)) if prove else {}
-        jobs += [job for proof in proofs.values() for job in proof.jobs]
+        beside = Beside(folder.path / "proof", Path(private))
+        proofs = _prove(beside, cases) if prove else {}
+        jobs += beside.jobs
         timed: dict[int, tuple[int, int]] = {}
         for round_ in range(rounds):
             order = list(range(len(cases)))
@@ -159,7 +159,8 @@ def measure(
             failed, interrupted = {}, True
         for number, item in enumerate(cases):
             proof = proofs.get(_structure(item))
-            entries[number]["parity"] = proof.verdict(failed, jobs) if proof and (proof.done or not interrupted) else None
+            known = proof is not None and (proof in failed or jobs[proof].done)
+            entries[number]["parity"] = beside.verdict(proof, failed) if proof is not None and known else None
     # Only whole rounds are compared: those that every set-up has come through that did not fail.
     gone = {number for place, (number, _) in timed.items() if place in failed}
     cut = {round_ for place, (number, round_) in timed.items() if number not in gone and not jobs[place].done}
@@ -201,49 +202,19 @@ class Progress:
             self.say("proving that it is the same training" if round_ < 0 else f"round {round_ + 1} of {self.rounds}")
 
 
-@dataclass
-class Proof:
-    """A set-up's training in fp64 beside the single device's."""
-
-    plan: Plan
-    jobs: list[Job]  # the reference, where this proof is the first to need it, and the case
-
-    @property
-    def done(self) -> bool:
-        return self.jobs[-1].done
-
-    def verdict(self, failed: dict[int, RunFailed], jobs: list[Job]) -> dict[str, Any]:
-        plan, errors = self.plan.to_json(), [failed[jobs.index(job)] for job in self.jobs if jobs.index(job) in failed]
-        found = [e for events in read_events(self.jobs[-1].folder.path).values() for e in events if e["event"] == "parity"]
-        if errors or not found:
-            return failed_case(plan, errors[0].problem if errors else "the reference failed")
-        return judge(plan, found)
-
-
 def _structure(item: Resolved) -> Request:
     """What is proved: the set-up without its precision, in fp64, where a mistake cannot hide behind rounding."""
     return replace(item.case.request, precision="fp64", loss_scale=None, no_scaler=None, steps=PROOF_STEPS, epochs=None)
 
 
-def _proof_jobs(folder: RunFolder, cases: Sequence[Resolved], private: Path) -> dict[Request, Proof]:
-    proofs: dict[Request, Proof] = {}
-    references: dict[Request, str] = {}
+def _prove(beside: Beside, cases: Sequence[Resolved]) -> dict[Request, int]:
+    """A proof for every structure; the number of its job. In fp32 and bf16 the same set-up has the same proof."""
+    proofs: dict[Request, int] = {}
     for item in cases:
         request = _structure(item)
-        if request in proofs:
-            continue
-        summary = replace(item.summary, dropout=False)  # switched off on both sides: a mistake could hide behind it
-        plan = resolve(request, item.machine, summary, probe_once, threads_asked())
-        single = on_one_device(request, plan.batch_size)
-        jobs = []
-        if single not in references:
-            references[single] = str(private / f"reference{len(references)}.pt")
-            reference = resolve(single, item.machine, summary, probe_once, threads_asked())
-            path = folder.path / "proof" / f"reference{len(references)}"
-            jobs.append(Job(reference, RunFolder.create(path, ""), {"save_reference": references[single]}))
-        path = folder.path / "proof" / f"{len(proofs):02d}_{slug(described(request))}"
-        jobs.append(Job(plan, RunFolder.create(path, ""), {"compare_with": references[single]}))
-        proofs[request] = Proof(plan, jobs)
-        for job in jobs:
-            record_plan(job.folder, job.plan, item.machine, summary)
+        if request not in proofs:
+            summary = replace(item.summary, dropout=False)  # switched off on both sides: a mistake could hide behind it
+            plan = resolve(request, item.machine, summary, probe_once, threads_asked())
+            name = f"{len(proofs):02d}_{slug(described(request))}"
+            proofs[request] = beside.add(name, plan, on_one_device(request, plan.batch_size), item.machine, summary)
     return proofs

@@ -29,7 +29,7 @@ class Job:
 
     plan: Plan
     folder: RunFolder
-    extras: dict[str, str | None] = field(default_factory=dict)
+    extras: dict[str, str] = field(default_factory=dict)
     case: str = ""
     deadline_seconds: float | None = None
 

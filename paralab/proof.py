@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paralab.analyse.parity import failed_case, judge
-from paralab.errors import RunFailed, UsageError, unknown
-from paralab.jobs import Job, train_all
+from paralab.beside import Beside
+from paralab.errors import UsageError, unknown
+from paralab.jobs import train_all
 from paralab.launch.inspect import look_at
 from paralab.machine.host import Machine, threads_asked
 from paralab.plan.batches import global_batches
@@ -23,8 +23,7 @@ from paralab.plan.plan import Plan
 from paralab.plan.request import APPLIES, STRATEGIES, Request, check, on_one_device, only_applicable
 from paralab.plan.resolve import resolve
 from paralab.record.folder import RunFolder
-from paralab.record.reader import read_events
-from paralab.training import probe_once, record_plan, refuse_inside
+from paralab.training import probe_once, refuse_inside
 from paralab.units import plural
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
@@ -157,35 +156,22 @@ def _named(request: Request, batch: int, partial: bool, summary: Summary) -> dic
 def _train(
     folder: RunFolder, ready: list[Ready], seen: dict[str, tuple[Machine, Summary]], say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Run the references, then all cases; judge each."""
+    """Run the references and all cases; judge each."""
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
-        references: dict[Request, str] = {}
-        jobs: list[Job] = []
-        for item in ready:
-            if item.reference not in references:
-                references[item.reference] = str(Path(private, f"reference{len(references)}.pt"))
-                machine, summary = seen[item.reference.workload]
-                plan = resolve(item.reference, machine, summary, probe_once, threads_asked())
-                part = RunFolder.create(folder.path / f"reference{len(references)}", "")
-                record_plan(part, plan, machine, summary)
-                jobs.append(Job(plan, part, {"save_reference": references[item.reference]}))
-        for number, item in enumerate(ready):
-            part = RunFolder.create(folder.path / f"case{number}", "")
-            record_plan(part, item.plan, *seen[item.reference.workload])
-            jobs.append(Job(item.plan, part, {"compare_with": references[item.reference]}))
-        ranks = max(job.plan.world_size for job in jobs)
-        say(f"{plural(len(references), 'reference')} and {plural(len(ready), 'case')} on up to {plural(ranks, 'rank')}")
-        failed = train_all(folder, jobs)
+        beside = Beside(folder.path, Path(private))
+        numbers = [
+            beside.add(f"case{place}", item.plan, item.reference, *seen[item.reference.workload])
+            for place, item in enumerate(ready)
+        ]
+        ranks = max(job.plan.world_size for job in beside.jobs)
+        references = plural(len(beside.references), "reference")
+        say(f"{references} and {plural(len(ready), 'case')} on up to {plural(ranks, 'rank')}")
+        failed = train_all(folder, beside.jobs)
     for number, error in failed.items():
-        if number < len(references):
+        if beside.is_reference(number):
             raise error
-    return [_verdict(item, jobs[len(references) + i], failed.get(len(references) + i)) for i, item in enumerate(ready)]
-
-
-def _verdict(item: Ready, job: Job, error: RunFailed | None) -> dict[str, Any]:
-    described = {"strategy": item.plan.strategy, "options": item.case.options, "arithmetic": item.plan.arithmetic}
-    plan = item.plan.to_json()
-    if error:
-        return described | failed_case(plan, error.problem)
-    found = [event for events in read_events(job.folder.path).values() for event in events if event["event"] == "parity"]
-    return described | judge(plan, found)
+    return [
+        {"strategy": item.plan.strategy, "options": item.case.options, "arithmetic": item.plan.arithmetic}
+        | beside.verdict(number, failed)
+        for item, number in zip(ready, numbers, strict=True)
+    ]

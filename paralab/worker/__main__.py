@@ -80,7 +80,7 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
             with _recorded(Path(job["events"]), plan, rank, float(spec["origin_seconds"])) as writer:
                 if plan.workload not in workloads:
                     workloads[plan.workload] = load_workload(plan.workload)
-                keep = {name: Path(path) for name, path in job["extras"].items() if path}
+                keep = {name: Path(path) for name, path in job["extras"].items()}
                 train(workloads[plan.workload], plan, rank, writer, float(spec["origin_seconds"]), Extras(**keep))
         _tidy()
         if world_size > 1:
