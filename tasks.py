@@ -24,7 +24,7 @@ TASKS = {
     "demo": "compare eight ways to train a small transformer on this machine, and write a page about it",
     "test": "lint, then all tests",
     "lint": "ruff and mypy",
-    "bench": "paralab against loops written by hand",
+    "bench": "paralab against loops written by hand, the cost of measuring, and tune over a slow link",
     "screenshots": "run a comparison and take the pictures of its page that the README shows",
     "gpu": "every CUDA path on one GPU, as a short table (uses the Python that runs this, if it has torch)",
 }
@@ -84,6 +84,8 @@ def test() -> None:
 def bench() -> None:
     setup()
     run(PYTHON, "bench/overhead.py")
+    run(PYTHON, "bench/measuring.py")
+    run(PYTHON, "bench/slow_link.py")
 
 
 def screenshots() -> None:

@@ -25,7 +25,8 @@ MODELS = (("mlp", 1000), ("gpt", 100), ("cnn", 20))
 def main() -> None:
     reason = why_not()
     if reason:
-        sys.exit(f"slow_link: {reason}")
+        print(f"slow_link: left out, it {reason}")
+        return
     for model, rate in MODELS:
         with link(rate) as (options, environment), tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "paralab", "tune", "ddp", "--workload", model, *options, "--steps", "6", "--json"]

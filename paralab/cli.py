@@ -87,9 +87,11 @@ def main() -> None:
     pipelines and hybrids, shows what every rank and device did, and proves that it is the same training.
 
     \b
-    paralab run ddp --replicas 2                 train the built-in mlp on two ranks
-    paralab run ddp --workload my.py:workload    train your own model
+    paralab compare --workload gpt               eight set-ups side by side, and a page about them
+    paralab compare --workload my.py:workload    the same with your own model
+    paralab run ddp --replicas 2 --live          train on two ranks, and watch
     paralab verify all                           prove every strategy equal to one device
+    paralab practical 5                          a practical of the course, filled in
     """
 
 
@@ -150,7 +152,7 @@ def run(
         click.echo(f"Look at it with: tensorboard --logdir {tensorboard}")
 
 
-@main.command()
+@main.command(short_help="The resolved plan with its reasons; starts nothing.")
 @click.argument("strategy", metavar="|".join(STRATEGIES))
 @request_options
 def plan(strategy: str, as_json: bool, **options: Any) -> None:
@@ -167,7 +169,7 @@ def plan(strategy: str, as_json: bool, **options: Any) -> None:
     print_reasons(resolved)
 
 
-@main.command()
+@main.command(short_help="Prove that a strategy trains like one device.")
 @click.argument("strategy", metavar="|".join([*STRATEGIES, "all"]))
 @request_options
 @OUT
@@ -203,7 +205,7 @@ def experiment_options(command: Any) -> Any:
     return request_options(command)
 
 
-@main.command()
+@main.command(short_help="Measure strategies side by side, each proved equal.")
 @click.argument("setups", nargs=-1, metavar='[STRATEGY | "STRATEGY --OPTION …"]...')
 @experiment_options
 def compare(setups: tuple[str, ...], as_json: bool, out: Path | None, rounds: int | None, no_proof: bool, **options: Any) -> None:
@@ -224,7 +226,7 @@ def compare(setups: tuple[str, ...], as_json: bool, out: Path | None, rounds: in
     _tell(result, as_json)
 
 
-@main.command()
+@main.command(short_help="More devices: throughput, and where the rest went.")
 @click.argument("strategy", metavar="dp|ddp|hybrid")
 @click.option("--weak", is_flag=True, help="Keep the batch per device: n devices train on n times the batch.")
 @experiment_options
@@ -247,7 +249,7 @@ for _option in scale.params:
         _option.type, _option.metavar = click.STRING, "1,2,4"
 
 
-@main.command()
+@main.command(short_help="Search the fastest bucket size and DDP options.")
 @click.argument("strategy", metavar="ddp|pipeline|hybrid")
 @request_options
 @OUT
@@ -262,7 +264,7 @@ def tune(strategy: str, as_json: bool, out: Path | None, trials: int | None, bud
     _tell(result, as_json)
 
 
-@main.command()
+@main.command(short_help="Tables and pages of run folders, without torch.")
 @click.argument("folders", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="RUN...")
 @click.option("--report", type=click.Path(path_type=Path), help="Write the page to this file.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write the tables and answers to this file.")
@@ -299,7 +301,7 @@ def list_(as_json: bool) -> None:
     click.echo(json.dumps(catalog())) if as_json else print_catalog()
 
 
-@main.command()
+@main.command(short_help="This machine: what works, and what does not, and why.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def env(as_json: bool) -> None:
     """This machine: what was probed, what cannot be used and why."""

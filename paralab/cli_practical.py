@@ -48,7 +48,7 @@ class InOrder(click.Group):
         return list(self.commands)
 
 
-@click.group(cls=InOrder)
+@click.group(cls=InOrder, short_help="A practical of the course, run and filled in.")
 def practical() -> None:
     """Run a practical of the course from start to end: its tables filled, its questions answered from what was measured.
 
