@@ -110,6 +110,8 @@ def compare(
     """
     from paralab.show.page import write_report  # here: the template engine takes longer to import than all the rest
 
+    if isinstance(setups, str):
+        raise UsageError(f"setups={setups!r} is a string.", cure=f"a list of set-ups: [{setups!r}]")
     training.look_again()
     with _reference(workload) as reference:
         base = Request(strategy="single", workload=reference, **options)

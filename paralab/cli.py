@@ -29,11 +29,11 @@ REQUEST_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--precision", metavar="|".join(PRECISIONS), help="fp16 is trained with a GradScaler. [default: fp32]"),
     click.option("--loss-scale", type=float, help="The GradScaler's first scale (fp16). [default: 65536]"),
     click.option("--no-scaler", is_flag=True, default=None, help="Train fp16 without a GradScaler, to see the underflow."),
-    click.option("--bucket-mb", type=float, help="Size of DDP's gradient buckets (ddp, hybrid). [default: 25]"),
+    click.option("--bucket-mb", type=float, help="Size of DDP's gradient buckets (ddp, hybrid). [default: 25, the first one 1]"),
     click.option("--bucket-view", is_flag=True, default=None, help="DDP's gradient_as_bucket_view (ddp, hybrid)."),
     click.option("--static-graph", is_flag=True, default=None, help="DDP's static_graph (ddp)."),
     click.option("--sync-every-pass", is_flag=True, default=None, help="Accumulate WITHOUT no_sync(), to see what it saves (ddp)."),
-    click.option("--steps", type=int, help="Optimiser steps. [default: 20, or what --epochs gives]"),
+    click.option("--steps", type=int, help="Optimiser steps. [default: 20, or what --epochs gives; in comparisons 10 a round]"),
     click.option("--epochs", type=int, help="Passes over the data."),
     click.option("--samples", type=int, help="Use only so many samples of the data: an epoch ends after them."),
     click.option("--seed", type=int, default=0, show_default=True, help="Decides the weights and the order of the samples."),
@@ -74,6 +74,8 @@ class Commands(click.Group):
             click.echo(f"paralab: {error}", err=True)
             sys.exit(error.exit_code)
         except KeyboardInterrupt:
+            if "--json" in sys.argv:
+                click.echo(json.dumps({"error": "stopped by Ctrl-C", "detail": None, "cure": None}))
             click.echo("paralab: stopped by Ctrl-C; nothing was left running.", err=True)
             sys.exit(130)
 
@@ -247,6 +249,7 @@ def scale(strategy: str, weak: bool, as_json: bool, out: Path | None, rounds: in
 for _option in scale.params:
     if _option.name == "replicas":
         _option.type, _option.metavar = click.STRING, "1,2,4"
+        _option.help = "The numbers of replicas to compare. [default: 1,2,4]"
 
 
 @main.command(short_help="Search the fastest bucket size and DDP options.")
@@ -281,15 +284,19 @@ def show(folders: tuple[Path, ...], report: Path | None, markdown: Path | None, 
     from paralab.show.markdown import as_markdown
     from paralab.show.page import render
 
-    document = document_of(folders[0]) if len(folders) == 1 else document_of_runs(folders)
-    if as_json:
-        click.echo(json.dumps(document.to_json()))
-    else:
-        (print_document if everything else print_summary)(document)
+    try:
+        document = document_of(folders[0]) if len(folders) == 1 else document_of_runs(folders)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        named = ", ".join(map(str, folders))
+        raise UsageError(f"{named} is damaged: {type(error).__name__}: {error}.", cure="a folder as paralab left it") from error
     for path, text in ((report, render), (markdown, as_markdown)):
         if path:
             write_new(path, text(document))
             click.echo(f"{path} written", err=True)
+    if as_json:
+        click.echo(json.dumps(document.to_json()))
+    else:
+        (print_document if everything else print_summary)(document)
 
 
 @main.command(name="list")
@@ -328,9 +335,13 @@ def _parsed(text: str, options: dict[str, Any]) -> Request:
         strategy, *words = shlex.split(text)
     except ValueError:
         raise UsageError(f"{text!r} is no set-up.", cure='a strategy with its options: "ddp --replicas 2"') from None
-    setup = click.Command(text, params=[p for p in compare.params if p.name in options])
-    own = _given(setup.make_context(text, words).params)
-    own = {name: value for name, value in own.items() if (name, value) not in (("seed", 0), ("device", "auto"))}
+    setup = click.Command(text, params=[p for p in compare.params if p.name in options], add_help_option=False)
+    try:
+        context = setup.make_context(text, words)
+    except click.UsageError as error:
+        raise UsageError(f"The set-up {text!r}: {error.format_message()}", cure="paralab run --help lists the options") from error
+    said = click.core.ParameterSource.COMMANDLINE
+    own = {name: value for name, value in context.params.items() if context.get_parameter_source(name) is said}
     return with_common(Request(strategy="single", **_given(options)), {"strategy": strategy, **own})
 
 

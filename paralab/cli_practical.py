@@ -64,6 +64,12 @@ def _add(number: int, title: str) -> None:
     def command(as_json: bool, markdown: Path | None, blank: Path | None, run_folder: Path | None, **options: Any) -> None:
         if as_json and "-" in (str(markdown), str(blank)):
             raise UsageError("--json and - both print on stdout.", cure="a file name instead of -")
+        for path in (markdown, blank):
+            if path and str(path) != "-" and path.exists():
+                raise UsageError(f"{path} exists already; paralab overwrites nothing.", cure="another name")
+        given = [name for name in ("part", "batch_size", "rounds", "steps", "out") if options[name] is not None]
+        if run_folder and given:
+            raise UsageError(f"--run tells an earlier run, so --{given[0].replace('_', '-')} means nothing.", cure="one of the two")
         document, folder = _told(number, run_folder, as_json or str(markdown) == "-" or str(blank) == "-", options)
         if blank:
             from paralab.analyse.sheet import emptied
@@ -81,6 +87,8 @@ def _add(number: int, title: str) -> None:
 
             print_document(document)
             click.echo(f"\nThe page: {folder / 'report.html'}   the lab sheet: {folder / 'sheet.md'}")
+        if not any(section.blocks for section in document.sections):
+            sys.exit(1)  # every part lacks its set-ups
 
     command.__doc__ = f"Practical {number}: {title}."
     for option in reversed(OPTIONS):
@@ -134,7 +142,11 @@ def _write(path: Path, text: str) -> None:
 @click.argument("sheet", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--run", "run_folder", type=FOLDER, help="The run that the sheet is held against. [default: the newest under runs/]")
 @click.option(
-    "--tolerance", type=float, default=0.25, show_default=True, help="By how much a measured time may lie outside p10–p90."
+    "--tolerance",
+    type=click.FloatRange(0, 10),
+    default=0.25,
+    show_default=True,
+    help="By how much a measured time may lie outside p10–p90.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else there.")
 def check(number: int, sheet: Path, run_folder: Path | None, tolerance: float, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paralab.analyse.comparison import comparison_of
-from paralab.errors import Interrupted, UsageError
+from paralab.errors import Interrupted, UsageError, unknown
 from paralab.experiment import BUDGET_SECONDS, ROUNDS, Case, measure, resolve_all
 from paralab.plan.request import APPLIES, STRATEGIES, Request, flag_of, only_applicable
 from paralab.record.folder import RunFolder
@@ -39,7 +39,13 @@ def default_cases(base: Request) -> list[Case]:
 
 def with_common(base: Request, own: dict[str, Any]) -> Request:
     """A set-up with its own options, and those common ones that mean something for its strategy."""
-    strategy = own["strategy"]
+    known = [field.name for field in fields(Request)]
+    for name in own:
+        if name not in known:
+            raise unknown("option", name, known)
+    strategy = own.get("strategy")
+    if not isinstance(strategy, str):
+        raise UsageError(f"The set-up {own} names no strategy.", cure='{"strategy": "ddp", "replicas": 2}')
     return replace(only_applicable(replace(base, strategy=strategy)) if strategy in STRATEGIES else Request(strategy), **own)
 
 
@@ -71,7 +77,11 @@ def compare(
 ) -> dict[str, Any]:
     """Measure the cases; return the comparison, which is computed from the folder that they leave."""
     started = time.perf_counter()
-    cases = _told_apart([replace(case, request=replace(case.request, steps=case.request.steps or steps)) for case in cases])
+    if rounds is not None and rounds < 1:
+        raise UsageError(f"{rounds} rounds measure nothing.", cure="at least 1 round, and 3 for an interval")
+    if steps is not None:
+        cases = [replace(case, request=replace(case.request, steps=case.request.steps or steps)) for case in cases]
+    cases = _told_apart(cases)
     workloads = list(dict.fromkeys(case.request.workload for case in cases))
     if kind == "compare" and len(workloads) > 1:
         named = ", ".join(workloads)
@@ -104,10 +114,12 @@ def _told_apart(cases: Sequence[Case]) -> list[Case]:
     if len({case.request.prefix for case in cases}) > 1:
         raise UsageError("Set-ups with different --prefix cannot share their processes.", cure="--prefix outside the quotes")
     labels = [case.label for case in cases]
-    options = [field.name for field in fields(Request) if len({getattr(case.request, field.name) for case in cases}) > 1]
+    told = ("strategy", "replicas", "stages", "micro_batches", "accumulate", "precision", "bucket_mb", "placement")  # by the label
+    silent = [field.name for field in fields(Request) if field.name not in told]
+    options = [name for name in silent if len({getattr(case.request, name) for case in cases}) > 1]
 
     def longer(case: Case) -> str:
         said = [f"{flag_of(name)} {getattr(case.request, name)}" for name in options if getattr(case.request, name) is not None]
-        return " · ".join([case.label, *(word for word in said if word.split()[1] not in case.label)])
+        return " · ".join([case.label, *said])
 
     return [replace(case, name=longer(case)) if labels.count(case.label) > 1 else case for case in cases]

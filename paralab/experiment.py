@@ -30,9 +30,10 @@ from paralab.workload.summary import Summary
 
 PROOF_STEPS = 3
 ROUNDS = 5
-SURE_ROUNDS = 2  # are always done; the others only if there is time, unless their number was given
+SURE_ROUNDS = 3  # are always done; the others only if there is time, unless their number was given
 BUDGET_SECONDS = 60.0  # for the proofs and the rounds of a comparison whose number of rounds was not given
 STEPS = {"cpu": 10, "cuda": 30}  # of each set-up in each round; the first three warm up
+SLOW_SECONDS, SLOW_STEPS = 0.1, 6  # of a model whose step takes longer: more rounds tell more than longer ones
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,9 @@ def resolve_all(cases: Sequence[Case]) -> tuple[list[Resolved], list[dict[str, s
 
     def resolved(case: Case, threads: int | None) -> Resolved | None:
         machine, summary = seen[case.request.workload]
-        steps = case.request.steps or STEPS["cuda" if machine.gpus and case.request.device != "cpu" else "cpu"]
+        usual = STEPS["cuda" if machine.gpus and case.request.device != "cpu" else "cpu"]
+        usual = SLOW_STEPS if sum(layer.seconds for layer in summary.layers) > SLOW_SECONDS else usual
+        steps = usual if case.request.steps is None else case.request.steps
         request = replace(case.request, steps=steps, threads_per_device=case.request.threads_per_device or threads)
         try:
             plan = resolve(request, machine, summary, probe_once, threads_asked())
@@ -151,7 +154,7 @@ def measure(
                 record_plan(run, item.plan, item.machine, item.summary)
                 timed[len(jobs)] = (number, round_)
                 deadline = budget_seconds if round_ >= SURE_ROUNDS and place == 0 else None
-                jobs.append(Job(item.plan, run, case=entries[number]["name"], deadline_seconds=deadline))
+                jobs.append(Job(item.plan, run, case=str(number), deadline_seconds=deadline))
         interrupted = False
         try:
             failed = train_all(folder, jobs, Progress(jobs, timed, rounds, say).poll)
@@ -177,6 +180,8 @@ def measure(
     for entry in entries:
         if not entry["runs"] and not entry["error"]:
             entry["error"] = "it was stopped before its first round was whole"
+    if cut and not interrupted:
+        say(f"stopped after {rounds - len(cut)} of {rounds} rounds: the time is over (--rounds N takes as many as are wanted)")
     return {"cases": entries, "rounds": rounds - len(cut), "interrupted": interrupted}
 
 

@@ -96,6 +96,10 @@ def run(
     """Train as asked; return the result (`--json`). Raises a ParalabError, after which the run folder is readable all the same."""
     if tensorboard:
         require_tensorboard()
+        try:
+            tensorboard.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--tensorboard {tensorboard} cannot be made: {error.strerror}.", cure="another folder") from error
     plan, machine, summary = make_plan(request)
     folder = RunFolder.create(out, f"{plan.strategy}_{slug(summary.name)}")
     record_plan(folder, plan, machine, summary)

@@ -26,8 +26,8 @@ def size(value: float | None) -> str:
 
 
 def count(value: float) -> str:
-    """`123100000` -> `123.1 M`, for parameters."""
-    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    """`123100000` -> `123.1 M`, for parameters and FLOP/s."""
+    for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= factor:
             return f"{value / factor:.1f} {unit}"
     return f"{value:.0f}"

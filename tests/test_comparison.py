@@ -20,7 +20,7 @@ SETUPS = ["single", "ddp --replicas 2", "ddp --replicas 3 --accumulate 2", "pipe
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compare")
-    done = run_paralab("compare", *SETUPS, "--workload", "mlp:tiny", "--rounds", "2", "--steps", "9", "--json", cwd=folder)
+    done = run_paralab("compare", *SETUPS, "--workload", "mlp:tiny", "--rounds", "3", "--steps", "9", "--json", cwd=folder)
     return folder, done.json
 
 
@@ -37,7 +37,7 @@ def test_every_set_up_has_a_row_with_everything(compared):
         assert row["error"] is None
         assert row["parity"]["equal"], row["parity"]["cause"]
         assert row["speed_up"]["low"] <= row["speed_up"]["value"] <= row["speed_up"]["high"]
-        assert len(row["round_seconds"]) == len(row["runs"]) == 2
+        assert len(row["round_seconds"]) == len(row["runs"]) == 3
         assert row["efficiency"] == pytest.approx(row["speed_up"]["value"] / row["devices"])
         assert row["loss_difference"] < 1e-4
         assert row["metrics"]["steps_measured"] == 6
@@ -170,6 +170,11 @@ def test_tune_prints_a_command_that_runs(tmp_path):
         (["scale", "ddp", "--replicas", "two"], ["not a list of numbers"]),
         (["tune", "single"], ["nothing to tune"]),
         (["show", "."], ["no folder of paralab"]),
+        (["compare", "ddp --bucket-mb nan"], ["--bucket-mb nan"]),
+        (["compare", "single", "--steps", "0"], ["--steps 0"]),
+        (["compare", "single", "--prefix", "nosuchcommand"], ["no command 'nosuchcommand'"]),
+        (["compare", "ddp --help"], ["--help"]),
+        (["compare", 'ddp "x'], ["is no set-up"]),
     ],
 )
 def test_a_wrong_request_starts_nothing(tmp_path, arguments, words):
@@ -197,3 +202,29 @@ def test_ctrl_c_keeps_the_whole_rounds(tmp_path):
     assert "paralab show kept" in rest
     document = run_paralab("show", "kept", "--json", cwd=tmp_path).json
     assert [row[0]["text"] for row in document["sections"][0]["blocks"][0]["rows"]] == ["single", "ddp ×2"]
+
+
+def test_set_ups_that_differ_in_their_batch_alone_have_their_own_names(tmp_path):
+    setups = ["ddp --batch-size 8", "ddp", "ddp --seed 3"]
+    result = run_paralab(
+        "compare", *setups, "--workload", "mlp:tiny", "--rounds", "1", "--steps", "3", "--no-proof", "--json", cwd=tmp_path
+    )
+    names = [row["name"] for row in result.json["rows"]]
+    assert len(set(names)) == 3
+    assert "--batch-size 8" in names[0]
+    assert "--seed 3" in names[2]
+
+
+def test_a_damaged_folder_is_said_to_be(compared, tmp_path):
+    folder, result = compared
+    copy = tmp_path / "copy"
+    shutil.copytree(folder / result["run_folder"], copy)
+    (copy / result["rows"][1]["runs"][0] / "events" / "rank1.jsonl").write_text("")
+    done = run_paralab("show", "copy", "--json", cwd=tmp_path)
+    assert done.code in (0, 2)
+    assert "Traceback" not in done.err
+    json.loads(done.out)
+    (copy / "manifest.json").write_text('{"kind": "compare"}')
+    done = run_paralab("show", "copy", "--json", cwd=tmp_path)
+    assert done.code == 2
+    assert "damaged" in json.loads(done.out)["error"]

@@ -77,7 +77,9 @@ def _run_name(plan: dict[str, Any]) -> str:
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+        manifest = json.loads((folder / "manifest.json").read_text())
+        if not isinstance(manifest, dict):
+            raise ValueError("its manifest is no object")
     except (OSError, ValueError) as error:
         raise UsageError(f"{folder} is no folder of paralab: {error}.", cure="a folder under runs/") from error
     return manifest
@@ -85,7 +87,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def _row(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     """One set-up: its rounds together."""
-    results = [result_of(folder / run) for run in entry["runs"]]
+    results = [result for run in entry["runs"] if (result := result_of(folder / run))["step_seconds"]["median"] is not None]
     request, first = entry["request"], results[0] if results else {}
     seconds = [step for run in entry["runs"] for step in Recording.read(folder / run).step_seconds]
     numbers = [r["step_seconds"]["median"] for r in results]
@@ -100,12 +102,13 @@ def _row(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
         "accumulate": first.get("batch", {}).get("accumulate"),
         "error": entry["error"],
         "devices": devices,
+        "threads_per_device": first.get("threads_per_device"),
         "processes": len(first.get("ranks", [])) or None,
         "ranks": first.get("ranks", []),
         "batch": first.get("batch"),
         "step_seconds": spread(seconds),
         "round_seconds": numbers,
-        "round_seconds_per_sample": [number / first["batch"]["size"] for number in numbers],
+        "round_seconds_per_sample": [r["step_seconds"]["median"] / r["samples_per_step"] for r in results],
         "total_seconds": _median([r["total_seconds"] for r in results]),
         "samples_per_second": rate,
         "samples_per_second_per_device": rate / devices if rate and devices else None,

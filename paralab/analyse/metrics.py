@@ -322,7 +322,8 @@ def _flops(recording: Recording, step_seconds: float | None) -> dict[str, Any]:
     """Model FLOP/s: the arithmetic that the model needs, whatever the machine did, over the step time."""
     per_sample = recording.manifest["workload"].get("flops_per_sample")
     if not per_sample or not step_seconds:
-        return {"per_second": None, "share_of_peak": None, "not_measured": "the model has no operation whose FLOP are counted"}
+        why = "no FLOP are counted: recurrent layers, or no matrix product at all"
+        return {"per_second": None, "share_of_peak": None, "not_measured": why}
     per_second = per_sample * recording.plan["batch_size"] / step_seconds
     machine = recording.manifest["machine"]
     devices = {d["torch"] for rank in recording.plan["ranks"] for d in rank["devices"]}

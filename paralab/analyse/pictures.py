@@ -75,7 +75,8 @@ def _exposed(recording: Recording, rank: int, step: int, base: int, origin: floa
     found = []
     for label, intervals in (("waiting for a slower rank", waits), ("exposed communication", transfers)):
         for start, end in without(intervals, busy):
-            found.append(Span(base, "wait", label, start - origin, end - origin, exposed=True, details={"step": step}))
+            exposed = intervals is transfers
+            found.append(Span(base, "wait", label, start - origin, end - origin, exposed, details={"step": step}))
     return found
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from paralab.analyse import practical, scaling, tuned
-from paralab.analyse.blocks import Document
+from paralab.analyse.blocks import Cell, Document, Finding, Section, Table
 from paralab.analyse.comparison import comparison_of, comparison_of_runs, read_manifest
 from paralab.analyse.report import report
 from paralab.analyse.verdict import verdict
+from paralab.errors import UsageError
 
 
 def document_of(folder: Path) -> Document:
     """The document of one folder, computed anew from what was recorded."""
     kind = read_manifest(folder).get("kind", "run")
-    return document_of_runs([folder]) if kind == "run" else DOCUMENTS[kind](folder)
+    if kind == "run":
+        return document_of_runs([folder])
+    if kind not in DOCUMENTS:
+        raise UsageError(f"{folder} is of a kind that this paralab does not know: {kind!r}.", cure="a newer paralab")
+    document: Document = DOCUMENTS[kind](folder)
+    return document
 
 
 def document_of_runs(folders: Sequence[Path]) -> Document:
@@ -40,4 +47,31 @@ def _tune(folder: Path) -> Document:
     return tuned.document(folder)
 
 
-DOCUMENTS: dict[str, Any] = {"compare": _compare, "scale": _scale, "tune": _tune, "practical": practical.document_of}
+def _verify(folder: Path) -> Document:
+    """The cases of a proof, from its result."""
+    try:
+        proof = json.loads((folder / "result.json").read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"The proof in {folder} did not come to its end: {error}.", cure="paralab verify again") from error
+    rows = []
+    for case in proof["cases"]:
+        verdict = "equal" if case["equal"] else "differs, as expected" if case["legitimate"] else "WRONG"
+        difference = case["max_difference"]
+        cells = (case["options"]["workload"], case["strategy"], case["arithmetic"])
+        told = Cell("unknown" if difference is None else f"{difference:.1e}", difference)
+        words = [Cell(text, text) for text in cells]
+        rows.append((*words, told, Cell(verdict, case["equal"]), Cell(case["cause"] or "–", case["cause"])))
+    equal = sum(case["equal"] for case in proof["cases"])
+    text = f"{equal} of {len(rows)} cases train like one device ({proof['precision']})."
+    table = Table("", ("workload", "strategy", "batch", "difference", "verdict", "cause"), tuple(rows))
+    findings = (Finding("same", text, {"equal": equal, "of": len(rows)}),)
+    return Document("Proof: parallel equals serial", ", ".join(proof["workloads"]), findings, (Section("Cases", (table,)),))
+
+
+DOCUMENTS: dict[str, Any] = {
+    "compare": _compare,
+    "scale": _scale,
+    "tune": _tune,
+    "verify": _verify,
+    "practical": practical.document_of,
+}

@@ -13,9 +13,10 @@ from paralab.analyse.blocks import Bar, Bars, Block, Cell, Distribution, Documen
 from paralab.analyse.metrics import RULE
 from paralab.analyse.recording import Recording
 from paralab.analyse.verdict import is_same_training, largest_memory, verdict
-from paralab.units import plural, rate, seconds, size
+from paralab.units import count, plural, rate, seconds, size
 
 Row = dict[str, Any]
+CLOCK = "Every rank and device on one clock. Hatched: exposed communication; dotted: waiting for a slower rank. Zoom in, hover."
 COMPARED = ("speed-up", "efficiency", "same training")  # columns that say nothing of a run alone
 
 
@@ -98,7 +99,8 @@ def _remarks(rows: Sequence[Row]) -> str:
         for remark in row["remarks"]:
             named.setdefault("devices are shares of one CPU (virtual)" if "virtual" in remark else remark, []).append(row["name"])
     told = [remark + ("" if "virtual" in remark or len(names) > 3 else f" ({', '.join(names)})") for remark, names in named.items()]
-    return "; ".join(["communication: share of the step (of it exposed)", *told])
+    how = "step time: median of all steps; speed-up: mean over the rounds, of seconds per sample" if len(rows) > 1 else ""
+    return "; ".join(filter(None, [how, "communication: share of the step (of it exposed)", *told]))
 
 
 def _row(row: Row) -> tuple[Cell, ...]:
@@ -156,7 +158,29 @@ def _where_time_goes(rows: Sequence[Row]) -> Section:
     loads = ("set-up", "device 0 against others", "load", "model FLOP/s", "share of peak")
     unknown = dict.fromkeys(reason for row in rows if (reason := row["metrics"]["flops"]["not_measured"]))
     machine = Table("Load and arithmetic", loads, tuple(_machine_row(row) for row in rows), "; ".join(unknown))
-    return Section("Where the time goes", (time, communication, machine))
+    return Section("Where the time goes", (time, communication, *_buckets(rows), machine))
+
+
+def _buckets(rows: Sequence[Row]) -> tuple[Table, ...]:
+    """When in the step each bucket was reduced."""
+    cells = []
+    for row in rows:
+        for bucket in row["metrics"]["buckets"]:
+            ready, share = bucket["ready_seconds"], bucket["ready_seconds"] / row["step_seconds"]["median"]
+            stage = f"stage {bucket['stage']:.0f}, " if row["strategy"] == "hybrid" else ""
+            cells.append(
+                (
+                    Cell(row["name"], row["name"]),
+                    Cell(f"{stage}{bucket['bucket']:.0f}", bucket["bucket"]),
+                    Cell(size(bucket["bytes"]), bucket["bytes"]),
+                    Cell(seconds(ready), ready),
+                    Cell(f"{share:.0%}", share),
+                    Cell(seconds(bucket["transfer_seconds"]), bucket["transfer_seconds"]),
+                )
+            )
+    columns = ("set-up", "bucket", "size", "ready after", "of the step", "transfer")
+    note = "Of the last step of each round, on rank 0: how long after the step's beginning the bucket was ready; its transfer."
+    return (Table("When the all-reduces happen", columns, tuple(cells), note),) if cells else ()
 
 
 def _time_row(row: Row, parts: dict[str, str]) -> tuple[Cell, ...]:
@@ -191,7 +215,7 @@ def _machine_row(row: Row) -> tuple[Cell, ...]:
         Cell(row["name"], row["name"]),
         Cell("–" if balance is None else f"{balance:.2f} times as busy", balance),
         Cell(shown, shown),
-        number(flops["per_second"], f"{(flops['per_second'] or 0) / 1e9:,.1f} G"),
+        number(flops["per_second"], count(flops["per_second"] or 0)),
         Cell(peak, flops["share_of_peak"]),
     )
 
@@ -210,7 +234,7 @@ def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> li
     memory = all_of(lambda row: pictures.memory_lines(recordings[row["name"]]))
     losses = pictures.loss_lines([row for row in rows if row["losses"]])
     sections = [
-        Section("Timelines", timelines, "Every rank and device on one clock; hatched: exposed communication. Zoom in, hover."),
+        Section("Timelines", timelines, CLOCK),
         Section("Pipeline schedules", schedules, "One row per stage, numbered by micro-batch; what is empty is the bubble."),
         Section("How the batch is split", splits, "To scale: every piece is one pass or micro-batch."),
         Section("Memory", (_memory(rows),)),

@@ -54,6 +54,7 @@ def result_of(folder: Path) -> dict[str, Any]:
         "warm_up_steps": recording.warm_up,
         "total_seconds": _rounded(_between(steps)),
         "samples_per_second": _samples_per_second(timed),
+        "samples_per_step": _samples_per_step(timed),
         "samples_per_second_per_device": _per_device(_samples_per_second(timed), len(_devices(plan))),
         "peak_bytes": _memory(events),
         "all_reduces_per_step": _per_step(timed, "all_reduces"),
@@ -117,6 +118,11 @@ def _samples_per_second(timed: list[list[Event]]) -> float | None:
     """Loading included: samples over the wall-clock time in which they were trained on."""
     elapsed = _between(timed)
     return sum(event["samples"] for step in timed for event in step) / elapsed if elapsed else None
+
+
+def _samples_per_step(timed: list[list[Event]]) -> float | None:
+    """What was trained on: less than the batch that was asked for where an epoch has fewer samples."""
+    return statistics.mean(sum(event["samples"] for event in step) for step in timed) if timed else None
 
 
 def _per_device(value: float | None, devices: int) -> float | None:

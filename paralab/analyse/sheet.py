@@ -19,12 +19,13 @@ from typing import Any
 from paralab.analyse.blocks import Answer, Cell, Document, Table
 from paralab.units import seconds, size
 
-UNITS = {  # what a number is multiplied with
-    "": 1.0, "×": 1.0, "x": 1.0, "times": 1.0,
-    "s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "µs": 1e-6, "μs": 1e-6, "us": 1e-6, "min": 60.0,
-    "b": 1.0, "bytes": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30,
-    "%": 0.01,
-}  # fmt: skip
+UNITS = {  # what is measured, and what a number is multiplied with
+    "number": {"": 1.0, "×": 1.0, "x": 1.0, "times": 1.0},
+    "time": {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "µs": 1e-6, "μs": 1e-6, "us": 1e-6, "min": 60.0},
+    "size": {"b": 1.0, "bytes": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30},
+    "share": {"%": 0.01},
+}
+ROUNDED = 0.05  # of the value: what rounding may hide at most; `0 min` is no way to write 30 ms
 NUMBER = re.compile(r"^[~≈]?\s*([-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([^\d\s(]*)\s*(?:\(.*\))?$")
 EMPTY = ("", "…", "...", "-", "–", "—", "?", "_")
 YES_NO = {"yes": True, "no": False, "ja": True, "nein": False, "oui": True, "non": False, "sí": True, "si": True}
@@ -167,9 +168,13 @@ def contradiction(given: str, cell: Cell, tolerance: float) -> str:
     pieces = re.split(r"\s+and\s+|\s*;\s*", given)
     if len(pieces) > 1:  # `94 % and 66 %`: one number per device
         return next((reason for piece in pieces if (reason := contradiction(piece, cell, tolerance))), "")
-    number, step = parsed(given)
+    number, step, kind = parsed(given)
     if number is None:
         return f"{given!r} is no number with a unit that is known"
+    known = parsed(cell.text)[2]
+    if known and kind != known and {kind, known} != {"number", "share"}:
+        return f"it is a {kind}, the run has a {known}"
+    step = min(step, 2 * ROUNDED * abs(cell.value))
     if cell.low is None or cell.high is None:
         return (
             ""
@@ -195,21 +200,27 @@ def _same_words(given: str, known: str) -> bool:
 def _other_words(given: str, known: str) -> str:
     if not re.fullmatch(r"[\d/]+", known):
         return "a name must be the run's"
-    mine, theirs = (sum(map(int, re.findall(r"\d+", words))) for words in (given, known))
+    mine, theirs = (sum(int(digits[:18]) for digits in re.findall(r"\d+", words)) for words in (given, known))
     return "the sum is right, the parts are not" if mine == theirs else f"it adds up to {mine}, the batch has {theirs}"
 
 
-def parsed(words: str) -> tuple[float | None, float]:
-    """(the number in seconds, bytes or as a share; what its last digit is worth): `34.6 ms` -> 0.0346, 0.0001."""
+def parsed(words: str) -> tuple[float | None, float, str]:
+    """(the number in seconds, bytes or as a share; what its last digit is worth; its kind): `34.6 ms` -> 0.0346, 0.0001, time."""
     found = NUMBER.match(words.replace("`", "").strip())
-    if not found or found[2].lower() not in UNITS:
-        return None, 0.0
-    factor = UNITS[found[2].lower()]
+    kind = next((kind for kind, units in UNITS.items() if found and found[2].lower() in units), None)
+    if not found or kind is None:
+        return None, 0.0, ""
+    factor = UNITS[kind][found[2].lower()]
     digits = found[1].replace(",", "")
     mantissa, _, exponent = digits.lower().partition("e")
     decimals = len(mantissa.partition(".")[2])
-    worth = 10.0 ** (int(exponent or 0) - decimals) * factor
-    return float(digits) * factor, worth if factor != 1.0 or decimals else 0.0
+    try:
+        number, worth = float(digits) * factor, 10.0 ** (int(exponent or 0) - decimals) * factor
+    except (OverflowError, ValueError):
+        return None, 0.0, ""
+    if not math.isfinite(number):
+        return None, 0.0, ""
+    return number, worth if factor != 1.0 or decimals else 0.0, kind
 
 
 def _with_spread(cell: Cell) -> str:

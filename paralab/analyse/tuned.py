@@ -108,7 +108,7 @@ def findings(choice: dict[str, Any]) -> tuple[Finding, ...]:
     before, after = default["step_seconds"]["median"], chosen["step_seconds"]["median"]
     evidence = {"default_seconds": before, "chosen_seconds": after}
     if choice["best_is_default"]:
-        text = f"The default is best: nothing that trains the same was measurably faster than its {seconds(before)} per step."
+        text = f"The default stays: no change that trains the same was measurably faster than its {seconds(before)} per step."
         found = [Finding("fastest", text, evidence)]
     else:
         text = (

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 
 # Student's t, two-sided 95 %, by degrees of freedom; beyond the table it stays above 1.96 by little.
 T95 = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
+FEWEST = 3  # rounds: of two, Student's t makes an interval so wide that it says nothing
 SMALLEST = 0.01  # a difference below 1 % is not called one, however sure it is
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast: `value`, between `low` and `high` with 95 % confidence (None: a single round tells nothing)."""
+    """How many times as fast: `value`, between `low` and `high` with 95 % confidence (None: too few rounds)."""
 
     value: float
     low: float | None
@@ -33,7 +34,7 @@ class Ratio:
     @property
     def verdict(self) -> str:
         if self.low is None or self.high is None:
-            return "not known: one round"
+            return "not known: too few rounds"
         if self.low > 1 and self.value > 1 + SMALLEST:
             return "faster"
         return "slower" if self.high < 1 and self.value < 1 - SMALLEST else "no measurable difference"
@@ -43,7 +44,7 @@ def speed_up(before: Sequence[float], after: Sequence[float]) -> Ratio:
     """Of seconds measured in the same rounds: before / after."""
     logs = [math.log(b / a) for b, a in zip(before, after, strict=True)]
     mean = statistics.mean(logs)
-    if len(logs) < 2:
+    if len(logs) < FEWEST:
         return Ratio(math.exp(mean), None, None)
     t = T95[len(logs) - 1] if len(logs) <= len(T95) else T95[-1]
     half = t * statistics.stdev(logs) / math.sqrt(len(logs))

@@ -12,6 +12,7 @@ from paralab.analyse.uncertainty import speed_up
 from paralab.units import plural, seconds, size
 
 Row = dict[str, Any]
+BUSY = 0.85  # of its cores: less, and the machine is shared with somebody
 
 
 def verdict(comparison: dict[str, Any]) -> tuple[Finding, ...]:
@@ -22,7 +23,9 @@ def verdict(comparison: dict[str, Any]) -> tuple[Finding, ...]:
     if len(rows) == 1:
         return (_consists(baseline), *_next(baseline, rows), *_warnings(rows), *_failures(comparison))
     sound = [row for row in rows if is_same_training(row) is not False and row["speed_up"]]
-    best = max(sound, key=lambda row: float(row["speed_up"]["value"]), default=baseline)
+    surely = [row for row in sound if row["speed_up"]["verdict"] == "faster"]
+    several = baseline["speed_up"]["low"] is not None
+    best = max(surely if several else sound, key=lambda row: float(row["speed_up"]["value"]), default=baseline)
     findings = [_fastest(best, baseline, sound)]
     parallel = (
         best
@@ -30,8 +33,9 @@ def verdict(comparison: dict[str, Any]) -> tuple[Finding, ...]:
         else max((row for row in sound if row["devices"] > 1), key=lambda row: float(row["speed_up"]["value"]), default=None)
     )
     if parallel:
-        findings += [_cost(parallel, baseline), _limit(parallel, baseline), *_next(parallel, rows)]
-    return (*findings, *_same(rows), *_warnings(rows), *_failures(comparison))
+        sure = parallel["speed_up"]["verdict"] in ("faster", "slower", "baseline")
+        findings += [_cost(parallel, baseline), *([_limit(parallel, baseline)] if sure else []), *_next(parallel, rows)]
+    return (*findings, *_same(rows), *_busy(baseline), *_warnings(rows), *_failures(comparison))
 
 
 def is_same_training(row: Row) -> bool | None:
@@ -57,12 +61,10 @@ def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
     also = f" No measurable difference from it: {', '.join(equally)}." if equally else ""
     if best["speed_up"]["low"] is None:
         return Finding(
-            "fastest", f"`{best['name']}` has the shortest step, {step}. One round cannot tell how sure that is.", evidence
+            "fastest", f"`{best['name']}` has the shortest step, {step}. Too few rounds to tell how sure that is.", evidence
         )
     if best is baseline:
-        text = f"`{best['name']}` is the fastest here: {step} per step. Nothing that was tried beats it.{also}"
-    elif best["speed_up"]["verdict"] != "faster":
-        text = f"Nothing is measurably faster than `{baseline['name']}`; the shortest step, {step}, has `{best['name']}`: {ratio}."
+        text = f"Nothing is measurably faster than `{best['name']}`: {step} per step.{also}"
     else:
         text = f"`{best['name']}` is the fastest: {step} per step, {ratio}.{also}"
     return Finding("fastest", text, evidence)
@@ -120,7 +122,8 @@ def _limit(row: Row, baseline: Row) -> Finding:
     largest = max(causes, key=lambda cause: causes[cause])
     evidence = {"perfect_seconds": perfect, "step_seconds": step, "lost_seconds": causes, "shares": shares(row)}
     sharing = next((remark for remark in row["remarks"] if "share cores" in remark or "shared:" in remark), None)
-    if step - perfect <= 0.05 * step:
+    idle = row["metrics"]["bubble"]
+    if step - perfect <= 0.05 * step and not (idle and idle["measured"] > idle["ideal"] + 0.1):
         text = f"`{name}` loses next to nothing: {seconds(step)} against {seconds(perfect)} for a perfect split."
         return Finding("limit", text, evidence)
     text = (
@@ -196,6 +199,19 @@ def _same(rows: list[Row]) -> list[Finding]:
         text = f"`{row['name']}` trains something else: {row['parity']['cause']}."
         found.append(Finding("warning", text, {"max_difference": row["parity"]["max_difference"], "tolerance": tolerance}))
     return found
+
+
+def _busy(baseline: Row) -> list[Finding]:
+    """A set-up on one device has nothing to wait for: where it did not get its cores, something else had them."""
+    cores = baseline["metrics"]["load"]["cores_per_rank"][0]
+    asked = baseline["threads_per_device"]
+    if baseline["strategy"] != "single" or cores is None or cores > BUSY * asked or baseline["peak_bytes"][0]["how"] != "counted":
+        return []
+    text = (
+        f"This machine was busy with something else: `{baseline['name']}` got {cores:.2f} of its {plural(asked, 'core')}. "
+        "Repeat it when the machine is idle."
+    )
+    return [Finding("warning", text, {"cores_used": cores, "cores_asked": asked})]
 
 
 def _warnings(rows: list[Row]) -> list[Finding]:

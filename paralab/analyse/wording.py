@@ -20,7 +20,7 @@ def factor(value: float) -> str:
 def interval(ratio: Ratio) -> str:
     """`(1.80–1.95)`; what a single round cannot tell is said."""
     if ratio.low is None or ratio.high is None:
-        return "(one round: no interval)"
+        return "(too few rounds for an interval)"
     return f"({factor(ratio.low)}–{factor(ratio.high)})"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shlex
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
@@ -80,7 +82,9 @@ def check(request: Request) -> None:
     _check_choice("placement", request.placement, ("spread", "same"))
     for field in fields(request):
         value = getattr(request, field.name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and field.name != "seed" and value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or field.name == "seed":
+            continue
+        if value <= 0 or not math.isfinite(value):
             flag = flag_of(field.name)
             raise UsageError(f"{flag} {value} is not a positive number.", cure=f"{flag} 1 or more")
     if not 0 <= request.seed < 2**32:
@@ -103,11 +107,13 @@ def check(request: Request) -> None:
         )
     if request.prefix is not None:
         try:
-            prefix_words(request.prefix, 0, 0)
+            first = prefix_words(request.prefix, 0, 0)[0]
         except (KeyError, IndexError, ValueError) as error:
             raise UsageError(
                 f"--prefix {request.prefix!r} cannot be filled in: {error}.", cure="{rank} and {local_rank} are known"
             ) from error
+        if not shutil.which(first):
+            raise UsageError(f"--prefix {request.prefix!r}: there is no command {first!r}.", cure="a command of this machine")
 
 
 def only_applicable(request: Request) -> Request:

@@ -29,7 +29,7 @@ class Tail:
 
 def read_events(folder: Path) -> dict[int, list[Event]]:
     """rank -> its events, in the order in which they were written."""
-    files = sorted((folder / "events").glob("rank*.jsonl"), key=lambda path: int(path.stem.removeprefix("rank")))
+    files = sorted((folder / "events").glob("rank[0-9]*.jsonl"), key=lambda path: int(path.stem.removeprefix("rank")))
     return {int(path.stem.removeprefix("rank")): Tail(path).new() for path in files}
 
 

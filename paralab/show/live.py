@@ -23,7 +23,7 @@ from paralab.units import rate, seconds, size
 REDRAW_SECONDS = 0.25  # at most four times a second: it is read by people
 UNKNOWN = "–"
 BLOCKS = "▁▂▃▄▅▆▇█"
-WIDE, MEDIUM, NARROW = 100, 76, 66  # columns of the terminal from which on there is room for: all, bars for memory, samples
+WIDE, MEDIUM, NARROW = 112, 76, 66  # columns of the terminal from which on there is room for: all, bars for memory, samples
 
 
 class LiveView:

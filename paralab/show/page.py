@@ -19,6 +19,7 @@ from markupsafe import Markup, escape
 
 from paralab.analyse.blocks import Bars, Block, Cell, Distribution, Document, Lines, Schedule, Split, Table, Timeline
 from paralab.analyse.reading import document_of
+from paralab.errors import ParalabError
 from paralab.show.chart_bars import draw_bars, draw_distribution
 from paralab.show.chart_lines import draw_lines, lines_legend
 from paralab.show.chart_schedule import draw_schedule, schedule_legend
@@ -65,8 +66,13 @@ def render(document: Document) -> str:
 
 def write_report(folder: Path, document: Document | None = None) -> Path:
     """report.html of a folder that paralab has made."""
-    page = folder / "report.html"
-    page.write_text(render(document or document_of(folder)), encoding="utf-8")
+    page, beside = folder / "report.html", folder / "report.part"
+    try:
+        beside.write_text(render(document or document_of(folder)), encoding="utf-8")
+        beside.replace(page)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise ParalabError(f"{page} cannot be written: {error.strerror}.", cure=f"paralab show {folder} --report FILE") from error
     return page
 
 

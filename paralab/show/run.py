@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from paralab.plan.plan import Plan
 from paralab.show.console import console, fact_table, plain_table, show_table
-from paralab.units import plural, rate, seconds, size
+from paralab.units import count, plural, rate, seconds, size
 
 
 def print_sentence(plan: Plan, workload: str) -> None:
@@ -105,4 +105,4 @@ def metric_lines(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
     flops = metrics["flops"]
     if flops["per_second"]:
         peak = "" if flops["share_of_peak"] is None else f", {flops['share_of_peak']:.0%} of the devices' peak"
-        yield "model FLOP/s", f"{flops['per_second'] / 1e9:,.1f} G{peak}"
+        yield "model FLOP/s", f"{count(flops['per_second'])}{peak}"

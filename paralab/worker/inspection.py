@@ -175,7 +175,8 @@ def _trial_step(workload: Workload, model: nn.Module, batch: Any) -> Trial:
         draws = not torch.equal(loss_with(1), loss_with(2))
         with without_dropout(model):
             random = draws and not torch.equal(loss_with(1), loss_with(2))
-    flops = counter.get_total_flops() / samples or None
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())  # whose operators the counter does not know
+    flops = None if recurrent else counter.get_total_flops() / samples or None
     return Trial(unused, flops, dropout=draws and not random, random=random)
 
 

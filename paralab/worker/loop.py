@@ -74,17 +74,18 @@ def train(workload: Workload, plan: Plan, rank_number: int, writer: EventWriter,
     meter = memory.ActivationMeter(model.parameters(), enabled=plan.device == "cpu")
     shower = SplitShower([device.name for device in rank.devices], probe)
     job = Job(plan, rank, workload, precision, probe, meter, shower)
-    strategy: Strategy = STRATEGIES[plan.strategy](job, model)
-    if plan.strategy in ("single", "ddp"):
-        model.register_forward_pre_hook(shower.inside(rank.devices[0].name), with_kwargs=True)
-    optimizer = make_optimizer(workload, model)
-    seed_everything((plan.seed + 1 + rank_number) % 2**32)  # from here on, randomness inside the model (dropout) is the rank's own
-
     trace = Trace.begin(model) if extras.traced else None
+    # Dropout is switched off before a strategy copies the model: a copy of a recurrent layer would keep its own.
     with without_dropout(model) if trace else LoadSampler(rank, probe):
+        strategy: Strategy = STRATEGIES[plan.strategy](job, model)
+        if plan.strategy in ("single", "ddp"):
+            model.register_forward_pre_hook(shower.inside(rank.devices[0].name), with_kwargs=True)
+        optimizer = make_optimizer(workload, model)
+        # From here on, randomness inside the model (dropout) is the rank's own.
+        seed_everything((plan.seed + 1 + rank_number) % 2**32)
         with profiled(extras.profile, rank_number) as profiled_step:
             _steps(job, strategy, optimizer, trace, profiled_step)
-    note_memory(job, strategy, optimizer)
+        note_memory(job, strategy, optimizer)
     if trace:
         if extras.save_reference:
             trace.save(extras.save_reference)

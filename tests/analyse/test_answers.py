@@ -243,7 +243,7 @@ def test_rounds_that_cannot_tell_give_no_verdict(tmp_path):
     assert answers(found, tmp_path)["Did it get faster?"].verdict is None
     for of in by_name.values():
         of["round_seconds"] = of["round_seconds"][:1]
-    assert "one round" in answers(found, tmp_path)["Did it get faster?"].text
+    assert "too few rounds" in answers(found, tmp_path)["Did it get faster?"].text
 
 
 def test_device_0_is_the_bottleneck_only_where_it_works_longer(tmp_path):

@@ -183,7 +183,9 @@ def test_the_timeline_shows_exposed_waiting(tmp_path):
     recording = Recording.read(write(tmp_path / "run", plan(), one_is_slow))
     drawn = timeline(recording, steps=1)
     assert drawn.lanes == ("rank 0 · cpu:0", "rank 0 · all-reduce", "rank 1 · cpu:1", "rank 1 · all-reduce")
-    exposed = {(s.label, s.lane, round(s.start, 3), round(s.end, 3)) for s in drawn.spans if s.exposed}
+    exposed = {(s.label, s.lane, round(s.start, 3), round(s.end, 3)) for s in drawn.spans if s.kind == "wait"}
+    assert {s.exposed for s in drawn.spans if s.label == "exposed communication"} == {True}
+    assert not any(s.exposed for s in drawn.spans if s.label != "exposed communication")
     assert exposed == {
         ("waiting for a slower rank", 0, 3, 7),
         ("exposed communication", 0, 7, 9),

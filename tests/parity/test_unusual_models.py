@@ -42,9 +42,11 @@ class Dropping(nn.Module):
     def __init__(self):
         super().__init__()
         self.a, self.b, self.drop = nn.Linear(8, 16), nn.Linear(16, 3), nn.Dropout(0.3)
+        self.recurrent = nn.LSTM(4, 16, num_layers=2, dropout=0.2, batch_first=True)  # a replica's copy once kept its own dropout
 
     def forward(self, x):
-        return self.b(F.dropout(self.drop(torch.relu(self.a(x))), 0.2, self.training))
+        hidden = F.dropout(self.drop(torch.relu(self.a(x))), 0.2, self.training)
+        return self.b(self.recurrent(hidden.unflatten(1, (4, 4)))[0][:, -1])
 
 def dropping():
     return of(Dropping)
