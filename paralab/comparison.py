@@ -10,7 +10,7 @@ from typing import Any
 
 from paralab.analyse.comparison import comparison_of
 from paralab.errors import Interrupted, UsageError, unknown
-from paralab.experiment import BUDGET_SECONDS, ROUNDS, Case, measure, resolve_all
+from paralab.experiment import BUDGET_SECONDS, ROUNDS, Case, measure, planned, resolve_all
 from paralab.plan.request import APPLIES, STRATEGIES, Request, flag_of, only_applicable
 from paralab.record.folder import RunFolder
 from paralab.training import look_once, slug
@@ -88,15 +88,17 @@ def compare(
         raise UsageError(f"Different workloads cannot be compared: {named}.", cure="--workload once, outside the quotes")
     resolved, left_out = resolve_all(cases)
     folder = RunFolder.create(out, f"{kind}_{slug(resolved[0].summary.name)}")
-    measured = measure(folder, resolved, rounds or ROUNDS, prove, say, None if rounds else BUDGET_SECONDS)
+    entries = planned(folder, resolved, rounds or ROUNDS)
     folder.write_manifest(
         kind=kind,
         about=about or {},
         machine=asdict(resolved[0].machine),
         workload=asdict(resolved[0].summary),
         left_out=left_out,
-        **measured,
+        cases=entries,
     )
+    measured = measure(folder, resolved, entries, prove, say, None if rounds else BUDGET_SECONDS)
+    folder.write_outcome(measured)
     result = comparison_of(folder.path) | {"seconds": round(time.perf_counter() - started, 3)}
     folder.write_result(result)
     if measured["interrupted"]:

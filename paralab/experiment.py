@@ -122,24 +122,28 @@ def resolve_all(cases: Sequence[Case]) -> tuple[list[Resolved], list[dict[str, s
     return [item for case in first if (item := resolved(case.case, threads))], left_out
 
 
+def planned(folder: RunFolder, cases: Sequence[Resolved], rounds: int) -> list[dict[str, Any]]:
+    """What the manifest says of the cases before anything is started: names, commands, and where their runs will be."""
+    entries = []
+    for number, item in enumerate(cases):
+        place = f"{number:02d}_{slug(item.case.label)}"
+        asked = item.case.request
+        runs = [f"{place}/round{round_ + 1}" for round_ in range(rounds)]
+        entries.append({"name": item.case.label, "command": command(asked), "request": asdict(asked), "runs": runs, "error": None})
+    return entries
+
+
 def measure(
     folder: RunFolder,
     cases: Sequence[Resolved],
-    rounds: int,
+    entries: list[dict[str, Any]],
     prove: bool,
     say: Callable[[str], None],
     budget_seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Train every case in every round, the order shuffled anew each time; return what the experiment's manifest says of them."""
-    entries: list[dict[str, Any]] = []
+    """Train every case in every planned round, the order shuffled anew each time; return the outcome: what came of the plan."""
     jobs: list[Job] = []
-    for number, item in enumerate(cases):
-        runs = [folder.path / f"{number:02d}_{slug(item.case.label)}" / f"round{r + 1}" for r in range(rounds)]
-        names = [str(run.relative_to(folder.path)) for run in runs]
-        request = asdict(item.case.request)
-        entries.append(
-            {"name": item.case.label, "command": command(item.case.request), "request": request, "runs": names, "error": None}
-        )
+    rounds = len(entries[0]["runs"])
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         beside = Beside(folder.path / "proof", Path(private))
         proofs = _prove(beside, cases) if prove else {}

@@ -52,6 +52,7 @@ def tune(
     base = replace(base, workload=check_reference(base.workload))
     machine, summary = look_once(base.workload, base.device, True, base.batch_size, 1)
     folder = RunFolder.create(out, f"tune_{base.strategy}_{slug(summary.name)}")
+    folder.write_manifest(kind="tune", machine=asdict(machine), workload=asdict(summary), default=described(base))
     spent = 0
 
     def left() -> bool:
@@ -74,13 +75,6 @@ def tune(
     rounds = FINAL_ROUNDS if trials is None else max(2, min(FINAL_ROUNDS, (trials - spent) // (len(finalists) + 1)))
     say(f"final: the default and {len(finalists)} more, {rounds} rounds, proved equal")
     rungs.append(_rung(folder, len(rungs) + 1, base, finalists, rounds, say))
-    folder.write_manifest(
-        kind="tune",
-        machine=asdict(machine),
-        workload=asdict(summary),
-        default=described(base),
-        rungs=[str(Path(rung["run_folder"]).relative_to(folder.path)) for rung in rungs],
-    )
     result = choice_of(folder.path) | {"seconds": round(time.perf_counter() - started, 3)}
     folder.write_result(result)
     return result

@@ -186,7 +186,8 @@ def test_a_wrong_request_starts_nothing(tmp_path, arguments, words):
     shutil.rmtree(tmp_path)
 
 
-def test_ctrl_c_keeps_the_whole_rounds(tmp_path):
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
+def test_the_whole_rounds_are_kept_however_it_is_stopped(tmp_path, stop):
     words = ["compare", "single", "ddp", "--workload", "mlp:tiny", "--rounds", "500", "--out", "kept"]
     command = [sys.executable, "-m", "paralab", *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -195,11 +196,12 @@ def test_ctrl_c_keeps_the_whole_rounds(tmp_path):
         assert running.stderr is not None
         seen = next(line for line in running.stderr if line.startswith("round 4"))
         assert seen
-        running.send_signal(signal.SIGINT)
+        running.send_signal(stop)
         rest = running.stderr.read()
-        assert running.wait(30) == 130
-    assert "Stopped by Ctrl-C after" in rest
-    assert "paralab show kept" in rest
+        assert running.wait(30) == (130 if stop == signal.SIGINT else -signal.SIGKILL)
+    if stop == signal.SIGINT:
+        assert "Stopped by Ctrl-C after" in rest
+        assert "paralab show kept" in rest
     document = run_paralab("show", "kept", "--json", cwd=tmp_path).json
     assert [row[0]["text"] for row in document["sections"][0]["blocks"][0]["rows"]] == ["single", "ddp ×2"]
 

@@ -20,7 +20,22 @@ from paralab.errors import UsageError
 
 def comparison_of(folder: Path) -> dict[str, Any]:
     """What `compare --json` prints; docs/metrics.md defines the numbers."""
-    return _compared(folder, read_manifest(folder))
+    manifest = read_manifest(folder)
+    path = folder / "outcome.json"
+    outcome = json.loads(path.read_text()) if path.exists() else _salvaged(folder, manifest["cases"])
+    return _compared(folder, manifest | outcome)
+
+
+def _salvaged(folder: Path, cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """The outcome of an experiment whose launcher was killed: the rounds that every case has come through."""
+
+    def is_whole(run: str) -> bool:
+        return (folder / run / "manifest.json").exists() and Recording.read(folder / run).status == "completed"
+
+    rounds = [number for number in range(len(cases[0]["runs"])) if all(is_whole(case["runs"][number]) for case in cases)]
+    error = None if rounds else "it was killed before the first round was whole"
+    kept = [case | {"runs": [case["runs"][number] for number in rounds], "error": error, "parity": None} for case in cases]
+    return {"cases": kept, "rounds": len(rounds)}
 
 
 def _compared(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:

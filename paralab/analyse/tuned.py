@@ -10,6 +10,7 @@ from paralab.analyse.blocks import Cell, Document, Finding, Line, Lines, Section
 from paralab.analyse.comparison import comparison_of, read_manifest
 from paralab.analyse.report import number, report
 from paralab.analyse.verdict import is_same_training, times_as_fast
+from paralab.errors import UsageError
 from paralab.units import seconds
 
 DEFAULT_MB = 25.0  # PyTorch's default bucket, for its place on the curve
@@ -19,7 +20,7 @@ HIGH = ("fp32", "fp64")
 def choice_of(folder: Path) -> dict[str, Any]:
     """The fastest set-up that trains the same as the default, and the fastest one in low precision, where that is faster still."""
     manifest = read_manifest(folder)
-    final = comparison_of(folder / manifest["rungs"][-1])
+    final = comparison_of(rungs_of(folder)[-1])
     rows = [row for row in final["rows"] if not row["error"] and is_same_training(row)]
     default = next(row for row in final["rows"] if row["name"] == manifest["default"])
     faster = [row for row in rows if row["speed_up"]["verdict"] == "faster"]
@@ -33,9 +34,17 @@ def choice_of(folder: Path) -> dict[str, Any]:
         "best_is_default": chosen is default,
         "low_precision": _short(low) if low and _speed(low) > _speed(chosen) else None,
         "curve": curve(folder, manifest),
-        "rungs": manifest["rungs"],
+        "rungs": [rung.name for rung in rungs_of(folder)],
         "run_folder": str(folder),
     }
+
+
+def rungs_of(folder: Path) -> list[Path]:
+    """The rungs that were begun; the last one is the final one, unless the search was stopped."""
+    found = sorted(folder.glob("rung*/manifest.json"))
+    if not found:
+        raise UsageError(f"The search in {folder} was stopped before anything was measured.", cure="paralab tune again")
+    return [path.parent for path in found]
 
 
 def _speed(row: dict[str, Any]) -> float:
@@ -49,7 +58,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
 
 def curve(folder: Path, manifest: dict[str, Any]) -> list[dict[str, Any]]:
     """Step time and exposed communication over the bucket size, all else as in the default. PyTorch's default stands at 25 MB."""
-    first = comparison_of(folder / manifest["rungs"][0])
+    first = comparison_of(rungs_of(folder)[0])
     rows = [row for row in first["rows"] if not row["error"]]
     default = rows[0]["request"]
     found = []
@@ -70,7 +79,7 @@ def curve(folder: Path, manifest: dict[str, Any]) -> list[dict[str, Any]]:
 
 def document(folder: Path) -> Document:
     manifest, choice = read_manifest(folder), choice_of(folder)
-    final = folder / manifest["rungs"][-1]
+    final = rungs_of(folder)[-1]
     rest = report(comparison_of(final), final, _sections(choice))
     return replace(rest, title=f"Tune: {manifest['workload']['name']}", findings=findings(choice) + _kept(rest))
 

@@ -31,6 +31,7 @@ class RunFolder:
         self.manifest_path = path / "manifest.json"
         self.events = path / "events"
         self.logs = path / "logs"
+        self.outcome_path = path / "outcome.json"
         self.result_path = path / "result.json"
         self.trace_path = path / "trace.json"
         self.weights_path = path / "weights.pt"
@@ -68,6 +69,10 @@ class RunFolder:
             **parts,
         }
         _write_new(self.manifest_path, manifest)
+
+    def write_outcome(self, outcome: dict[str, Any]) -> None:
+        """Of an experiment: what came of the cases that its manifest plans."""
+        _write_new(self.outcome_path, outcome)
 
     def write_result(self, result: dict[str, Any]) -> None:
         _write_new(self.result_path, result)
