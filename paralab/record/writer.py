@@ -11,7 +11,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-FLUSH_SECONDS = 0.2
+FLUSH_SECONDS = 0.05
 
 
 class EventWriter:

@@ -52,7 +52,7 @@ def test_a_planted_slow_rank_is_named(tmp_path):
 
 
 def test_communication_agrees_with_the_profiler(tmp_path):
-    result = run_paralab("run", "ddp", "--workload", "mlp:small", "--steps", "10", "--profile", "--json", cwd=tmp_path).json
+    result = run_paralab("run", "ddp", "--workload", "mlp", "--steps", "10", "--profile", "--json", cwd=tmp_path).json
     recording = Recording.read(tmp_path / result["run_folder"])
     trace = json.loads((recording.folder / "profile" / "rank0.json").read_text())["traceEvents"]
     theirs = length(
