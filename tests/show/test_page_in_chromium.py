@@ -166,6 +166,8 @@ def test_real_folders_are_pages_too(browser, tmp_path):
             tables = [block for section in document.sections for block in section.blocks if isinstance(block, Table)]
             told = [[[cell_words(cell) for cell in row] for row in table.rows] or [["nothing measured"]] for table in tables]
             assert shown == told
+            page.locator("details.json").evaluate_all("(panels) => panels.forEach((panel) => { panel.open = true; })")
+            settle(page)  # a JSON of long lines once made the page several screens wide
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
             assert not wrong
 
