@@ -85,6 +85,7 @@ def bench() -> None:
     setup()
     run(PYTHON, "bench/overhead.py")
     run(PYTHON, "bench/measuring.py")
+    run(PYTHON, "bench/cable.py")
     run(PYTHON, "bench/slow_link.py")
 
 

@@ -12,6 +12,7 @@ from paralab.analyse.blocks import Block, Section
 from paralab.analyse.observed import observed
 from paralab.analyse.recording import Recording
 from paralab.analyse.uncertainty import Ratio, speed_up
+from paralab.analyse.verdict import largest_memory
 
 Row = dict[str, Any]
 
@@ -84,8 +85,10 @@ def tell(parts: Sequence[LabPart], comparison: dict[str, Any], folder: Path) -> 
 
 
 def memory_of(row: Row) -> int:
-    """The fullest device's bytes: counted tensors on a CPU, the allocator's peak on a GPU."""
-    return max(int(entry["bytes"]) for entry in row["peak_bytes"])
+    """The fullest device's bytes: counted tensors on a CPU, the allocator's peak on a GPU. A row that was trained has them."""
+    found = largest_memory(row)
+    assert found is not None
+    return found
 
 
 def memory_words(row: Row) -> str:
