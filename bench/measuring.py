@@ -1,13 +1,16 @@
-"""What measuring costs inside a rank: the time spent in probes, and the CPU time of the side threads, as shares of the step.
+"""What measuring costs: the step with probes and without them, in turns, and the time that probes and side threads take.
 
-    python bench/measuring.py [WORKLOAD]
+    python bench/measuring.py [WORKLOAD [PRECISION [STEPS]]]
 
-One process trains; every call that notes something is timed on its own, which counts the timers themselves as well.
+One process trains. Without probes nothing is marked, noted, written or sampled. The ratio is what a user pays; where it drowns in the
+machine's noise, the second figure bounds it: every call that notes something is timed on its own, timers included. (On a GPU that
+figure also holds the time a call waits for room in the device's queue, so there only the ratio counts.)
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import tempfile
 import threading
@@ -24,8 +27,56 @@ from paralab.worker import load, loop, probes
 from paralab.worker.clock import Clock, CudaClock
 from paralab.workload.load import load_workload
 
+STEPS = int(sys.argv[3]) if len(sys.argv) > 3 else 200
+WARM_UP = 20
+ROUNDS = 5
+NOTING = ((probes.Probe, ("note", "begin_step", "end_step", "emit")), (Clock, ("mark",)), (CudaClock, ("mark",)))
+
 spent = 0.0
 inside = threading.local()
+
+
+class Quiet(probes.Probe):
+    """A probe that notes nothing."""
+
+    detailed = False
+
+    def emit(self, event, **fields):
+        pass
+
+    def note(self, event, start, end, **fields):
+        pass
+
+    def begin_step(self, step):
+        self.step = step
+
+    def end_step(self, loss, **fields):
+        pass
+
+
+class NoSampler:
+    def __init__(self, rank, probe):
+        pass
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, *error):
+        pass
+
+
+def stopwatch(probe_class: type, marks: list[float]) -> type:
+    """The probe, which also looks at the clock after the warm-up and at the end, with the device idle."""
+
+    class Watched(probe_class):
+        def end_step(self, loss, **fields):
+            super().end_step(loss, **fields)
+            if self.step in (WARM_UP - 1, STEPS - 1):
+                if loss.is_cuda:
+                    torch.cuda.synchronize()
+                marks.append(time.perf_counter())
+
+    return Watched
 
 
 def timed(cls: type, name: str) -> None:
@@ -58,29 +109,47 @@ def side_thread(cls: type, name: str, totals: list[float]) -> None:
     setattr(cls, name, wrapper)
 
 
+def step_seconds(plan: Plan, probe_class: type, sampler: type) -> float:
+    marks: list[float] = []
+    loop.Probe, loop.LoadSampler = stopwatch(probe_class, marks), sampler
+    with tempfile.TemporaryDirectory() as folder:
+        writer = EventWriter(Path(folder, "rank0.jsonl"))
+        loop.train(load_workload(plan.workload), plan, 0, writer, time.perf_counter(), loop.Extras())
+        writer.close()
+    return (marks[1] - marks[0]) / (STEPS - WARM_UP)
+
+
 def main() -> None:
     global spent
     workload = sys.argv[1] if len(sys.argv) > 1 else "mlp"
-    for cls, names in ((probes.Probe, ("note", "begin_step", "end_step", "emit")), (Clock, ("mark",)), (CudaClock, ("mark",))):
+    precision = sys.argv[2] if len(sys.argv) > 2 else "fp32"
+    plans = []
+    for strategy in ("single", "pipeline"):
+        plan, _, _ = make_plan(Request(strategy, workload, steps=STEPS, precision=precision))
+        plans.append(Plan.from_json(json.loads(json.dumps(plan.to_json()))))
+    ratios = {}
+    for plan in plans:
+        pairs = []
+        for number in range(ROUNDS):
+            sides = [(probes.Probe, load.LoadSampler), (Quiet, NoSampler)]
+            seconds = {side[0]: step_seconds(plan, *side) for side in (sides if number % 2 else sides[::-1])}
+            pairs.append(seconds[probes.Probe] / seconds[Quiet])
+        ratios[plan.strategy] = pairs
+    for cls, names in NOTING:
         for name in names:
             timed(cls, name)
     totals: list[float] = []
     side_thread(load.LoadSampler, "_sample", totals)
     side_thread(EventWriter, "_work", totals)
-    for request in (Request("single", workload, steps=200), Request("pipeline", workload, steps=200)):
-        plan, _, _ = make_plan(request)
-        plan = Plan.from_json(json.loads(json.dumps(plan.to_json())))
-        with tempfile.TemporaryDirectory() as folder:
-            writer = EventWriter(Path(folder, "rank0.jsonl"))
-            spent, begin = 0.0, time.perf_counter()
-            totals.clear()
-            loop.train(load_workload(plan.workload), plan, 0, writer, begin, loop.Extras())
-            writer.close()
-            whole = [json.loads(line) for line in Path(folder, "rank0.jsonl").read_text().splitlines()]
-        steps = sum(event["end"] - event["start"] for event in whole if event["event"] == "step")
+    for plan in plans:
+        spent = 0.0
+        totals.clear()
+        step = step_seconds(plan, probes.Probe, load.LoadSampler)
+        pairs = ratios[plan.strategy]
         print(
-            f"{request.strategy:<9} {plan.workload}: 200 steps of {steps / 200 * 1e3:.1f} ms, measuring {spent / steps:.3%}, "
-            f"side threads {sum(totals) / steps:.3%} of a core, torch {torch.__version__}",
+            f"{plan.strategy:<9} {plan.workload} {precision}: step {step * 1e3:.2f} ms; with probes / without "
+            f"{statistics.median(pairs):.4f} ({min(pairs):.4f}-{max(pairs):.4f}); in probes {spent / step / STEPS:.2%} of the step, "
+            f"side threads {sum(totals) / step / STEPS:.2%} of a core; torch {torch.__version__}",
             flush=True,
         )
 

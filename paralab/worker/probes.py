@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,13 @@ DETAILED_STEPS = 200
 DETAIL_EVERY = 10
 
 Note = tuple[str, Mark, Mark, dict[str, Any]]
+
+
+class Arriving(NamedTuple):
+    """A number being copied from a device; it is there when the device has passed the mark."""
+
+    number: torch.Tensor
+    mark: Mark
 
 
 class Probe:
@@ -44,7 +51,7 @@ class Probe:
 
     def note(self, event: str, start: Mark, end: Mark, **fields: Any) -> None:
         """Something of this step that took from start to end. Numbers that are still on a device stay tensors until it is done."""
-        self._notes.append((event, start, end, {name: _on_host(value) for name, value in fields.items()}))
+        self._notes.append((event, start, end, {name: self._on_host(value) for name, value in fields.items()}))
 
     @contextmanager
     def span(self, event: str, device: str | None = None, **fields: Any) -> Iterator[None]:
@@ -62,7 +69,7 @@ class Probe:
 
     def end_step(self, loss: torch.Tensor, **fields: Any) -> None:
         """Close the step."""
-        fields |= {"all_reduces": self.all_reduces, "bytes": self.bytes, "loss": _on_host(loss)}
+        fields |= {"all_reduces": self.all_reduces, "bytes": self.bytes, "loss": loss}
         self.note("step", self._start, self.clock.mark(), **fields)
         self._pending.append((self.step, self._notes))
         self._notes = []
@@ -77,21 +84,28 @@ class Probe:
     def _write_oldest(self) -> None:
         step, notes = self._pending.popleft()
         events = []
+        marks: list[Mark] = []
         for event, start, end, fields in notes:
             for name, value in fields.items():
-                if isinstance(value, torch.Tensor):
+                if isinstance(value, Arriving):
+                    self.clock.resolve(value.mark)
+                    marks.append(value.mark)
+                    fields[name] = value.number.item()
+                elif isinstance(value, torch.Tensor):
                     fields[name] = value.item()
             times = {"start": _round(self.clock.resolve(start)), "end": _round(self.clock.resolve(end))}
             known = {name: value for name, value in fields.items() if value is not None}
             events.append({"event": event, "step": step, **times, **known})
+            marks += [start, end]
+        self.clock.release(marks)
         self.writer.write(events)
 
-
-def _on_host(value: Any) -> Any:
-    """A device's number on its way to the host. `item()` would wait for everything in the stream, also for the steps behind it."""
-    if isinstance(value, torch.Tensor) and value.is_cuda:
-        return torch.empty((), dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
-    return value
+    def _on_host(self, value: Any) -> Any:
+        """A device's number on its way to the host. `item()` would wait for everything in the stream, also for the steps behind it."""
+        if isinstance(value, torch.Tensor) and value.is_cuda:
+            number = torch.empty((), dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
+            return Arriving(number, self.clock.mark(str(value.device)))
+        return value
 
 
 def _round(seconds: float) -> float:
