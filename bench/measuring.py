@@ -2,9 +2,9 @@
 
     python bench/measuring.py [WORKLOAD [PRECISION [STEPS]]]
 
-One process trains. Without probes nothing is marked, noted, written or sampled. The ratio is what a user pays; where it drowns in the
-machine's noise, the second figure bounds it: every call that notes something is timed on its own, timers included. (On a GPU that
-figure also holds the time a call waits for room in the device's queue, so there only the ratio counts.)
+One process trains. Without probes nothing is marked, noted, written or sampled. The ratio is what a user pays; where it drowns in
+the machine's noise, the second figure bounds it: every call that notes something is timed on its own, timers included. (On a GPU
+that figure also holds the time a call waits for room in the device's queue, so there only the ratio counts.)
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def main() -> None:
         pairs = ratios[plan.strategy]
         print(
             f"{plan.strategy:<9} {plan.workload} {precision}: step {step * 1e3:.2f} ms; with probes / without "
-            f"{statistics.median(pairs):.4f} ({min(pairs):.4f}-{max(pairs):.4f}); in probes {spent / step / STEPS:.2%} of the step, "
+            f"{statistics.median(pairs):.4f} ({min(pairs):.4f}-{max(pairs):.4f}); in probes {spent / step / STEPS:.2%}, "
             f"side threads {sum(totals) / step / STEPS:.2%} of a core; torch {torch.__version__}",
             flush=True,
         )

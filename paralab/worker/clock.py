@@ -39,8 +39,8 @@ class Clock:
 class CudaClock(Clock):
     """Marks are CUDA events on the current stream of a device; each device has a base event tied to the host clock.
 
-    A mark is made between two kernels that the host must launch, so it has to be cheap: events are used again, and the device's number
-    and stream are looked up once (asking torch for the current stream took longer than recording on it)."""
+    A mark is made between two kernels that the host must launch, so it has to be cheap: events are used again, and the device's
+    number and stream are looked up once (asking torch for the current stream took longer than recording on it)."""
 
     def __init__(self, origin_seconds: float, devices: list[str]) -> None:
         super().__init__(origin_seconds)

@@ -101,7 +101,7 @@ class Probe:
         self.writer.write(events)
 
     def _on_host(self, value: Any) -> Any:
-        """A device's number on its way to the host. `item()` would wait for everything in the stream, also for the steps behind it."""
+        """A device's number on its way to the host. `item()` would wait for all that is in the stream, also for later steps."""
         if isinstance(value, torch.Tensor) and value.is_cuda:
             number = torch.empty((), dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
             return Arriving(number, self.clock.mark(str(value.device)))
