@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from paralab import __version__
+from paralab.cli_checkpoint import checkpoint
 from paralab.cli_practical import practical
 from paralab.errors import ParalabError, UsageError
 from paralab.plan.request import PRECISIONS, STRATEGIES, Request
@@ -44,6 +45,46 @@ REQUEST_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else there."),
 ]
 OUT = click.option("--out", type=click.Path(path_type=Path), help="The run folder. [default: runs/DATE_TIME_…]")
+
+
+SURVIVAL_OPTIONS: list[Callable[[Any], Any]] = [
+    click.option(
+        "--checkpoint", metavar="DIR", type=click.Path(path_type=Path), help="Save here: every N steps, at the end, on Ctrl-C."
+    ),
+    click.option("--checkpoint-every", metavar="N", type=int, help="Save after every N steps."),
+    click.option("--keep-checkpoints", metavar="N", type=int, default=3, show_default=True, help="Delete older ones than these."),
+    click.option("--resume", is_flag=True, help="Go on with the last whole checkpoint; at any number of ranks, any strategy."),
+    click.option(
+        "--max-restarts", metavar="N", type=click.IntRange(0), default=0, show_default=True, help="Start failed ranks again."
+    ),
+    click.option("--start-deadline", metavar="SECONDS", type=float, default=600, show_default=True, help="For coming to step 0."),
+    click.option(
+        "--step-deadline", metavar="SECONDS", type=float, default=600, show_default=True, help="A step takes longer: it hangs."
+    ),
+    click.option("--save-deadline", metavar="SECONDS", type=float, default=600, show_default=True, help="For a save."),
+]
+
+
+def survival_options(command: Any) -> Any:
+    for option in reversed(SURVIVAL_OPTIONS):
+        command = option(command)
+    return command
+
+
+def _survival(options: dict[str, Any]) -> Any:
+    """Take these options out of the others."""
+    from paralab.launch.watchdog import Deadlines
+    from paralab.recovery import Survival
+
+    deadlines = Deadlines(*(options.pop(f"{phase}_deadline") for phase in Deadlines._fields))
+    return Survival(
+        directory=options.pop("checkpoint"),
+        every=options.pop("checkpoint_every"),
+        keep=options.pop("keep_checkpoints"),
+        resume=options.pop("resume"),
+        max_restarts=options.pop("max_restarts"),
+        deadlines=deadlines,
+    )
 
 
 def _terminated(signum: int, frame: FrameType | None) -> None:
@@ -117,6 +158,7 @@ def main() -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Also write the run's numbers for TensorBoard, to a sub-folder of DIR.",
 )
+@survival_options
 def run(
     strategy: str,
     as_json: bool,
@@ -129,22 +171,30 @@ def run(
     report: bool,
     **options: Any,
 ) -> None:
-    """Train a workload under a STRATEGY and report what it cost."""
+    """Train a workload under a STRATEGY and report what it cost.
+
+    Exit codes: 0 done, 1 failed, 2 wrong use, 75 stopped and saved (--resume goes on), 130 stopped at once.
+    """
     from paralab import training
     from paralab.show.page import write_report
     from paralab.show.run import print_result
     from paralab.show.screen import Screen
 
+    survival = _survival(options)
     request = Request(strategy=strategy, **_given(options))
     if as_json:
         if live:
             raise UsageError("--live draws in the terminal, and --json prints one object and nothing else.", cure="one of the two")
-        result = training.run(request, out, save_weights, profile, tensorboard=tensorboard)
+        result = training.run(
+            request, out, save_weights, profile, tensorboard=tensorboard, survival=survival, say=_say(as_json=False)
+        )
         click.echo(json.dumps(result | ({"report": str(write_report(Path(result["run_folder"])))} if report else {})))
         return
     screen = Screen(show, live)
     try:
-        result = training.run(request, out, save_weights, profile, watch=screen.watch, tensorboard=tensorboard)
+        result = training.run(
+            request, out, save_weights, profile, watch=screen.watch, tensorboard=tensorboard, survival=survival, say=_say(as_json)
+        )
     finally:
         screen.close()
     print_result(result, show)
@@ -320,6 +370,7 @@ def env(as_json: bool) -> None:
 
 
 main.add_command(practical)
+main.add_command(checkpoint)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

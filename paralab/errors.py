@@ -1,7 +1,8 @@
 """What paralab says when something is wrong: what was asked, what is wrong with the numbers, what to write instead.
 
-A user's mistake is a `UsageError` (exit code 2, nothing was started); a training that was started and did not
-finish is a `RunFailed` (exit code 1) or an `Interrupted` (exit code 130). Our own broken invariants are plain asserts.
+A user's mistake is a `UsageError` (exit code 2, nothing was started); a training that was started and did not finish is a
+`RunFailed` (exit code 1), an `Interrupted` (130) or a `Paused` (75: saved, and can go on). Our own broken invariants are plain
+asserts.
 """
 
 from __future__ import annotations
@@ -46,6 +47,18 @@ class Interrupted(ParalabError):
     """The user stopped the training."""
 
     exit_code = 130
+
+
+class Paused(ParalabError):
+    """The user, or the cluster, stopped the training, and it was saved first: the same command with --resume goes on with it."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: "try again later", which is what a job script can do
+
+
+class NothingLeft(ParalabError):
+    """What was asked for has been done before."""
+
+    exit_code = 0
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> UsageError:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paralab.analyse.failure import root_cause
+from paralab.analyse.hang import who_hung
 from paralab.analyse.recording import Recording
 from paralab.errors import RunFailed
-from paralab.launch.local import launch
+from paralab.launch.local import Ending, launch
+from paralab.launch.watchdog import Late
 from paralab.plan.plan import Plan
+from paralab.record.checkpoints import Keeping
 from paralab.record.folder import RunFolder
 
 
@@ -25,6 +28,7 @@ class Job:
 
     case              where one of a case fails, the others of that case are not tried
     deadline_seconds  so long after the launch, neither this job nor any behind it is begun any more
+    keeping           the checkpoints it makes, and the one it begins with
     """
 
     plan: Plan
@@ -32,9 +36,17 @@ class Job:
     extras: dict[str, str] = field(default_factory=dict)
     case: str = ""
     deadline_seconds: float | None = None
+    keeping: Keeping | None = None
 
-    def spec(self) -> dict[str, Any]:
-        return {"plan": self.plan.to_json(), "events": str(self.folder.events.resolve()), "extras": self.extras}
+    def spec(self, deadline_seconds: float | None = None, attempt: int = 0) -> dict[str, Any]:
+        return {
+            "plan": self.plan.to_json(),
+            "events": str(self.folder.events.resolve()),
+            "extras": self.extras,
+            "keeping": asdict(self.keeping) if self.keeping else None,
+            "deadline_seconds": deadline_seconds,
+            "attempt": attempt,
+        }
 
     @property
     def begun(self) -> bool:
@@ -56,15 +68,15 @@ def train_all(
     while left:
         origin = time.perf_counter() if origin_seconds is None else origin_seconds
         late = [None if (given := deadlines[number]) is None else begin + given - origin for number in left]
-        specs = [jobs[number].spec() | {"deadline_seconds": until} for number, until in zip(left, late, strict=True)]
-        codes = launch(folder, specs, origin, on_poll)
+        specs = [jobs[number].spec(until) for number, until in zip(left, late, strict=True)]
+        ending = launch(folder, specs, origin, on_poll)
         undone = [number for number in left if not jobs[number].done]
-        if not any(codes) and not any(jobs[number].begun for number in undone):
+        if not ending.failed and not any(jobs[number].begun for number in undone):
             break  # all are done, or the deadline came first
         if not undone:  # all trainings are whole, but a process did not end well
-            failed[left[-1]] = failure(jobs[left[-1]], folder, codes)
+            failed[left[-1]] = failure(jobs[left[-1]], folder, ending)
             break
-        failed[undone[0]] = failure(jobs[undone[0]], folder, codes)
+        failed[undone[0]] = failure(jobs[undone[0]], folder, ending)
         failed |= dict.fromkeys((n for n in undone if _hopeless(jobs[n], jobs[undone[0]])), failed[undone[0]])
         left = [number for number in undone if number not in failed]
         for number in undone:  # the deadline of a job that is dropped holds for the next one
@@ -80,12 +92,31 @@ def _hopeless(job: Job, failed: Job) -> bool:
     return bool(failed.case and job.case == failed.case) or bool(reference and job.extras.get("compare_with") == reference)
 
 
-def failure(job: Job, launched: RunFolder, codes: list[int | None]) -> RunFailed:
+def failure(job: Job, launched: RunFolder, ending: Ending, attempt: int = 0) -> RunFailed:
     """The error of a failed training: the root cause first, then where to read more."""
-    cause = root_cause(job.folder.path, codes, launched.logs)
-    when = "before its first step" if cause.step is None else f"after step {cause.step}"
+    if ending.late:
+        return _hung(job, launched, ending.late, attempt)
+    cause = root_cause(job.folder.path, ending.codes, launched.logs, attempt)
+    post = ending.posts[cause.rank]
+    when = {"start": "before its first step", "save": f"while saving after {post.step} steps"}.get(
+        post.phase, f"in step {post.step}"
+    )
     return RunFailed(
         f"Rank {cause.rank} failed {when}: {cause.what}",
         detail=cause.detail,
         cure=f"read {cause.log} (the run folder is {job.folder.path})",
+    )
+
+
+def _hung(job: Job, launched: RunFolder, late: list[Late], attempt: int) -> RunFailed:
+    testimonies = launched.testimonies(attempt)
+    hang = who_hung(testimonies, job.plan.world_size, [rank.rank for rank in late])
+    first = max(late, key=lambda rank: rank.seconds)
+    what = {"start": "The start", "save": f"Saving after {first.step} steps"}.get(first.phase, f"Step {first.step}")
+    lines = [f"rank {hang.rank} is at {hang.where}" if hang.where else "", hang.waiting or ""]
+    return RunFailed(
+        f"Rank {hang.rank} {hang.why}: {what[0].lower() + what[1:]} took {first.seconds:.1f} s, longer than its deadline of "
+        f"{first.deadline:g} s.",
+        detail="\n".join(line for line in lines if line),
+        cure=f"--{first.phase}-deadline SECONDS if it only needs longer; all stacks are in {testimonies}",
     )

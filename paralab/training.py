@@ -12,8 +12,8 @@ from typing import Any
 
 from paralab.analyse.result import result_of
 from paralab.analyse.trace import trace_of
-from paralab.errors import Interrupted, UsageError
-from paralab.jobs import Job, train_all
+from paralab.errors import Interrupted, Paused, UsageError
+from paralab.jobs import Job
 from paralab.launch.inspect import look_at
 from paralab.launch.local import INSIDE
 from paralab.machine.host import Machine, threads_asked, usable_cores
@@ -22,6 +22,7 @@ from paralab.plan.plan import Plan
 from paralab.plan.request import Request, check
 from paralab.plan.resolve import needs_layers, resolve
 from paralab.record.folder import RunFolder
+from paralab.recovery import Survival, train
 from paralab.show.tensorboard import require_tensorboard, write_tensorboard
 from paralab.units import count, size
 from paralab.workload.reference import check_reference
@@ -92,6 +93,8 @@ def run(
     profile: bool = False,
     watch: Watch = lambda plan, folder: lambda: None,
     tensorboard: Path | None = None,
+    survival: Survival | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Train as asked; return the result (`--json`). Raises a ParalabError, after which the run folder is readable all the same."""
     if tensorboard:
@@ -100,6 +103,8 @@ def run(
             tensorboard.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--tensorboard {tensorboard} cannot be made: {error.strerror}.", cure="another folder") from error
+    survival = survival or Survival()
+    survival.check()
     plan, machine, summary = make_plan(request)
     folder = RunFolder.create(out, f"{plan.strategy}_{slug(summary.name)}")
     record_plan(folder, plan, machine, summary)
@@ -109,16 +114,21 @@ def run(
     on_poll = watch(plan, folder)
     origin = time.perf_counter()
     try:
-        failed = train_all(folder, [job], on_poll, origin)
+        failed, saved = train(job, survival, on_poll, origin, say)
     except KeyboardInterrupt:
         result = finish(folder, time.perf_counter() - origin, tensorboard)
         raise Interrupted(
-            f"Stopped by Ctrl-C after {result['steps']} of {plan.num_steps} steps. All ranks have ended; "
+            f"Stopped by Ctrl-C after {result['reached_step']} of {plan.num_steps} steps. All ranks have ended; "
             f"the run folder is {folder.path}"
         ) from None
     result = finish(folder, time.perf_counter() - origin, tensorboard)
     if failed:
-        raise failed[0]
+        raise failed
+    if saved:
+        raise Paused(
+            f"Stopped and saved after {result['reached_step']} of {plan.num_steps} steps; the run folder is {folder.path}",
+            cure="the same command with --resume goes on",
+        )
     return result
 
 

@@ -7,7 +7,8 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from paralab.record.reader import Event, read_events
+from paralab.record.board import LEFT_EARLY
+from paralab.record.reader import read_events
 
 # What a rank says when another one is gone. Never the cause.
 VICTIMS = re.compile(
@@ -19,16 +20,15 @@ VICTIMS = re.compile(
 @dataclass(frozen=True)
 class Cause:
     rank: int
-    step: int | None
     what: str
     detail: str
     log: Path
 
 
-def root_cause(folder: Path, exit_codes: list[int | None], logs: Path) -> Cause:
+def root_cause(folder: Path, exit_codes: list[int | None], logs: Path, attempt: int = 0) -> Cause:
     """The first error that is not a consequence of another rank's end; else the rank that left without a word; else the one for
     which the others waited. An exit code None is a rank that the launcher had to end."""
-    events = read_events(folder)
+    events = read_events(folder, attempt)
     errors = [(event, rank) for rank, list_ in events.items() for event in list_ if event["event"] == "error"]
     ended = {rank for rank, list_ in events.items() if any(event["event"] == "end" for event in list_)}
     own = sorted((e for e in errors if not VICTIMS.search(e[0]["error"])), key=lambda e: float(e[0]["time"]))
@@ -37,13 +37,15 @@ def root_cause(folder: Path, exit_codes: list[int | None], logs: Path) -> Cause:
     stuck = [rank for rank, code in enumerate(exit_codes) if code is None]
 
     def cause(rank: int, what: str, detail: str = "") -> Cause:
-        return Cause(rank, _last_step(events.get(rank, [])), what, detail, logs / f"rank{rank}.txt")
+        return Cause(rank, what, detail, logs / f"rank{rank}.txt")
 
     if own:
         return cause(own[0][1], own[0][0]["error"], own[0][0].get("detail", ""))
     if left:
         code = exit_codes[left[0]] or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code} without an error"
+        if code == LEFT_EARLY:
+            how = "ended itself with code 0 before its work was done"
         return cause(left[0], how, _last_lines(logs / f"rank{left[0]}.txt"))
     if stuck:
         return cause(stuck[0], "did not arrive where the other ranks waited for it, and was ended")
@@ -51,10 +53,6 @@ def root_cause(folder: Path, exit_codes: list[int | None], logs: Path) -> Cause:
         event, rank = min(errors, key=lambda e: float(e[0]["time"]))
         return cause(rank, event["error"])
     return cause(0, f"exit codes {exit_codes}")
-
-
-def _last_step(events: list[Event]) -> int | None:
-    return max((event["step"] for event in events if event["event"] == "step"), default=None)
 
 
 def _last_lines(log: Path, number: int = 8) -> str:

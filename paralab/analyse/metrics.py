@@ -37,7 +37,7 @@ def metrics_of(recording: Recording) -> dict[str, Any]:
     ranks = range(recording.world_size)
     measured = [step[0]["step"] for step in recording.timed if recording.spans(0, step[0]["step"])]
     per_step = [[_rank_step(recording, rank, step) for rank in ranks] for step in measured]
-    lengths = [recording.seconds_of(recording.steps[step]) for step in measured]
+    lengths = [recording.seconds_of(recording.step(step)) for step in measured]
     step_seconds = _median(lengths)
     parts: dict[str, Any] = {name: _median([statistics.mean(rank[name] for rank in step) for step in per_step]) for name in _PARTS}
     communication = parts["communication_seconds"]
@@ -98,7 +98,7 @@ def _rank_step(recording: Recording, rank: int, step: int) -> dict[str, float]:
     compute = union([*forward, *backward])
     busy = union([*compute, *optimizer])
     exposed, exposed_waits = without(transfers, busy), without(waits, busy)
-    whole = [(recording.steps[step][rank]["start"], recording.steps[step][rank]["end"])]
+    whole = [(recording.step(step)[rank]["start"], recording.step(step)[rank]["end"])]
     known = [*busy, *exposed, *exposed_waits]
     return {
         "forward_seconds": length(forward),
@@ -184,7 +184,7 @@ def _buckets(recording: Recording, measured: list[int]) -> list[dict[str, Any]]:
     if not measured:
         return []
     step = measured[-1]
-    begin = recording.steps[step][0]["start"]
+    begin = recording.step(step)[0]["start"]
     ready = last_ready(recording, step)
     found = []
     for key, span in sorted(_keyed(recording.spans(0, step)).items(), key=lambda item: float(item[1]["start"])):
@@ -260,7 +260,7 @@ def _busy(recording: Recording, measured: list[int]) -> list[dict[str, Any]]:
     for rank in recording.plan["ranks"]:
         for number, device in enumerate(dict.fromkeys(d["name"] for d in rank["devices"])):
             seconds = [_device_seconds(recording, rank["rank"], step, device, number == 0) for step in measured]
-            shares = [s / recording.seconds_of(recording.steps[step]) for s, step in zip(seconds, measured, strict=True)]
+            shares = [s / recording.seconds_of(recording.step(step)) for s, step in zip(seconds, measured, strict=True)]
             found.append({"rank": rank["rank"], "device": device, "seconds": _median(seconds), "share": _median(shares)})
     return found
 

@@ -44,8 +44,27 @@ class Recording:
     @cached_property
     def steps(self) -> list[list[Event]]:
         """The steps that every rank finished: for each, one `step` event per rank."""
-        per_rank = [self.named("step", rank) for rank in range(self.world_size)]
-        return [list(step) for step in zip(*per_rank, strict=False)]
+        per_rank = [{event["step"]: event for event in self.named("step", rank)} for rank in range(self.world_size)]
+        finished = sorted(set.intersection(*(set(steps) for steps in per_rank)))
+        return [[steps[number] for steps in per_rank] for number in finished]
+
+    @cached_property
+    def _by_number(self) -> dict[int, list[Event]]:
+        return {step[0]["step"]: step for step in self.steps}
+
+    def step(self, number: int) -> list[Event]:
+        """A step by its number; a resumed training does not begin with 0."""
+        return self._by_number[number]
+
+    @property
+    def begun_at(self) -> int:
+        """The step with which this run began: 0, or where the checkpoint was made that it was resumed from."""
+        return min((event["step"] for event in self.named("step") + self.named("resume")), default=0)
+
+    @property
+    def reached(self) -> int:
+        """How many steps of the training are done, with those before this run."""
+        return max((step[0]["step"] + 1 for step in self.steps), default=self.begun_at)
 
     @property
     def warm_up(self) -> int:
@@ -84,9 +103,9 @@ class Recording:
 
     @property
     def status(self) -> str:
-        """completed, failed, interrupted, or killed: the end without a word."""
+        """completed, failed, interrupted, stopped (and saved), or killed: the end without a word."""
         ends = [event["status"] for event in self.named("end")]
-        for status in ("failed", "interrupted"):
+        for status in ("failed", "interrupted", "stopped"):
             if status in ends:
                 return status
         return "completed" if len(ends) == self.world_size else "killed"

@@ -10,7 +10,7 @@ from typing import Any
 
 from paralab.analyse.metrics import metrics_of
 from paralab.analyse.recording import Recording
-from paralab.record.reader import Event
+from paralab.record.reader import Event, failures_of
 
 
 def result_of(folder: Path) -> dict[str, Any]:
@@ -22,13 +22,17 @@ def result_of(folder: Path) -> dict[str, Any]:
     if steps and len(steps) < 2:
         warnings.append("a single step is no measurement: its time includes the warm-up")
     losses = [sum(event["loss"] for event in step) for step in steps]
-    bad = next((number for number, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    bad = next((step[0]["step"] for step, loss in zip(steps, losses, strict=True) if not math.isfinite(loss)), None)
     if bad is not None:
         warnings.append(f"the loss is not finite from step {bad} on")
     if recording.status == "failed":
         warnings.append("the run failed")
-    if len(steps) < plan["num_steps"]:
-        warnings.append(f"only {len(steps)} of {plan['num_steps']} steps were finished")
+    if recording.begun_at:
+        warnings.append(f"resumed: the first {recording.begun_at} steps were done before this run")
+    if recording.reached < plan["num_steps"]:
+        warnings.append(f"only {recording.reached} of {plan['num_steps']} steps were finished")
+    failures = failures_of(folder)
+    warnings += [f"attempt {failure['attempt'] + 1} failed: {failure['problem']}" for failure in failures]
     skipped = sum(step[0]["skipped"] for step in steps)
     if skipped:
         warnings.append(f"GradScaler skipped {skipped} of {len(steps)} optimiser steps: the fp16 gradients overflowed")
@@ -48,6 +52,10 @@ def result_of(folder: Path) -> dict[str, Any]:
         "precision": plan["precision"],
         "threads_per_device": plan["threads_per_device"],
         "steps": len(steps),
+        "begun_at_step": recording.begun_at,
+        "reached_step": recording.reached,
+        "restarts": len(failures) - (recording.status == "failed") if failures else 0,
+        "saves": _saves(recording),
         "skipped_steps": skipped,
         "losses": [loss if math.isfinite(loss) else None for loss in losses],
         "step_seconds": spread(recording.step_seconds),
@@ -65,6 +73,19 @@ def result_of(folder: Path) -> dict[str, Any]:
         "differences": plan["differences"],
         "run_folder": str(folder),
         "warnings": warnings,
+    }
+
+
+def _saves(recording: Recording) -> dict[str, Any] | None:
+    """The checkpoints that were made, as rank 0 saw them; None when none was asked for."""
+    saves = recording.named("save", 0)
+    if not saves:
+        return None
+    return {
+        "number": len(saves),
+        "last": saves[-1]["folder"],
+        "blocked_seconds": statistics.median(save["blocked_seconds"] for save in saves),
+        "seconds": statistics.median(save["seconds"] for save in saves),
     }
 
 

@@ -1,7 +1,7 @@
 """The ranks of one machine as child processes: started together, watched, and ended together, whatever happens.
 
-The ranks meet through a file in a private folder, so there is no port to be taken. Each holds the read end of a pipe whose write
-end is ours: if this process dies, even by SIGKILL, they end as well.
+The ranks meet through a file in a private folder, so there is no port to be taken, and nothing of a failed attempt is in the way
+of the next. Each holds the read end of a pipe whose write end is ours: if this process dies, even by SIGKILL, they end as well.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paralab.launch.watchdog import Deadlines, Late, Watchdog
 from paralab.machine.host import loopback
 from paralab.plan.plan import Plan
 from paralab.plan.request import prefix_words
+from paralab.record.board import LEFT_EARLY, Board, Post
 from paralab.record.folder import RunFolder
 
 INSIDE = "PARALAB_INSIDE"  # set in every process that paralab starts; one of them must not start paralab again
@@ -29,9 +31,36 @@ POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0  # between "please stop" and "stop"; after a failure, for the others to notice it themselves
 
 
-def launch(folder: RunFolder, jobs: list[dict[str, Any]], origin_seconds: float, on_poll: Callable[[], None]) -> list[int | None]:
-    """Run the jobs one after the other in the same processes, as many as the widest job needs; return the exit codes (None: ended
-    by us). A job has a plan, its extras, and the folder for its events. KeyboardInterrupt passes through when all ranks have ended.
+@dataclass(frozen=True)
+class Ending:
+    """How the ranks of a launch ended.
+
+    codes  their exit codes; None: ended by us, because another one failed or hung
+    posts  where they were last
+    late   those that were over their deadline; the testimonies of all are in the run folder then
+    """
+
+    codes: list[int | None]
+    posts: list[Post]
+    late: list[Late]
+
+    @property
+    def failed(self) -> bool:
+        return any(self.codes) or None in self.codes
+
+
+def launch(
+    folder: RunFolder,
+    jobs: list[dict[str, Any]],
+    origin_seconds: float,
+    on_poll: Callable[[], None],
+    deadlines: Deadlines | None = None,
+    attempt: int = 0,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Ending:
+    """Run the jobs one after the other in the same processes, as many as the widest job needs. A job has a plan, its extras, and
+    the folder for its events. When `stopping()` turns true, the ranks are asked to stop together before one of their next steps.
+    KeyboardInterrupt passes through when all ranks have ended.
     """
     plans = [Plan.from_json(job["plan"]) for job in jobs]
     plan = max(plans, key=lambda plan: plan.world_size)
@@ -39,10 +68,13 @@ def launch(folder: RunFolder, jobs: list[dict[str, Any]], origin_seconds: float,
     folder.logs.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         spec = Path(private, "spec.json")
+        board = Board.create(Path(private, "board"), plan.world_size)
         spec.write_text(
             json.dumps(
                 {
                     "meeting": str(Path(private, "meeting")),
+                    "board": str(Path(private, "board")),
+                    "testimonies": private,
                     "origin_seconds": origin_seconds,
                     "jobs": jobs,
                 }
@@ -52,7 +84,9 @@ def launch(folder: RunFolder, jobs: list[dict[str, Any]], origin_seconds: float,
         try:
             for rank in plan.ranks:
                 ranks.append(_start(folder, spec, plan, rank.rank, rank.local_rank))
-            return _watch(ranks, on_poll)
+            return _watch(
+                ranks, Watchdog(board, deadlines or Deadlines(), Path(private), folder.testimonies(attempt)), on_poll, stopping
+            )
         finally:
             _end(ranks)
 
@@ -88,21 +122,35 @@ def _start(folder: RunFolder, spec: Path, plan: Plan, rank: int, local_rank: int
         )
 
 
-def _watch(ranks: list[subprocess.Popen[bytes]], on_poll: Callable[[], None]) -> list[int | None]:
-    """The exit codes; None for a rank that had to be ended because another one failed: it is not the cause."""
+def _watch(
+    ranks: list[subprocess.Popen[bytes]], watchdog: Watchdog, on_poll: Callable[[], None], stopping: Callable[[], bool]
+) -> Ending:
+    """Until all ranks have ended, by themselves or by us."""
     failed_at: float | None = None
     while True:
-        codes = [rank.poll() for rank in ranks]
+        ended = [rank.poll() for rank in ranks]
+        posts = watchdog.board.posts  # read after the codes: a rank posts its end before it ends
+        codes = [_judged(code, post) for code, post in zip(ended, posts, strict=True)]
         on_poll()
-        done = [code for code in codes if code is not None]
-        if len(done) == len(ranks):
-            return codes
-        if failed_at is None and any(done):
+        if all(code is not None for code in codes):
+            return Ending(codes, posts, [])
+        if failed_at is None and any(codes):
             failed_at = time.monotonic()
         if failed_at is not None and time.monotonic() - failed_at > GRACE_SECONDS:
             _end(ranks)
-            return codes
+            return Ending(codes, posts, [])
+        if failed_at is None and (late := watchdog.late(codes)):
+            watchdog.question(ranks)
+            _end(ranks)
+            return Ending(codes, posts, late)
+        if stopping():
+            watchdog.board.agree()
         time.sleep(POLL_SECONDS)
+
+
+def _judged(code: int | None, post: Post) -> int | None:
+    """A rank that left before its end, with code 0 (`os._exit(0)` in the user's code), has failed all the same."""
+    return LEFT_EARLY if code == 0 and post.phase != "end" else code
 
 
 def _end(ranks: list[subprocess.Popen[bytes]]) -> None:

@@ -68,8 +68,11 @@ class GlobalBatch:
     size: int
 
 
-def global_batches(batch_size: int, samples: int | None, steps: int | None, epochs: int | None) -> Iterator[GlobalBatch]:
-    """The steps of a training. An epoch's last batch may be smaller; it is never dropped. samples None = endless data."""
+def global_batches(
+    batch_size: int, samples: int | None, steps: int | None, epochs: int | None, done: int = 0
+) -> Iterator[GlobalBatch]:
+    """The steps of a training behind the `done` first ones. An epoch's last batch may be smaller; it is never dropped.
+    samples None = endless data."""
     step = 0
     for epoch in itertools.count():
         if epochs is not None and epoch >= epochs:
@@ -78,7 +81,8 @@ def global_batches(batch_size: int, samples: int | None, steps: int | None, epoc
             if steps is not None and step >= steps:
                 return
             size = batch_size if samples is None else min(batch_size, samples - first)
-            yield GlobalBatch(step, epoch, first, size)
+            if step >= done:
+                yield GlobalBatch(step, epoch, first, size)
             step += 1
 
 

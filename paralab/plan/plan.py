@@ -27,6 +27,7 @@ class RankPlan:
     devices: tuple[Device, ...]
     samples_per_step: int
     split: tuple[int, ...]
+    replica: int = 0
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def _ranks(strategy: str, shape: Shape, cells: list[list[Device]]) -> tuple[Rank
             split = tuple(sum(column) for column in zip(*splits, strict=True))
         else:
             split = (samples,) * len(row)
-        ranks.append(RankPlan(rank, rank, tuple(row), samples, split))
+        ranks.append(RankPlan(rank, rank, tuple(row), samples, split, replica=rank))
     return tuple(ranks)
 
 

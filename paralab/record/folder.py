@@ -3,6 +3,8 @@
 manifest.json       what was asked, planned and found: versions, machine, command, plan, data, constraints
 events/rankN.jsonl  one line per event
 logs/rankN.txt      what rank N printed
+failures.jsonl      one line per attempt that failed, when the run was started again
+testimonies/        where every rank was when one of them hung
 result.json         the numbers of the finished run (absent if it was killed: they can be computed from the events)
 trace.json          the same events for ui.perfetto.dev and chrome://tracing
 weights.pt          the final weights, on request
@@ -36,6 +38,11 @@ class RunFolder:
         self.trace_path = path / "trace.json"
         self.weights_path = path / "weights.pt"
         self.profile_path = path / "profile"
+        self.failures_path = path / "failures.jsonl"
+
+    def testimonies(self, attempt: int) -> Path:
+        """What the ranks said when one of them hung."""
+        return self.path / "testimonies" / str(attempt)
 
     @classmethod
     def create(cls, out: Path | None, label: str) -> RunFolder:
@@ -76,6 +83,12 @@ class RunFolder:
 
     def write_result(self, result: dict[str, Any]) -> None:
         _write_new(self.result_path, result)
+
+    def note_failure(self, attempt: int, problem: str) -> None:
+        """One line per attempt that failed."""
+        line = {"attempt": attempt, "problem": problem, "unix_seconds": round(time.time(), 3)}
+        with self.failures_path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
     def write_trace(self, trace: dict[str, Any]) -> None:
         """Compact: it is for programs to read, and has a line's worth for every event."""

@@ -27,10 +27,36 @@ class Tail:
         return [event for line in complete.splitlines() if (event := _parsed(line)) is not None]
 
 
-def read_events(folder: Path) -> dict[int, list[Event]]:
-    """rank -> its events, in the order in which they were written."""
-    files = sorted((folder / "events").glob("rank[0-9]*.jsonl"), key=lambda path: int(path.stem.removeprefix("rank")))
-    return {int(path.stem.removeprefix("rank")): Tail(path).new() for path in files}
+def read_events(folder: Path, attempt: int | None = None) -> dict[int, list[Event]]:
+    """rank -> its events, in the order in which they were written; of one attempt, or of all of them. Then what a later attempt
+    did again, and how the earlier ones failed, is left out."""
+    found: dict[int, list[Event]] = {}
+    for rank, number, path in sorted(_numbered(path) for path in (folder / "events").glob("rank[0-9]*.jsonl")):
+        if attempt not in (None, number):
+            continue
+        events = Tail(path).new()
+        again = min((event["step"] for event in events if event["event"] in ("step", "resume")), default=None)
+        if again is not None:
+            found[rank] = [event for event in found.get(rank, []) if not _is_of(event, again)]
+        found[rank] = [event for event in found.get(rank, []) if event["event"] not in ("error", "end")] + events
+    return found
+
+
+def failures_of(folder: Path) -> list[dict[str, Any]]:
+    """The attempts that failed, of a run that was started again."""
+    path = folder / "failures.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _is_of(event: Event, step: int) -> bool:
+    """Of this step, or a later one. (A checkpoint after N steps is of step N - 1.)"""
+    return bool(event.get("step", -1) >= step and event["event"] != "save")
+
+
+def _numbered(path: Path) -> tuple[int, int, Path]:
+    """(rank, attempt, path): rank0.jsonl is the first attempt of rank 0, rank0.2.jsonl the third."""
+    rank, _, attempt = path.stem.removeprefix("rank").partition(".")
+    return int(rank), int(attempt or 0), path
 
 
 def _parsed(line: bytes) -> Event | None:

@@ -77,6 +77,9 @@ def print_result(result: dict[str, Any], show: tuple[str, ...]) -> None:
         table.add_row("synchronisation", "no all-reduce: one process")
     for what, words in metric_lines(result):
         table.add_row(what, words)
+    if saves := result["saves"]:
+        each = f"{plural(saves['number'], 'checkpoint')}, the last one {escape(saves['last'])}"
+        table.add_row("saved", f"{each}; a save holds the training up for {seconds(saves['blocked_seconds'])}")
     table.add_row("run folder", escape(result["run_folder"]))
     show_table(table)
     for warning in result["warnings"][len(result["remarks"]) :]:  # the plan's remarks stand above already

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -24,15 +25,18 @@ import torch.distributed as dist
 
 from paralab.errors import ParalabError
 from paralab.plan.plan import Plan
+from paralab.record.board import Board
+from paralab.record.checkpoints import Keeping
 from paralab.record.writer import EventWriter
+from paralab.worker.checkpoint import make_group
 from paralab.worker.groups import make_groups
-from paralab.worker.lifeline import end_with_the_parent
 from paralab.worker.loop import Extras, train
+from paralab.worker.pulse import Pulse, speak_when_asked
 from paralab.workload.load import load_workload, their_lines
 from paralab.workload.reference import user_folder
 from paralab.workload.workload import Workload
 
-EXIT_CODES = {"completed": 0, "failed": 1, "interrupted": 130}
+EXIT_CODES = {"completed": 0, "stopped": 0, "failed": 1, "interrupted": 130}
 
 
 class Stopped(BaseException):
@@ -42,7 +46,7 @@ class Stopped(BaseException):
 def main() -> NoReturn:
     spec = json.loads(Path(sys.argv[1]).read_text())
     rank = int(os.environ["RANK"])
-    end_with_the_parent()
+    speak_when_asked(Path(spec["testimonies"], f"rank{rank}"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops all ranks in order
     signal.signal(signal.SIGTERM, _stop)
     status = "completed"
@@ -66,25 +70,42 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
     """Every job of the spec, one after the other, in the same processes. Ranks that a job does not need wait for the others."""
     plans = [Plan.from_json(job["plan"]) for job in spec["jobs"]]
     world_size = int(os.environ["WORLD_SIZE"])
+    pulse = Pulse(Board(Path(spec["board"]), world_size), rank)
     if world_size > 1:
         # This group only makes the ranks wait for one another, which takes neither a core nor a GPU; every training has a group of
         # its own (`group_of`), with a patience of its own.
         dist.init_process_group("gloo", f"file://{spec['meeting']}", timedelta(days=1), world_size, rank)
         make_groups(plans)
+        for plan, job in zip(plans, spec["jobs"], strict=True):
+            if job["keeping"]:
+                make_group(plan)
     gc.freeze()  # what is here now stays: collecting garbage between trainings need not look at all of torch
     workloads: dict[str, Workload] = {}
     for plan, job in zip(plans, spec["jobs"], strict=True):
         if job["deadline_seconds"] is not None and _is_over(float(spec["origin_seconds"]) + job["deadline_seconds"], world_size):
-            return
+            break
         if rank < plan.world_size:
-            with _recorded(Path(job["events"]), plan, rank, float(spec["origin_seconds"])) as writer:
+            with _recorded(_events_file(job, rank), plan, rank, float(spec["origin_seconds"])) as record:
                 if plan.workload not in workloads:
                     workloads[plan.workload] = load_workload(plan.workload)
-                keep = {name: Path(path) for name, path in job["extras"].items()}
-                train(workloads[plan.workload], plan, rank, writer, float(spec["origin_seconds"]), Extras(**keep))
+                extras = Extras(
+                    **{name: Path(path) for name, path in job["extras"].items()},
+                    keeping=Keeping(**job["keeping"]) if job["keeping"] else None,
+                )
+                record.whole = train(
+                    workloads[plan.workload], plan, rank, record.writer, float(spec["origin_seconds"]), extras, pulse
+                )
+        pulse.enter("start")
         _tidy()
         if world_size > 1:
             dist.barrier()
+    pulse.enter("end")
+
+
+def _events_file(job: dict[str, Any], rank: int) -> Path:
+    """Every attempt at a training has its own: nothing is overwritten."""
+    attempt = f".{job['attempt']}" if job["attempt"] else ""
+    return Path(job["events"], f"rank{rank}{attempt}.jsonl")
 
 
 def _is_over(deadline: float, world_size: int) -> bool:
@@ -105,10 +126,19 @@ def _tidy() -> None:
             torch.cuda.reset_peak_memory_stats(index)
 
 
+@dataclass
+class Record:
+    """A training's event file, and whether the training came to its end."""
+
+    writer: EventWriter
+    whole: bool = True
+
+
 @contextmanager
-def _recorded(events: Path, plan: Plan, rank: int, origin: float) -> Iterator[EventWriter]:
+def _recorded(path: Path, plan: Plan, rank: int, origin: float) -> Iterator[Record]:
     """This rank's event file: it begins with who we are, and ends with how it ended."""
-    writer = EventWriter(events / f"rank{rank}.jsonl")
+    writer = EventWriter(path)
+    record = Record(writer)
 
     def emit(event: str, **fields: Any) -> None:
         writer.write([{"event": event, "time": round(time.perf_counter() - origin, 6), **fields}])
@@ -118,8 +148,8 @@ def _recorded(events: Path, plan: Plan, rank: int, origin: float) -> Iterator[Ev
     emit("start", **who, unix_seconds=time.time(), torch=torch.__version__)
     status = "failed"
     try:
-        yield writer
-        status = "completed"
+        yield record
+        status = "completed" if record.whole else "stopped"
     except Stopped:
         status = "interrupted"
         raise

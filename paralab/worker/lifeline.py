@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 
 ORPHANED = 130
 
 
-def end_with_the_parent() -> None:
-    """End this process at once when the pipe at standard input is closed, however its other end came to be closed."""
+def end_with_the_parent(when_asked: Callable[[], None] = lambda: None) -> None:
+    """End this process at once when the pipe at standard input is closed, however its other end came to be closed. A byte in it is
+    a question: `when_asked` is called, in a side thread."""
 
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
+    def listen() -> None:
+        while os.read(0, 1):
+            when_asked()
         os._exit(ORPHANED)
 
-    threading.Thread(target=watch, name="paralab-lifeline", daemon=True).start()
+    threading.Thread(target=listen, name="paralab-lifeline", daemon=True).start()

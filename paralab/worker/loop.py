@@ -15,9 +15,11 @@ from torch import nn
 from paralab.plan.batches import GlobalBatch, pieces, replica_span
 from paralab.plan.grid import PROCESS_PER_REPLICA
 from paralab.plan.plan import Plan
+from paralab.record.checkpoints import Keeping
 from paralab.record.writer import EventWriter
 from paralab.worker import memory
 from paralab.worker.clock import Clock, CudaClock
+from paralab.worker.course import Course
 from paralab.worker.data_parallel import DataParallel
 from paralab.worker.ddp import Ddp
 from paralab.worker.groups import group_of
@@ -28,6 +30,7 @@ from paralab.worker.parity import Trace, compare
 from paralab.worker.precision import Precision
 from paralab.worker.probes import Probe
 from paralab.worker.profile import profiled
+from paralab.worker.pulse import Pulse
 from paralab.worker.single import Single
 from paralab.worker.stages import Staged
 from paralab.worker.stream import rank_batches
@@ -54,14 +57,17 @@ class Extras:
     save_reference: Path | None = None
     compare_with: Path | None = None
     profile: Path | None = None
+    keeping: Keeping | None = None
 
     @property
     def traced(self) -> bool:
         return self.save_reference is not None or self.compare_with is not None
 
 
-def train(workload: Workload, plan: Plan, rank_number: int, writer: EventWriter, origin: float, extras: Extras) -> None:
-    """Train `workload` as `plan` says, as rank `rank_number`."""
+def train(
+    workload: Workload, plan: Plan, rank_number: int, writer: EventWriter, origin: float, extras: Extras, pulse: Pulse | None = None
+) -> bool:
+    """Train `workload` as `plan` says, as rank `rank_number`; False: stopped on the way, because the launcher asked for it."""
     rank = plan.ranks[rank_number]
     torch.set_num_threads(plan.threads_per_device)
     if plan.device == "cuda":
@@ -81,10 +87,11 @@ def train(workload: Workload, plan: Plan, rank_number: int, writer: EventWriter,
         if plan.strategy in ("single", "ddp"):
             model.register_forward_pre_hook(shower.inside(rank.devices[0].name), with_kwargs=True)
         optimizer = make_optimizer(workload, model)
+        course = Course(job, strategy, optimizer, extras.keeping, pulse or Pulse())
         # From here on, randomness inside the model (dropout) is the rank's own.
         seed_everything((plan.seed + 1 + rank_number) % 2**32)
         with profiled(extras.profile, rank_number) as profiled_step:
-            _steps(job, strategy, optimizer, trace, profiled_step)
+            whole = _steps(course, trace, profiled_step)
         note_memory(job, strategy, optimizer)
     if trace:
         if extras.save_reference:
@@ -93,17 +100,19 @@ def train(workload: Workload, plan: Plan, rank_number: int, writer: EventWriter,
             probe.emit("parity", **compare(trace, Trace.load(extras.compare_with)))
     if extras.save_weights and rank_number == 0:
         torch.save(model.state_dict(), extras.save_weights)
+    return whole
 
 
-def _steps(
-    job: Job, strategy: Strategy, optimizer: torch.optim.Optimizer, trace: Trace | None, profiled_step: Callable[[], None]
-) -> None:
-    """The loop itself: every step of the plan."""
+def _steps(course: Course, trace: Trace | None, profiled_step: Callable[[], None]) -> bool:
+    """The loop itself: every step of the plan, or those until the launcher asks to stop."""
+    job, strategy, optimizer = course.job, course.strategy, course.optimizer
     probe, precision, model = job.probe, job.precision, strategy.model
     stepped: list[bool] = []
     optimizer.register_step_post_hook(lambda *_: stepped.append(True))
     losses: list[torch.Tensor] = []
-    for batch, passes in passes_of(job):
+    for batch, passes in passes_of(job, course.done):
+        if not course.begins(batch, passes):
+            break
         probe.begin_step(batch.step)
         optimizer.zero_grad(set_to_none=True)
         loss = strategy.forward_backward(passes)
@@ -114,6 +123,7 @@ def _steps(
         stepped.clear()
         with probe.span("optimizer", scale=precision.scale_like(loss)):
             precision.step(optimizer)
+            course.step_scheduler(bool(stepped))
         probe.end_step(loss, epoch=batch.epoch, samples=num_in(passes), skipped=not stepped)
         if batch.step % MEMORY_EVERY == 0:
             note_memory(job, strategy, optimizer)
@@ -121,9 +131,12 @@ def _steps(
         if trace:
             losses.append(loss)
         profiled_step()
+        course.ends(batch)
     probe.finish()
+    course.finish()
     if trace:
         trace.finish(model, [loss.item() for loss in losses])
+    return not course.stopped
 
 
 @torch.no_grad()
@@ -153,8 +166,9 @@ def num_in(passes: list[Pass]) -> int:
     return sum(num_samples(micro.inputs) for micros in passes for micro in micros if micro.share)
 
 
-def passes_of(job: Job) -> Iterator[tuple[GlobalBatch, list[Pass]]]:
-    """This rank's passes of every global batch, on its first device, each micro-batch with its share of the loss.
+def passes_of(job: Job, done: int) -> Iterator[tuple[GlobalBatch, list[Pass]]]:
+    """This rank's passes of every global batch behind the first `done`, on its first device, each micro-batch with its share of the
+    loss.
 
     One step is prepared ahead, so that the small sum of weights over ranks, where there is one, is done before it is needed.
     """
@@ -170,6 +184,7 @@ def passes_of(job: Job) -> Iterator[tuple[GlobalBatch, list[Pass]]]:
         steps=plan.steps,
         epochs=plan.epochs,
         seed=plan.seed,
+        done=done,
         pin_memory=plan.device == "cuda",
     )
     ahead: Prepared | None = None

@@ -6,6 +6,7 @@ steps and then for one step in `DETAIL_EVERY`, so that a long run's folder stays
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from paralab.errors import ParalabError
 from paralab.record.writer import EventWriter
 from paralab.worker.clock import Clock, Mark
 
@@ -38,6 +40,7 @@ class Probe:
         self.step = -1
         self.all_reduces = 0
         self.bytes = 0
+        self.only_finite = False  # a loss that is not finite is an error
         self._notes: list[Note] = []
         self._pending: deque[tuple[int, list[Note]]] = deque()
 
@@ -76,6 +79,10 @@ class Probe:
         while self._pending and self.clock.is_past(self._pending[0][1][-1][2]):
             self._write_oldest()
 
+    def discard(self) -> None:
+        """Forget what was noted of a step that has not begun."""
+        self._notes = []
+
     def finish(self) -> None:
         """Write every step that is still pending; waits for the device."""
         while self._pending:
@@ -99,6 +106,9 @@ class Probe:
             marks += [start, end]
         self.clock.release(marks)
         self.writer.write(events)
+        loss = events[-1]["loss"]  # the step itself is its last note
+        if self.only_finite and not math.isfinite(loss):
+            raise ParalabError(f"The loss is {loss} in step {step}.", cure="a lower learning rate; older checkpoints are whole")
 
     def _on_host(self, value: Any) -> Any:
         """A device's number on its way to the host. `item()` would wait for all that is in the stream, also for later steps."""

@@ -44,6 +44,7 @@ def rank_batches(
     steps: int | None,
     epochs: int | None,
     seed: int,
+    done: int = 0,
     pin_memory: bool = False,
 ) -> Iterator[tuple[GlobalBatch, Any]]:
     """(global batch, this rank's samples of it), step by step.
@@ -51,7 +52,7 @@ def rank_batches(
     A rank whose span is empty (a partial last batch smaller than the replicas) is given the batch's first two samples,
     to be weighted with zero: it must still take part in the collectives (two, because BatchNorm refuses a single one).
     """
-    batches = global_batches(batch_size, samples, steps, epochs)
+    batches = global_batches(batch_size, samples, steps, epochs, done)
 
     def wanted(batch: GlobalBatch) -> Span:
         start, stop = spans_of(batch)
@@ -60,7 +61,7 @@ def rank_batches(
     if dataset_samples(workload) is None:
         make = cast("Callable[[int], Any]", workload.data)
         for batch in batches:
-            with seeded(seed, batch.epoch * 1_000_003 + batch.first):
+            with seeded(seed, _position(batch)):
                 whole = make(batch.size)
             if (made := num_samples(whole)) != batch.size:
                 raise UsageError(
@@ -79,8 +80,9 @@ def rank_batches(
             yield batch, _pinned(map_tensors(itemgetter(index), workload.data), pin_memory)
         return
     loader: DataLoader[Any] = DataLoader(
-        cast("Dataset[Any]", workload.data),
-        batch_sampler=_Lists(indices),
+        _Seeded(cast("Dataset[Any]", workload.data), seed),
+        batch_sampler=_Lists(plan, indices),
+        generator=torch.Generator().manual_seed(seed),  # its own, so that loading takes nothing from the model's random stream
         num_workers=workload.loader_workers,
         collate_fn=workload.collate,
         pin_memory=pin_memory,
@@ -103,13 +105,32 @@ class _Orders:
 
 
 class _Lists:
-    """A batch sampler: the index lists of one rank."""
+    """A batch sampler: the index lists of one rank, each index with the position of its batch in the training."""
 
-    def __init__(self, indices: Iterator[torch.Tensor]) -> None:
-        self.indices = indices
+    def __init__(self, batches: list[GlobalBatch], indices: Iterator[torch.Tensor]) -> None:
+        self.batches, self.indices = batches, indices
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return (index.tolist() for index in self.indices)
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for batch, index in zip(self.batches, self.indices, strict=True):
+            yield [(_position(batch), i) for i in index.tolist()]
+
+
+class _Seeded(Dataset[Any]):
+    """The user's Dataset, whose random choices (augmentation) depend on the seed and the batch alone: a training that is resumed
+    draws what it would have drawn."""
+
+    def __init__(self, data: Dataset[Any], seed: int) -> None:
+        self.data, self.seed = data, seed
+
+    def __getitems__(self, items: list[tuple[int, int]]) -> list[Any]:
+        with seeded(self.seed, items[0][0]):
+            indices = [index for _, index in items]
+            at_once = getattr(self.data, "__getitems__", None)
+            return list(at_once(indices)) if at_once else [self.data[index] for index in indices]
+
+
+def _position(batch: GlobalBatch) -> int:
+    return batch.epoch * 1_000_003 + batch.first
 
 
 def _pinned(batch: Any, pin_memory: bool) -> Any:

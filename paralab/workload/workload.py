@@ -26,6 +26,7 @@ class Workload:
                 a map-style Dataset, or a function `get_batch(n)` that makes n samples
     loss        `loss(output, target)`: the mean over what `weight` counts
     optimizer   called with the parameters; default `SGD(lr=0.01, momentum=0.9)`
+    scheduler   called with the optimiser, gives a learning-rate scheduler that is stepped after every optimiser step
     weight      `weight(batch)`: how many terms the loss of this batch is the mean of, e.g. its unpadded tokens;
                 default: its samples. With it, unequal pieces of a batch are added up correctly.
     unpack      `unpack(batch) -> (input, target)`; default: pairs, `{"input", "target"}`, or a tensor that is both
@@ -40,6 +41,7 @@ class Workload:
     data: Data
     loss: Callable[[Any, Any], torch.Tensor]
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
+    scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
     weight: Callable[[Batch], float] | None = None
     unpack: Callable[[Batch], tuple[Any, Any]] | None = None
     collate: Callable[[list[Any]], Batch] | None = None

@@ -25,7 +25,7 @@ def step(number):
 def test_the_victim_is_not_the_cause_even_if_it_speaks_first(tmp_path):
     where = folder(tmp_path, [step(0), error(1.0, PEER)], [step(0), step(1), error(2.0, "ValueError: bad label")])
     cause = root_cause(where, [1, 1], where / "logs")
-    assert (cause.rank, cause.step, cause.what, cause.detail) == (1, 1, "ValueError: bad label", "their line")
+    assert (cause.rank, cause.what, cause.detail) == (1, "ValueError: bad label", "their line")
 
 
 def test_of_two_own_errors_the_first_counts(tmp_path):
@@ -36,7 +36,7 @@ def test_of_two_own_errors_the_first_counts(tmp_path):
 def test_a_rank_that_died_without_a_word(tmp_path):
     where = folder(tmp_path, [step(3), error(1.0, PEER)], [step(3)])
     cause = root_cause(where, [1, -9], where / "logs")
-    assert (cause.rank, cause.step, cause.what) == (1, 3, "was killed by SIGKILL")
+    assert (cause.rank, cause.what) == (1, "was killed by SIGKILL")
 
 
 def test_a_rank_that_left_early(tmp_path):

@@ -96,7 +96,7 @@ def test_a_killed_rank_is_named(slow):
     next(rank for rank in ranks_of(process) if rank.environ()["RANK"] == "1").kill()
     _, err = process.communicate(timeout=30)
     assert process.returncode == 1
-    assert "Rank 1 failed after step" in err
+    assert "Rank 1 failed in step" in err
     assert "was killed by SIGKILL" in err
 
 
@@ -105,7 +105,7 @@ def test_the_rank_that_failed_is_the_cause_with_the_users_line(slow, rank):
     environment = {"FAILING_RANK": rank}
     done = run_paralab("run", "ddp", "--workload", "slow.py:workload", cwd=slow, environment=environment)
     assert done.code == 1
-    assert f"Rank {rank} failed after step 2: ValueError: a label that is no class" in done.err
+    assert f"Rank {rank} failed in step 3: ValueError: a label that is no class" in done.err
     assert "in fail" in done.err
     assert "Connection closed" not in done.err
 
@@ -114,7 +114,7 @@ def test_a_rank_that_leaves_is_the_cause(slow):
     environment = {"FAILING_RANK": "1", "HOW": "exit"}
     done = run_paralab("run", "ddp", "--workload", "slow.py:workload", cwd=slow, environment=environment)
     assert done.code == 1
-    assert "Rank 1 failed after step 2: ended with code 7" in done.err
+    assert "Rank 1 failed in step 3: ended with code 7" in done.err
 
 
 FAILS_LATE = """

@@ -1,0 +1,85 @@
+"""Notices ranks that hang, from outside: a deadline for each phase, and every rank's word on where it is, before they are ended."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from paralab.record.board import Board
+
+ANSWER_SECONDS = 1.0
+
+
+class Deadlines(NamedTuple):
+    """The longest that a phase may take: from the start to the first step, one step, what of a save the training waits for."""
+
+    start: float = 600.0
+    step: float = 600.0
+    save: float = 600.0
+
+
+class Late(NamedTuple):
+    rank: int
+    phase: str
+    step: int
+    seconds: float
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Watchdog:
+    board: Board
+    deadlines: Deadlines
+    answers: Path  # where the ranks write
+    testimonies: Path  # where it is kept
+
+    def late(self, codes: list[int | None]) -> list[Late]:
+        """The ranks, of those that run, that are over their deadline."""
+        now = time.perf_counter()
+        found = []
+        for rank, post in enumerate(self.board.posts):
+            limit = getattr(self.deadlines, post.phase, float("inf"))
+            if codes[rank] is None and not post.waiting and now - post.since > limit:
+                found.append(Late(rank, post.phase, post.step, now - post.since, limit))
+        return found
+
+    def question(self, ranks: list[subprocess.Popen[bytes]]) -> None:
+        """Let every rank say where it is, and write down what the system says of it: a stopped process does not answer."""
+        self.testimonies.mkdir(parents=True)
+        for number, rank in enumerate(ranks):
+            (self.testimonies / f"rank{number}.state").write_text(json.dumps({"state": _state(rank), "pid": rank.pid}))
+            with suppress(OSError):
+                assert rank.stdin
+                rank.stdin.write(b"?")
+                rank.stdin.flush()
+        until = time.monotonic() + ANSWER_SECONDS
+        answers = [self.answers / f"rank{number}.json" for number in range(len(ranks))]
+        while time.monotonic() < until and not all(answer.exists() for answer in answers):
+            time.sleep(0.05)
+        for rank in ranks:  # last: a rank that has not come so far as to handle this signal is ended by it
+            if rank.poll() is None:
+                with suppress(OSError):
+                    rank.send_signal(signal.SIGUSR2)
+        time.sleep(0.1)
+        for number, suffix in itertools.product(range(len(ranks)), (".json", ".txt")):
+            answer = self.answers / f"rank{number}{suffix}"
+            if answer.exists():
+                shutil.copy(answer, self.testimonies)
+
+
+def _state(rank: subprocess.Popen[bytes]) -> str | None:
+    """One letter, as `ps` shows it: R running, S sleeping, T stopped, D waiting for a disk. None: the system does not tell."""
+    if rank.poll() is not None:
+        return "ended"
+    try:
+        return Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return None

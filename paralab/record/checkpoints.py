@@ -1,0 +1,186 @@
+"""Checkpoints on disk: one new folder per save, whole only when its manifest is there, and checked before it is believed.
+
+    DIR/step-00000050/          the state after 50 steps
+      __0_0.distcp, …           what torch.distributed.checkpoint wrote
+      .metadata                 where each tensor lies in those files
+      manifest.json             written last: size and SHA-256 of every file, step, samples, topology
+
+A folder without a manifest is half-written. One whose files do not fit its manifest is damaged. Neither is ever loaded, and neither
+counts when old checkpoints are deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paralab.errors import UsageError
+from paralab.units import size
+
+MANIFEST = "manifest.json"
+SCHEMA_VERSION = 1
+KEPT = 3
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One step's folder. `problem` says why it cannot be used; None: it is whole, as far as was looked."""
+
+    path: Path
+    step: int
+    manifest: dict[str, Any]
+    problem: str | None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(int(entry["bytes"]) for entry in self.manifest.get("files", {}).values())
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What a training is to save, and where it begins.
+
+    every          save after so many steps; None: only when the training ends or is stopped
+    keep           so many checkpoints stay
+    resume         the checkpoint to begin with, checked; None: from the start
+    done           the steps that are done there, and the samples seen in them
+    same_topology  it was made by the same strategy on as many ranks: the random streams can be put back
+    """
+
+    directory: str
+    every: int | None = None
+    keep: int = KEPT
+    resume: str | None = None
+    done: int = 0
+    samples: int = 0
+    same_topology: bool = False
+
+
+def step_folder(directory: Path, step: int) -> Path:
+    return directory / f"step-{step:08d}"
+
+
+def checkpoints(directory: Path, check: bool = False) -> list[Checkpoint]:
+    """The checkpoints of a directory, oldest first. `check`: also read every byte and compare the checksums."""
+    found = sorted(path for path in directory.glob("step-[0-9]*") if path.is_dir() and path.name[5:].isdigit())
+    return [_look(path, check) for path in found]
+
+
+def last_good(directory: Path) -> tuple[Checkpoint | None, list[Checkpoint]]:
+    """The newest checkpoint that is whole, every byte checked, and the newer ones that are not."""
+    bad: list[Checkpoint] = []
+    for checkpoint in reversed(checkpoints(directory)):
+        checked = checkpoint if checkpoint.problem else _look(checkpoint.path, check=True)
+        if not checked.problem:
+            return checked, bad
+        bad.append(checked)
+    return None, bad
+
+
+def write_manifest(folder: Path, **about: Any) -> None:
+    """Make a folder a checkpoint: everything in it reaches the disk, then its manifest does, in one move."""
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for path in sorted(folder.iterdir())}
+    manifest = {"schema": SCHEMA_VERSION, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **about, "files": files}
+    part = folder / f"{MANIFEST}.part"
+    with part.open("w", encoding="utf-8") as file:
+        json.dump(manifest | {"sha256": _of_manifest(manifest)}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    part.rename(folder / MANIFEST)
+    _reach_the_disk(folder)
+
+
+def rotate(directory: Path, keep: int) -> list[Path]:
+    """Delete old checkpoints beyond the newest `keep` whole ones, and what lies before those. Never one of these `keep`, and
+    nothing at all while there are not more than that."""
+    found = checkpoints(directory)
+    whole = [checkpoint for checkpoint in found if not checkpoint.problem]
+    if len(whole) <= keep:
+        return []
+    oldest_kept = whole[-keep].step
+    old = [checkpoint.path for checkpoint in found if checkpoint.step < oldest_kept]
+    for path in old:
+        (path / MANIFEST).unlink(missing_ok=True)  # from here on it is no checkpoint, also if we are killed half-way
+        shutil.rmtree(path, ignore_errors=True)
+    return old
+
+
+def require_room(directory: Path, needed_bytes: int) -> None:
+    """Before a save: a full disk is better found out now than half-way."""
+    free = shutil.disk_usage(directory).free
+    if free < needed_bytes * 1.05:
+        raise UsageError(
+            f"--checkpoint {directory}: a checkpoint takes {size(needed_bytes)}, and {size(free)} are free there.",
+            cure="a disk with more room, or --keep-checkpoints 1",
+        )
+
+
+def require_same_training(manifest: dict[str, Any], wanted: dict[str, Any], path: Path) -> None:
+    """A checkpoint of another training must not be gone on with: the numbers would look right and mean nothing."""
+    for name, value in wanted.items():
+        if name in manifest and manifest[name] != value:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"--resume: {path} was made with {flag} {manifest[name]}, and this run has {flag} {value}: another training.",
+                cure=f"{flag} {manifest[name]}, or another --checkpoint DIR",
+            )
+
+
+def _look(path: Path, check: bool) -> Checkpoint:
+    step = int(path.name[5:])
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+    except FileNotFoundError:
+        return Checkpoint(path, step, {}, "half-written: it has no manifest")
+    except (OSError, ValueError) as error:
+        return Checkpoint(path, step, {}, f"its manifest cannot be read: {error}")
+    try:
+        problem = _problem(path, manifest, check)
+    except (KeyError, TypeError, AttributeError) as error:
+        problem = f"its manifest lacks {error}"
+    return Checkpoint(path, step, manifest, problem)
+
+
+def _problem(path: Path, manifest: dict[str, Any], check: bool) -> str | None:
+    if manifest["sha256"] != _of_manifest({name: value for name, value in manifest.items() if name != "sha256"}):
+        return "its manifest is damaged: it does not have the checksum it was written with"
+    for name, expected in manifest["files"].items():
+        file = path / name
+        if not file.exists():
+            return f"{name} is missing"
+        if (found := file.stat().st_size) != expected["bytes"]:
+            return f"{name} has {found} bytes instead of {expected['bytes']}"
+    for name, expected in manifest["files"].items() if check else ():
+        try:
+            found_digest = _digest(path / name)
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+        if found_digest != expected["sha256"]:
+            return f"{name} is damaged: its bytes do not have the checksum they were written with"
+    return None
+
+
+def _of_manifest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(file.fileno())
+    return digest
+
+
+def _reach_the_disk(folder: Path) -> None:
+    """A rename is only safe from a power cut when its folder is written as well."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

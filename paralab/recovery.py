@@ -1,0 +1,191 @@
+"""A training that outlives its failures: where it begins, how it is stopped, and what happens when a rank dies.
+
+The launcher alone decides which checkpoint is loaded: it reads every byte of it first, and hands the ranks a folder that is whole.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+
+from paralab.analyse.recording import Recording
+from paralab.errors import NothingLeft, RunFailed, UsageError
+from paralab.jobs import Job, failure
+from paralab.launch.local import launch
+from paralab.launch.watchdog import Deadlines
+from paralab.plan.plan import Plan
+from paralab.record.checkpoints import KEPT, Checkpoint, Keeping, checkpoints, last_good, require_same_training
+from paralab.record.reader import read_events
+from paralab.units import plural
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Survival:
+    """What a run does about its end: which checkpoints it makes, and how often it is started again."""
+
+    directory: Path | None = None
+    every: int | None = None
+    keep: int = KEPT
+    resume: bool = False
+    max_restarts: int = 0
+    deadlines: Deadlines = field(default_factory=Deadlines)
+
+    def check(self) -> None:
+        if self.directory is None and (self.every is not None or self.resume):
+            flag = "--checkpoint-every" if self.every is not None else "--resume"
+            raise UsageError(f"{flag} needs a folder for the checkpoints.", cure=f"{flag} … --checkpoint DIR")
+        for flag, value in {"checkpoint-every": self.every, "keep-checkpoints": self.keep}.items():
+            if value is not None and value < 1:
+                raise UsageError(f"--{flag} {value} is not a positive number.", cure=f"--{flag} 1 or more")
+        for phase, seconds in self.deadlines._asdict().items():
+            if seconds <= 0:
+                raise UsageError(
+                    f"--{phase}-deadline {seconds:g} is not a positive number of seconds.", cure=f"--{phase}-deadline 60"
+                )
+        if self.directory is None or not self.directory.exists():
+            return
+        if not self.directory.is_dir():
+            raise UsageError(f"--checkpoint {self.directory} is a file.", cure="a folder")
+        if not self.resume and (found := checkpoints(self.directory)):
+            raise UsageError(
+                f"--checkpoint {self.directory} holds {plural(len(found), 'checkpoint')} already, up to step {found[-1].step}.",
+                cure="--resume to go on with the last one, or another folder",
+            )
+
+    def begin(self, plan: Plan, say: Say, resume: bool | None = None) -> Keeping | None:
+        """The checkpoint to begin with, if any. One that is not whole is named, moved out of the way, and not used."""
+        if self.directory is None:
+            return None
+        keeping = Keeping(str(self.directory.resolve()), self.every, self.keep)
+        if not (self.resume if resume is None else resume):
+            return keeping
+        good, bad = last_good(self.directory)
+        for checkpoint in bad:
+            say(f"{checkpoint.path} cannot be used: {checkpoint.problem}.")
+        if good is None:
+            if any(checkpoint.manifest for checkpoint in bad):
+                raise UsageError(
+                    f"--resume: none of the checkpoints in {self.directory} is whole ("
+                    + "; ".join(f"{checkpoint.path.name}: {checkpoint.problem}" for checkpoint in bad)
+                    + ").",
+                    cure="a backup of one of them, or another --checkpoint DIR to begin anew",
+                )
+            say(f"No checkpoint in {self.directory}: from the beginning.")
+        else:
+            wanted = {"workload": plan.workload, "seed": plan.seed, "batch_size": plan.batch_size, "precision": plan.precision}
+            require_same_training(good.manifest, wanted, good.path)
+            if good.step > plan.num_steps:
+                raise UsageError(
+                    f"--resume: {good.path} is after {good.step} steps, and this run has {plan.num_steps}.",
+                    cure=f"--steps {good.step + 1} or more",
+                )
+        for checkpoint in bad:
+            set_aside(checkpoint)
+        if good is None:
+            return keeping
+        found = {"done": good.step, "samples": good.manifest["samples_seen"], "same_topology": _same(good, plan)}
+        return replace(keeping, resume=str(good.path.resolve()), **found)
+
+
+def train(
+    job: Job, survival: Survival, on_poll: Callable[[], None], origin_seconds: float, say: Say
+) -> tuple[RunFailed | None, bool]:
+    """Train, and start again after a failure as often as allowed; (the error in the end, whether it was stopped and saved)."""
+    job = replace(job, keeping=survival.begin(job.plan, say))
+    if job.keeping and job.keeping.done == job.plan.num_steps:
+        raise NothingLeft(
+            f"All {job.plan.num_steps} steps are done already: {job.keeping.resume}", cure="--steps with more of them"
+        )
+    with stopping_in_order(enabled=job.keeping is not None, say=say) as asked:
+        for attempt in range(survival.max_restarts + 1):
+            spec = job.spec(attempt=attempt)
+            ending = launch(job.folder, [spec], origin_seconds, on_poll, survival.deadlines, attempt, stopping=lambda: bool(asked))
+            status = Recording.read(job.folder.path).status
+            if not ending.failed and status in ("completed", "stopped"):
+                return None, status == "stopped"
+            error = failure(job, job.folder, ending, attempt)
+            job.folder.note_failure(attempt, error.problem)
+            if attempt == survival.max_restarts or asked:
+                return error, False
+            before = job.keeping
+            reached = _last_step(job.folder.path, attempt)
+            say(f"{error.problem}")
+            job = replace(job, keeping=survival.begin(job.plan, say, resume=True))
+            if job.keeping and job.keeping.done == job.plan.num_steps:
+                return None, False  # it failed after everything was done and saved
+            if attempt and not _progress(job, before, reached, _last_step(job.folder.path, attempt - 1)):
+                return _hopeless(error, reached), False
+            begin = f"step {job.keeping.done}" if job.keeping and job.keeping.done else "the beginning"
+            say(f"Starting again from {begin} (restart {attempt + 1} of {survival.max_restarts}).")
+    raise AssertionError("the loop returns")
+
+
+@contextmanager
+def stopping_in_order(enabled: bool, say: Say) -> Iterator[list[int]]:
+    """The signals that ask for an end, as a list that is empty until the first. SIGTERM (a cluster's, or kill), SIGUSR1 (Slurm's
+    warning before the time limit) and the first Ctrl-C save and stop; the second one stops at once."""
+    asked: list[int] = []
+    if not enabled:
+        yield asked
+        return
+
+    def ask(signum: int, frame: FrameType | None) -> None:
+        asked.append(signum)
+        if len(asked) > 1:
+            raise KeyboardInterrupt
+        say("Stopping: all ranks finish their step and save. Once more to stop at once.")
+
+    names = [name for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+    try:
+        before = {number: signal.signal(number, ask) for number in (getattr(signal, name) for name in names)}
+    except ValueError:  # not in the main thread: signals do not arrive here
+        yield asked
+        return
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def set_aside(checkpoint: Checkpoint) -> None:
+    """Make room for the same step's next checkpoint. A damaged one is kept under another name; a half-written one is nothing."""
+    if not checkpoint.manifest:
+        shutil.rmtree(checkpoint.path, ignore_errors=True)
+        return
+    number = 1
+    while (aside := checkpoint.path.with_name(f"damaged-{checkpoint.path.name}-{number}")).exists():
+        number += 1
+    checkpoint.path.rename(aside)
+
+
+def _same(checkpoint: Checkpoint, plan: Plan) -> bool:
+    topology = checkpoint.manifest["topology"]
+    return all(topology[name] == getattr(plan, name) for name in ("strategy", "replicas", "stages", "world_size"))
+
+
+def _last_step(folder: Path, attempt: int) -> int:
+    events = read_events(folder, attempt)
+    return max((event["step"] for list_ in events.values() for event in list_ if event["event"] == "step"), default=-1)
+
+
+def _progress(job: Job, before: Keeping | None, reached: int, reached_before: int) -> bool:
+    """Did the attempt come further than the one before it, on disk or in steps?"""
+    saved = job.keeping is not None and before is not None and job.keeping.done > before.done
+    return saved or reached > reached_before
+
+
+def _hopeless(error: RunFailed, reached: int) -> RunFailed:
+    where = f"after step {reached}" if reached >= 0 else "before the first step"
+    return RunFailed(
+        f"{error.problem} It failed {where} twice, without a step in between: starting it again does not help.",
+        detail=error.detail,
+        cure=error.cure,
+    )

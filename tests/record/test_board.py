@@ -1,0 +1,45 @@
+"""The notice board between the launcher and its ranks, and how ranks that run ahead of one another agree where to stop."""
+
+import random
+
+from paralab.record.board import NEVER, Board, next_stop
+
+
+def test_ranks_agree_on_a_step():
+    running, waiting = False, True
+    assert next_stop(NEVER, [(7, running), (8, running)]) == (9, False)
+    assert next_stop(9, [(9, waiting), (8, running)]) == (9, False)
+    assert next_stop(9, [(9, waiting), (9, running)]) == (10, False)  # one was too fast: it is past the stop
+    assert next_stop(10, [(10, waiting), (10, waiting)]) == (10, True)
+    assert next_stop(10, [(10, waiting), (9, waiting)]) == (10, False)  # not yet moved on after the stop was moved up
+
+
+def test_a_post_is_read_by_the_other_side(tmp_path):
+    board = Board.create(tmp_path / "board", 2)
+    assert [(post.phase, post.step) for post in board.posts] == [("start", NEVER), ("start", NEVER)]
+    Board(tmp_path / "board", 2).post(1, "save", 7)
+    assert (board.read(1).phase, board.read(1).step, board.read(0).phase) == ("save", 7, "start")
+    assert not board.stops_before(0, 3)
+
+
+def test_whatever_the_timing_all_stop_before_the_same_step():
+    """Ranks in lock step (nobody begins a step before all have begun the one before it), in any order of events."""
+    for seed in range(300):
+        dice = random.Random(seed)
+        ranks = dice.choice([1, 2, 3, 4])
+        steps, waits, stop, agreed = [0] * ranks, [False] * ranks, NEVER, False
+        for _ in range(10_000):
+            rank = dice.randrange(ranks + 1)
+            if rank == ranks:  # the launcher's turn
+                if dice.random() < 0.3 or stop != NEVER:
+                    stop, agreed = next_stop(stop, list(zip(steps, waits, strict=True))) if not agreed else (stop, agreed)
+            elif agreed:
+                break
+            elif waits[rank]:
+                waits[rank] = steps[rank] >= stop
+            elif min(steps) >= steps[rank]:  # all have begun this step: it can be finished, and the next one begins or waits
+                steps[rank] += 1
+                waits[rank] = stop != NEVER and steps[rank] >= stop
+        assert agreed, seed
+        assert set(steps) == {stop}, seed
+        assert all(waits), seed

@@ -1,0 +1,100 @@
+"""Checkpoints on disk: a folder is believed only when its manifest is there and every byte fits it."""
+
+import json
+
+import pytest
+
+from paralab.errors import UsageError
+from paralab.record.checkpoints import (
+    checkpoints,
+    last_good,
+    require_room,
+    require_same_training,
+    rotate,
+    step_folder,
+    write_manifest,
+)
+
+
+def make(directory, step, manifest=True):
+    folder = step_folder(directory, step)
+    folder.mkdir(parents=True)
+    (folder / "__0_0.distcp").write_bytes(bytes(range(256)) * step)
+    (folder / ".metadata").write_bytes(b"where it lies")
+    if manifest:
+        write_manifest(folder, step=step, samples_seen=step * 8, topology={"strategy": "ddp", "world_size": 2})
+    return folder
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+DAMAGE = {
+    "a bit of the data": (lambda folder: flip(folder / "__0_0.distcp"), "__0_0.distcp is damaged"),
+    "a bit of the metadata": (lambda folder: flip(folder / ".metadata"), ".metadata is damaged"),
+    "a bit of the manifest": (lambda folder: flip(folder / "manifest.json"), "its manifest"),
+    "a short file": (lambda folder: cut(folder / "__0_0.distcp"), "has 767 bytes instead of 768"),
+    "a missing file": (lambda folder: (folder / ".metadata").unlink(), ".metadata is missing"),
+    "no manifest": (lambda folder: (folder / "manifest.json").unlink(), "half-written"),
+    "half a manifest": (lambda folder: cut(folder / "manifest.json"), "its manifest cannot be read"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path, damage):
+    make(tmp_path, 2)
+    newest = make(tmp_path, 3)
+    assert last_good(tmp_path)[0].step == 3
+    harm, words = DAMAGE[damage]
+    harm(newest)
+    good, bad = last_good(tmp_path)
+    assert good.step == 2
+    assert [checkpoint.step for checkpoint in bad] == [3]
+    assert words in bad[0].problem
+
+
+def test_any_single_flipped_bit_is_found(tmp_path):
+    folder = make(tmp_path, 1)
+    for name in ("__0_0.distcp", ".metadata", "manifest.json"):
+        whole = (folder / name).read_bytes()
+        for place in range(0, len(whole) * 8, max(1, len(whole) * 8 // 40)):
+            data = bytearray(whole)
+            data[place // 8] ^= 1 << place % 8
+            (folder / name).write_bytes(bytes(data))
+            assert checkpoints(tmp_path, check=True)[0].problem, (name, place)
+        (folder / name).write_bytes(whole)
+    assert checkpoints(tmp_path, check=True)[0].problem is None
+
+
+def test_rotation_keeps_the_last_good_ones(tmp_path):
+    #           whole   whole   damaged  half-written  whole
+    for step, manifest in ((1, True), (2, True), (3, True), (4, False), (5, True)):
+        make(tmp_path, step, manifest)
+    cut(step_folder(tmp_path, 3) / "__0_0.distcp")
+    assert rotate(tmp_path, keep=3) == []  # three are whole: 1, 2 and 5
+    assert [path.name[-1] for path in rotate(tmp_path, keep=2)] == ["1"]
+    assert [path.name[-1] for path in rotate(tmp_path, keep=1)] == ["2", "3", "4"]
+    assert last_good(tmp_path)[0].step == 5
+    cut(step_folder(tmp_path, 5) / "__0_0.distcp")
+    assert rotate(tmp_path, keep=1) == []  # nothing is whole any more, and nothing is deleted
+
+
+def test_another_training_is_refused_with_both_values(tmp_path):
+    folder = make(tmp_path, 1)
+    manifest = json.loads((folder / "manifest.json").read_text()) | {"batch_size": 64}
+    require_same_training(manifest, {"batch_size": 64}, folder)
+    with pytest.raises(UsageError, match=r"--batch-size 64, and this run has --batch-size 32"):
+        require_same_training(manifest, {"batch_size": 32}, folder)
+
+
+def test_a_full_disk_is_found_before_the_save(tmp_path):
+    require_room(tmp_path, 1000)
+    with pytest.raises(UsageError, match=r"a checkpoint takes .* are free"):
+        require_room(tmp_path, 2**60)
