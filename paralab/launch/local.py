@@ -102,6 +102,7 @@ def rank_environment(plan: Plan, rank: int, local_rank: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(plan.threads_per_device),
         "PYTHONUNBUFFERED": "1",
         INSIDE: f"rank {rank}",
+        "PARALAB_LAUNCHER": str(os.getpid()),
     }
     interface = loopback()
     if interface:

@@ -226,6 +226,7 @@ class Saver:
             folder = step_folder(self.directory, step)
             group = _group(self.parts.plan)
             assert self._staged is not None
+            planted("write", self.parts.rank, step, self.parts.model)
             # Into a new folder: DCP would overwrite in place, and a rank killed half-way would leave a folder that loads, half old.
             writer = FileSystemWriter(folder, overwrite=False)
             save(self._staged, storage_writer=writer, process_group=group, no_dist=group is None)

@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,13 +36,24 @@ def planted(phase: str, rank: int, step: int, model: nn.Module) -> None:
     if mark.exists():
         return
     mark.write_text(json.dumps({"unix_seconds": time.time(), "step": step}))
-    FAULTS[wanted["kind"]](model)
+    if wanted["kind"] == "fill":
+        _fill(Path(wanted["path"]))
+    else:
+        FAULTS[wanted["kind"]](model)
 
 
 @cache
 def _wanted() -> dict[str, Any]:
     wanted: dict[str, Any] = json.loads(os.environ.get(VARIABLE, "{}"))
     return wanted
+
+
+def _fill(path: Path) -> None:
+    """Leave no room on the disk of this file."""
+    with suppress(OSError), path.open("wb") as file:
+        while True:
+            file.write(bytes(2**20))
+            file.flush()
 
 
 def _raise(model: nn.Module) -> None:

@@ -1,0 +1,419 @@
+"""The fault matrix: every fault is really had by a real run, and what came of it is measured, not assumed.
+
+Each trial trains the same workload on two ranks with checkpoints and restarts, plants one fault, and lets the run, or the same
+command with --resume, come to its end. The weights are compared byte for byte with those of the undisturbed run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paralab.errors import RunFailed, unknown
+from paralab.record.checkpoints import checkpoints
+from paralab.record.folder import RunFolder
+from paralab.record.reader import Event, failures_of, read_events
+
+STEPS = 24
+AT_STEP = 12
+EVERY = 4
+STEP_DEADLINE = 4
+AT_LEAST = 5  # trials of every fault
+PATIENCE_SECONDS = 120
+LAST = 1
+COMMON = ["ddp", "--replicas", "2", "--steps", str(STEPS), "--save-weights", "--json"]
+SURVIVING = ["--checkpoint-every", str(EVERY), "--max-restarts", "2", "--step-deadline", str(STEP_DEADLINE), "--save-deadline", "4"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A fault, in a rank (None: not in a rank), in a phase."""
+
+    fault: str
+    rank: int | None = None
+    phase: str | None = None
+
+    @property
+    def where(self) -> str:
+        return "" if self.rank is None else f"{'rank 0' if self.rank == 0 else 'last rank'}, {self.phase}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of one fault. Seconds from the fault on; None where there was nothing to notice, or no next step."""
+
+    outcome: str  # "recovered", "resumed", "went on", "stopped", or "LOST"
+    named: bool  # the right cause was named
+    equal: bool | None  # the weights in the end are those of the undisturbed run; None: it was stopped for good
+    orphans: int
+    noticed_seconds: float | None = None
+    next_step_seconds: float | None = None
+    steps_lost: int | None = None
+    said: str = ""
+
+    @property
+    def survived(self) -> bool:
+        return self.outcome != "LOST" and self.named and self.equal is not False and not self.orphans
+
+
+# fault -> what must be said of it when it is had by rank N
+IN_RANKS = {
+    "kill": "was killed by SIGKILL",
+    "segv": "was killed by SIGSEGV",
+    "exception": "ValueError: a planted error",
+    "exit0": "ended itself with code 0",
+    "stop": "is stopped (SIGSTOP",
+    "gil": "does not let go of the Python interpreter",
+    "memory": "memory",
+    "nan": "The loss is nan",
+    "slow": "",
+}
+TITLES = {
+    "kill": "SIGKILL",
+    "segv": "SIGSEGV",
+    "exception": "exception",
+    "exit0": "os._exit(0)",
+    "stop": "SIGSTOP",
+    "gil": "endless loop holding the GIL",
+    "memory": "out of memory",
+    "nan": "NaN loss",
+    "slow": "straggler",
+    "disk": "disk full while saving",
+    "bit flip": "bit flip in a checkpoint",
+    "cut log": "truncated log",
+    "sigterm": "SIGTERM to the launcher",
+    "sigusr1": "SIGUSR1 to the launcher",
+    "ctrl-c": "Ctrl-C",
+    "ctrl-c twice": "Ctrl-C twice",
+    "launcher": "launcher killed",
+}
+
+
+def matrix(only: tuple[str, ...] = ()) -> list[Cell]:
+    for name in only:
+        if name not in TITLES:
+            raise unknown("fault", name, TITLES)
+    cells = [
+        Cell(fault, rank, phase)
+        for fault in IN_RANKS
+        for rank in (0, LAST)
+        for phase in (("step",) if fault in ("nan", "slow") else ("start", "step", "save"))
+    ]
+    cells += [Cell(fault) for fault in TITLES if fault not in IN_RANKS]
+    return [cell for cell in cells if not only or cell.fault in only]
+
+
+def faults(
+    only: tuple[str, ...] = (),
+    repeat: int | None = None,
+    workload: str = "mlp",
+    out: Path | None = None,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Run the matrix; return its rows. `repeat`: trials of every cell; by default so many that every fault is had five times."""
+    cells = matrix(only)
+    folder = RunFolder.create(out, "faults").path
+    room = Room(folder, workload)
+    say(f"{workload}, ddp on 2 ranks, {STEPS} steps, a checkpoint every {EVERY}; the undisturbed run first")
+    room.undisturbed()
+    rows = []
+    for cell in cells:
+        trials = repeat or -(-AT_LEAST // sum(other.fault == cell.fault for other in cells))
+        if reason := _cannot(cell):
+            rows.append({**asdict(cell), "title": TITLES[cell.fault], "where": cell.where, "trials": [], "not_run": reason})
+            say(f"{TITLES[cell.fault]:<30} {cell.where:<18} not run: {reason}")
+            continue
+        found = [room.trial(cell) for _ in range(trials)]
+        rows.append(_row(cell, found))
+        say(line_of(rows[-1]))
+    survived = all(row["survived"] for row in rows if row["trials"])
+    return {"workload": workload, "steps": STEPS, "rows": rows, "survived": survived, "folder": str(folder)}
+
+
+def _row(cell: Cell, trials: list[Trial]) -> dict[str, Any]:
+    def middle(name: str) -> float | None:
+        values = [value for trial in trials if (value := getattr(trial, name)) is not None]
+        return round(statistics.median(values), 2) if values else None
+
+    def most(name: str) -> float | None:
+        values = [value for trial in trials if (value := getattr(trial, name)) is not None]
+        return round(max(values), 2) if values else None
+
+    return {
+        **asdict(cell),
+        "title": TITLES[cell.fault],
+        "where": cell.where,
+        "survived": all(trial.survived for trial in trials),
+        "outcomes": sorted({trial.outcome for trial in trials}),
+        "named": sum(trial.named for trial in trials),
+        "equal": None if all(trial.equal is None for trial in trials) else sum(trial.equal is True for trial in trials),
+        "orphans": sum(trial.orphans for trial in trials),
+        "noticed_seconds": middle("noticed_seconds"),
+        "next_step_seconds": middle("next_step_seconds"),
+        "longest_seconds": most("next_step_seconds"),
+        "steps_lost": most("steps_lost"),
+        "trials": [asdict(trial) for trial in trials],
+    }
+
+
+def line_of(row: dict[str, Any]) -> str:
+    def shown(value: Any, unit: str = "") -> str:
+        return "–" if value is None else f"{value:g}{unit}"
+
+    number = len(row["trials"])
+    equal = "–" if row["equal"] is None else f"{row['equal']} of {number}"
+    return (
+        f"{row['title']:<30} {row['where']:<18} {', '.join(row['outcomes']):<10} noticed {shown(row['noticed_seconds'], ' s'):>7}  "
+        f"next step {shown(row['next_step_seconds'], ' s'):>7}  lost {shown(row['steps_lost']):>2} steps  equal {equal:<7} "
+        f"cause named {row['named']} of {number}  orphans {row['orphans']}"
+    )
+
+
+def _cannot(cell: Cell) -> str | None:
+    if not Path("/proc").exists():
+        return "processes are counted through /proc, which this system does not have"
+    if cell.fault == "disk" and not (hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("mount")):
+        return "a small disk can be made only as root"
+    return None
+
+
+class Room:
+    """A folder for the trials, and the command that all of them use."""
+
+    def __init__(self, folder: Path, workload: str) -> None:
+        self.folder, self.workload, self.number = folder, workload, 0
+
+    def undisturbed(self) -> None:
+        done = self._start("undisturbed", []).wait(PATIENCE_SECONDS)
+        if done:
+            raise RunFailed(f"The undisturbed run failed with code {done}.", cure=f"read {self.folder / 'undisturbed.txt'}")
+        self.weights = (self.folder / "undisturbed" / "weights.pt").read_bytes()
+
+    def trial(self, cell: Cell) -> Trial:
+        self.number += 1
+        name = f"{self.number:03d}-{cell.fault.replace(' ', '-')}"
+        kept = self.folder / f"{name}.checkpoints"
+        found = DISTURBANCES.get(cell.fault, _planted)(Disturbance(self, cell, name, kept))
+        shutil.rmtree(kept, ignore_errors=True)  # they are large, and the run folders tell what was
+        for weights in self.folder.glob(f"{name}*/weights.pt"):
+            weights.unlink()
+        return found
+
+    def _start(self, name: str, options: list[str], **environment: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "paralab", "run", *COMMON, "--workload", self.workload, *options, "--out", name]
+        with (self.folder / f"{name}.txt").open("wb") as log:
+            return subprocess.Popen(
+                command, cwd=self.folder, env={**os.environ, **environment}, stdout=log, stderr=subprocess.STDOUT
+            )
+
+
+@dataclass
+class Disturbance:
+    """One trial on its way."""
+
+    room: Room
+    cell: Cell
+    name: str
+    kept: Path
+    orphans: int = field(default=0)
+
+    def start(self, name: str = "", resume: bool = False, **environment: str) -> subprocess.Popen[bytes]:
+        options = ["--checkpoint", str(self.kept.resolve()), *SURVIVING, *(["--resume"] if resume else [])]
+        return self.room._start(name or self.name, options, **environment)
+
+    def end(self, process: subprocess.Popen[bytes]) -> int:
+        """Its exit code, once all of its processes are gone; those that stay are counted, and ended."""
+        try:
+            code = process.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        self.orphans += _orphans(process.pid)
+        return code
+
+    def said(self, name: str = "") -> str:
+        return (self.room.folder / f"{name or self.name}.txt").read_text(errors="replace")
+
+    def events(self, name: str = "") -> list[Event]:
+        found = read_events(self.room.folder / (name or self.name))
+        return [event for list_ in found.values() for event in list_]
+
+    def equal(self, name: str = "") -> bool:
+        path = self.room.folder / (name or self.name) / "weights.pt"
+        return path.exists() and path.read_bytes() == self.room.weights
+
+    def wait_for_step(self, process: subprocess.Popen[bytes], step: int) -> None:
+        until = time.monotonic() + PATIENCE_SECONDS
+        folder = self.room.folder / self.name
+        while process.poll() is None and time.monotonic() < until:
+            if (folder / "events").exists() and any(e["event"] == "step" and e["step"] >= step for e in self.events()):
+                return
+            time.sleep(0.01)
+
+    def resumed(self, at: float, named: bool, outcome: str = "resumed", reached: int | None = None) -> Trial:
+        """The same command with --resume, after the run was stopped; `at`: when the fault was."""
+        stopped = time.time()
+        code = self.end(self.start(f"{self.name}-resumed", resume=True))
+        first, begun = _first_step(self.room.folder / f"{self.name}-resumed", after=at)
+        lost = None if reached is None or begun is None else reached - begun
+        equal = self.equal(f"{self.name}-resumed")
+        outcome = outcome if code == 0 else "LOST"
+        waited = first - at if first else None
+        return Trial(outcome, named, equal, self.orphans, stopped - at, waited, lost, _told(self.said()))
+
+
+def _planted(d: Disturbance) -> Trial:
+    """A fault in a rank, which the launcher survives by itself; a straggler goes on and is named."""
+    mark = d.room.folder / f"{d.name}.mark"
+    at = {"start": -1, "step": AT_STEP, "save": AT_STEP}[d.cell.phase or "step"]
+    plant = {"kind": d.cell.fault, "rank": d.cell.rank, "phase": d.cell.phase, "step": at, "mark": str(mark.resolve())}
+    code = d.end(d.start(PARALAB_PLANT=json.dumps(plant)))
+    folder = d.room.folder / d.name
+    if code or not mark.exists():
+        return Trial("LOST", False, None, d.orphans, said=_told(d.said()))
+    had = json.loads(mark.read_text())
+    failures = failures_of(folder)
+    if d.cell.fault == "slow":
+        straggler = json.loads((folder / "result.json").read_text())["metrics"]["straggler"]
+        return Trial("went on", bool(straggler) and straggler["rank"] == d.cell.rank, d.equal(), d.orphans)
+    problem = failures[0]["problem"] if failures else ""
+    first, begun = _first_step(folder, after=had["unix_seconds"])
+    return Trial(
+        outcome="recovered" if failures else "LOST",
+        named=problem.startswith(f"Rank {d.cell.rank} ") and IN_RANKS[d.cell.fault] in problem,
+        equal=d.equal(),
+        orphans=d.orphans,
+        noticed_seconds=failures[0]["unix_seconds"] - had["unix_seconds"] if failures else None,
+        next_step_seconds=first - had["unix_seconds"] if first else None,
+        steps_lost=max(0, had["step"] - (begun or 0)) if begun is not None else None,
+        said=problem,
+    )
+
+
+def _signalled(*signals: int, expected: int) -> Callable[[Disturbance], Trial]:
+    def disturb(d: Disturbance) -> Trial:
+        process = d.start()
+        d.wait_for_step(process, AT_STEP)
+        at = time.time()
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.02)
+        code = d.end(process)
+        reached = max((event["step"] + 1 for event in d.events() if event["event"] == "step"), default=0)
+        return d.resumed(at, named=code == expected, reached=reached)
+
+    return disturb
+
+
+def _bit_flip(d: Disturbance) -> Trial:
+    """Stopped, then a bit of the newest checkpoint turns over while nobody looks."""
+    process = d.start()
+    d.wait_for_step(process, AT_STEP)
+    process.send_signal(signal.SIGTERM)
+    d.end(process)
+    newest = checkpoints(d.kept)[-1]
+    data = max(newest.path.glob("*.distcp"), key=lambda path: path.stat().st_size)
+    with data.open("r+b") as file:
+        file.seek(data.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    at = time.time()
+    found = d.resumed(at, named=False, reached=newest.step)
+    named = f"{newest.path.name} cannot be used: {data.name} is damaged" in d.said(f"{d.name}-resumed")
+    return Trial(found.outcome, named, found.equal, found.orphans, None, found.next_step_seconds, found.steps_lost)
+
+
+def _cut_log(d: Disturbance) -> Trial:
+    """A rank's event file loses its last bytes while the run goes on."""
+    process = d.start()
+    d.wait_for_step(process, AT_STEP)
+    path = d.room.folder / d.name / "events" / "rank1.jsonl"
+    os.truncate(path, max(0, path.stat().st_size - 150))
+    code = d.end(process)
+    result = json.loads((d.room.folder / d.name / "result.json").read_text()) if code == 0 else {}
+    return Trial("went on" if code == 0 else "LOST", result.get("reached_step") == STEPS, d.equal(), d.orphans)
+
+
+def _disk(d: Disturbance) -> Trial:
+    """The disk of the checkpoints is filled up just before the second save is written; then it has room again."""
+    d.kept.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g", "paralab", str(d.kept)], check=True, capture_output=True)
+    try:
+        mark = d.room.folder / f"{d.name}.mark"
+        filler = d.kept.resolve() / "filler"
+        plant = {"kind": "fill", "rank": 0, "phase": "write", "step": 2 * EVERY, "mark": str(mark.resolve()), "path": str(filler)}
+        code = d.end(d.start(PARALAB_PLANT=json.dumps(plant)))
+        had = json.loads(mark.read_text()) if mark.exists() else {"unix_seconds": time.time()}
+        named = code != 0 and ("No space left" in d.said() or "are free there" in d.said())
+        filler.unlink(missing_ok=True)
+        return d.resumed(had["unix_seconds"], named, reached=2 * EVERY)
+    finally:
+        subprocess.run(["umount", "-l", str(d.kept)], check=False, capture_output=True)
+
+
+DISTURBANCES: dict[str, Callable[[Disturbance], Trial]] = {
+    "disk": _disk,
+    "bit flip": _bit_flip,
+    "cut log": _cut_log,
+    "sigterm": _signalled(signal.SIGTERM, expected=75),
+    "sigusr1": _signalled(signal.SIGUSR1, expected=75),
+    "ctrl-c": _signalled(signal.SIGINT, expected=75),
+    "ctrl-c twice": _signalled(signal.SIGINT, signal.SIGINT, expected=130),
+    "launcher": _signalled(signal.SIGKILL, expected=-signal.SIGKILL),
+}
+
+
+def _first_step(folder: Path, after: float) -> tuple[float | None, int | None]:
+    """(when, in Unix seconds, the first step ended that began after a moment; the step with which that attempt began)."""
+    ends, begun = [], []
+    for events in _attempts(folder):
+        start = next((event for event in events if event["event"] == "start"), None)
+        steps = [event for event in events if event["event"] == "step"]
+        if start and steps and start["unix_seconds"] > after:
+            ends.append(start["unix_seconds"] + steps[0]["end"] - start["time"])
+            begun.append(steps[0]["step"])
+    return (min(ends), min(begun)) if ends else (None, None)
+
+
+def _attempts(folder: Path) -> Iterator[list[Event]]:
+    for attempt in range(len(failures_of(folder)) + 1):
+        yield from read_events(folder, attempt).values()
+
+
+def _orphans(launcher: int) -> int:
+    """Ranks of this launcher that outlived it by more than a moment; they are ended."""
+    until = time.monotonic() + 3
+    while (left := _ranks_of(launcher)) and time.monotonic() < until:
+        time.sleep(0.05)
+    for process in left:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    return len(left)
+
+
+def _ranks_of(launcher: int) -> list[int]:
+    """The processes that have this launcher's number in their environment: also when it is gone and they have another parent."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"PARALAB_LAUNCHER={launcher}".encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def _told(text: str) -> str:
+    """The line of a command's output that says what was wrong."""
+    lines = [line for line in text.splitlines() if line.startswith(("paralab: ", "Rank "))]
+    return lines[0] if lines else ""
