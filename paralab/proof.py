@@ -121,7 +121,7 @@ def _cases(names: list[str], base: Request, summary: Summary, pinned: bool) -> I
 
 def _splits(name: str, base: Request) -> list[dict[str, Any]]:
     """Even and uneven: 2 and 3 replicas; for stages without replicas 2 and 3 micro-batches."""
-    if name in ("dp", "ddp"):
+    if name in ("dp", "ddp", "fsdp"):
         return [{}] if base.replicas else [{"replicas": 2}, {"replicas": 3}]
     if name in ("pipeline", "hybrid"):
         given = {"stages": base.stages or 2} | ({"replicas": base.replicas or 2} if name == "hybrid" else {})

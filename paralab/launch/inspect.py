@@ -13,7 +13,7 @@ from typing import Any
 from paralab.errors import ParalabError, UsageError
 from paralab.launch.local import INSIDE
 from paralab.machine.host import Gpu, Machine
-from paralab.workload.summary import Layer, Summary
+from paralab.workload.summary import Layer, Summary, Unit
 
 DEADLINE_SECONDS = 600
 
@@ -71,4 +71,5 @@ def _machine(data: dict[str, Any]) -> Machine:
 
 def _summary(data: dict[str, Any]) -> Summary:
     layers = tuple(Layer(**{**layer, "modules": tuple(layer["modules"])}) for layer in data["layers"])
-    return Summary(**{**data, "layers": layers, "unused": tuple(data["unused"])})
+    units = tuple(Unit(**unit) for unit in data["units"])
+    return Summary(**{**data, "layers": layers, "unused": tuple(data["unused"]), "units": units})

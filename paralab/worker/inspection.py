@@ -31,6 +31,7 @@ from paralab.workload.load import load_workload, their_lines
 from paralab.workload.randomness import seed_everything, without_dropout
 from paralab.workload.reference import user_folder
 from paralab.workload.summary import Summary
+from paralab.workload.units import find_units
 from paralab.workload.workload import Workload
 
 NORMS = (nn.modules.batchnorm._BatchNorm,)
@@ -127,6 +128,7 @@ def look_at_workload(workload: str, device: str, layers: bool, samples: int | No
         unused=trial.unused,
         layers=found,
         uncut_reason=reason,
+        units=find_units(model, (loaded.unpack or unpack)(take(batch, 0, 2))[0]),
     )
 
 

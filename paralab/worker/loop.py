@@ -20,6 +20,7 @@ from paralab.worker import memory
 from paralab.worker.clock import Clock, CudaClock
 from paralab.worker.data_parallel import DataParallel
 from paralab.worker.ddp import Ddp
+from paralab.worker.fsdp import Fsdp
 from paralab.worker.groups import group_of
 from paralab.worker.hybrid import Hybrid
 from paralab.worker.job import Job, Micro, Pass, Strategy
@@ -28,6 +29,7 @@ from paralab.worker.parity import Trace, compare
 from paralab.worker.precision import Precision
 from paralab.worker.probes import Probe
 from paralab.worker.profile import profiled
+from paralab.worker.shards import local, whole
 from paralab.worker.single import Single
 from paralab.worker.stages import Staged
 from paralab.worker.stream import rank_batches
@@ -39,6 +41,7 @@ STRATEGIES: dict[str, Any] = {
     "single": Single,
     "dp": DataParallel,
     "ddp": Ddp,
+    "fsdp": Fsdp,
     "mp": Staged,
     "pipeline": Staged,
     "hybrid": Hybrid,
@@ -78,7 +81,7 @@ def train(workload: Workload, plan: Plan, rank_number: int, writer: EventWriter,
     # Dropout is switched off before a strategy copies the model: a copy of a recurrent layer would keep its own.
     with without_dropout(model) if trace else LoadSampler(rank, probe):
         strategy: Strategy = STRATEGIES[plan.strategy](job, model)
-        if plan.strategy in ("single", "ddp"):
+        if plan.strategy in ("single", "ddp", "fsdp"):
             model.register_forward_pre_hook(shower.inside(rank.devices[0].name), with_kwargs=True)
         optimizer = make_optimizer(workload, model)
         # From here on, randomness inside the model (dropout) is the rank's own.
@@ -91,8 +94,10 @@ def train(workload: Workload, plan: Plan, rank_number: int, writer: EventWriter,
             trace.save(extras.save_reference)
         if extras.compare_with:
             probe.emit("parity", **compare(trace, Trace.load(extras.compare_with)))
-    if extras.save_weights and rank_number == 0:
-        torch.save(model.state_dict(), extras.save_weights)
+    if extras.save_weights:
+        weights = {name: whole(value) for name, value in model.state_dict().items()}  # of shards: all ranks take part
+        if rank_number == 0:
+            torch.save(weights, extras.save_weights)
 
 
 def _steps(
@@ -131,13 +136,17 @@ def note_gradients(job: Job, model: nn.Module) -> None:
     """The first step's gradients, before a GradScaler takes its scale out: how many are zero (underflow) or not finite (overflow).
 
     It makes the host wait for the device, once, in a step that no timing counts."""
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    gradients = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+    total = sum(gradient.numel() for gradient in gradients)
+    zeros = sum(int((gradient == 0).sum()) for gradient in gradients)
+    not_finite = sum(int((~gradient.isfinite()).sum()) for gradient in gradients)
+    counts = torch.tensor([total, zeros, not_finite])
+    if job.plan.strategy == "fsdp":  # every rank has its own part of them
+        dist.all_reduce(counts, group=group_of(job.plan))
     job.probe.emit(
         "gradients",
         step=0,
-        total=sum(gradient.numel() for gradient in gradients),
-        zeros=sum(int((gradient == 0).sum()) for gradient in gradients),
-        not_finite=sum(int((~gradient.isfinite()).sum()) for gradient in gradients),
+        **dict(zip(("total", "zeros", "not_finite"), counts.tolist(), strict=True)),
         scale=job.precision.scaler.get_scale() if job.plan.scaler else None,
     )
 
@@ -253,6 +262,8 @@ def note_memory(job: Job, strategy: Strategy, optimizer: torch.optim.Optimizer) 
         found = memory.parts(held, optimizer, job.meter.peak.get(device.name))
         if job.plan.strategy == "dp" and number:  # a replica: copies of the parameters and gradients, no optimiser
             found["optimizer"] = 0
+        if isinstance(strategy, Fsdp):
+            found |= strategy.held_for_a_while()
         if job.plan.device == "cuda":
             how, total = "allocator", torch.cuda.max_memory_allocated(device.torch)
         else:
