@@ -72,4 +72,4 @@ def _machine(data: dict[str, Any]) -> Machine:
 def _summary(data: dict[str, Any]) -> Summary:
     layers = tuple(Layer(**{**layer, "modules": tuple(layer["modules"])}) for layer in data["layers"])
     units = tuple(Unit(**unit) for unit in data["units"])
-    return Summary(**{**data, "layers": layers, "unused": tuple(data["unused"]), "units": units})
+    return Summary(**{**data, "layers": layers, "unused": tuple(data["unused"]), "units": units, "scalars": tuple(data["scalars"])})

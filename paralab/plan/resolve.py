@@ -215,6 +215,12 @@ def _shard_units(strategy: str, machine: Machine, summary: Summary, reasons: lis
         raise UsageError(
             f"fsdp needs PyTorch {needed}; this is {machine.torch}.", cure=f"pip install 'torch>={needed}', or use ddp"
         )
+    if summary.scalars:
+        name = summary.scalars[0]
+        raise UsageError(
+            f"fsdp cannot shard the parameter {name!r} of {summary.name}: it is one number without a dimension.",
+            cure=f"give {name!r} the shape (1,), or use ddp",
+        )
     names = tuple(unit.name for unit in summary.units)
     if not names:
         because = "no sub-module that holds a good part of the parameters is called once and keeps them to itself"

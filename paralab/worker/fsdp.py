@@ -35,12 +35,6 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 
 class Fsdp:
     def __init__(self, job: Job, model: nn.Module) -> None:
-        for name, parameter in model.named_parameters():
-            if not parameter.ndim:
-                raise ParalabError(
-                    f"fsdp cannot shard the parameter {name!r}: it is a single number without a dimension.",
-                    cure=f"give {name!r} the shape (1,), or use ddp",
-                )
         self.job = job
         self.model: Any = model.to(job.rank.devices[0].torch)
         # Parts of models that began differently would be a model that nobody made: as in DDP, rank 0's counts.
@@ -67,8 +61,8 @@ class Fsdp:
         except RuntimeError as error:
             if self.job.plan.precision in LOW and ("dtype" in str(error) or "scalar type" in str(error)):
                 raise ParalabError(
-                    f"fsdp in {self.job.plan.precision}: the forward mixes types ({error}). FSDP casts the parameters and the inputs "
-                    "of the units, not what the model makes itself or keeps as a buffer.",
+                    f"fsdp in {self.job.plan.precision}: the forward mixes types ({error}). FSDP casts parameters and inputs of the "
+                    "units, not what the model makes itself or keeps as a buffer.",
                     cure="cast such tensors to x.dtype in the forward, or use --precision fp32, or ddp (autocast)",
                 ) from error
             raise
@@ -81,8 +75,8 @@ class Fsdp:
         self.model.set_requires_gradient_sync(True)
 
     def held_for_a_while(self) -> dict[str, int]:
-        """Bytes that are whole at the same time in a backward pass: parameters of the rest, of a unit and of the one that is gathered
-        ahead; gradients of one unit, or of all of them while passes are accumulated without synchronisation."""
+        """Bytes that are whole at the same time in a backward pass, from the units' sizes. Parameters: of the rest, of a unit and of
+        the one gathered ahead. Gradients: of one unit, or of all of them while passes are accumulated without synchronisation."""
         if self.job.plan.world_size == 1:
             return {}
         *units, rest = self.units
@@ -163,7 +157,7 @@ class _Timed:
 
     @contextmanager
     def _noted(self, event: str, whole: torch.Tensor, group: dist.ProcessGroup) -> Iterator[None]:
-        """From ready to done. gloo makes the rank wait for it; NCCL runs beside the computing, on the stream that is current here."""
+        """From ready to done. gloo holds this thread, nothing computes meanwhile; NCCL runs on FSDP's stream, current here."""
         probe = self.job.probe
         device = str(whole.device) if whole.is_cuda else None
         on_stream = whole.is_cuda and "nccl" in dist.get_backend(group)

@@ -129,6 +129,7 @@ def look_at_workload(workload: str, device: str, layers: bool, samples: int | No
         layers=found,
         uncut_reason=reason,
         units=find_units(model, (loaded.unpack or unpack)(take(batch, 0, 2))[0]),
+        scalars=tuple(name for name, parameter in model.named_parameters() if not parameter.ndim),
     )
 
 

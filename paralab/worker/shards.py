@@ -15,11 +15,11 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds of it."""
-    sharded: Any = tensor.detach()
-    return sharded.to_local() if is_sharded(tensor) else tensor  # type: ignore[no-any-return]
+    found: Any = tensor
+    return found.detach().to_local() if is_sharded(tensor) else tensor
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """All of it. Every rank must ask, in the same order: it is gathered from all."""
-    sharded: Any = tensor.detach()
-    return sharded.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[no-any-return]
+    found: Any = tensor
+    return found.detach().full_tensor() if is_sharded(tensor) else tensor

@@ -48,3 +48,4 @@ class Summary:
     layers: tuple[Layer, ...] = ()
     uncut_reason: str | None = None
     units: tuple[Unit, ...] = ()
+    scalars: tuple[str, ...] = ()  # parameters without a dimension

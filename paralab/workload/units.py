@@ -1,4 +1,4 @@
-"""What fully sharded data parallelism gathers as one: sub-modules that hold a good part of the parameters and keep them to themselves.
+"""What FSDP gathers as one: sub-modules that hold a good part of the parameters, and keep them to themselves.
 
 A unit's parameters are whole only while it is called, so it must be called once, and nothing may use them outside that call: not
 another module (tied weights), and not a parent's forward (`F.linear(x, self.embedding.weight)`). One run of the forward shows it.

@@ -57,7 +57,7 @@ def test_the_arithmetic_is_a_sentence(strategy, options, sentence):
         ("pipeline", {"micro_batches": 65}, "64 < 65", "--micro-batches 64 or less"),
         ("ddp", {"accumulate": 33}, "32 samples cannot be cut into 33", "--accumulate 32 or less"),
         ("dp", {"accumulate": 33}, "33 × 2 replicas", "--accumulate 32 or less"),
-        ("single", {"replicas": 2}, "means nothing for single", "dp, ddp, hybrid"),
+        ("single", {"replicas": 2}, "means nothing for single", "dp, ddp, fsdp, hybrid"),
         ("ddp", {"stages": 2}, "means nothing for ddp", "mp, pipeline, hybrid"),
         ("ddp", {"precision": "tf32"}, "a mode of NVIDIA GPUs", "fp32"),
         ("ddp", {"device": "cuda"}, "built without CUDA", "--device cpu"),
