@@ -22,9 +22,11 @@ def look_at_machine() -> Machine:
     return _machine(_ask({})["machine"])
 
 
-def look_at(workload: str, device: str, layers: bool, samples: int | None, threads: int | None) -> tuple[Machine, Summary]:
+def look_at(
+    workload: str, device: str, layers: bool, samples: int | None, threads: int | None, units: bool = False
+) -> tuple[Machine, Summary]:
     """The machine and the workload in plain numbers; a user's mistake in their file is raised as a UsageError."""
-    question = {"workload": workload, "device": device, "layers": layers, "samples": samples, "threads": threads}
+    question = {"workload": workload, "device": device, "layers": layers, "samples": samples, "threads": threads, "units": units}
     answer = _ask(question)
     return _machine(answer["machine"]), _summary(answer["summary"])
 

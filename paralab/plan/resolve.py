@@ -28,6 +28,11 @@ def needs_layers(strategy: str) -> bool:
     return strategy in APPLIES["stages"]
 
 
+def needs_units(strategy: str) -> bool:
+    """Does this strategy shard parameters, unit by unit?"""
+    return strategy == "fsdp"
+
+
 def resolve(
     request: Request,
     machine: Machine,
@@ -207,7 +212,7 @@ def _find_unused(strategy: str, summary: Summary, reasons: list[Reason]) -> bool
 
 def _shard_units(strategy: str, machine: Machine, summary: Summary, reasons: list[Reason]) -> tuple[str, ...]:
     """What fsdp gathers, uses and lets go again as one."""
-    if strategy != "fsdp":
+    if not needs_units(strategy):
         return ()
     version = tuple(int(number) for number in re.findall(r"\d+", machine.torch)[:2])
     if version < FSDP_TORCH:

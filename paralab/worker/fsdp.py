@@ -40,7 +40,9 @@ class Fsdp:
         # Parts of models that began differently would be a model that nobody made: as in DDP, rank 0's counts.
         for tensor in [*model.parameters(), *model.buffers()]:
             dist.broadcast(tensor.detach(), 0, group_of(job.plan))
+        places = job.meter.ignore(model.parameters())
         self.units = [Unit(name, module, *_unit_bytes(job, module)) for name, module in _shard(job, model)]
+        job.meter.forget(places)  # the whole parameters are gone
         for number, unit in enumerate(self.units):
             where = {"bucket": number, "unit": unit.name or "the rest"}
             unit.module.set_custom_all_gather(TimedAllGather(job, where))
@@ -61,7 +63,7 @@ class Fsdp:
         except RuntimeError as error:
             if self.job.plan.precision in LOW and ("dtype" in str(error) or "scalar type" in str(error)):
                 raise ParalabError(
-                    f"fsdp in {self.job.plan.precision}: the forward mixes types ({error}). FSDP casts parameters and inputs of the "
+                    f"fsdp in {self.job.plan.precision}: the forward mixes types ({error}). FSDP casts parameters and inputs of "
                     "units, not what the model makes itself or keeps as a buffer.",
                     cure="cast such tensors to x.dtype in the forward, or use --precision fp32, or ddp (autocast)",
                 ) from error
@@ -75,8 +77,8 @@ class Fsdp:
         self.model.set_requires_gradient_sync(True)
 
     def held_for_a_while(self) -> dict[str, int]:
-        """Bytes that are whole at the same time in a backward pass, from the units' sizes. Parameters: of the rest, of a unit and of
-        the one gathered ahead. Gradients: of one unit, or of all of them while passes are accumulated without synchronisation."""
+        """Bytes that are whole at the same time in a backward pass, from the units' sizes. Parameters: of the rest, of a unit and
+        of the one gathered ahead. Gradients: of one unit, or of all while passes are accumulated without synchronisation."""
         if self.job.plan.world_size == 1:
             return {}
         *units, rest = self.units

@@ -77,7 +77,9 @@ def look_at_machine() -> Machine:
     )
 
 
-def look_at_workload(workload: str, device: str, layers: bool, samples: int | None, threads: int | None) -> Summary:
+def look_at_workload(
+    workload: str, device: str, layers: bool, samples: int | None, threads: int | None, units: bool = False
+) -> Summary:
     """Build the workload once, run it once on a few samples, and tell what a plan must know."""
     loaded = load_workload(workload)
     seed_everything(0)
@@ -128,7 +130,7 @@ def look_at_workload(workload: str, device: str, layers: bool, samples: int | No
         unused=trial.unused,
         layers=found,
         uncut_reason=reason,
-        units=find_units(model, (loaded.unpack or unpack)(take(batch, 0, 2))[0]),
+        units=find_units(model, (loaded.unpack or unpack)(take(batch, 0, 2))[0]) if units else (),
         scalars=tuple(name for name, parameter in model.named_parameters() if not parameter.ndim),
     )
 

@@ -95,7 +95,9 @@ def train(workload: Workload, plan: Plan, rank_number: int, writer: EventWriter,
         if extras.compare_with:
             probe.emit("parity", **compare(trace, Trace.load(extras.compare_with)))
     if extras.save_weights:
-        weights = {name: whole(value) for name, value in model.state_dict().items()}  # of shards: all ranks take part
+        weights = model.state_dict()
+        for name, value in weights.items():
+            weights[name] = whole(value)  # of shards: all ranks take part
         if rank_number == 0:
             torch.save(weights, extras.save_weights)
 
