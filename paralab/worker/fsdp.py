@@ -39,7 +39,8 @@ class Fsdp:
         self.model: Any = model.to(job.rank.devices[0].torch)
         # Parts of models that began differently would be a model that nobody made: as in DDP, rank 0's counts.
         for tensor in [*model.parameters(), *model.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group_of(job.plan))
+            if tensor.is_contiguous():  # an expanded buffer cannot be received; as bytes, since gloo does not know every type
+                dist.broadcast(tensor.detach().view(-1).view(torch.uint8), 0, group_of(job.plan))
         places = job.meter.ignore(model.parameters())
         self.units = [Unit(name, module, *_unit_bytes(job, module)) for name, module in _shard(job, model)]
         job.meter.forget(places)  # the whole parameters are gone
