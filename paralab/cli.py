@@ -22,7 +22,7 @@ from paralab.plan.request import PRECISIONS, STRATEGIES, Request
 
 REQUEST_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--workload", metavar="NAME|FILE.py:FUNCTION", default=None, help="What is trained. [default: mlp]"),
-    click.option("--replicas", type=int, help="Copies of the model that share the batch (dp, ddp, hybrid). [default: 2]"),
+    click.option("--replicas", type=int, help="Copies of the model that share the batch (dp, ddp, fsdp, hybrid). [default: 2]"),
     click.option("--stages", type=int, help="Devices one copy is spread over (mp, pipeline, hybrid). [default: 2]"),
     click.option("--batch-size", type=int, help="Samples per optimiser step over ALL devices, whatever the strategy."),
     click.option("--accumulate", type=int, help="Backward passes per optimiser step; synchronised only at the last."),
@@ -33,7 +33,9 @@ REQUEST_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--bucket-mb", type=float, help="Size of DDP's gradient buckets (ddp, hybrid). [default: 25, the first one 1]"),
     click.option("--bucket-view", is_flag=True, default=None, help="DDP's gradient_as_bucket_view (ddp, hybrid)."),
     click.option("--static-graph", is_flag=True, default=None, help="DDP's static_graph (ddp)."),
-    click.option("--sync-every-pass", is_flag=True, default=None, help="Accumulate WITHOUT no_sync(), to see what it saves (ddp)."),
+    click.option(
+        "--sync-every-pass", is_flag=True, default=None, help="Synchronise in every pass, to see what it costs (ddp, fsdp)."
+    ),
     click.option("--steps", type=int, help="Optimiser steps. [default: 20, or what --epochs gives; in comparisons 10 a round]"),
     click.option("--epochs", type=int, help="Passes over the data."),
     click.option("--samples", type=int, help="Use only so many samples of the data: an epoch ends after them."),
@@ -279,7 +281,7 @@ def compare(setups: tuple[str, ...], as_json: bool, out: Path | None, rounds: in
 
 
 @main.command(short_help="More devices: throughput, and where the rest went.")
-@click.argument("strategy", metavar="dp|ddp|hybrid")
+@click.argument("strategy", metavar="dp|ddp|fsdp|hybrid")
 @click.option("--weak", is_flag=True, help="Keep the batch per device: n devices train on n times the batch.")
 @experiment_options
 def scale(strategy: str, weak: bool, as_json: bool, out: Path | None, rounds: int | None, no_proof: bool, **options: Any) -> None:

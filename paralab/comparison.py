@@ -12,6 +12,7 @@ from paralab.analyse.comparison import comparison_of
 from paralab.errors import Interrupted, UsageError, unknown
 from paralab.experiment import BUDGET_SECONDS, ROUNDS, Case, measure, planned, resolve_all
 from paralab.plan.request import APPLIES, STRATEGIES, Request, flag_of, only_applicable
+from paralab.plan.resolve import needs_layers, needs_units
 from paralab.record.folder import RunFolder
 from paralab.training import look_once, slug
 from paralab.units import plural
@@ -59,7 +60,8 @@ def scale_cases(base: Request, counts: str, weak: bool) -> list[Case]:
         raise UsageError(f"{base.strategy} has no replicas to scale.", cure="one of: " + ", ".join(APPLIES["replicas"]))
     if len(numbers) < 2 or numbers[0] < 1:
         raise UsageError(f"--replicas {counts}: scaling needs at least two different positive numbers.", cure="--replicas 1,2,4")
-    _, summary = look_once(check_reference(base.workload), base.device, base.strategy == "hybrid", base.batch_size, 1)
+    asked = (needs_layers(base.strategy), base.batch_size, 1, needs_units(base.strategy))
+    _, summary = look_once(check_reference(base.workload), base.device, *asked)
     batch = base.batch_size or summary.batch_size
     return [Case(replace(base, replicas=n, batch_size=batch * n // numbers[0] if weak else batch)) for n in numbers]
 

@@ -21,7 +21,7 @@ from paralab.jobs import Job, train_all
 from paralab.machine.host import Machine, threads_asked
 from paralab.plan.plan import Plan
 from paralab.plan.request import APPLIES, Request, flag_of, on_one_device
-from paralab.plan.resolve import needs_layers, resolve
+from paralab.plan.resolve import needs_layers, needs_units, resolve
 from paralab.record.folder import RunFolder
 from paralab.training import finish, look_once, probe_once, record_plan, refuse_inside, slug
 from paralab.units import plural
@@ -93,7 +93,8 @@ def resolve_all(cases: Sequence[Case]) -> tuple[list[Resolved], list[dict[str, s
         name = case.request.workload
         if name not in seen:
             layers = any(needs_layers(c.request.strategy) for c in cases if c.request.workload == name)
-            seen[name] = look_once(name, case.request.device, layers, case.request.batch_size, 1)
+            units = any(needs_units(c.request.strategy) for c in cases if c.request.workload == name)
+            seen[name] = look_once(name, case.request.device, layers, case.request.batch_size, 1, units)
     left_out: list[dict[str, str]] = []
 
     def resolved(case: Case, threads: int | None) -> Resolved | None:

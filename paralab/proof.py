@@ -21,7 +21,7 @@ from paralab.machine.host import Machine, threads_asked
 from paralab.plan.batches import global_batches
 from paralab.plan.plan import Plan
 from paralab.plan.request import APPLIES, STRATEGIES, Request, check, on_one_device, only_applicable
-from paralab.plan.resolve import resolve
+from paralab.plan.resolve import needs_units, resolve
 from paralab.record.folder import RunFolder
 from paralab.training import probe_once, refuse_inside
 from paralab.units import plural
@@ -64,7 +64,7 @@ def verify(
     seen: list[tuple[Machine, Summary]] = []
     for reference in map(check_reference, workloads):
         wants_layers = any(name in APPLIES["stages"] for name in names)
-        machine, summary = look_at(reference, options.get("device", "auto"), wants_layers, None, 1)
+        machine, summary = look_at(reference, options.get("device", "auto"), wants_layers, None, 1, any(map(needs_units, names)))
         without_dropout = without_dropout or summary.dropout
         summary = replace(summary, dropout=False)  # the ranks switch it off: a mistake could hide behind it
         seen.append((machine, summary))
@@ -121,7 +121,7 @@ def _cases(names: list[str], base: Request, summary: Summary, pinned: bool) -> I
 
 def _splits(name: str, base: Request) -> list[dict[str, Any]]:
     """Even and uneven: 2 and 3 replicas; for stages without replicas 2 and 3 micro-batches."""
-    if name in ("dp", "ddp"):
+    if name in ("dp", "ddp", "fsdp"):
         return [{}] if base.replicas else [{"replicas": 2}, {"replicas": 3}]
     if name in ("pipeline", "hybrid"):
         given = {"stages": base.stages or 2} | ({"replicas": base.replicas or 2} if name == "hybrid" else {})

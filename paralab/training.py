@@ -20,7 +20,7 @@ from paralab.machine.host import Machine, threads_asked, usable_cores
 from paralab.machine.precision import probe_cpu
 from paralab.plan.plan import Plan
 from paralab.plan.request import Request, check
-from paralab.plan.resolve import needs_layers, resolve
+from paralab.plan.resolve import needs_layers, needs_units, resolve
 from paralab.record.folder import RunFolder
 from paralab.recovery import Survival, train
 from paralab.show.tensorboard import require_tensorboard, write_tensorboard
@@ -33,10 +33,12 @@ probe_once = cache(probe_cpu)
 _look = cache(look_at)
 
 
-def look_once(workload: str, device: str, layers: bool, samples: int | None, threads: int | None) -> tuple[Machine, Summary]:
+def look_once(
+    workload: str, device: str, layers: bool, samples: int | None, threads: int | None, units: bool = False
+) -> tuple[Machine, Summary]:
     """As `look_at`, but the same question is asked once: an experiment has many set-ups of one workload."""
     refuse_inside()
-    return _look(workload, device, layers, samples, threads)
+    return _look(workload, device, layers, samples, threads, units)
 
 
 def look_again() -> None:
@@ -50,7 +52,12 @@ def make_plan(request: Request) -> tuple[Plan, Machine, Summary]:
     check(request)
     request = replace(request, workload=check_reference(request.workload))
     machine, summary = look_at(
-        request.workload, request.device, needs_layers(request.strategy), _samples_at_once(request), _one_device_threads(request)
+        request.workload,
+        request.device,
+        needs_layers(request.strategy),
+        _samples_at_once(request),
+        _one_device_threads(request),
+        needs_units(request.strategy),
     )
     return resolve(request, machine, summary, probe_once, threads_asked()), machine, summary
 

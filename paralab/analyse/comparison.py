@@ -128,6 +128,8 @@ def _row(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
         "samples_per_second": rate,
         "samples_per_second_per_device": rate / devices if rate and devices else None,
         "all_reduces_per_step": first.get("all_reduces_per_step"),
+        "all_gathers_per_step": first.get("all_gathers_per_step"),
+        "reduce_scatters_per_step": first.get("reduce_scatters_per_step"),
         "bytes_per_step": first.get("bytes_per_step"),
         "peak_bytes": results[-1]["peak_bytes"] if results else [],  # every round holds the same
         "metrics": _metrics([r["metrics"] for r in results]),

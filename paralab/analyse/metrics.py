@@ -24,12 +24,14 @@ from paralab.analyse.recording import Recording
 from paralab.machine.peaks import PEAKS
 from paralab.record.reader import Event
 
+REDUCES = ("all_reduce", "reduce_scatter")  # what ends a backward pass: gradients on their way
+COLLECTIVES = (*REDUCES, "all_gather")
 IN_PROCESS = ("scatter", "replicate", "gather", "reduce")  # DataParallel's copying between its replicas
 RULE = 0.10  # the handbook's bar: communication below a tenth of the step
 LATE_SHARE = 0.10  # a rank is a straggler if the others wait for it a tenth of a step …
 LATE_STEPS = 0.70  # … and in most of the steps
 
-BucketKey = tuple[int, int, int]  # stage, bucket, which time in the step
+BucketKey = tuple[str, int, int, int]  # kind of collective, stage, bucket (or unit of shards), which time in the step
 
 
 def metrics_of(recording: Recording) -> dict[str, Any]:
@@ -94,7 +96,8 @@ def _rank_step(recording: Recording, rank: int, step: int) -> dict[str, float]:
         forward, backward = without(forward, transfers), without(backward, transfers)
     else:
         transfers, waits = transfers_and_waits(recording, rank, step)
-        backward = union(computing(spans))
+        halted = blocked(spans)
+        forward, backward = without(forward, halted), without(computing(spans), halted)
     compute = union([*forward, *backward])
     busy = union([*compute, *optimizer])
     exposed, exposed_waits = without(transfers, busy), without(waits, busy)
@@ -117,6 +120,11 @@ def _intervals(spans: Sequence[Event], *names: str) -> list[Interval]:
     return [(span["start"], span["end"]) for span in spans if span["event"] in names]
 
 
+def blocked(spans: Sequence[Event]) -> list[Interval]:
+    """When the rank could not compute, though inside a pass: FSDP's collectives over gloo hold the thread that runs the model."""
+    return union([(span["start"], span["end"]) for span in spans if span["event"] in COLLECTIVES and span.get("blocking")])
+
+
 def computing(spans: Sequence[Event]) -> list[Interval]:
     """The backward passes, without the wait at their end.
 
@@ -133,7 +141,7 @@ def computing(spans: Sequence[Event]) -> list[Interval]:
     for span in passes:
         end = span["end"]
         if span is last[span.get("accumulation", 0)]:
-            ready = [s["start"] for s in spans if s["event"] == "all_reduce" and span["start"] <= s["start"] <= span["end"]]
+            ready = [s["start"] for s in spans if s["event"] in REDUCES and span["start"] <= s["start"] <= span["end"]]
             end = max(ready, default=end)
         found.append((span["start"], end))
     return found
@@ -160,11 +168,11 @@ def last_ready(recording: Recording, step: int) -> dict[BucketKey, float]:
 
 
 def _keyed(spans: Sequence[Event]) -> dict[BucketKey, Event]:
-    """All-reduces by what tells them apart on every rank alike. The order in which they were *done* may differ."""
-    times: Counter[tuple[int, int]] = Counter()
+    """Collectives by what tells them apart on every rank alike. The order in which they were *done* may differ."""
+    times: Counter[tuple[str, int, int]] = Counter()
     found = {}
-    for span in sorted((s for s in spans if s["event"] == "all_reduce"), key=lambda s: float(s["start"])):
-        which = (span.get("stage", 0), span["bucket"])
+    for span in sorted((s for s in spans if s["event"] in COLLECTIVES), key=lambda s: float(s["start"])):
+        which = (str(span["event"]), span.get("stage", 0), span["bucket"])
         found[(*which, times[which])] = span
         times[which] += 1
     return found
@@ -180,7 +188,7 @@ def _per_rank_data(recording: Recording, rank: int) -> dict[str, list[float]]:
 
 
 def _buckets(recording: Recording, measured: list[int]) -> list[dict[str, Any]]:
-    """Every all-reduce of the last measured step, on rank 0's clock: when in the step, how large, how fast."""
+    """Every collective of the last measured step, on rank 0's clock: when in the step, how large, how fast."""
     if not measured:
         return []
     step = measured[-1]
@@ -191,8 +199,9 @@ def _buckets(recording: Recording, measured: list[int]) -> list[dict[str, Any]]:
         seconds = span["end"] - ready[key]
         found.append(
             {
-                "stage": key[0],
-                "bucket": key[1],
+                "kind": key[0],
+                "stage": key[1],
+                "bucket": key[2],
                 "bytes": span["bytes"],
                 "ready_seconds": span["start"] - begin,
                 "transfer_seconds": seconds,
@@ -238,7 +247,7 @@ def pass_bubbles(spans: Sequence[Event], stages: int) -> list[float]:
     """The idle share of every pass (accumulation step) through the stages."""
     found = []
     for number in sorted({span.get("accumulation", 0) for span in spans if "micro" in span}):
-        mine = [s for s in spans if s.get("accumulation", 0) == number or s["event"] == "all_reduce"]
+        mine = [s for s in spans if s.get("accumulation", 0) == number or s["event"] in COLLECTIVES]
         work = [*_intervals(mine, "forward"), *computing(mine)]
         window = max(end for _, end in work) - min(start for start, _ in work)
         found.append(1 - sum(end - start for start, end in work) / (stages * window) if window else 0.0)
@@ -272,7 +281,7 @@ def _device_seconds(recording: Recording, rank: int, step: int, device: str, fir
         own = _intervals([s for s in spans if s.get("device") == device], "replica_forward", "replica_backward")
         return length([*own, *_intervals(spans, *IN_PROCESS, "optimizer")] if first else own)
     mine = [s for s in spans if s.get("device", device) == device]
-    work = [*_intervals(mine, "forward"), *computing(mine)]
+    work = without([*_intervals(mine, "forward"), *computing(mine)], blocked(spans))
     return length([*work, *_intervals(spans, "optimizer")] if first else work)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from paralab.analyse.metrics import IN_PROCESS
+from paralab.analyse.metrics import IN_PROCESS, REDUCES
 from paralab.analyse.recording import Recording
 from paralab.record.reader import Event
 
@@ -64,7 +64,7 @@ def copying(recording: Recording, steps: list[int], kind: str) -> dict[str, Any]
 
 
 def _all_reduces(spans: list[Event]) -> list[Event]:
-    return sorted((s for s in spans if s["event"] == "all_reduce"), key=lambda s: float(s["start"]))
+    return sorted((s for s in spans if s["event"] in REDUCES), key=lambda s: float(s["start"]))
 
 
 def bucket(event: Event, spans: list[Event]) -> dict[str, Any]:

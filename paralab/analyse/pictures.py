@@ -7,7 +7,7 @@ from typing import Any
 
 from paralab.analyse.blocks import Line, Lines, Part, Schedule, Slot, Span, Split, Timeline
 from paralab.analyse.intervals import Interval, lanes, without
-from paralab.analyse.metrics import computing, ideal_bubble, pass_bubbles, transfers_and_waits
+from paralab.analyse.metrics import COLLECTIVES, blocked, computing, ideal_bubble, pass_bubbles, transfers_and_waits
 from paralab.analyse.recording import Recording
 from paralab.record.reader import Event
 from paralab.units import plural
@@ -40,9 +40,10 @@ def _timeline(recording: Recording, steps: list[list[Event]]) -> Timeline:
         base = len(names)
         names += [f"rank {rank['rank']} · {device}" for device in devices]
         events = [event for step in steps for event in recording.spans(rank["rank"], step[0]["step"])]
-        reduced = [event for event in events if event["event"] == "all_reduce"]
+        reduced = [event for event in events if event["event"] in COLLECTIVES]
         rows = lanes([(event["start"], event["end"]) for event in reduced], nested=False)
-        names += [f"rank {rank['rank']} · all-reduce" + (f" {n + 1}" if n else "") for n in range(max(rows, default=-1) + 1)]
+        what = "shards" if any("unit" in event for event in reduced) else "all-reduce"
+        names += [f"rank {rank['rank']} · {what}" + (f" {n + 1}" if n else "") for n in range(max(rows, default=-1) + 1)]
         for event, row in zip(reduced, rows, strict=True):
             spans.append(_span(event, base + len(devices) + row, origin))
         for step in steps:
@@ -60,7 +61,7 @@ def _work(own: list[Event], devices: list[str], base: int, origin: float) -> lis
     clipped = dict(zip((id(e) for e in own if e["event"] == "backward"), computing(own), strict=True))
     found = []
     for event in own:
-        if event["event"] in ("all_reduce", "data") or (replicas and event["event"] in ("forward", "backward")):
+        if event["event"] in (*COLLECTIVES, "data") or (replicas and event["event"] in ("forward", "backward")):
             continue
         lane = base + devices.index(event["device"]) if event.get("device") in devices else base
         found.append(_span(event, lane, origin, clipped.get(id(event))))
@@ -71,6 +72,7 @@ def _exposed(recording: Recording, rank: int, step: int, base: int, origin: floa
     """The time in which the rank's first device only waits: for a slower rank, or for a transfer."""
     own = recording.spans(rank, step)
     busy = [(e["start"], e["end"]) for e in own if e["event"] in ("forward", "optimizer")] + computing(own)
+    busy = without(busy, blocked(own))
     transfers, waits = transfers_and_waits(recording, rank, step)
     found = []
     for label, intervals in (("waiting for a slower rank", waits), ("exposed communication", transfers)):
@@ -85,6 +87,8 @@ def _span(event: Event, lane: int, origin: float, interval: Interval | None = No
     kind = str(KINDS.get(event["event"], event["event"]))
     hidden = ("event", "start", "end", "device")
     details = {name: value for name, value in event.items() if name not in hidden}
+    if "unit" in event:
+        return Span(lane, kind, str(event["unit"]), start - origin, end - origin, details=details)
     label = f"bucket {event['bucket']}" if kind == "all_reduce" else f"{kind} {event['micro']}" if "micro" in event else kind
     return Span(lane, kind, label, start - origin, end - origin, details=details)
 

@@ -13,6 +13,7 @@ from paralab.analyse.blocks import Bar, Bars, Block, Cell, Distribution, Documen
 from paralab.analyse.metrics import RULE
 from paralab.analyse.recording import Recording
 from paralab.analyse.verdict import is_same_training, largest_memory, verdict
+from paralab.analyse.wording import collectives
 from paralab.units import count, plural, rate, seconds, size
 
 Row = dict[str, Any]
@@ -153,7 +154,7 @@ def _where_time_goes(rows: Sequence[Row]) -> Section:
         "Exposed: the device has nothing to do but wait. In pipelines the stages work at the same time, so forward and backward "
         "are the time in which any stage does.",
     )
-    columns = ("set-up", "communication", "overlap", "share of step", f"below {RULE:.0%}", "all-reduces", "bytes", "bubble (ideal)")
+    columns = ("set-up", "communication", "overlap", "share of step", f"below {RULE:.0%}", "collectives", "bytes", "bubble (ideal)")
     communication = Table("Communication per optimiser step and rank", columns, tuple(_communication_row(row) for row in rows))
     loads = ("set-up", "device 0 against others", "load", "model FLOP/s", "share of peak")
     unknown = dict.fromkeys(reason for row in rows if (reason := row["metrics"]["flops"]["not_measured"]))
@@ -167,11 +168,12 @@ def _buckets(rows: Sequence[Row]) -> tuple[Table, ...]:
     for row in rows:
         for bucket in row["metrics"]["buckets"]:
             ready, share = bucket["ready_seconds"], bucket["ready_seconds"] / row["step_seconds"]["median"]
+            kind = "" if bucket.get("kind", "all_reduce") == "all_reduce" else bucket["kind"].replace("_", "-") + " "
             stage = f"stage {bucket['stage']:.0f}, " if row["strategy"] == "hybrid" else ""
             cells.append(
                 (
                     Cell(row["name"], row["name"]),
-                    Cell(f"{stage}{bucket['bucket']:.0f}", bucket["bucket"]),
+                    Cell(f"{kind}{stage}{bucket['bucket']:.0f}", bucket["bucket"]),
                     Cell(size(bucket["bytes"]), bucket["bytes"]),
                     Cell(seconds(ready), ready),
                     Cell(f"{share:.0%}", share),
@@ -180,7 +182,7 @@ def _buckets(rows: Sequence[Row]) -> tuple[Table, ...]:
             )
     columns = ("set-up", "bucket", "size", "ready after", "of the step", "transfer")
     note = "Of the last step of each round, on rank 0: how long after the step's beginning the bucket was ready; its transfer."
-    return (Table("When the all-reduces happen", columns, tuple(cells), note),) if cells else ()
+    return (Table("When the collectives happen", columns, tuple(cells), note),) if cells else ()
 
 
 def _time_row(row: Row, parts: dict[str, str]) -> tuple[Cell, ...]:
@@ -197,7 +199,7 @@ def _communication_row(row: Row) -> tuple[Cell, ...]:
         Cell(f"{metrics['overlap']:.0%}" if metrics["overlap"] is not None else "–", metrics["overlap"]),
         Cell(f"{metrics['communication_share']:.0%}" if has else "–", metrics["communication_share"]),
         Cell("–" if metrics["keeps_rule"] is None else "yes" if metrics["keeps_rule"] else "no", metrics["keeps_rule"]),
-        Cell(f"{row['all_reduces_per_step'] or 0:g}", row["all_reduces_per_step"]),
+        Cell(collectives(row) or "0", row["all_reduces_per_step"] or row.get("all_gathers_per_step")),
         Cell(size(row["bytes_per_step"] or 0), row["bytes_per_step"]),
         Cell(f"{bubble['measured']:.0%} ({bubble['ideal']:.0%})" if bubble else "–", bubble["measured"] if bubble else None),
     )
@@ -245,9 +247,15 @@ def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> li
     return [section for section in sections if section.blocks]
 
 
+def _held(memory: dict[str, Any], kind: str) -> Cell:
+    return number(memory[kind], size(memory[kind])) if kind in memory else Cell("–", None)
+
+
 def _memory(rows: Sequence[Row]) -> Table:
-    columns = ("set-up", "rank", "device", "peak", "parameters", "gradients", "optimiser", "activations", "how")
-    kinds = ("parameters", "gradients", "optimizer", "activations")
+    kinds = {kind: kind for kind in ("parameters", "gradients", "optimizer", "activations")} | {"optimizer": "optimiser"}
+    if any("gathered" in memory for row in rows for memory in row["peak_bytes"]):  # fsdp alone holds such things
+        kinds |= {"gathered": "gathered for a while", "unreduced": "gradients not yet reduced"}
+    columns = ("set-up", "rank", "device", "peak", *kinds.values(), "how")
     cells = []
     for row in rows:
         for memory in row["peak_bytes"]:
@@ -257,7 +265,7 @@ def _memory(rows: Sequence[Row]) -> Table:
                     Cell(str(memory["rank"]), memory["rank"]),
                     Cell(memory["device"], memory["device"]),
                     Cell(size(memory["bytes"]), memory["bytes"]),
-                    *(number(memory[kind], size(memory[kind])) for kind in kinds),
+                    *(_held(memory, kind) for kind in kinds),
                     Cell(memory["how"], memory["how"]),
                 )
             )

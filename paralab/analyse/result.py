@@ -66,6 +66,8 @@ def result_of(folder: Path) -> dict[str, Any]:
         "samples_per_second_per_device": _per_device(_samples_per_second(timed), len(_devices(plan))),
         "peak_bytes": _memory(events),
         "all_reduces_per_step": _per_step(timed, "all_reduces"),
+        "all_gathers_per_step": _per_step(timed, "all_gathers"),
+        "reduce_scatters_per_step": _per_step(timed, "reduce_scatters"),
         "bytes_per_step": _per_step(timed, "bytes"),
         "metrics": metrics_of(recording),
         "splits": _splits(events),
@@ -163,7 +165,7 @@ def _memory(events: dict[int, list[Event]]) -> list[dict[str, Any]]:
 
 def _per_step(timed: list[list[Event]], field: str) -> float | None:
     """Per optimiser step and rank."""
-    return statistics.mean(step[0][field] for step in timed) if timed else None
+    return statistics.mean(step[0].get(field, 0) for step in timed) if timed else None
 
 
 def _splits(events: dict[int, list[Event]]) -> list[dict[str, Any]]:

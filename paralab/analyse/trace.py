@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paralab.analyse.intervals import lanes
+from paralab.analyse.metrics import COLLECTIVES
 from paralab.analyse.recording import Recording
 from paralab.record.reader import Event
 
@@ -101,7 +102,7 @@ def _placed(rank: int, events: list[Event], devices: list[str]) -> tuple[list[Sl
 def _lane(event: Event, first_device: str) -> str:
     if event["event"] in ("step", "data"):
         return STEPS if event["event"] == "step" else LOADING
-    if event["event"] == "all_reduce":
+    if event["event"] in COLLECTIVES:
         return COMMUNICATION
     return str(event.get("device", first_device))  # scatter, gather, optimizer: the work of the rank's first device
 
@@ -208,9 +209,9 @@ def _by_key(slices: Iterable[Slice], *names: str) -> dict[tuple[Any, ...], list[
 def _collectives(slices: list[Slice]) -> Iterator[list[Slice]]:
     """The same bucket of the same step on all ranks, in the order in which they were ready: the first one waits for the last."""
     same: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
-    for (_, _, *key), list_ in _by_key(slices, "all_reduce").items():
+    for (kind, _, *key), list_ in _by_key(slices, *COLLECTIVES).items():
         for occurrence, slice_ in enumerate(list_):
-            same[*key, occurrence].append(slice_)
+            same[kind, *key, occurrence].append(slice_)
     for chain in same.values():
         yield sorted(chain, key=lambda slice_: slice_.start_us)
 

@@ -9,6 +9,7 @@ from paralab.analyse.blocks import Finding
 from paralab.analyse.lost import losses_of, perfect_seconds
 from paralab.analyse.metrics import RULE
 from paralab.analyse.uncertainty import speed_up
+from paralab.analyse.wording import collectives
 from paralab.units import plural, seconds, size
 
 Row = dict[str, Any]
@@ -81,9 +82,7 @@ def _cost(row: Row, baseline: Row) -> Finding:
     if mine and one:
         parts.append(f"{size(mine)} on its fullest device against {size(one)} for `{baseline['name']}`")
     if row["bytes_per_step"]:
-        parts.append(
-            f"{row['all_reduces_per_step']:g} all-reduce(s) of together {size(row['bytes_per_step'])} per optimiser step and rank"
-        )
+        parts.append(f"{collectives(row)} of together {size(row['bytes_per_step'])} per optimiser step and rank")
     evidence = {
         "devices": row["devices"],
         "peak_bytes": mine,
@@ -159,6 +158,12 @@ def _next(row: Row, rows: list[Row]) -> list[Finding]:
             "that expose less."
         )
         found.append(Finding("next", text, {"communication_share": share, "exposed_share": exposed, "overlap": overlap}))
+    if row["strategy"] == "fsdp" and exposed >= RULE:
+        text = (
+            f"Shards on their way take {share:.0%} of the step, and {exposed:.0%} is exposed: every pass gathers every parameter "
+            "twice. Fewer passes per step (`--accumulate`) gather less; `ddp` gathers nothing, if the whole model fits on a device."
+        )
+        found.append(Finding("next", text, {"communication_share": share, "exposed_share": exposed}))
     measured = next((other for other in rows if other["strategy"] == "ddp" and other["accumulate"] == 1), None)
     if row["strategy"] == "dp" and measured is None:
         text = "`ddp` instead of `dp`: it copies no model in every step, and no device collects for the others."

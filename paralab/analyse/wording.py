@@ -53,6 +53,13 @@ def share(value: float | None) -> str:
     return f"{value * 100:.0f} %" if value >= 0.0995 or value == 0 else f"{value * 100:.2g} %"
 
 
+def collectives(row: dict[str, Any]) -> str:
+    """`2 all-reduce(s)`; with shards `7 all-gather(s) and 4 reduce-scatter(s)`; nothing where one process trains."""
+    kinds = {"all-reduce(s)": "all_reduces", "all-gather(s)": "all_gathers", "reduce-scatter(s)": "reduce_scatters"}
+    counts = {words: row.get(f"{kind}_per_step") for words, kind in kinds.items()}
+    return " and ".join(f"{count:g} {words}" for words, count in counts.items() if count)
+
+
 def spread(times: dict[str, Any]) -> str:
     """`34.6 ms (p10–p90: 34.4 ms–35.0 ms)`."""
     return f"{seconds(times['median'])} (p10–p90: {seconds(times['p10'])}–{seconds(times['p90'])})"

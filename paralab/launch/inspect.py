@@ -13,7 +13,7 @@ from typing import Any
 from paralab.errors import ParalabError, UsageError
 from paralab.launch.local import INSIDE
 from paralab.machine.host import Gpu, Machine
-from paralab.workload.summary import Layer, Summary
+from paralab.workload.summary import Layer, Summary, Unit
 
 DEADLINE_SECONDS = 600
 
@@ -22,9 +22,11 @@ def look_at_machine() -> Machine:
     return _machine(_ask({})["machine"])
 
 
-def look_at(workload: str, device: str, layers: bool, samples: int | None, threads: int | None) -> tuple[Machine, Summary]:
+def look_at(
+    workload: str, device: str, layers: bool, samples: int | None, threads: int | None, units: bool = False
+) -> tuple[Machine, Summary]:
     """The machine and the workload in plain numbers; a user's mistake in their file is raised as a UsageError."""
-    question = {"workload": workload, "device": device, "layers": layers, "samples": samples, "threads": threads}
+    question = {"workload": workload, "device": device, "layers": layers, "samples": samples, "threads": threads, "units": units}
     answer = _ask(question)
     return _machine(answer["machine"]), _summary(answer["summary"])
 
@@ -71,4 +73,5 @@ def _machine(data: dict[str, Any]) -> Machine:
 
 def _summary(data: dict[str, Any]) -> Summary:
     layers = tuple(Layer(**{**layer, "modules": tuple(layer["modules"])}) for layer in data["layers"])
-    return Summary(**{**data, "layers": layers, "unused": tuple(data["unused"])})
+    units = tuple(Unit(**unit) for unit in data["units"])
+    return Summary(**{**data, "layers": layers, "unused": tuple(data["unused"]), "units": units, "scalars": tuple(data["scalars"])})

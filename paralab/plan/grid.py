@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-PROCESS_PER_REPLICA = ("ddp", "hybrid")
+PROCESS_PER_REPLICA = ("ddp", "fsdp", "hybrid")
 
 
 @dataclass(frozen=True)
@@ -61,4 +61,4 @@ def grid(strategy: str, replicas: int, stages: int, placement: str, gpus: int) -
 
 
 def _role(strategy: str, stage: int) -> str:
-    return {"single": "whole model", "ddp": "replica"}.get(strategy, f"stage {stage}")
+    return {"single": "whole model", "ddp": "replica", "fsdp": "shard"}.get(strategy, f"stage {stage}")

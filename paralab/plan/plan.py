@@ -76,6 +76,7 @@ class Plan:
     static_graph: bool = False
     sync_every_pass: bool = False
     prefix: str | None = None
+    shard_units: tuple[str, ...] = ()  # sub-modules that fsdp gathers one at a time; what is left is gathered with the whole model
 
     @property
     def world_size(self) -> int:
@@ -88,7 +89,7 @@ class Plan:
     def title(self) -> str:
         """`ddp · 2 replicas`, for tables and folder names."""
         parts = [self.strategy]
-        if self.strategy in ("dp", "ddp", "hybrid"):
+        if self.strategy in ("dp", "ddp", "fsdp", "hybrid"):
             parts.append(plural(self.replicas, "replica"))
         if self.strategy in ("mp", "pipeline", "hybrid"):
             parts.append(plural(self.stages, "stage"))
@@ -112,5 +113,6 @@ class Plan:
                 "reasons": tuple(Reason(**reason) for reason in data["reasons"]),
                 "remarks": tuple(data["remarks"]),
                 "differences": tuple(data["differences"]),
+                "shard_units": tuple(data.get("shard_units", ())),
             }
         )

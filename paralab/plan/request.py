@@ -17,6 +17,7 @@ STRATEGIES: Mapping[str, str] = MappingProxyType(
         "single": "one device, the baseline that every other strategy is compared with",
         "dp": "DataParallel: one process, the batch split over replicas of the model, gradients gathered on device 0",
         "ddp": "DistributedDataParallel: one process per replica, gradients all-reduced during the backward pass",
+        "fsdp": "FSDP2: one process per replica, each keeps a shard of every parameter, gradient and optimiser state",
         "mp": "model parallelism: one process, the layers spread over devices, one device at work at a time",
         "pipeline": "model parallelism with micro-batches, so that the devices work at the same time",
         "hybrid": "ddp over replicas, each of them a pipeline over its own devices",
@@ -27,13 +28,13 @@ PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
 # Which options mean something for which strategy; asking for the others is an error, not silently ignored.
 APPLIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "replicas": ("dp", "ddp", "hybrid"),
+        "replicas": ("dp", "ddp", "fsdp", "hybrid"),
         "stages": ("mp", "pipeline", "hybrid"),
         "micro_batches": ("pipeline", "hybrid"),
         "bucket_mb": ("ddp", "hybrid"),
         "bucket_view": ("ddp", "hybrid"),
         "static_graph": ("ddp",),
-        "sync_every_pass": ("ddp",),
+        "sync_every_pass": ("ddp", "fsdp"),
         "placement": ("mp", "pipeline", "hybrid"),
     }
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -18,12 +19,18 @@ from paralab.units import plural, seconds, size
 from paralab.workload.summary import Summary
 
 DEFAULT_STEPS = 20
+FSDP_TORCH = (2, 10)  # collectives of one's own, sums instead of means, and gloo's part of it
 ADAPTIVE = ("Ada", "RMSprop", "Rprop", "NAdam", "RAdam")  # parts of names of optimisers that divide by the gradient's size
 
 
 def needs_layers(strategy: str) -> bool:
     """Does this strategy cut the model into stages?"""
     return strategy in APPLIES["stages"]
+
+
+def needs_units(strategy: str) -> bool:
+    """Does this strategy shard parameters, unit by unit?"""
+    return strategy == "fsdp"
 
 
 def resolve(
@@ -77,6 +84,7 @@ def resolve(
         backend=_backend(strategy, cells, device, reasons),
         prefix=request.prefix,
         ranks=ranks,
+        shard_units=_shard_units(strategy, machine, summary, reasons),
         stage_parts=_stages(strategy, shape.stages, summary, reasons),
         arithmetic=arithmetic(shape, ranks),
         environment=environment,
@@ -189,7 +197,7 @@ def _backend(strategy: str, cells: list[list[Device]], device: str, reasons: lis
 
 def _find_unused(strategy: str, summary: Summary, reasons: list[Reason]) -> bool:
     """DDP waits for the gradient of every parameter, unless it is told to look for those that get none."""
-    if not summary.unused or strategy not in PROCESS_PER_REPLICA:
+    if not summary.unused or strategy not in APPLIES["bucket_mb"]:
         return False
     names = ", ".join(summary.unused[:3]) + (", …" if len(summary.unused) > 3 else "")
     if strategy == "hybrid":
@@ -202,6 +210,36 @@ def _find_unused(strategy: str, summary: Summary, reasons: list[Reason]) -> bool
     return True
 
 
+def _shard_units(strategy: str, machine: Machine, summary: Summary, reasons: list[Reason]) -> tuple[str, ...]:
+    """What fsdp gathers, uses and lets go again as one."""
+    if not needs_units(strategy):
+        return ()
+    version = tuple(int(number) for number in re.findall(r"\d+", machine.torch)[:2])
+    if version < FSDP_TORCH:
+        needed = ".".join(map(str, FSDP_TORCH))
+        raise UsageError(
+            f"fsdp needs PyTorch {needed}; this is {machine.torch}.", cure=f"pip install 'torch>={needed}', or use ddp"
+        )
+    if summary.scalars:
+        name = summary.scalars[0]
+        raise UsageError(
+            f"fsdp cannot shard the parameter {name!r} of {summary.name}: it is one number without a dimension.",
+            cure=f"give {name!r} the shape (1,), or use ddp",
+        )
+    names = tuple(unit.name for unit in summary.units)
+    if not names:
+        because = "no sub-module that holds a good part of the parameters is called once and keeps them to itself"
+        reasons.append(Reason("shard units", "the whole model", because))
+        return ()
+    held = sum(unit.parameter_bytes for unit in summary.units)
+    shown = ", ".join(names[:4]) + (f", … {names[-1]}" if len(names) > 4 else "")
+    left = summary.parameter_bytes - held
+    rest = f"; {size(left)} stay with the whole model" if left else ""
+    because = f"the sub-modules that hold most: {size(held)} of {size(summary.parameter_bytes)} of parameters{rest}"
+    reasons.append(Reason("shard units", f"{len(names)}: {shown}", because))
+    return names
+
+
 def _stages(strategy: str, stages: int, summary: Summary, reasons: list[Reason]) -> tuple[Stage, ...]:
     if not needs_layers(strategy):
         return ()
@@ -212,7 +250,7 @@ def _stages(strategy: str, stages: int, summary: Summary, reasons: list[Reason])
             + (f", because {summary.uncut_reason}." if summary.uncut_reason else "."),
             cure=f"--stages {len(layers)} or fewer"
             if len(layers) > 1
-            else "a strategy that keeps the model whole: single, dp, ddp",
+            else "a strategy that keeps the model whole: single, dp, ddp, fsdp",
         )
     parts = []
     for first, stop in split_by_time([layer.seconds for layer in layers], stages):

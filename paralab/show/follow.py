@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from paralab.analyse.intervals import length
+from paralab.analyse.metrics import COLLECTIVES
 from paralab.plan.plan import Plan, RankPlan
 from paralab.record.folder import RunFolder
 from paralab.record.reader import Event, Tail
@@ -106,8 +107,8 @@ class RankProgress:
 
     @property
     def communication_share(self) -> float | None:
-        """The part of a step in which an all-reduce was under way, hidden behind the backward pass or not."""
-        return self._share_of_steps(lambda step: step.covered_by(("all_reduce",)))
+        """The part of a step in which a collective was under way, hidden behind the backward pass or not."""
+        return self._share_of_steps(lambda step: step.covered_by(COLLECTIVES))
 
     def load_of(self, device: str) -> Share | None:
         """As the driver or the system saw it; else the part of a step in which the device ran a pass."""

@@ -15,6 +15,8 @@ LEGEND = {
     "optimizer": ("optimiser", "plain"),
     "data": ("data", "across"),
     "all_reduce": ("all-reduce", "rise"),
+    "all_gather": ("all-gather", "down"),
+    "reduce_scatter": ("reduce-scatter", "fall"),
     "scatter": ("scatter", "fall"),
     "replicate": ("replicate", "down"),
     "gather": ("gather", "rise"),

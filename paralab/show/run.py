@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.markup import escape
 
+from paralab.analyse.wording import collectives
 from paralab.plan.plan import Plan
 from paralab.show.console import console, fact_table, plain_table, show_table
 from paralab.units import count, plural, rate, seconds, size
@@ -66,13 +67,13 @@ def print_result(result: dict[str, Any], show: tuple[str, ...]) -> None:
     )
     table.add_row("samples/s", rate(result["samples_per_second"]))
     for memory in result["peak_bytes"]:
-        names = ("parameters", "gradients", "optimizer", "activations")
-        parts = " + ".join(f"{name} {size(memory[name])}" for name in names if memory[name])
+        names = ("parameters", "gradients", "optimizer", "activations", "gathered", "unreduced")
+        parts = " + ".join(f"{name} {size(memory[name])}" for name in names if memory.get(name))
         how = "peak, of it" if memory["how"] == "allocator" else "="
         table.add_row(f"memory {memory['device']}", f"{size(memory['bytes'])} {how} {parts}")
-    if result["all_reduces_per_step"]:
-        count, together = f"{result['all_reduces_per_step']:g}", size(result["bytes_per_step"])
-        table.add_row("synchronisation", f"{count} all-reduce(s), {together} together, per optimiser step and rank")
+    if said := collectives(result):
+        together = size(result["bytes_per_step"])
+        table.add_row("synchronisation", f"{said}, {together} together, per optimiser step and rank")
     else:
         table.add_row("synchronisation", "no all-reduce: one process")
     for what, words in metric_lines(result):

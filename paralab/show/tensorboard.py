@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paralab.analyse.intervals import length
+from paralab.analyse.metrics import COLLECTIVES
 from paralab.analyse.recording import Recording
 from paralab.errors import UsageError
 from paralab.record.reader import Event
@@ -76,11 +77,11 @@ def points_of(recording: Recording) -> Iterator[Point]:
 
 
 def _per_detailed_step(rank: int, events: list[Event]) -> Iterator[Point]:
-    """The loss scale, which all ranks share, and the time in which at least one all-reduce was under way, hidden behind the
+    """The loss scale, which all ranks share, and the time in which at least one collective was under way, hidden behind the
     backward pass or not. For the steps whose details were kept."""
     under_way: list[tuple[float, float]] = []
     for event in events:
-        if event["event"] == "all_reduce":
+        if event["event"] in COLLECTIVES:
             under_way.append((event["start"], event["end"]))
         elif event["event"] == "optimizer" and rank == 0 and "scale" in event:
             yield Point("train/loss_scale", event["step"], event["end"], event["scale"])

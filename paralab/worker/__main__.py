@@ -71,7 +71,7 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
     plans = [Plan.from_json(job["plan"]) for job in spec["jobs"]]
     world_size = int(os.environ["WORLD_SIZE"])
     pulse = Pulse(Board(Path(spec["board"]), world_size), rank)
-    if world_size > 1:
+    if world_size > 1 or any(plan.backend for plan in plans):
         # This group only makes the ranks wait for one another, which takes neither a core nor a GPU; every training has a group of
         # its own (`group_of`), with a patience of its own.
         dist.init_process_group("gloo", f"file://{spec['meeting']}", timedelta(days=1), world_size, rank)

@@ -31,6 +31,7 @@ from paralab.workload.load import load_workload, their_lines
 from paralab.workload.randomness import seed_everything, without_dropout
 from paralab.workload.reference import user_folder
 from paralab.workload.summary import Summary
+from paralab.workload.units import find_units
 from paralab.workload.workload import Workload
 
 NORMS = (nn.modules.batchnorm._BatchNorm,)
@@ -76,7 +77,9 @@ def look_at_machine() -> Machine:
     )
 
 
-def look_at_workload(workload: str, device: str, layers: bool, samples: int | None, threads: int | None) -> Summary:
+def look_at_workload(
+    workload: str, device: str, layers: bool, samples: int | None, threads: int | None, units: bool = False
+) -> Summary:
     """Build the workload once, run it once on a few samples, and tell what a plan must know."""
     loaded = load_workload(workload)
     seed_everything(0)
@@ -127,6 +130,8 @@ def look_at_workload(workload: str, device: str, layers: bool, samples: int | No
         unused=trial.unused,
         layers=found,
         uncut_reason=reason,
+        units=find_units(model, (loaded.unpack or unpack)(take(batch, 0, 2))[0]) if units else (),
+        scalars=tuple(name for name, parameter in model.named_parameters() if not parameter.ndim),
     )
 
 

@@ -22,6 +22,7 @@ from paralab.worker.clock import Clock, CudaClock
 from paralab.worker.course import Course
 from paralab.worker.data_parallel import DataParallel
 from paralab.worker.ddp import Ddp
+from paralab.worker.fsdp import Fsdp
 from paralab.worker.groups import group_of
 from paralab.worker.hybrid import Hybrid
 from paralab.worker.job import Job, Micro, Pass, Strategy
@@ -31,6 +32,7 @@ from paralab.worker.precision import Precision
 from paralab.worker.probes import Probe
 from paralab.worker.profile import profiled
 from paralab.worker.pulse import Pulse
+from paralab.worker.shards import local, whole
 from paralab.worker.single import Single
 from paralab.worker.stages import Staged
 from paralab.worker.stream import rank_batches
@@ -42,6 +44,7 @@ STRATEGIES: dict[str, Any] = {
     "single": Single,
     "dp": DataParallel,
     "ddp": Ddp,
+    "fsdp": Fsdp,
     "mp": Staged,
     "pipeline": Staged,
     "hybrid": Hybrid,
@@ -84,23 +87,27 @@ def train(
     # Dropout is switched off before a strategy copies the model: a copy of a recurrent layer would keep its own.
     with without_dropout(model) if trace else LoadSampler(rank, probe):
         strategy: Strategy = STRATEGIES[plan.strategy](job, model)
-        if plan.strategy in ("single", "ddp"):
+        if plan.strategy in ("single", "ddp", "fsdp"):
             model.register_forward_pre_hook(shower.inside(rank.devices[0].name), with_kwargs=True)
         optimizer = make_optimizer(workload, model)
         course = Course(job, strategy, optimizer, extras.keeping, pulse or Pulse())
         # From here on, randomness inside the model (dropout) is the rank's own.
         seed_everything((plan.seed + 1 + rank_number) % 2**32)
         with profiled(extras.profile, rank_number) as profiled_step:
-            whole = _steps(course, trace, profiled_step)
+            finished = _steps(course, trace, profiled_step)
         note_memory(job, strategy, optimizer)
     if trace:
         if extras.save_reference:
             trace.save(extras.save_reference)
         if extras.compare_with:
             probe.emit("parity", **compare(trace, Trace.load(extras.compare_with)))
-    if extras.save_weights and rank_number == 0:
-        torch.save(model.state_dict(), extras.save_weights)
-    return whole
+    if extras.save_weights:
+        weights = model.state_dict()
+        for name, value in weights.items():
+            weights[name] = whole(value)  # of shards: all ranks take part
+        if rank_number == 0:
+            torch.save(weights, extras.save_weights)
+    return finished
 
 
 def _steps(course: Course, trace: Trace | None, profiled_step: Callable[[], None]) -> bool:
@@ -144,13 +151,17 @@ def note_gradients(job: Job, model: nn.Module) -> None:
     """The first step's gradients, before a GradScaler takes its scale out: how many are zero (underflow) or not finite (overflow).
 
     It makes the host wait for the device, once, in a step that no timing counts."""
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    gradients = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+    total = sum(gradient.numel() for gradient in gradients)
+    zeros = sum(int((gradient == 0).sum()) for gradient in gradients)
+    not_finite = sum(int((~gradient.isfinite()).sum()) for gradient in gradients)
+    counts = torch.tensor([total, zeros, not_finite])
+    if job.plan.strategy == "fsdp":  # every rank has its own part of them
+        dist.all_reduce(counts, group=group_of(job.plan))
     job.probe.emit(
         "gradients",
         step=0,
-        total=sum(gradient.numel() for gradient in gradients),
-        zeros=sum(int((gradient == 0).sum()) for gradient in gradients),
-        not_finite=sum(int((~gradient.isfinite()).sum()) for gradient in gradients),
+        **dict(zip(("total", "zeros", "not_finite"), counts.tolist(), strict=True)),
         scale=job.precision.scaler.get_scale() if job.plan.scaler else None,
     )
 
@@ -268,6 +279,8 @@ def note_memory(job: Job, strategy: Strategy, optimizer: torch.optim.Optimizer) 
         found = memory.parts(held, optimizer, job.meter.peak.get(device.name))
         if job.plan.strategy == "dp" and number:  # a replica: copies of the parameters and gradients, no optimiser
             found["optimizer"] = 0
+        if isinstance(strategy, Fsdp):
+            found |= strategy.held_for_a_while()
         if job.plan.device == "cuda":
             how, total = "allocator", torch.cuda.max_memory_allocated(device.torch)
         else:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paralab.worker.shards import local
 from paralab.workload.batch import tensors
 
 
@@ -25,9 +26,15 @@ class ActivationMeter:
         self._live: dict[str, dict[int, int]] = {}
         self._lock = threading.Lock()
 
-    def ignore(self, parameters: Iterable[nn.Parameter]) -> None:
+    def ignore(self, parameters: Iterable[nn.Parameter]) -> set[int]:
         """Parameters are no activations, though autograd keeps them as well."""
-        self._known |= {parameter.untyped_storage().data_ptr() for parameter in parameters}
+        places = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+        self._known |= places
+        return places
+
+    def forget(self, places: set[int]) -> None:
+        """These parameters are gone, and other tensors may lie there."""
+        self._known -= places
 
     @contextmanager
     def counting(self, device: str) -> Iterator[None]:
@@ -54,7 +61,7 @@ class ActivationMeter:
 
 
 def tensor_bytes(values: Iterable[torch.Tensor | None]) -> int:
-    return sum(value.nbytes for value in values if value is not None)
+    return sum(local(value).nbytes for value in values if value is not None)
 
 
 def parts(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, activations: int | None) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from paralab.worker.shards import whole
+
 
 @dataclass
 class Trace:
@@ -97,7 +99,7 @@ def _proportional(mine: dict[str, torch.Tensor], reference: dict[str, torch.Tens
 
 
 def _copy(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    return {name: whole(tensor).detach().cpu().clone() for name, tensor in tensors.items()}
 
 
 def _largest_difference(mine: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:

@@ -1,4 +1,7 @@
-"""Precision: fp64 and fp32 are types of the whole model, tf32 a mode of the GPU, bf16 and fp16 autocast (fp16 with GradScaler)."""
+"""Precision: fp64 and fp32 are types of the whole model, tf32 a mode of the GPU, bf16 and fp16 autocast (fp16 with GradScaler).
+
+FSDP casts whole modules instead (its MixedPrecisionPolicy), so that low precision is also what travels: no autocast there.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Precision:
     def __init__(self, plan: Plan) -> None:
         self.name, self.device_type = plan.precision, plan.device
+        self.by_module = plan.strategy == "fsdp"
         # The cache of cast weights belongs to the process: micro-batches in threads would share its nodes of the graph.
         self.cache_casts = plan.device == "cuda" or plan.micro_batches == 1
         torch.set_default_dtype(torch.float32)
@@ -39,7 +43,7 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Autocast is a state of the thread: enter it in every thread that runs the model."""
-        if self.name not in LOW:
+        if self.name not in LOW or self.by_module:
             return nullcontext()
         return torch.autocast(self.device_type, dtype=LOW[self.name], cache_enabled=self.cache_casts)
 

@@ -38,8 +38,7 @@ class Probe:
         self.clock = clock
         self.writer = writer
         self.step = -1
-        self.all_reduces = 0
-        self.bytes = 0
+        self._no_collectives()
         self.only_finite = False  # a loss that is not finite is an error
         self._notes: list[Note] = []
         self._pending: deque[tuple[int, list[Note]]] = deque()
@@ -67,12 +66,14 @@ class Probe:
         self.note(event, start, self.clock.mark(device), **where, **fields)
 
     def begin_step(self, step: int) -> None:
-        self.step, self.all_reduces, self.bytes = step, 0, 0
+        self.step = step
+        self._no_collectives()
         self._start = self.clock.mark()
 
     def end_step(self, loss: torch.Tensor, **fields: Any) -> None:
         """Close the step."""
-        fields |= {"all_reduces": self.all_reduces, "bytes": self.bytes, "loss": loss}
+        sharded = {"all_gathers": self.all_gathers or None, "reduce_scatters": self.reduce_scatters or None}
+        fields |= {"all_reduces": self.all_reduces, **sharded, "bytes": self.bytes, "loss": loss}
         self.note("step", self._start, self.clock.mark(), **fields)
         self._pending.append((self.step, self._notes))
         self._notes = []
@@ -87,6 +88,9 @@ class Probe:
         """Write every step that is still pending; waits for the device."""
         while self._pending:
             self._write_oldest()
+
+    def _no_collectives(self) -> None:
+        self.all_reduces = self.all_gathers = self.reduce_scatters = self.bytes = 0
 
     def _write_oldest(self) -> None:
         step, notes = self._pending.popleft()

@@ -21,6 +21,14 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Unit:
+    """A sub-module whose parameters can be sharded together: whole while it is called, in pieces otherwise."""
+
+    name: str
+    parameter_bytes: int
+
+
+@dataclass(frozen=True)
 class Summary:
     """`layers` is empty when no strategy needed them; `uncut_reason` says why there are no more places to cut."""
 
@@ -39,3 +47,5 @@ class Summary:
     unused: tuple[str, ...] = ()  # trainable parameters that a trial step gave no gradient
     layers: tuple[Layer, ...] = ()
     uncut_reason: str | None = None
+    units: tuple[Unit, ...] = ()
+    scalars: tuple[str, ...] = ()  # parameters without a dimension

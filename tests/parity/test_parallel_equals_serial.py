@@ -28,7 +28,7 @@ def test_the_cases_are_those_that_are_promised(proof):
         options = case["options"]
         uneven = "+" in case["arithmetic"]
         seen[case["strategy"]].add((options["accumulate"], uneven, options["varying_weights"], options["partial_last_batch"]))
-    for strategy in ("dp", "ddp", "pipeline", "hybrid"):
+    for strategy in ("dp", "ddp", "fsdp", "pipeline", "hybrid"):
         every = {(a, u, v, p) for a in (1, 4) for u in (False, True) for v in (False, True) for p in (False, True)}
         assert seen[strategy] == every, strategy
     for strategy in ("single", "mp"):  # nothing is shared out: no split to be uneven
@@ -52,7 +52,7 @@ def test_the_examples_are_equal(tmp_path, example):
     # One pass is covered by the built-in workloads; four passes are the harder case.
     found = run_paralab("verify", "all", "--workload", workload, "--accumulate", "4", "--json", cwd=tmp_path).json
     assert all(case["equal"] for case in found["cases"])
-    assert {case["strategy"] for case in found["cases"]} == {"single", "dp", "ddp", "mp", "pipeline", "hybrid"}
+    assert {case["strategy"] for case in found["cases"]} == {"single", "dp", "ddp", "fsdp", "mp", "pipeline", "hybrid"}
 
 
 def test_batchnorm_is_not_called_equal_and_its_cause_is_said(tmp_path):
@@ -92,6 +92,15 @@ def missing_synchronisation():
     ddp.timed_all_reduce = silent
     return net()
 
+def averaged_shards():
+    from paralab.worker import fsdp
+    whole = fsdp.TimedReduceScatter.__call__
+    def averaging(self, output_tensor, input_tensor, group, op, async_op=False):
+        whole(self, output_tensor, input_tensor, group, op)
+        output_tensor /= group.size()
+    fsdp.TimedReduceScatter.__call__ = averaging
+    return net()
+
 def dropped_micro_batch():
     from paralab.worker.stages import Staged
     whole = Staged.forward_backward
@@ -129,6 +138,7 @@ def stale_replicas():
         ("undivided_loss", "ddp", ["--accumulate", "1", "--replicas", "2"], "wrong scale: 2 ×"),
         ("missing_synchronisation", "ddp", ["--replicas", "2"], "missing synchronisation: after training, the 2 ranks"),
         ("missing_synchronisation", "hybrid", ["--micro-batches", "2"], "missing synchronisation"),
+        ("averaged_shards", "fsdp", ["--replicas", "2"], "wrong scale: 0.5 ×"),
         ("dropped_micro_batch", "pipeline", ["--micro-batches", "3"], "the loss of the first step differs"),
         ("replicas_forgotten", "dp", ["--replicas", "2"], "not added up correctly"),
         ("means_of_means", "ddp", ["--replicas", "3"], "the loss of the first step differs"),

@@ -1,5 +1,7 @@
 """A request, a machine and a summary give a plan, or the sentence that says what to write instead."""
 
+from dataclasses import replace
+
 import pytest
 
 from paralab.errors import UsageError
@@ -8,7 +10,7 @@ from paralab.machine.precision import Probe
 from paralab.plan.plan import Plan
 from paralab.plan.request import Request
 from paralab.plan.resolve import resolve
-from paralab.workload.summary import Layer, Summary
+from paralab.workload.summary import Layer, Summary, Unit
 
 CPU = Machine(4, 2**34, "a CPU", "linux", "3.11", "2.13", None, (), ("gloo",), "this torch is built without CUDA")
 GPU = Gpu("NVIDIA H200", 2**37, (9, 0))
@@ -57,7 +59,7 @@ def test_the_arithmetic_is_a_sentence(strategy, options, sentence):
         ("pipeline", {"micro_batches": 65}, "64 < 65", "--micro-batches 64 or less"),
         ("ddp", {"accumulate": 33}, "32 samples cannot be cut into 33", "--accumulate 32 or less"),
         ("dp", {"accumulate": 33}, "33 × 2 replicas", "--accumulate 32 or less"),
-        ("single", {"replicas": 2}, "means nothing for single", "dp, ddp, hybrid"),
+        ("single", {"replicas": 2}, "means nothing for single", "dp, ddp, fsdp, hybrid"),
         ("ddp", {"stages": 2}, "means nothing for ddp", "mp, pipeline, hybrid"),
         ("ddp", {"precision": "tf32"}, "a mode of NVIDIA GPUs", "fp32"),
         ("ddp", {"device": "cuda"}, "built without CUDA", "--device cpu"),
@@ -130,6 +132,20 @@ def test_what_will_differ_is_said_beforehand():
     assert "BatchNorm (2 layers)" in batch_norm
     assert "dropout" in dropout
     assert "AdamW" in plan("ddp", of=summary(optimizer="AdamW")).differences[0]
+
+
+def test_what_is_sharded_is_said_and_what_cannot_be_is_refused():
+    units = (Unit("embedding", 600), Unit("block", 1000))
+    found = plan("fsdp", of=summary(units=units))
+    assert found.shard_units == ("embedding", "block")
+    because = "the sub-modules that hold most: 1.6 KiB of 2.0 KiB of parameters; 400 B stay with the whole model"
+    assert [(r.value, r.because) for r in found.reasons if r.choice == "shard units"] == [("2: embedding, block", because)]
+    assert [r.value for r in plan("fsdp").reasons if r.choice == "shard units"] == ["the whole model"]
+    with pytest.raises(UsageError, match="cannot shard the parameter 'scale'") as refused:
+        plan("fsdp", of=summary(scalars=("scale",)))
+    assert "shape (1,)" in refused.value.cure
+    with pytest.raises(UsageError, match=r"fsdp needs PyTorch 2.10; this is 2.9.1\+cpu"):
+        plan("fsdp", on=replace(CPU, torch="2.9.1+cpu"))
 
 
 def test_every_choice_has_a_reason_and_the_plan_survives_json():

@@ -342,6 +342,8 @@ def test_labels_in_spans_can_be_read(page):
         "optimizer",
         "data",
         "all_reduce",
+        "all_gather",
+        "reduce_scatter",
         "scatter",
         "replicate",
         "gather",
