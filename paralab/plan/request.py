@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from paralab.errors import UsageError, unknown
+from paralab.plan.schedules import SCHEDULES
 
 STRATEGIES: Mapping[str, str] = MappingProxyType(
     {
@@ -30,6 +31,7 @@ APPLIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "replicas": ("dp", "ddp", "hybrid"),
         "stages": ("mp", "pipeline", "hybrid"),
         "micro_batches": ("pipeline", "hybrid"),
+        "schedule": ("pipeline", "hybrid"),
         "bucket_mb": ("ddp", "hybrid"),
         "bucket_view": ("ddp", "hybrid"),
         "static_graph": ("ddp",),
@@ -63,6 +65,7 @@ class Request:
     placement: str | None = None
     threads_per_device: int | None = None
     prefix: str | None = None
+    schedule: str | None = None
 
 
 def check(request: Request) -> None:
@@ -80,6 +83,17 @@ def check(request: Request) -> None:
     _check_choice("precision", request.precision, PRECISIONS)
     _check_choice("device", request.device, ("auto", "cpu", "cuda"))
     _check_choice("placement", request.placement, ("spread", "same"))
+    _check_choice("schedule", request.schedule, SCHEDULES)
+    if request.schedule and request.placement == "same":
+        raise UsageError(
+            f"--schedule {request.schedule} has a process and a device for every stage; --placement same would put them on one.",
+            cure="leave one of them out",
+        )
+    if request.schedule and request.bucket_view:
+        raise UsageError(
+            f"--bucket-view is an option of DDP, and --schedule {request.schedule} adds the gradients up without it.",
+            cure="leave one of them out",
+        )
     for field in fields(request):
         value = getattr(request, field.name)
         if isinstance(value, bool) or not isinstance(value, int | float) or field.name == "seed":
