@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 PARTS_PER_RANK: Mapping[str, int] = MappingProxyType({"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 2})
 SCHEDULES = tuple(PARTS_PER_RANK)
+WITHOUT = "leave --schedule out"  # the cure for a model that cannot be cut into processes
 
 
 class Action(NamedTuple):

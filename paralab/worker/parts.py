@@ -21,9 +21,10 @@ from torch.utils._device import _device_constructors
 
 from paralab.errors import UsageError
 from paralab.plan.plan import Stage
+from paralab.plan.schedules import WITHOUT
 from paralab.workload.batch import call_model, map_tensors, tensors
 
-CURE = "leave --schedule out: the stages of a replica then share a process, and tensors may go past a cut"
+CURE = f"{WITHOUT}: the stages of a replica then share a process, and tensors may go past a cut"
 
 
 class _Cut(BaseException):

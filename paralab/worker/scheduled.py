@@ -22,6 +22,7 @@ from torch.distributed.pipelining import (
 
 from paralab.errors import UsageError
 from paralab.plan.batches import pieces
+from paralab.plan.schedules import WITHOUT
 from paralab.worker.groups import group_of, pipeline_group, stage_group
 from paralab.worker.job import Job, Micro, Pass
 from paralab.worker.parts import Part, keep_only
@@ -195,7 +196,7 @@ def _first(output: Any, real: int, width: int) -> Any:
         raise UsageError(
             f"A micro-batch of {real} samples was filled up to {width}, and the model's output has a tensor of shape "
             f"{tuple(tensor.shape)}, from which the {width - real} copies cannot be cut off.",
-            cure="a --batch-size that all micro-batches share equally, or leave --schedule out",
+            cure=f"a --batch-size that all micro-batches share equally, or {WITHOUT}",
         )
 
     return map_tensors(cut, output)
