@@ -150,6 +150,7 @@ class Part(nn.Module):
         self.chunk, self.live, self.leaves_early = 0, False, False
         self.on_entry: Callable[[torch.Tensor], None] = lambda first: None
         self.current: _Run | None = None
+        self.trial: _Run | None = None  # its backward pass is run by torch, whenever it likes
         for place in (number, number + 1):
             if 0 < place < len(parts):
                 modules[self.starts[place]].register_forward_pre_hook(self._at(place), with_kwargs=True, prepend=True)
@@ -160,7 +161,7 @@ class Part(nn.Module):
         """The hook where a part begins: this one, or the next."""
 
         def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            run = self.current
+            run = self.current or self.trial
             if run is None:
                 return None
             if run.returning:  # activation checkpointing calls the module again on the way back, with what it was called with
@@ -175,6 +176,7 @@ class Part(nn.Module):
 
     def forward(self, *received: torch.Tensor) -> Any:
         run = _Run(self, self.inputs[self.chunk], received)
+        self.trial = None
         if self.live:
             self.runs[self.chunk] = run
             return self._run(run)
@@ -183,8 +185,8 @@ class Part(nn.Module):
             return self._run(run)
         finally:
             for buffer, before in zip(self.own_buffers, kept, strict=True):
-                buffer.copy_(before)
-            self.leaves_early = not run.asked
+                buffer.data.copy_(before)  # .data: the graph of this trial must not see it as a change
+            self.leaves_early, run.returning, self.trial = not run.asked, True, run
 
     def _run(self, run: _Run) -> Any:
         self.current = run
