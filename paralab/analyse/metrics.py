@@ -211,7 +211,10 @@ def straggler(recording: Recording, measured: list[int], waiting: list[list[floa
             rank: max((s["start"] for s in _keyed(recording.spans(rank, step)).values()), default=0.0)
             for rank in range(recording.world_size)
         }
-        last[max(ready, key=ready.__getitem__)] += 1
+        # Late against those that it reduces with: where a stage is a process, the same stage of the other replicas.
+        stages = {rank["rank"]: rank.get("stage") for rank in recording.plan["ranks"]}
+        late = {rank: at - min(ready[other] for other in ready if stages[other] == stages[rank]) for rank, at in ready.items()}
+        last[max(late, key=late.__getitem__)] += 1
     if recording.world_size < 2 or not measured:
         return None
     rank, times = last.most_common(1)[0]

@@ -126,6 +126,8 @@ class Part(nn.Module):
     shapes, and must not change buffers).
     """
 
+    active: _Run | None = None  # what this process runs just now: its parts share the hooks of one model
+
     def __init__(
         self,
         model: nn.Module,
@@ -149,7 +151,6 @@ class Part(nn.Module):
         self.runs: dict[int, _Run] = {}
         self.chunk, self.live, self.leaves_early = 0, False, False
         self.on_entry: Callable[[torch.Tensor], None] = lambda first: None
-        self.current: _Run | None = None
         self.trial: _Run | None = None  # its backward pass is run by torch, whenever it likes
         for place in (number, number + 1):
             if 0 < place < len(parts):
@@ -161,8 +162,8 @@ class Part(nn.Module):
         """The hook where a part begins: this one, or the next."""
 
         def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            run = self.current or self.trial
-            if run is None:
+            run = Part.active or self.trial
+            if run is None or run.part is not self:
                 return None
             if run.returning:  # activation checkpointing calls the module again on the way back, with what it was called with
                 return run.real((args, kwargs)) if place == self.number else None
@@ -189,7 +190,7 @@ class Part(nn.Module):
             self.leaves_early, run.returning, self.trial = not run.asked, True, run
 
     def _run(self, run: _Run) -> Any:
-        self.current = run
+        Part.active = run
         if run.mode:
             self.memo.rewind()
             run.mode.__enter__()
@@ -208,7 +209,7 @@ class Part(nn.Module):
                 cure=CURE,
             ) from error
         finally:
-            self.current = None
+            Part.active = None
             if run.mode:
                 _leave(run.mode)
         assert self.number == len(self.starts) - 1, "the next part never began"
@@ -223,12 +224,12 @@ class Part(nn.Module):
     @contextmanager
     def returning(self, chunk: int, last: bool) -> Iterator[None]:
         """Around a backward pass of this micro-batch: what is computed again there is computed as before."""
-        self.current = run = self.runs[chunk]
+        Part.active = run = self.runs[chunk]
         run.returning = True
         try:
             yield
         finally:
-            self.current = None
+            Part.active = None
             if last:
                 del self.runs[chunk]
 
@@ -248,8 +249,8 @@ class _Memo:
 
     def _remembering(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         def remembered(*args: Any, **kwargs: Any) -> Any:
-            run = self.part.current
-            if run is None or run.begun:
+            run = Part.active
+            if run is None or run.part is not self.part or run.begun:
                 return forward(*args, **kwargs)
             key = id(module), self.calls.get(id(module), 0)
             self.calls[id(module)] = key[1] + 1
