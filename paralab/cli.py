@@ -162,7 +162,7 @@ def run(
 def plan(strategy: str, as_json: bool, **options: Any) -> None:
     """Print the resolved plan with a reason per choice; start nothing."""
     from paralab import training
-    from paralab.show.run import print_ranks, print_reasons, print_sentence
+    from paralab.show.run import print_ranks, print_reasons, print_sentence, print_stages
 
     resolved, _, summary = training.make_plan(Request(strategy=strategy, **_given(options)))
     if as_json:
@@ -170,6 +170,7 @@ def plan(strategy: str, as_json: bool, **options: Any) -> None:
         return
     print_sentence(resolved, summary.name)
     print_ranks(resolved)
+    print_stages(resolved)
     print_reasons(resolved)
 
 

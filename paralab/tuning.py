@@ -23,8 +23,8 @@ from paralab.analyse.tuned import choice_of
 from paralab.comparison import compare
 from paralab.errors import RunFailed, UsageError
 from paralab.experiment import Case, described
-from paralab.plan.schedules import misfit
 from paralab.plan.request import APPLIES, Request, check
+from paralab.plan.schedules import misfit
 from paralab.record.folder import RunFolder
 from paralab.training import look_once, slug
 from paralab.workload.reference import check_reference

@@ -118,7 +118,7 @@ def schedule(recording: Recording) -> Schedule | None:
         devices = [device["name"] for device in plan["ranks"][0]["devices"]]
     who = "replica 0" if name else "rank 0"
     return Schedule(
-        f"{who}, {plural(micro_batches, 'micro-batch')} through {stages} stages" + (f", {name}" if name else ""),
+        f"{who}, {plural(micro_batches, 'micro-batch')} through {stages} stages",
         tuple(f"stage {stage} · {device}" for stage, device in enumerate(devices)),
         tuple(measured),
         tuple(ideal_slots(stages, micro_batches, name or "gpipe")),
@@ -131,10 +131,10 @@ def schedule(recording: Recording) -> Schedule | None:
 IDEAL = {
     "gpipe": "The ideal schedule (GPipe) takes every forward and every backward pass to be equally long.",
     "1f1b": "The ideal schedule (1F1B) takes every forward and every backward pass to be equally long.",
-    "interleaved": "The ideal schedule takes all passes to be equally long. Every stage has two parts of the model; passes of the second "
-    "one have a prime.",
-    "zero-bubble": "The ideal schedule takes forward, input and weight passes to be equally long. A prime marks the second part of a "
-    "stage; the first part's input pass is empty, as nobody waits for it, and its weight pass does both.",
+    "interleaved": "The ideal schedule takes all passes to be equally long. "
+    "Every stage has two parts of the model; passes of the second one have a prime.",
+    "zero-bubble": "The ideal schedule takes forward, input and weight passes to be equally long. A prime marks the second part of "
+    "a stage; nobody waits for the gradient of the model's input, so the very first part has weight passes alone.",
 }
 
 

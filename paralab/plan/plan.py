@@ -44,6 +44,7 @@ class Stage:
     layers: int
     seconds: float
     parameter_bytes: int
+    activation_bytes_per_sample: float | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class Plan:
     prefix: str | None = None
     schedule: str | None = None  # a process per stage, in this order; None: the stages of a replica share a process
     chunks: int = 1  # parts of the model per stage; part i is on stage i mod stages
+    optimizer_bytes_per_byte: float | None = None  # the optimiser's state per byte of parameters
 
     @property
     def world_size(self) -> int:

@@ -84,16 +84,7 @@ def check(request: Request) -> None:
     _check_choice("device", request.device, ("auto", "cpu", "cuda"))
     _check_choice("placement", request.placement, ("spread", "same"))
     _check_choice("schedule", request.schedule, SCHEDULES)
-    if request.schedule and request.placement == "same":
-        raise UsageError(
-            f"--schedule {request.schedule} has a process and a device for every stage; --placement same would put them on one.",
-            cure="leave one of them out",
-        )
-    if request.schedule and request.bucket_view:
-        raise UsageError(
-            f"--bucket-view is an option of DDP, and --schedule {request.schedule} adds the gradients up without it.",
-            cure="leave one of them out",
-        )
+    _check_schedule(request)
     for field in fields(request):
         value = getattr(request, field.name)
         if isinstance(value, bool) or not isinstance(value, int | float) or field.name == "seed":
@@ -128,6 +119,19 @@ def check(request: Request) -> None:
             ) from error
         if not shutil.which(first):
             raise UsageError(f"--prefix {request.prefix!r}: there is no command {first!r}.", cure="a command of this machine")
+
+
+def _check_schedule(request: Request) -> None:
+    if request.schedule and request.placement == "same":
+        raise UsageError(
+            f"--schedule {request.schedule} has a process and a device for every stage; --placement same would put them on one.",
+            cure="leave one of them out",
+        )
+    if request.schedule and request.bucket_view:
+        raise UsageError(
+            f"--bucket-view is an option of DDP, and --schedule {request.schedule} adds the gradients up without it.",
+            cure="leave one of them out",
+        )
 
 
 def only_applicable(request: Request) -> Request:

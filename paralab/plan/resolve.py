@@ -52,9 +52,7 @@ def resolve(
     devices = {cell.name: cell for row in cells for cell in row}
     threads = _threads(request, machine, device, len(devices), threads_asked, reasons)
     samples, steps = _length(request, summary, choose)
-    if strategy in APPLIES["bucket_mb"]:
-        size_of_bucket = f"{request.bucket_mb:g} MB" if request.bucket_mb else "25 MB, the first one 1 MB"
-        choose("bucket", request.bucket_mb, size_of_bucket, "the default of PyTorch's DDP")
+    _bucket(request, choose)
     chunks = _schedule(request, shape, reasons)
     return Plan(
         strategy=strategy,
@@ -80,6 +78,7 @@ def resolve(
         prefix=request.prefix,
         schedule=request.schedule,
         chunks=chunks,
+        optimizer_bytes_per_byte=summary.optimizer_bytes_per_byte,
         ranks=ranks,
         stage_parts=_stages(request, shape.stages, chunks, summary, reasons),
         arithmetic=arithmetic(shape, ranks),
@@ -88,6 +87,13 @@ def resolve(
         remarks=_remarks(strategy, machine, device, devices, threads, placement, cells),
         differences=_differences(summary, precision, shape, ranks, moved=device == "cuda" and len(devices) > 1),
     )
+
+
+def _bucket(request: Request, choose: Choose) -> None:
+    if request.strategy in APPLIES["bucket_mb"]:
+        default = "25 MB" if request.schedule else "25 MB, the first one 1 MB"
+        size_of_bucket = f"{request.bucket_mb:g} MB" if request.bucket_mb else default
+        choose("bucket", request.bucket_mb, size_of_bucket, "the default of PyTorch's DDP")
 
 
 def _length(request: Request, summary: Summary, choose: Choose) -> tuple[int | None, int | None]:
@@ -246,7 +252,8 @@ def _stages(request: Request, stages: int, chunks: int, summary: Summary, reason
         chosen = layers[first:stop]
         modules = tuple(name for layer in chosen for name in layer.modules)
         time, weight = sum(layer.seconds for layer in chosen), sum(layer.parameter_bytes for layer in chosen)
-        parts.append(Stage(chosen[0].name, modules, len(chosen), time, weight))
+        kept = [layer.activation_bytes_per_sample for layer in chosen if layer.activation_bytes_per_sample is not None]
+        parts.append(Stage(chosen[0].name, modules, len(chosen), time, weight, sum(kept) if len(kept) == len(chosen) else None))
     for number, part in enumerate(parts):
         held = f"{plural(part.layers, 'layer')} from {part.start or 'the input'!r}, {size(part.parameter_bytes)} of parameters"
         because = f"{seconds(part.seconds)} of the {seconds(sum(p.seconds for p in parts))} measured for all layers"

@@ -1,7 +1,7 @@
-"""Pipeline schedules: in which order every rank runs its parts of the model, and how long it idles. Pure functions on plain numbers.
+"""Pipeline schedules: in which order every rank runs its parts of the model, and how long it idles. Pure functions on numbers.
 
-A rank holds one part (gpipe, 1f1b) or two (interleaved, zero-bubble); part p lives on rank p mod stages. What the ranks do, for 2 stages
-and 4 micro-batches, where F is a forward pass, B a backward pass, and ·· the bubble:
+A rank holds one part (gpipe, 1f1b) or two (interleaved, zero-bubble); part p lives on rank p mod stages. What the ranks do, for
+2 stages and 4 micro-batches, where F is a forward pass, B a backward pass, and ·· the bubble:
 
     gpipe         rank 0   F0 F1 F2 F3 ·· ·· B0 B1 B2 B3      all activations are kept until the turn
                   rank 1   ·· F0 F1 F2 F3 B0 B1 B2 B3 ··
@@ -64,7 +64,9 @@ def _one_by_one(
 
     A rank with several parts changes to the next one after `per_round` micro-batches. weights_later: a weight pass comes after
     every backward pass, but so many passes behind it; None: backward passes are whole."""
-    places = [(n // per_round % chunks, n // (per_round * chunks) * per_round + n % per_round) for n in range(chunks * micro_batches)]
+    places = [
+        (n // per_round % chunks, n // (per_round * chunks) * per_round + n % per_round) for n in range(chunks * micro_batches)
+    ]
     whole = weights_later is None
     forward = [Action(chunk * stages + rank, "F", micro) for chunk, micro in places]
     backward = [Action((chunks - 1 - chunk) * stages + rank, "B" if whole else "I", micro) for chunk, micro in places]

@@ -193,7 +193,7 @@ class Part(nn.Module):
         Part.active = run
         if run.mode:
             self.memo.rewind()
-            run.mode.__enter__()
+            run.mode.__enter__()  # type: ignore[no-untyped-call]
         else:
             self.on_entry(next(tensors(run.inputs)))
         try:
@@ -235,9 +235,9 @@ class Part(nn.Module):
 
 
 class _Memo:
-    """Shapes of what comes before a part do not change from call to call, so a sub-module's answer is kept for the next micro-batch.
+    """Shapes of what comes before a part do not change from call to call: a sub-module's answer is kept for the next micro-batch.
 
-    Kept are the outputs of all sub-modules that are done before the part begins, until the shape of the inputs changes (`forget`)."""
+    Kept are the outputs of all sub-modules that are done before the part begins, until the inputs' shape changes (`forget`)."""
 
     def __init__(self, model: nn.Module, part: Part) -> None:
         self.part = part
@@ -277,7 +277,7 @@ def _leave(mode: TorchFunctionMode) -> None:
 
 
 def keep_only(model: nn.Module, parts: tuple[Stage, ...], owned: set[int]) -> None:
-    """Free what the other parts own: their parameters and buffers become meta tensors, which have names and shapes and no memory."""
+    """Free what the other parts own: their parameters and buffers become meta tensors, which have shapes and no memory."""
     modules = dict(model.named_modules())
     emptied: dict[int, Any] = {}  # by id, so that tied parameters stay tied
     for number, part in enumerate(parts):

@@ -1,8 +1,8 @@
 """`pipeline` and `hybrid` with --schedule: a process per stage, in the order of torch.distributed.pipelining's schedules.
 
-Micro-batches must have one shape there, so they are filled up with copies of their last sample to the width of the widest one of a full
-batch; the loss sees only the real ones. Gradients add up over micro-batches and passes; at the end of an optimiser step they are summed
-over the replicas of the same stage, in buckets.
+Micro-batches must have one shape there, so they are filled up with copies of their last sample to the width of the widest one of a
+full batch; the loss sees only the real ones. Gradients add up over micro-batches and passes; at the end of an optimiser step they are
+summed over the replicas of the same stage, in buckets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.distributed.pipelining import (
 )
 
 from paralab.errors import UsageError
-from paralab.plan.batches import pieces
+from paralab.plan.batches import widest
 from paralab.plan.schedules import WITHOUT
 from paralab.worker.groups import group_of, pipeline_group, stage_group
 from paralab.worker.job import Job, Micro, Pass
@@ -41,7 +41,7 @@ KEPT = 4  # schedules of different shapes that are kept, with their buffers
 class Scheduled:
     def __init__(self, job: Job, model: nn.Module) -> None:
         plan, rank = job.plan, job.rank
-        assert rank.stage is not None and plan.schedule is not None
+        assert rank.stage is not None
         self.job, self.model = job, model
         owned = range(rank.stage, len(plan.stage_parts), plan.stages)
         keep_only(model, plan.stage_parts, set(owned))
@@ -53,7 +53,7 @@ class Scheduled:
             part.on_entry = self._arrived
         self.device, self.wire = device, wire
         job.meter.know_only(self.stage_parameters(0))
-        self.width = max(stop - start for cuts in pieces(rank.samples_per_step, plan.accumulate, plan.micro_batches) for start, stop in cuts)
+        self.width = widest(rank.samples_per_step, plan.accumulate, plan.micro_batches)
         self.schedules: dict[Any, tuple[Any, list[_Stage]]] = {}
         self.micros: list[Micro] = []
         self.losses: list[torch.Tensor] = []
@@ -159,7 +159,9 @@ class _Stage(PipelineStage):
         self._note("forward", start, fwd_chunk_id)
         return output
 
-    def backward_one_chunk(self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False) -> Any:
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> Any:
         start = self.job.probe.clock.mark(self.name)
         with self.part.returning(bwd_chunk_id, last=full_backward):
             super().backward_one_chunk(bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward)

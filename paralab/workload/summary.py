@@ -12,12 +12,14 @@ class Layer:
     name      the sub-module whose call begins the part
     modules   the sub-modules (by name) whose parameters and buffers the part owns
     seconds   measured time of its forward and backward pass on one device
+    activation_bytes_per_sample   what its forward pass keeps for the backward pass, in fp32; None: not counted
     """
 
     name: str
     modules: tuple[str, ...]
     seconds: float
     parameter_bytes: int
+    activation_bytes_per_sample: float | None = None
 
 
 @dataclass(frozen=True)
@@ -39,3 +41,4 @@ class Summary:
     unused: tuple[str, ...] = ()  # trainable parameters that a trial step gave no gradient
     layers: tuple[Layer, ...] = ()
     uncut_reason: str | None = None
+    optimizer_bytes_per_byte: float | None = None  # state that the optimiser keeps per byte of parameters; None: not known

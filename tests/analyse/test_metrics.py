@@ -6,8 +6,8 @@ import pytest
 
 from paralab.analyse.metrics import metrics_of
 from paralab.analyse.pictures import ideal_slots, schedule, split, timeline
-from paralab.plan.schedules import ideal_bubble
 from paralab.analyse.recording import Recording
+from paralab.plan.schedules import ideal_bubble
 from tests.analyse.recordings import STEP, plan, write
 
 

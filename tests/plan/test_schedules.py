@@ -89,7 +89,9 @@ def test_the_formula_is_what_the_order_gives(schedule, full_backward):
 def test_torch_refuses_what_we_refuse():
     for schedule in ("1f1b", "interleaved", "zero-bubble"):
         for stages, micro_batches in [(2, 1), (4, 3), (2, 5), (3, 7), (4, 9)]:
-            if schedule == "1f1b" or micro_batches >= stages:  # fewer than stages torch runs, and the bubble is worse than the formula
+            if (
+                schedule == "1f1b" or micro_batches >= stages
+            ):  # fewer than stages torch runs, and the bubble is worse than the formula
                 refused = False
                 try:
                     torch_order(schedule, stages, micro_batches)
