@@ -11,7 +11,7 @@ the empty ones; where the next part begins, the call is left by an exception tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -150,6 +150,7 @@ class Part(nn.Module):
         self.inputs: list[Any] = []  # per micro-batch
         self.runs: dict[int, _Run] = {}
         self.chunk, self.live, self.leaves_early = 0, False, False
+        self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.on_entry: Callable[[torch.Tensor], None] = lambda first: None
         self.trial: _Run | None = None  # its backward pass is run by torch, whenever it likes
         for place in (number, number + 1):
@@ -197,7 +198,8 @@ class Part(nn.Module):
         else:
             self.on_entry(next(tensors(run.inputs)))
         try:
-            output = call_model(self.model[0], run.inputs)
+            with self.autocast():
+                output = call_model(self.model[0], run.inputs)
         except _Cut as cut:
             return cut.values
         except Exception as error:
@@ -213,7 +215,8 @@ class Part(nn.Module):
             if run.mode:
                 _leave(run.mode)
         assert self.number == len(self.starts) - 1, "the next part never began"
-        return self.finish(run.real(output), self.chunk, self.live)
+        with self.autocast():
+            return self.finish(run.real(output), self.chunk, self.live)
 
     def new_shapes(self) -> None:
         """The inputs will have other shapes from now on."""

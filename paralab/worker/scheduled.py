@@ -1,8 +1,8 @@
 """`pipeline` and `hybrid` with --schedule: a process per stage, in the order of torch.distributed.pipelining's schedules.
 
 Micro-batches must have one shape there, so they are filled up with copies of their last sample to the width of the widest one of a
-full batch; the loss sees only the real ones. Gradients add up over micro-batches and passes; at the end of an optimiser step they are
-summed over the replicas of the same stage, in buckets.
+full batch; the loss sees only the real ones. Gradients add up over micro-batches and passes; at the end of an optimiser step they
+are summed over the replicas of the same stage, in buckets.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Scheduled:
         wire = device if "nccl" in (plan.backend or "") else torch.device("cpu")
         self.parts = [Part(model, number, plan.stage_parts, device, wire, self._finish) for number in owned]
         for part in self.parts:
-            part.on_entry = self._arrived
+            part.on_entry, part.autocast = self._arrived, job.precision.autocast
         self.device, self.wire = device, wire
         job.meter.know_only(self.stage_parameters(0))
         self.width = widest(rank.samples_per_step, plan.accumulate, plan.micro_batches)
