@@ -19,6 +19,7 @@ from paralab.cli_checkpoint import checkpoint
 from paralab.cli_practical import practical
 from paralab.errors import ParalabError, UsageError
 from paralab.plan.request import PRECISIONS, STRATEGIES, Request
+from paralab.plan.schedules import SCHEDULES
 
 REQUEST_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--workload", metavar="NAME|FILE.py:FUNCTION", default=None, help="What is trained. [default: mlp]"),
@@ -27,6 +28,7 @@ REQUEST_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--batch-size", type=int, help="Samples per optimiser step over ALL devices, whatever the strategy."),
     click.option("--accumulate", type=int, help="Backward passes per optimiser step; synchronised only at the last."),
     click.option("--micro-batches", type=int, help="Pieces in which a batch flows through the stages (pipeline, hybrid)."),
+    click.option("--schedule", metavar="|".join(SCHEDULES), help="A process per stage, in this order (pipeline, hybrid)."),
     click.option("--precision", metavar="|".join(PRECISIONS), help="fp16 is trained with a GradScaler. [default: fp32]"),
     click.option("--loss-scale", type=float, help="The GradScaler's first scale (fp16). [default: 65536]"),
     click.option("--no-scaler", is_flag=True, default=None, help="Train fp16 without a GradScaler, to see the underflow."),
@@ -212,7 +214,7 @@ def run(
 def plan(strategy: str, as_json: bool, **options: Any) -> None:
     """Print the resolved plan with a reason per choice; start nothing."""
     from paralab import training
-    from paralab.show.run import print_ranks, print_reasons, print_sentence
+    from paralab.show.run import print_ranks, print_reasons, print_sentence, print_stages
 
     resolved, _, summary = training.make_plan(Request(strategy=strategy, **_given(options)))
     if as_json:
@@ -220,6 +222,7 @@ def plan(strategy: str, as_json: bool, **options: Any) -> None:
         return
     print_sentence(resolved, summary.name)
     print_ranks(resolved)
+    print_stages(resolved)
     print_reasons(resolved)
 
 

@@ -118,8 +118,8 @@ def _told_apart(cases: Sequence[Case]) -> list[Case]:
     if len({case.request.prefix for case in cases}) > 1:
         raise UsageError("Set-ups with different --prefix cannot share their processes.", cure="--prefix outside the quotes")
     labels = [case.label for case in cases]
-    told = ("strategy", "replicas", "stages", "micro_batches", "accumulate", "precision", "bucket_mb", "placement")  # by the label
-    silent = [field.name for field in fields(Request) if field.name not in told]
+    by_label = ("strategy", "replicas", "stages", "schedule", "micro_batches", "accumulate", "precision", "bucket_mb", "placement")
+    silent = [field.name for field in fields(Request) if field.name not in by_label]
     options = [name for name in silent if len({getattr(case.request, name) for case in cases}) > 1]
 
     def longer(case: Case) -> str:

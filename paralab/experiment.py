@@ -62,6 +62,7 @@ def described(request: Request) -> str:
     replicas = request.replicas or (2 if request.strategy in APPLIES["replicas"] else 0)
     stages = request.stages or (2 if request.strategy in APPLIES["stages"] else 0)
     words = [request.strategy + (f" ×{replicas}" if replicas else "")] + ([plural(stages, "stage")] if stages else [])
+    words += [request.schedule] if request.schedule else []
     if request.micro_batches:
         words.append(f"{request.micro_batches} micro-batches")
     if request.accumulate and request.accumulate > 1:

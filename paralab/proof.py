@@ -22,6 +22,7 @@ from paralab.plan.batches import global_batches
 from paralab.plan.plan import Plan
 from paralab.plan.request import APPLIES, STRATEGIES, Request, check, on_one_device, only_applicable
 from paralab.plan.resolve import needs_units, resolve
+from paralab.plan.schedules import SCHEDULES, WITHOUT
 from paralab.record.folder import RunFolder
 from paralab.training import probe_once, refuse_inside
 from paralab.units import plural
@@ -87,6 +88,10 @@ def verify(
         cases=[{"options": r.case.options, "plan": r.plan.to_json()} for r in ready],
     )
     cases = _train(folder, ready, dict(zip(map(check_reference, workloads), seen, strict=True)), say)
+    if strategy == "all":  # a model that can be staged only inside one process is no mistake of the strategies
+        uncut = [case for case in cases if case["options"].get("schedule") and WITHOUT in (case["cause"] or "")]
+        skipped += [{key: case[key] for key in ("strategy", "options")} | {"reason": case["cause"]} for case in uncut]
+        cases = [case for case in cases if case not in uncut]
     result = {
         "strategy": strategy,
         "workloads": [summary.name for _, summary in seen],
@@ -108,9 +113,13 @@ def _cases(names: list[str], base: Request, summary: Summary, pinned: bool) -> I
     for name in names:
         if pinned:
             check(replace(base, strategy=name))
-        for accumulate in [base.accumulate] if base.accumulate else [1, 4]:
-            for split in _splits(name, base):
-                for samples in _lengths(base, summary, batch):
+        passes, lengths = [base.accumulate] if base.accumulate else [1, 4], _lengths(base, summary, batch)
+        for accumulate in passes:
+            for split in _splits(name, base, pinned):
+                for samples in lengths:
+                    # The schedules of a pipeline over processes are told apart by their order: the hardest case of each is enough.
+                    if not pinned and "schedule" in split and (accumulate, samples) != (passes[-1], lengths[-1]):
+                        continue
                     steps = base.steps or (None if base.epochs else DEFAULT_STEPS)
                     asked = replace(base, strategy=name, accumulate=accumulate, samples=samples, steps=steps, **split)
                     asked = replace(asked, precision=base.precision or "fp64")
@@ -119,13 +128,17 @@ def _cases(names: list[str], base: Request, summary: Summary, pinned: bool) -> I
                     yield Case(asked, _named(asked, batch, sizes != {batch}, summary))
 
 
-def _splits(name: str, base: Request) -> list[dict[str, Any]]:
-    """Even and uneven: 2 and 3 replicas; for stages without replicas 2 and 3 micro-batches."""
+def _splits(name: str, base: Request, pinned: bool) -> list[dict[str, Any]]:
+    """Even and uneven: 2 and 3 replicas; for stages without replicas 2 and 3 micro-batches, and a process per stage."""
     if name in ("dp", "ddp", "fsdp"):
         return [{}] if base.replicas else [{"replicas": 2}, {"replicas": 3}]
     if name in ("pipeline", "hybrid"):
         given = {"stages": base.stages or 2} | ({"replicas": base.replicas or 2} if name == "hybrid" else {})
-        return [given] if base.micro_batches else [given | {"micro_batches": number} for number in (2, 3)]
+        splits = [given] if base.micro_batches else [given | {"micro_batches": number} for number in (2, 3)]
+        if pinned or base.schedule or base.placement:
+            return splits
+        schedules = SCHEDULES if name == "pipeline" else ("1f1b", "zero-bubble")
+        return splits + [splits[-1] | {"schedule": schedule} for schedule in schedules]
     return [{"stages": base.stages or 2}] if name == "mp" else [{}]
 
 
@@ -142,7 +155,7 @@ def _lengths(base: Request, summary: Summary, batch: int) -> list[int | None]:
 
 
 def _named(request: Request, batch: int, partial: bool, summary: Summary) -> dict[str, Any]:
-    given = {name: getattr(request, name) for name in ("replicas", "stages", "micro_batches") if getattr(request, name)}
+    given = {name: getattr(request, name) for name in ("replicas", "stages", "micro_batches", "schedule") if getattr(request, name)}
     return {
         "workload": summary.name,
         **given,

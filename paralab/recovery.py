@@ -19,7 +19,7 @@ from paralab.jobs import Job, failure
 from paralab.launch.local import launch
 from paralab.launch.watchdog import Deadlines
 from paralab.plan.plan import Plan
-from paralab.record.checkpoints import KEPT, Checkpoint, Keeping, checkpoints, last_good, require_same_training
+from paralab.record.checkpoints import KEPT, TOPOLOGY, Checkpoint, Keeping, checkpoints, last_good, require_same_training
 from paralab.record.reader import read_events
 from paralab.units import plural
 
@@ -167,8 +167,7 @@ def set_aside(checkpoint: Checkpoint) -> None:
 
 
 def _same(checkpoint: Checkpoint, plan: Plan) -> bool:
-    topology = checkpoint.manifest["topology"]
-    return all(topology[name] == getattr(plan, name) for name in ("strategy", "replicas", "stages", "world_size"))
+    return all(checkpoint.manifest["topology"][name] == getattr(plan, name) for name in TOPOLOGY)
 
 
 def _last_step(folder: Path, attempt: int) -> int:

@@ -24,6 +24,7 @@ from paralab.comparison import compare
 from paralab.errors import RunFailed, UsageError
 from paralab.experiment import Case, described
 from paralab.plan.request import APPLIES, Request, check
+from paralab.plan.schedules import misfit
 from paralab.record.folder import RunFolder
 from paralab.training import look_once, slug
 from paralab.workload.reference import check_reference
@@ -92,8 +93,10 @@ def single_changes(base: Request, summary: Summary, on_gpu: bool) -> list[Reques
     vary("bucket_mb", [round(whole / parts, 2) for parts in (1, 2, 4, 8, 16, 32) if whole / parts >= 0.05])
     batch = base.batch_size or summary.batch_size
     vary("accumulate", [parts for parts in (2, 4) if batch // (base.replicas or 2) >= parts])
-    vary("micro_batches", [parts for parts in (2, 4, 8, 16) if batch // (base.replicas or 1) >= parts])
-    vary("bucket_view", [True])
+    enough = [parts for parts in (2, 4, 8, 16) if batch // (base.replicas or 1) >= parts]
+    vary("micro_batches", [n for n in enough if not base.schedule or not misfit(base.schedule, base.stages or 2, n)])
+    if not base.schedule:  # which adds the gradients up without DDP
+        vary("bucket_view", [True])
     if (base.accumulate or 1) == 1:
         vary("static_graph", [True])
     vary("precision", ["tf32", "bf16", "fp16"] if on_gpu else ["bf16"])

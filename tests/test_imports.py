@@ -15,7 +15,7 @@ ALLOWED = {
     "record": set(),
     "worker": {"machine", "workload", "plan", "record"},
     "launch": {"machine", "workload", "plan", "record"},
-    "analyse": {"record", "machine"},  # machine: the peaks of known devices
+    "analyse": {"record", "machine", "plan"},  # machine: the peaks of known devices; plan: the ideal order of a schedule
     "show": {"plan", "record", "workload", "analyse"},
 }
 WITHOUT_TORCH = ("machine", "plan", "record", "launch", "analyse", "show")

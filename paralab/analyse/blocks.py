@@ -138,13 +138,19 @@ class Lines:
 
 @dataclass(frozen=True)
 class Slot:
-    """One piece of work in a pipeline: which stage, which micro-batch, which way, when."""
+    """One piece of work in a pipeline: which stage, which micro-batch, which way, when.
+
+    part     which of the stage's parts of the model, where it has several
+    weights  the part of a backward pass that only the weights need
+    """
 
     stage: int
     micro: int
     backward: bool
     start: float
     end: float
+    part: int = 0
+    weights: bool = False
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ def comparison_of_runs(folders: Sequence[Path]) -> dict[str, Any]:
 def _run_name(plan: dict[str, Any]) -> str:
     words = [plan["strategy"] + (f" ×{plan['replicas']}" if plan["replicas"] > 1 else "")]
     words += [f"{plan['stages']} stages"] if plan["stages"] > 1 else []
+    words += [plan["schedule"]] if plan.get("schedule") else []
     words += [f"accumulate {plan['accumulate']}"] if plan["accumulate"] > 1 else []
     words += [plan["precision"]] if plan["precision"] != "fp32" else []
     return " · ".join(words)

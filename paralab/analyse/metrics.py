@@ -22,6 +22,7 @@ from typing import Any
 from paralab.analyse.intervals import Interval, length, union, without
 from paralab.analyse.recording import Recording
 from paralab.machine.peaks import PEAKS
+from paralab.plan.schedules import ideal_bubble
 from paralab.record.reader import Event
 
 REDUCES = ("all_reduce", "reduce_scatter")  # what ends a backward pass: gradients on their way
@@ -219,7 +220,10 @@ def straggler(recording: Recording, measured: list[int], waiting: list[list[floa
             rank: max((s["start"] for s in _keyed(recording.spans(rank, step)).values()), default=0.0)
             for rank in range(recording.world_size)
         }
-        last[max(ready, key=ready.__getitem__)] += 1
+        # Late against those that it reduces with: where a stage is a process, the same stage of the other replicas.
+        stages = {rank["rank"]: rank.get("stage") for rank in recording.plan["ranks"]}
+        late = {rank: at - min(ready[other] for other in ready if stages[other] == stages[rank]) for rank, at in ready.items()}
+        last[max(late, key=late.__getitem__)] += 1
     if recording.world_size < 2 or not measured:
         return None
     rank, times = last.most_common(1)[0]
@@ -234,13 +238,23 @@ def _bubble(recording: Recording, measured: list[int]) -> dict[str, float] | Non
     stages, micro_batches = recording.plan["stages"], recording.plan["micro_batches"]
     if stages < 2:
         return None
-    shares = [
-        share
-        for step in measured
-        for rank in range(recording.world_size)
-        for share in pass_bubbles(recording.spans(rank, step), stages)
-    ]
-    return {"measured": statistics.median(shares), "ideal": ideal_bubble(stages, micro_batches)} if shares else None
+    pipelines = [spans for step in measured for spans in pipelines_of(recording, step)]
+    shares = [share for spans in pipelines for share in pass_bubbles(spans, stages)]
+    ideal = ideal_bubble(stages, micro_batches, recording.plan.get("schedule") or "gpipe")
+    return {"measured": statistics.median(shares), "ideal": ideal} if shares else None
+
+
+def pipelines_of(recording: Recording, step: int) -> list[list[Event]]:
+    """What the stages of every replica did in a step: the spans of one rank, or of several where a stage is a process of its own.
+
+    Ranks of one pipeline synchronise after their passes, each when it is done: what the others compute meanwhile is not clipped."""
+    if not recording.plan.get("schedule"):
+        return [recording.spans(rank, step) for rank in range(recording.world_size)]
+    ranks: dict[int, list[Event]] = {}
+    for rank in recording.plan["ranks"]:
+        passes = [span for span in recording.spans(rank["rank"], step) if span["event"] in ("forward", "backward")]
+        ranks.setdefault(rank["replica"], []).extend(passes)
+    return list(ranks.values())
 
 
 def pass_bubbles(spans: Sequence[Event], stages: int) -> list[float]:
@@ -252,15 +266,6 @@ def pass_bubbles(spans: Sequence[Event], stages: int) -> list[float]:
         window = max(end for _, end in work) - min(start for start, _ in work)
         found.append(1 - sum(end - start for start, end in work) / (stages * window) if window else 0.0)
     return found
-
-
-def ideal_bubble(stages: int, micro_batches: int) -> float:
-    """(s - 1) / (m + s - 1): 2 stages, 4 micro-batches -> 1/5.
-
-    stage 0   F0 F1 F2 F3 ·· ·· B0 B1 B2 B3        2 of 10 slots idle
-    stage 1   ·· F0 F1 F2 F3 B0 B1 B2 B3 ··
-    """
-    return (stages - 1) / (micro_batches + stages - 1)
 
 
 def _busy(recording: Recording, measured: list[int]) -> list[dict[str, Any]]:
@@ -345,9 +350,11 @@ def _flops(recording: Recording, step_seconds: float | None) -> dict[str, Any]:
 
 
 def _gradients(recording: Recording) -> dict[str, Any] | None:
-    """The first step's gradients of rank 0: how many are zero, how many not finite."""
-    found = recording.named("gradients", 0)
-    return {key: found[0].get(key) for key in ("total", "zeros", "not_finite", "scale")} if found else None
+    """The first step's gradients of the first replica: how many are zero, how many not finite."""
+    ranks = [r["rank"] for r in recording.plan["ranks"] if r["rank"] == 0 or (r.get("stage") and not r["replica"])]
+    found = [event for rank in ranks for event in recording.named("gradients", rank)]
+    sums = {key: sum(event[key] for event in found) for key in ("total", "zeros", "not_finite")}
+    return sums | {"scale": found[0].get("scale")} if found else None
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -30,7 +30,8 @@ def judge(plan: dict[str, Any], ranks: list[Event]) -> dict[str, Any]:
     loss_errors = [abs(mine - theirs) / max(1.0, abs(theirs)) for mine, theirs in zip(losses, reference, strict=True)]
     loss = _largest(loss_errors)
     differences = {"parameters": parameters, "gradients": gradients, "losses": loss}
-    equal = all(value <= tolerance for value in differences.values()) and len({rank["digest"] for rank in ranks}) == 1
+    same = not _apart(ranks) and not _uncompared(ranks)
+    equal = all(value <= tolerance for value in differences.values()) and same
     cause, legitimate = (None, False) if equal else _cause(plan, ranks, differences, loss_errors, tolerance)
     return {
         "equal": equal,
@@ -75,7 +76,9 @@ def _cause(
     missing = sorted({name for rank in ranks for name in rank["missing_gradients"]})
     if missing:
         return f"no gradient for {', '.join(missing[:3])}: the loss does not reach these parameters", False
-    if len({rank["digest"] for rank in ranks}) > 1:
+    if left := _uncompared(ranks):
+        return f"{left} parameters are held by no rank, and were not compared", False
+    if _apart(ranks):
         return f"missing synchronisation: after training, the {len(ranks)} ranks hold different parameters", False
     factor, residual = _number(first["gradient_factor"]), _number(first["gradient_residual"])
     if abs(factor - 1.0) > 1e-3 and residual < 1e-4:
@@ -95,6 +98,17 @@ def _cause(
             False,
         )
     return "the gradients of the first step differ, the loss does not: the gradients of the parts are not added up correctly", False
+
+
+def _apart(ranks: list[Event]) -> bool:
+    """Do ranks that hold the same parameters (all of them, or those of one stage) end with different ones?"""
+    return len({(rank.get("stage"), rank["digest"]) for rank in ranks}) > len({rank.get("stage") for rank in ranks})
+
+
+def _uncompared(ranks: list[Event]) -> int:
+    """Parameters of the reference that no rank has compared."""
+    held = {rank.get("stage"): rank["compared"] for rank in ranks if "compared" in rank}
+    return max(0, ranks[0]["of"] - sum(held.values())) if held else 0
 
 
 def _largest(values: Iterable[float]) -> float:

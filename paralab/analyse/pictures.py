@@ -7,8 +7,9 @@ from typing import Any
 
 from paralab.analyse.blocks import Line, Lines, Part, Schedule, Slot, Span, Split, Timeline
 from paralab.analyse.intervals import Interval, lanes, without
-from paralab.analyse.metrics import COLLECTIVES, blocked, computing, ideal_bubble, pass_bubbles, transfers_and_waits
+from paralab.analyse.metrics import COLLECTIVES, blocked, computing, pass_bubbles, pipelines_of, transfers_and_waits
 from paralab.analyse.recording import Recording
+from paralab.plan.schedules import ideal_bubble, order, simulate
 from paralab.record.reader import Event
 from paralab.units import plural
 
@@ -98,12 +99,13 @@ def _between(event: Event, steps: list[list[Event]]) -> bool:
 
 
 def schedule(recording: Recording) -> Schedule | None:
-    """One pass of the last measured step through the stages of rank 0, beside the ideal one."""
-    stages, micro_batches = recording.plan["stages"], recording.plan["micro_batches"]
+    """One pass of the last measured step through the stages of the first replica, beside the ideal one."""
+    plan = recording.plan
+    stages, micro_batches, name = plan["stages"], plan["micro_batches"], plan.get("schedule")
     detailed = [step for step in recording.timed if recording.spans(0, step[0]["step"])]
     if stages < 2 or not detailed:
         return None
-    own = recording.spans(0, detailed[-1][0]["step"])
+    own = pipelines_of(recording, detailed[-1][0]["step"])[0]
     work = [event for event in own if event["event"] in ("forward", "backward") and event["accumulation"] == 0 and "stage" in event]
     if not work:
         return None
@@ -112,32 +114,45 @@ def schedule(recording: Recording) -> Schedule | None:
     measured = []
     for event in work:
         start, end = clipped.get(id(event), (event["start"], event["end"]))
-        measured.append(Slot(event["stage"], event["micro"], event["event"] == "backward", start - origin, end - origin))
-    devices = recording.plan["ranks"][0]["devices"]
+        place = event["stage"] % stages, event["micro"], event["event"] == "backward"
+        measured.append(Slot(*place, start - origin, end - origin, event["stage"] // stages, bool(event.get("weights"))))
+    if name:
+        devices = [f"rank {rank['rank']} · {rank['devices'][0]['name']}" for rank in plan["ranks"] if not rank["replica"]]
+    else:
+        devices = [device["name"] for device in plan["ranks"][0]["devices"]]
+    who = "replica 0" if name else "rank 0"
     return Schedule(
-        f"rank 0, {plural(micro_batches, 'micro-batch')} through {stages} stages",
-        tuple(f"stage {stage} · {device['name']}" for stage, device in enumerate(devices)),
+        f"{who}, {plural(micro_batches, 'micro-batch')} through {stages} stages",
+        tuple(f"stage {stage} · {device}" for stage, device in enumerate(devices)),
         tuple(measured),
-        tuple(ideal_slots(stages, micro_batches)),
+        tuple(ideal_slots(stages, micro_batches, name or "gpipe")),
         pass_bubbles(own, stages)[0],
-        ideal_bubble(stages, micro_batches),
-        "The ideal schedule (GPipe) takes every forward and every backward pass to be equally long.",
+        ideal_bubble(stages, micro_batches, name or "gpipe"),
+        IDEAL[name or "gpipe"],
     )
 
 
-def ideal_slots(stages: int, micro_batches: int) -> list[Slot]:
-    """All forward passes, then all backward passes, each one slot long.
+IDEAL = {
+    "gpipe": "The ideal schedule (GPipe) takes every forward and every backward pass to be equally long.",
+    "1f1b": "The ideal schedule (1F1B) takes every forward and every backward pass to be equally long.",
+    "interleaved": "The ideal schedule takes all passes to be equally long. "
+    "Every stage has two parts of the model; passes of the second one have a prime.",
+    "zero-bubble": "The ideal schedule takes forward, input and weight passes to be equally long. A prime marks the second part of "
+    "a stage; nobody waits for the gradient of the model's input, so the very first part has weight passes alone.",
+}
 
-    2 stages, 3 micro-batches    stage 0   F0 F1 F2 ·· ·· B0 B1 B2
-                                 stage 1   ·· F0 F1 F2 B0 B1 B2 ··
+
+def ideal_slots(stages: int, micro_batches: int, name: str = "gpipe") -> list[Slot]:
+    """Every pass in the order of the schedule, each one slot long.
+
+    gpipe, 2 stages, 3 micro-batches    stage 0   F0 F1 F2 ·· ·· B0 B1 B2
+                                        stage 1   ·· F0 F1 F2 B0 B1 B2 ··
     """
-    turn = micro_batches + stages - 1  # where the backward passes begin
-    found = []
-    for stage in range(stages):
-        for micro in range(micro_batches):
-            there, back = stage + micro, turn + (stages - 1 - stage) + micro
-            found += [Slot(stage, micro, False, there, there + 1), Slot(stage, micro, True, back, back + 1)]
-    return found
+    return [
+        Slot(slot.rank, micro, kind != "F", slot.start, slot.end, part // stages, kind == "W")
+        for slot in simulate(order(name, stages, micro_batches))
+        for part, kind, micro in [slot.action]
+    ]
 
 
 def load_lines(recordings: Sequence[Recording], title: str = "load") -> Lines | None:
@@ -205,6 +220,8 @@ def split(row: dict[str, Any]) -> Split | None:
         return None
     parts = []
     for rank in row["ranks"]:
+        if rank.get("stage"):  # the stages of a replica see the same samples
+            continue
         if rank["roles"][0].startswith("replica "):  # DataParallel: one process, one share per replica
             pieces = [(device, held, batch["accumulate"]) for device, held in zip(rank["devices"], rank["split"], strict=True)]
         else:

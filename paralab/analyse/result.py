@@ -42,6 +42,7 @@ def result_of(folder: Path) -> dict[str, Any]:
         "workload": manifest["workload"]["name"],
         "status": recording.status,
         "grid": {"replicas": plan["replicas"], "stages": plan["stages"], "devices": _devices(plan)},
+        "schedule": plan.get("schedule"),
         "ranks": _ranks(plan, events),
         "batch": {
             "size": plan["batch_size"],
@@ -110,6 +111,8 @@ def _ranks(plan: dict[str, Any], events: dict[int, list[Event]]) -> list[dict[st
                 "shared": any(device["shared"] for device in rank["devices"]),
                 "samples_per_step": rank["samples_per_step"],
                 "split": rank["split"],
+                "replica": rank.get("replica", rank["rank"]),
+                "stage": rank.get("stage"),
             }
         )
     return ranks

@@ -58,6 +58,11 @@ def pieces(samples: int, accumulate: int, micro_batches: int) -> list[list[Span]
     return [spans(even_sizes(stop - start, micro_batches), first=start) for start, stop in passes]
 
 
+def widest(samples: int, accumulate: int, micro_batches: int) -> int:
+    """The samples of the largest micro-batch: 22 in 4 passes of 2 micro-batches -> 3."""
+    return max(stop - start for cuts in pieces(samples, accumulate, micro_batches) for start, stop in cuts)
+
+
 @dataclass(frozen=True)
 class GlobalBatch:
     """One optimiser step's samples, over all devices: `size` samples of `epoch` from `first` on."""

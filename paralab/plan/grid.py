@@ -5,6 +5,12 @@ hybrid, 2 replicas × 2 stages (rank r: device r, then device r + 2)
               stage 0    stage 1
     rank 0    cuda:0  →  cuda:2
     rank 1    cuda:1  →  cuda:3
+
+with --schedule, a process per stage (rank r: device r; rank = replica × stages + stage)
+
+                 stage 0             stage 1
+    replica 0    rank 0, cuda:0  →   rank 1, cuda:1
+    replica 1    rank 2, cuda:2  →   rank 3, cuda:3
 """
 
 from __future__ import annotations
@@ -33,9 +39,13 @@ class Device:
     shared: bool
 
 
-def grid(strategy: str, replicas: int, stages: int, placement: str, gpus: int) -> list[list[Device]]:
+def grid(
+    strategy: str, replicas: int, stages: int, placement: str, gpus: int, process_per_stage: bool = False
+) -> list[list[Device]]:
     """The devices of every rank. gpus = 0 means CPU devices."""
-    if strategy in PROCESS_PER_REPLICA:
+    if process_per_stage:
+        cells = [[(rank, _role(strategy, rank % stages))] for rank in range(replicas * stages)]
+    elif strategy in PROCESS_PER_REPLICA:
         cells = [[(rank + stage * replicas, _role(strategy, stage)) for stage in range(stages)] for rank in range(replicas)]
     elif strategy == "dp":
         cells = [[(replica, f"replica {replica}") for replica in range(replicas)]]

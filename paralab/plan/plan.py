@@ -27,7 +27,12 @@ class RankPlan:
     devices: tuple[Device, ...]
     samples_per_step: int
     split: tuple[int, ...]
-    replica: int = 0
+    replica: int = 0  # which of the replicas that are processes of their own; 0 where there is one
+    stage: int | None = None  # where a stage is a process of its own: which one
+
+    def counts(self, stages: int) -> bool:
+        """Do this rank's loss and samples count? Of a pipeline over processes, only those of its last stage."""
+        return self.stage is None or self.stage == stages - 1
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class Stage:
     layers: int
     seconds: float
     parameter_bytes: int
+    activation_bytes_per_sample: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,10 +83,18 @@ class Plan:
     sync_every_pass: bool = False
     prefix: str | None = None
     shard_units: tuple[str, ...] = ()  # sub-modules that fsdp gathers one at a time; what is left is gathered with the whole model
+    schedule: str | None = None  # a process per stage, in this order; None: the stages of a replica share a process
+    chunks: int = 1  # parts of the model per stage; part i is on stage i mod stages
+    optimizer_bytes_per_byte: float | None = None  # the optimiser's state per byte of parameters
 
     @property
     def world_size(self) -> int:
         return len(self.ranks)
+
+    @property
+    def rank_replicas(self) -> int:
+        """Replicas that are processes of their own."""
+        return 1 + max(rank.replica for rank in self.ranks)
 
     @property
     def num_devices(self) -> int:
@@ -93,6 +107,7 @@ class Plan:
             parts.append(plural(self.replicas, "replica"))
         if self.strategy in ("mp", "pipeline", "hybrid"):
             parts.append(plural(self.stages, "stage"))
+        parts += [self.schedule] if self.schedule else []
         return " · ".join(parts)
 
     def to_json(self) -> dict[str, Any]:

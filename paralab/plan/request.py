@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from paralab.errors import UsageError, unknown
+from paralab.plan.schedules import SCHEDULES
 
 STRATEGIES: Mapping[str, str] = MappingProxyType(
     {
@@ -31,6 +32,7 @@ APPLIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "replicas": ("dp", "ddp", "fsdp", "hybrid"),
         "stages": ("mp", "pipeline", "hybrid"),
         "micro_batches": ("pipeline", "hybrid"),
+        "schedule": ("pipeline", "hybrid"),
         "bucket_mb": ("ddp", "hybrid"),
         "bucket_view": ("ddp", "hybrid"),
         "static_graph": ("ddp",),
@@ -64,6 +66,7 @@ class Request:
     placement: str | None = None
     threads_per_device: int | None = None
     prefix: str | None = None
+    schedule: str | None = None
 
 
 def check(request: Request) -> None:
@@ -81,6 +84,8 @@ def check(request: Request) -> None:
     _check_choice("precision", request.precision, PRECISIONS)
     _check_choice("device", request.device, ("auto", "cpu", "cuda"))
     _check_choice("placement", request.placement, ("spread", "same"))
+    _check_choice("schedule", request.schedule, SCHEDULES)
+    _check_schedule(request)
     for field in fields(request):
         value = getattr(request, field.name)
         if isinstance(value, bool) or not isinstance(value, int | float) or field.name == "seed":
@@ -115,6 +120,19 @@ def check(request: Request) -> None:
             ) from error
         if not shutil.which(first):
             raise UsageError(f"--prefix {request.prefix!r}: there is no command {first!r}.", cure="a command of this machine")
+
+
+def _check_schedule(request: Request) -> None:
+    if request.schedule and request.placement == "same":
+        raise UsageError(
+            f"--schedule {request.schedule} has a process and a device for every stage; --placement same would put them on one.",
+            cure="leave one of them out",
+        )
+    if request.schedule and request.bucket_view:
+        raise UsageError(
+            f"--bucket-view is an option of DDP, and --schedule {request.schedule} adds the gradients up without it.",
+            cure="leave one of them out",
+        )
 
 
 def only_applicable(request: Request) -> Request:

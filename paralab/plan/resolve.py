@@ -13,6 +13,7 @@ from paralab.plan.batches import chunk_sizes, num_steps, pieces, shares
 from paralab.plan.grid import PROCESS_PER_REPLICA, Device, grid
 from paralab.plan.plan import Plan, RankPlan, Reason, Stage
 from paralab.plan.request import APPLIES, Request, check
+from paralab.plan.schedules import PARTS_PER_RANK, ideal_bubble
 from paralab.plan.shape import Choose, Shape, arithmetic, shape_of
 from paralab.plan.stages import split_by_time
 from paralab.units import plural, seconds, size
@@ -53,14 +54,13 @@ def resolve(
     precision, environment = _precision(request, machine, device, probe, reasons)
     scaler = precision == "fp16" and not request.no_scaler
     placement = request.placement or "spread"
-    cells = grid(strategy, shape.replicas, shape.stages, placement, gpus)
-    ranks = _ranks(strategy, shape, cells)
+    cells = grid(strategy, shape.replicas, shape.stages, placement, gpus, process_per_stage=bool(request.schedule))
+    ranks = _ranks(strategy, shape, cells, request.schedule)
     devices = {cell.name: cell for row in cells for cell in row}
     threads = _threads(request, machine, device, len(devices), threads_asked, reasons)
     samples, steps = _length(request, summary, choose)
-    if strategy in APPLIES["bucket_mb"]:
-        size_of_bucket = f"{request.bucket_mb:g} MB" if request.bucket_mb else "25 MB, the first one 1 MB"
-        choose("bucket", request.bucket_mb, size_of_bucket, "the default of PyTorch's DDP")
+    _bucket(request, choose)
+    chunks = _schedule(request, shape, reasons)
     return Plan(
         strategy=strategy,
         workload=request.workload,
@@ -72,7 +72,7 @@ def resolve(
         bucket_view=bool(request.bucket_view),
         static_graph=bool(request.static_graph),
         sync_every_pass=bool(request.sync_every_pass),
-        find_unused=_find_unused(strategy, summary, reasons),
+        find_unused=_find_unused(request, summary, reasons),
         steps=steps,
         epochs=request.epochs,
         samples=samples,
@@ -81,17 +81,27 @@ def resolve(
         device=device,
         placement=placement,
         threads_per_device=threads,
-        backend=_backend(strategy, cells, device, reasons),
+        backend=_backend(strategy, cells, device, reasons, request.schedule),
         prefix=request.prefix,
+        schedule=request.schedule,
+        chunks=chunks,
+        optimizer_bytes_per_byte=summary.optimizer_bytes_per_byte,
         ranks=ranks,
         shard_units=_shard_units(strategy, machine, summary, reasons),
-        stage_parts=_stages(strategy, shape.stages, summary, reasons),
+        stage_parts=_stages(request, shape.stages, chunks, summary, reasons),
         arithmetic=arithmetic(shape, ranks),
         environment=environment,
         reasons=tuple(reasons),
         remarks=_remarks(strategy, machine, device, devices, threads, placement, cells),
-        differences=_differences(summary, precision, shape, moved=device == "cuda" and len(devices) > 1),
+        differences=_differences(summary, precision, shape, ranks, moved=device == "cuda" and len(devices) > 1),
     )
+
+
+def _bucket(request: Request, choose: Choose) -> None:
+    if request.strategy in APPLIES["bucket_mb"]:
+        default = "25 MB" if request.schedule else "25 MB, the first one 1 MB"
+        size_of_bucket = f"{request.bucket_mb:g} MB" if request.bucket_mb else default
+        choose("bucket", request.bucket_mb, size_of_bucket, "the default of PyTorch's DDP")
 
 
 def _length(request: Request, summary: Summary, choose: Choose) -> tuple[int | None, int | None]:
@@ -151,17 +161,32 @@ def _precision(
     return precision, environment
 
 
-def _ranks(strategy: str, shape: Shape, cells: list[list[Device]]) -> tuple[RankPlan, ...]:
+def _schedule(request: Request, shape: Shape, reasons: list[Reason]) -> int:
+    """How many parts of the model a rank of this schedule holds."""
+    if request.schedule is None:
+        return 1
+    chunks = PARTS_PER_RANK[request.schedule]
+    idle = ideal_bubble(shape.stages, shape.micro_batches, request.schedule)
+    because = f"asked for; ideally the stages idle {idle:.1%} of a pass"
+    because += f"; {chunks} parts of the model per stage" if chunks > 1 else ""
+    reasons.append(Reason("schedule", request.schedule, because))
+    return chunks
+
+
+def _ranks(strategy: str, shape: Shape, cells: list[list[Device]], schedule: str | None) -> tuple[RankPlan, ...]:
     ranks = []
-    per_rank = shares(shape.batch_size, shape.replicas) if strategy in PROCESS_PER_REPLICA else (shape.batch_size,)
-    for rank, (samples, row) in enumerate(zip(per_rank, cells, strict=True)):
+    per_replica = shares(shape.batch_size, shape.replicas) if strategy in PROCESS_PER_REPLICA else (shape.batch_size,)
+    stages: list[int | None] = list(range(shape.stages)) if schedule else [None]
+    owners = [(replica, stage) for replica in range(len(per_replica)) for stage in stages]
+    for rank, ((replica, stage), row) in enumerate(zip(owners, cells, strict=True)):
+        samples = per_replica[replica]
         if strategy == "dp":
             # Each accumulation step is split by DataParallel on its own: add up what each replica gets.
             splits = [chunk_sizes(stop - start, shape.replicas) for [(start, stop)] in pieces(samples, shape.accumulate, 1)]
             split = tuple(sum(column) for column in zip(*splits, strict=True))
         else:
             split = (samples,) * len(row)
-        ranks.append(RankPlan(rank, rank, tuple(row), samples, split, replica=rank))
+        ranks.append(RankPlan(rank, rank, tuple(row), samples, split, replica, stage))
     return tuple(ranks)
 
 
@@ -178,8 +203,8 @@ def _threads(request: Request, machine: Machine, device: str, devices: int, aske
     return threads
 
 
-def _backend(strategy: str, cells: list[list[Device]], device: str, reasons: list[Reason]) -> str | None:
-    if strategy not in PROCESS_PER_REPLICA:
+def _backend(strategy: str, cells: list[list[Device]], device: str, reasons: list[Reason], schedule: str | None) -> str | None:
+    if strategy not in PROCESS_PER_REPLICA and not schedule:
         return None
     users: dict[str, set[int]] = {}
     for rank, row in enumerate(cells):
@@ -195,9 +220,10 @@ def _backend(strategy: str, cells: list[list[Device]], device: str, reasons: lis
     return backend
 
 
-def _find_unused(strategy: str, summary: Summary, reasons: list[Reason]) -> bool:
+def _find_unused(request: Request, summary: Summary, reasons: list[Reason]) -> bool:
     """DDP waits for the gradient of every parameter, unless it is told to look for those that get none."""
-    if not summary.unused or strategy not in APPLIES["bucket_mb"]:
+    strategy = request.strategy
+    if not summary.unused or strategy not in APPLIES["bucket_mb"] or request.schedule:
         return False
     names = ", ".join(summary.unused[:3]) + (", …" if len(summary.unused) > 3 else "")
     if strategy == "hybrid":
@@ -240,10 +266,17 @@ def _shard_units(strategy: str, machine: Machine, summary: Summary, reasons: lis
     return names
 
 
-def _stages(strategy: str, stages: int, summary: Summary, reasons: list[Reason]) -> tuple[Stage, ...]:
-    if not needs_layers(strategy):
+def _stages(request: Request, stages: int, chunks: int, summary: Summary, reasons: list[Reason]) -> tuple[Stage, ...]:
+    if not needs_layers(request.strategy):
         return ()
     layers = summary.layers
+    if stages <= len(layers) < stages * chunks:
+        raise UsageError(
+            f"--schedule {request.schedule} needs {chunks} parts of the model per stage: {stages} stages × {chunks} = "
+            f"{stages * chunks}, and {summary.name} can be cut into {plural(len(layers), 'part')} at most"
+            + (f", because {summary.uncut_reason}." if summary.uncut_reason else "."),
+            cure="--schedule 1f1b" + (f", or --stages {len(layers) // chunks}" if len(layers) // chunks > 1 else ""),
+        )
     if len(layers) < stages:
         raise UsageError(
             f"--stages {stages}: {summary.name} can be cut into {plural(len(layers), 'part')} at most"
@@ -253,15 +286,17 @@ def _stages(strategy: str, stages: int, summary: Summary, reasons: list[Reason])
             else "a strategy that keeps the model whole: single, dp, ddp, fsdp",
         )
     parts = []
-    for first, stop in split_by_time([layer.seconds for layer in layers], stages):
+    for first, stop in split_by_time([layer.seconds for layer in layers], stages * chunks):
         chosen = layers[first:stop]
         modules = tuple(name for layer in chosen for name in layer.modules)
         time, weight = sum(layer.seconds for layer in chosen), sum(layer.parameter_bytes for layer in chosen)
-        parts.append(Stage(chosen[0].name, modules, len(chosen), time, weight))
+        kept = [layer.activation_bytes_per_sample for layer in chosen if layer.activation_bytes_per_sample is not None]
+        parts.append(Stage(chosen[0].name, modules, len(chosen), time, weight, sum(kept) if len(kept) == len(chosen) else None))
     for number, part in enumerate(parts):
         held = f"{plural(part.layers, 'layer')} from {part.start or 'the input'!r}, {size(part.parameter_bytes)} of parameters"
         because = f"{seconds(part.seconds)} of the {seconds(sum(p.seconds for p in parts))} measured for all layers"
-        reasons.append(Reason(f"stage {number}", held, because))
+        where = f"stage {number}" if chunks == 1 else f"part {number}, on stage {number % stages}"
+        reasons.append(Reason(where, held, because))
     return tuple(parts)
 
 
@@ -294,13 +329,14 @@ def _remarks(
     return tuple(remarks)
 
 
-def _differences(summary: Summary, precision: str, shape: Shape, moved: bool) -> tuple[str, ...]:
+def _differences(summary: Summary, precision: str, shape: Shape, ranks: tuple[RankPlan, ...], moved: bool) -> tuple[str, ...]:
     """Why this training will legitimately not be equal to the single-device one."""
     differences = []
     parts = shape.replicas * shape.accumulate * shape.micro_batches
     if summary.batch_norms and parts > 1:
         norms = plural(summary.batch_norms, "layer")
-        differences.append(f"BatchNorm ({norms}) normalises over the samples that pass together, not over the whole batch")
+        padded = ", with copies where micro-batches are filled up to the same size" if ranks[0].stage is not None else ""
+        differences.append(f"BatchNorm ({norms}) normalises over the samples that pass together, not over the whole batch{padded}")
     if (summary.dropout or summary.random) and (parts > 1 or moved):
         what = "dropout" if summary.dropout else "the forward pass"
         differences.append(f"{what} draws other random numbers when the work is split")

@@ -9,6 +9,7 @@ from paralab.errors import UsageError
 from paralab.plan.batches import pieces, shares
 from paralab.plan.plan import RankPlan
 from paralab.plan.request import APPLIES, Request
+from paralab.plan.schedules import misfit
 from paralab.units import plural
 from paralab.workload.summary import Summary
 
@@ -44,9 +45,15 @@ def shape_of(request: Request, summary: Summary, choose: Choose) -> Shape:
     least = _least_pass(strategy, batch_size, replicas, accumulate)
     micro_batches = request.micro_batches or 1
     if strategy in APPLIES["micro_batches"]:
-        micro_batches = request.micro_batches or min(2 * stages, least)
+        micro_batches = request.micro_batches or _fitting(request.schedule, stages, min(2 * stages, least))
         idle = f"2 × {plural(stages, 'stage')}, or as many as there are samples: more pieces, shorter idle times"
         choose("micro-batches", request.micro_batches, micro_batches, idle)
+        if request.schedule and (problem := misfit(request.schedule, stages, micro_batches)):
+            raise UsageError(
+                f"--schedule {request.schedule} --micro-batches {micro_batches}: {problem}.",
+                cure=f"--micro-batches {2 * stages}, or another multiple of {stages}"
+                + (f" (a pass has {plural(least, 'sample')} to cut)" if least < 2 * stages else ""),
+            )
     if least < micro_batches:
         raise UsageError(
             f"--micro-batches {micro_batches}: a pass of {plural(least, 'sample')} "
@@ -55,6 +62,12 @@ def shape_of(request: Request, summary: Summary, choose: Choose) -> Shape:
             cure=f"--micro-batches {least} or less, or --batch-size {_enough(request, replicas, micro_batches)} or more",
         )
     return Shape(replicas, stages, batch_size, accumulate, micro_batches)
+
+
+def _fitting(schedule: str | None, stages: int, most: int) -> int:
+    """As many micro-batches as the schedule can run, up to `most`; `most` itself where none fits, for the error to tell."""
+    fitting = [number for number in range(most, 0, -1) if schedule is None or not misfit(schedule, stages, number)]
+    return fitting[0] if fitting else most
 
 
 def _enough(request: Request, replicas: int, needed: int) -> int:
@@ -87,8 +100,9 @@ def _least_pass(strategy: str, batch_size: int, replicas: int, accumulate: int) 
 def arithmetic(shape: Shape, ranks: tuple[RankPlan, ...]) -> str:
     """`64 = 2 ranks × 4 accumulation steps × 8 samples`; uneven shares are added up instead."""
     replicated = any(device.role.startswith("replica ") for device in ranks[0].devices)  # DataParallel, in one process
-    parts = ranks[0].split if replicated else tuple(rank.samples_per_step for rank in ranks)
-    owners = [plural(len(parts), "replica" if replicated else "rank")] if len(parts) > 1 else []
+    parts = ranks[0].split if replicated else tuple(rank.samples_per_step for rank in ranks if not rank.stage)
+    staged = ranks[0].stage is not None  # the ranks of a replica see the same samples
+    owners = [plural(len(parts), "replica" if replicated or staged else "rank")] if len(parts) > 1 else []
     cuts = [(shape.accumulate, "accumulation step"), (shape.micro_batches, "micro-batch")]
     cut = [plural(number, noun) for number, noun in cuts if number > 1]
     samples, left = divmod(shape.batch_size, len(parts) * shape.accumulate * shape.micro_batches)

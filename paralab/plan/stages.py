@@ -7,7 +7,12 @@ seconds   3 1 1 1 2      over 2 stages
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
+
+from paralab.plan.batches import widest
+from paralab.plan.plan import Plan
+from paralab.plan.schedules import order
 
 
 def split_by_time(seconds: Sequence[float], stages: int) -> list[tuple[int, int]]:
@@ -31,3 +36,48 @@ def split_by_time(seconds: Sequence[float], stages: int) -> list[tuple[int, int]
         parts.append((first, stop))
         first = stop
     return parts
+
+
+@dataclass(frozen=True)
+class StageLoad:
+    """What one stage will hold and take, as far as it is known beforehand (fp32).
+
+    seconds       forward and backward of the samples that were measured, on one device
+    micro_batches_kept   whose activations are kept at the same time, at most
+    """
+
+    stage: int
+    layers: int
+    seconds: float
+    share: float
+    parameters: int
+    gradients: int
+    optimizer: float | None
+    activations: float | None
+    micro_batches_kept: int
+
+
+def stage_loads(plan: Plan) -> list[StageLoad]:
+    """Time and memory per stage. Activations are those of the micro-batches between their forward and their backward pass:
+
+    gpipe 4 of 4 on every stage; 1f1b with 3 stages 3, 2 and 1
+    """
+    if not plan.stage_parts:
+        return []
+    samples = widest(plan.ranks[0].samples_per_step, plan.accumulate, plan.micro_batches)
+    whole = sum(part.seconds for part in plan.stage_parts)
+    found = []
+    for stage, actions in enumerate(order(plan.schedule or "gpipe", plan.stages, plan.micro_batches)):
+        mine = list(plan.stage_parts[stage :: plan.stages])
+        kept = [plan.stage_parts[part].activation_bytes_per_sample for part in range(stage, len(plan.stage_parts), plan.stages)]
+        live, most, held, most_bytes = 0, 0, 0.0, 0.0
+        for part, kind, _ in actions:
+            step = 1 if kind == "F" else -1 if kind in "BW" else 0
+            live, held = live + step, held + step * (kept[part // plan.stages] or 0.0) * samples
+            most, most_bytes = max(most, live), max(most_bytes, held)
+        parameters, seconds = sum(part.parameter_bytes for part in mine), sum(part.seconds for part in mine)
+        state = None if plan.optimizer_bytes_per_byte is None else parameters * plan.optimizer_bytes_per_byte
+        known = None if None in kept else most_bytes
+        time = seconds, seconds / whole if whole else 0.0
+        found.append(StageLoad(stage, sum(part.layers for part in mine), *time, parameters, parameters, state, known, most))
+    return found

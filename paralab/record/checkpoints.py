@@ -26,6 +26,7 @@ from paralab.units import size
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 KEPT = 3
+TOPOLOGY = ("strategy", "replicas", "stages", "schedule", "world_size")  # of the plan: what decides which rank holds and draws what
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ HEAD, FOOT = 26, 44  # px above and below a grid
 CELL = 26
 
 
-def schedule_legend() -> str:
-    return legend(swatch(kind) for kind in ("forward", "backward", "bubble"))
+def schedule_legend(schedule: Schedule) -> str:
+    split = ("weights",) if any(slot.weights for slot in schedule.ideal) else ()
+    return legend(swatch(kind) for kind in ("forward", "backward", *split, "bubble"))
 
 
 def draw_schedule(schedule: Schedule, name: str, width: int) -> str:
@@ -57,16 +58,24 @@ def _grid(shape: Rows, slots: tuple[Slot, ...], title: str, unit: str) -> str:
 
 
 def _cell(slot: Slot, x: float, middle: float, width: float, unit: str) -> str:
-    way = "backward" if slot.backward else "forward"
-    length = slot.end - slot.start
+    way = "weights" if slot.weights else "backward" if slot.backward else "forward"
+    length, label = slot.end - slot.start, _label(slot)
     how_long = seconds(length) if unit == "seconds" else f"{tick_text(length)} slots"
-    tip = element("title", escape(f"{way} of micro-batch {slot.micro}: {how_long}"))
+    named = "backward of the weights" if slot.weights else way
+    part = f", part {slot.part} of this stage" if slot.part else ""
+    tip = element("title", escape(f"{named} of micro-batch {slot.micro}{part}: {how_long}"))
     box = element("rect", tip, class_="span", x=x, y=middle - CELL / 2, width=width, height=CELL, rx=2, fill=fill(way))
-    fits = width > width_of(str(slot.micro)) + 2
-    return box + (text(str(slot.micro), x + width / 2, middle + 4.5, "in-span", "middle") if fits else "")
+    fits = width > width_of(label) + 2
+    return box + (text(label, x + width / 2, middle + 4.5, "in-span", "middle") if fits else "")
+
+
+def _label(slot: Slot) -> str:
+    """The micro-batch; with a prime in the second part of a stage."""
+    return f"{slot.micro}{'′' * slot.part}"
 
 
 def _row(schedule: Schedule, stage: int) -> str:
     """`stage 0 does F0 F1 B0 B1`, in the order of time."""
     slots = sorted((slot for slot in schedule.measured or schedule.ideal if slot.stage == stage), key=lambda slot: slot.start)
-    return f"{schedule.stages[stage]} does " + " ".join(f"{'B' if slot.backward else 'F'}{slot.micro}" for slot in slots)
+    kinds = ("W" if slot.weights else "B" if slot.backward else "F" for slot in slots)
+    return f"{schedule.stages[stage]} does " + " ".join(kind + _label(slot) for kind, slot in zip(kinds, slots, strict=True))

@@ -87,7 +87,7 @@ def draw(block: Block, name: str) -> Markup:
     wide, narrow = (DRAW[type(block)](block, f"{name}-{width}", width) for width in (WIDE, NARROW))
     if "<svg" not in wide:  # it only says that there is nothing to draw
         return Markup(wide)
-    key = lines_legend(block) if isinstance(block, Lines) else schedule_legend() if isinstance(block, Schedule) else ""
+    key = lines_legend(block) if isinstance(block, Lines) else schedule_legend(block) if isinstance(block, Schedule) else ""
     return Markup(key + wide + narrow)
 
 

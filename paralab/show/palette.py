@@ -12,6 +12,7 @@ from paralab.show.svg import element
 LEGEND = {
     "forward": ("forward", "plain"),
     "backward": ("backward", "slope"),
+    "weights": ("backward, of the weights alone", "across"),
     "optimizer": ("optimiser", "plain"),
     "data": ("data", "across"),
     "all_reduce": ("all-reduce", "rise"),

@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from paralab.analyse.wording import collectives
 from paralab.plan.plan import Plan
+from paralab.plan.stages import stage_loads
 from paralab.show.console import console, fact_table, plain_table, show_table
 from paralab.units import count, plural, rate, seconds, size
 
@@ -37,6 +38,23 @@ def print_ranks(plan: Plan, pids: dict[int, int] | None = None) -> None:
             mark = " (virtual)" if device.virtual else " (shared)" if device.shared else ""
             table.add_row(*(who if number == 0 else [""] * len(who)), device.name + mark, device.role, str(rank.split[number]))
     show_table(table)
+
+
+def print_stages(plan: Plan) -> None:
+    """What every stage will take and hold; estimated before anything has run."""
+    loads = stage_loads(plan)
+    if not loads:
+        return
+    columns = ("stage", "layers", "time", "share", "parameters", "gradients", "optimiser", "activations", "micro-batches kept")
+    table = plain_table(*columns, right=columns)
+    for load in loads:
+        sizes = [load.parameters, load.gradients, load.optimizer, load.activations]
+        words = ["unknown" if number is None else size(number) for number in sizes]
+        time = [seconds(load.seconds), f"{load.share:.0%}"]
+        table.add_row(str(load.stage), str(load.layers), *time, *words, str(load.micro_batches_kept))
+    console.print()
+    show_table(table)
+    console.print("Time of forward and backward as measured on one device; memory as estimated, in fp32.", style="dim")
 
 
 def print_reasons(plan: Plan) -> None:
@@ -75,7 +93,8 @@ def print_result(result: dict[str, Any], show: tuple[str, ...]) -> None:
         together = size(result["bytes_per_step"])
         table.add_row("synchronisation", f"{said}, {together} together, per optimiser step and rank")
     else:
-        table.add_row("synchronisation", "no all-reduce: one process")
+        one = "one replica" if result["grid"]["replicas"] == 1 and len(result["ranks"]) > 1 else "one process"
+        table.add_row("synchronisation", f"no all-reduce: {one}")
     for what, words in metric_lines(result):
         table.add_row(what, words)
     if saves := result["saves"]:

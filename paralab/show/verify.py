@@ -17,7 +17,7 @@ def print_proof(proof: dict[str, Any]) -> None:
                 continue
             difference = case["max_difference"]
             table.add_row(
-                case["strategy"],
+                " · ".join([case["strategy"], *filter(None, [case["options"].get("schedule")])]),
                 case["arithmetic"],
                 "partial" if case["options"]["partial_last_batch"] else "whole",
                 "unknown" if difference is None else f"{difference:.1e}",

@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from paralab.plan.plan import Plan
-from paralab.record.checkpoints import require_room, rotate, step_folder, write_manifest
+from paralab.record.checkpoints import TOPOLOGY, require_room, rotate, step_folder, write_manifest
 from paralab.worker.planted import planted
 from paralab.worker.probes import Probe
 
@@ -102,7 +102,7 @@ class Parts:
     def about(self, step: int, samples: int, epoch: int) -> dict[str, Any]:
         """What the manifest says besides the files."""
         plan = self.plan
-        topology = {"strategy": plan.strategy, "replicas": plan.replicas, "stages": plan.stages, "world_size": plan.world_size}
+        topology = {name: getattr(plan, name) for name in TOPOLOGY}
         same = {"workload": plan.workload, "seed": plan.seed, "batch_size": plan.batch_size, "precision": plan.precision}
         return {"step": step, "samples_seen": samples, "epoch": epoch, **same, "topology": topology, "torch": torch.__version__}
 

@@ -72,7 +72,7 @@ class Course:
 
     def _restore(self, folder: Path, passes: list[Pass]) -> None:
         plan = self.job.plan
-        if plan.strategy in REBUILDS_BUCKETS:
+        if plan.strategy in REBUILDS_BUCKETS and not plan.schedule:
             # DDP lays out its buckets anew after the first backward pass. With three ranks and more, the layout decides in which
             # order numbers are added, so the training goes on bit for bit only with the layout it had: one pass is thrown away.
             self.strategy.forward_backward(passes)

@@ -10,19 +10,50 @@ from paralab.plan.plan import Plan
 
 PATIENCE = timedelta(minutes=10)  # how long a rank waits for another one in a collective
 
-_groups: dict[tuple[int, str, int], dist.ProcessGroup] = {}
+Key = tuple[tuple[int, ...], str, int]  # (ranks, backend, which of several groups of these)
+
+_groups: dict[Key, dist.ProcessGroup] = {}
 
 
 def make_groups(plans: list[Plan]) -> None:
     """Every group that these plans need. All ranks of the launch must make all of them in the same order, so it is done at once."""
     for plan in plans:
-        for stage in range(plan.stages if plan.backend else 0):
-            key = (plan.world_size, plan.backend or "", stage)
+        for key in _keys(plan) if plan.backend else []:
             if key not in _groups:
-                _groups[key] = dist.new_group(range(plan.world_size), PATIENCE, plan.backend)
+                _groups[key] = dist.new_group(list(key[0]), PATIENCE, key[1])
+
+
+def _keys(plan: Plan) -> list[Key]:
+    if not plan.schedule:
+        return [_all_ranks(plan, stage) for stage in range(plan.stages)]
+    pipelines = [_pipeline(plan, replica) for replica in range(plan.rank_replicas)]
+    return [_all_ranks(plan, 0), *pipelines, *(_stage(plan, stage) for stage in range(plan.stages))]
+
+
+def _all_ranks(plan: Plan, stage: int) -> Key:
+    return tuple(range(plan.world_size)), plan.backend or "", stage
+
+
+def _pipeline(plan: Plan, replica: int) -> Key:
+    # Number 1: what is sent from stage to stage must not meet the collectives of all ranks, which may be the same ranks.
+    return tuple(rank.rank for rank in plan.ranks if rank.replica == replica), plan.backend or "", 1
+
+
+def _stage(plan: Plan, stage: int) -> Key:
+    return tuple(rank.rank for rank in plan.ranks if rank.stage == stage), plan.backend or "", 2
 
 
 def group_of(plan: Plan, stage: int = 0) -> dist.ProcessGroup:
     """The plan's ranks, one group per stage: collectives of a group must come in the same order on every rank, and stages finish
     in any."""
-    return _groups[plan.world_size, plan.backend or "", stage]
+    return _groups[_all_ranks(plan, stage)]
+
+
+def pipeline_group(plan: Plan, replica: int) -> dist.ProcessGroup:
+    """The stages of one replica, where each is a process."""
+    return _groups[_pipeline(plan, replica)]
+
+
+def stage_group(plan: Plan, stage: int) -> dist.ProcessGroup:
+    """One stage on all replicas, where each is a process."""
+    return _groups[_stage(plan, stage)]

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import nn
 
 from paralab.plan.batches import GlobalBatch, pieces, replica_span
-from paralab.plan.grid import PROCESS_PER_REPLICA
 from paralab.plan.plan import Plan
 from paralab.record.checkpoints import Keeping
 from paralab.record.writer import EventWriter
@@ -32,6 +31,7 @@ from paralab.worker.precision import Precision
 from paralab.worker.probes import Probe
 from paralab.worker.profile import profiled
 from paralab.worker.pulse import Pulse
+from paralab.worker.scheduled import Scheduled, whole_state
 from paralab.worker.shards import local, whole
 from paralab.worker.single import Single
 from paralab.worker.stages import Staged
@@ -86,7 +86,7 @@ def train(
     trace = Trace.begin(model) if extras.traced else None
     # Dropout is switched off before a strategy copies the model: a copy of a recurrent layer would keep its own.
     with without_dropout(model) if trace else LoadSampler(rank, probe):
-        strategy: Strategy = STRATEGIES[plan.strategy](job, model)
+        strategy: Strategy = (Scheduled if plan.schedule else STRATEGIES[plan.strategy])(job, model)
         if plan.strategy in ("single", "ddp", "fsdp"):
             model.register_forward_pre_hook(shower.inside(rank.devices[0].name), with_kwargs=True)
         optimizer = make_optimizer(workload, model)
@@ -100,11 +100,10 @@ def train(
         if extras.save_reference:
             trace.save(extras.save_reference)
         if extras.compare_with:
-            probe.emit("parity", **compare(trace, Trace.load(extras.compare_with)))
-    if extras.save_weights:
-        weights = model.state_dict()
-        for name, value in weights.items():
-            weights[name] = whole(value)  # of shards: all ranks take part
+            probe.emit("parity", stage=rank.stage, **compare(trace, Trace.load(extras.compare_with)))
+    if extras.save_weights:  # all ranks take part where each holds a piece
+        held = {name: whole(value) for name, value in model.state_dict().items()}
+        weights = whole_state(job, model) if plan.schedule else held
         if rank_number == 0:
             torch.save(weights, extras.save_weights)
     return finished
@@ -131,7 +130,8 @@ def _steps(course: Course, trace: Trace | None, profiled_step: Callable[[], None
         with probe.span("optimizer", scale=precision.scale_like(loss)):
             precision.step(optimizer)
             course.step_scheduler(bool(stepped))
-        probe.end_step(loss, epoch=batch.epoch, samples=num_in(passes), skipped=not stepped)
+        samples = num_in(passes) if job.rank.counts(job.plan.stages) else 0
+        probe.end_step(loss, epoch=batch.epoch, samples=samples, skipped=not stepped)
         if batch.step % MEMORY_EVERY == 0:
             note_memory(job, strategy, optimizer)
             job.meter.enabled = False  # counted once; it costs time
@@ -167,9 +167,10 @@ def note_gradients(job: Job, model: nn.Module) -> None:
 
 
 def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
-    if workload.optimizer is None:
-        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    return workload.optimizer(model.parameters())
+    """For the parameters that this rank holds; those of other stages are on the meta device."""
+    held = [parameter for parameter in model.parameters() if not parameter.is_meta]
+    held = held or [nn.Parameter(torch.empty(0))]  # a stage of activations alone: no optimiser takes an empty list
+    return workload.optimizer(held) if workload.optimizer else torch.optim.SGD(held, lr=0.01, momentum=0.9)
 
 
 def num_in(passes: list[Pass]) -> int:
@@ -184,9 +185,7 @@ def passes_of(job: Job, done: int) -> Iterator[tuple[GlobalBatch, list[Pass]]]:
     One step is prepared ahead, so that the small sum of weights over ranks, where there is one, is done before it is needed.
     """
     plan = job.plan
-    over_ranks = plan.strategy in PROCESS_PER_REPLICA
-    replica = job.rank.rank if over_ranks else 0
-    replicas = plan.replicas if over_ranks else 1
+    replica, replicas = job.rank.replica, plan.rank_replicas
     stream = rank_batches(
         job.workload,
         lambda batch: replica_span(batch.size, replicas, replica),
@@ -223,6 +222,8 @@ class Prepared:
         # An idle rank was given samples so that it takes part in the collectives: it weighs nothing.
         self.weights = [[float(weigh(part)) if held else 0.0 for part in micros] for micros in self.parts]
         self.total = torch.tensor(sum(map(sum, self.weights)), dtype=torch.float64)
+        if not job.rank.counts(plan.stages):  # the stages of a replica hold the same samples: they count once
+            self.total.zero_()
         self.sum: dist.Work | None = None
         if job.workload.weight is None:
             self.total.fill_(batch.size)

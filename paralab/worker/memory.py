@@ -23,7 +23,7 @@ class ActivationMeter:
         self.peak: dict[str, int] = {}
         self._known: set[int] = set()
         self.ignore(parameters)
-        self._live: dict[str, dict[int, int]] = {}
+        self._live: dict[str, dict[int, tuple[int, Any]]] = {}  # storage -> (bytes, piece)
         self._lock = threading.Lock()
 
     def ignore(self, parameters: Iterable[nn.Parameter]) -> set[int]:
@@ -36,28 +36,37 @@ class ActivationMeter:
         """These parameters are gone, and other tensors may lie there."""
         self._known -= places
 
+    def know_only(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Other parameters are gone, and their memory may become that of activations."""
+        self._known.clear()
+        self.ignore(parameters)
+
     @contextmanager
-    def counting(self, device: str) -> Iterator[None]:
-        """Count what the forward pass in this thread saves, for this device."""
+    def counting(self, device: str, piece: Any = None) -> Iterator[None]:
+        """Count what the forward pass in this thread saves, for this device (and for a piece that is done before others)."""
         if not self.enabled:
             yield
             return
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: self.saved(device, tensor), lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: self.saved(device, tensor, piece), lambda tensor: tensor):
             yield
 
-    def saved(self, device: str, tensor: torch.Tensor) -> torch.Tensor:
+    def saved(self, device: str, tensor: torch.Tensor, piece: Any = None) -> torch.Tensor:
         storage = tensor.untyped_storage()
         with self._lock:
             if self.enabled and storage.data_ptr() not in self._known:
                 live = self._live.setdefault(device, {})
-                live[storage.data_ptr()] = storage.nbytes()
-                self.peak[device] = max(self.peak.get(device, 0), sum(live.values()))
+                live[storage.data_ptr()] = storage.nbytes(), piece
+                self.peak[device] = max(self.peak.get(device, 0), sum(size for size, _ in live.values()))
         return tensor
 
-    def backward_done(self) -> None:
-        """The graph is gone, and what it kept with it."""
+    def backward_done(self, piece: Any = None) -> None:
+        """The graph (of this piece) is gone, and what it kept with it."""
         with self._lock:
-            self._live.clear()
+            if piece is None:
+                self._live.clear()
+            for live in self._live.values():
+                for storage in [key for key, (_, owner) in live.items() if owner == piece]:
+                    del live[storage]
 
 
 def tensor_bytes(values: Iterable[torch.Tensor | None]) -> int:

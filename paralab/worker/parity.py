@@ -31,14 +31,14 @@ class Trace:
 
     @classmethod
     def begin(cls, model: nn.Module) -> Trace:
-        return cls(_copy(dict(model.named_parameters())))
+        return cls(_copy(_held(model)))
 
     def first_gradients(self, model: nn.Module, scale: float) -> None:
-        grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        grads = {name: p.grad for name, p in _held(model).items() if p.grad is not None}
         self.gradients = {name: grad / scale for name, grad in _copy(grads).items()}
 
     def finish(self, model: nn.Module, losses: list[float]) -> None:
-        self.end, self.losses = _copy(dict(model.named_parameters())), losses
+        self.end, self.losses = _copy(_held(model)), losses
 
     def save(self, path: Path) -> None:
         torch.save(vars(self), path)
@@ -49,14 +49,14 @@ class Trace:
 
 
 def compare(mine: Trace, reference: Trace) -> dict[str, Any]:
-    """The numbers of the comparison, as an event."""
+    """The numbers of the comparison, as an event. A rank that holds a part of the model compares that part."""
     updates = {name: float((end - reference.start[name]).norm()) for name, end in reference.end.items()}
     # A sum that cancels almost to nothing (a LayerNorm's weight, say) keeps the rounding errors of its terms: a tensor's difference
     # is measured against its own update, or against the typical update of a tensor where that is larger.
     typical = math.sqrt(statistics.mean(update**2 for update in updates.values()))
     absolute, relative, worst = 0.0, 0.0, ""
-    for name, expected in reference.end.items():
-        difference = mine.end[name] - expected
+    for name, end in mine.end.items():
+        difference = end - reference.end[name]
         ratio = float(difference.norm()) / (max(updates[name], typical) or 1.0)
         if not worst or not ratio <= relative:
             worst = name
@@ -68,12 +68,14 @@ def compare(mine: Trace, reference: Trace) -> dict[str, Any]:
         "worst_parameter": worst,
         "gradient_error": _plain(_largest_difference(mine.gradients, reference.gradients)),
         "gradient_size": _plain(max((_largest(g) for g in reference.gradients.values()), default=0.0)),
-        "missing_gradients": sorted(reference.gradients.keys() - mine.gradients.keys()),
+        "missing_gradients": sorted((reference.gradients.keys() & mine.end.keys()) - mine.gradients.keys()),
         "gradient_factor": _plain(factor),
         "gradient_residual": _plain(residual),
         "losses": [_plain(loss) for loss in mine.losses],
         "reference_losses": [_plain(loss) for loss in reference.losses],
         "digest": digest(mine.end),
+        "compared": len(mine.end),
+        "of": len(reference.end),
     }
 
 
@@ -96,6 +98,11 @@ def _proportional(mine: dict[str, torch.Tensor], reference: dict[str, torch.Tens
     factor = float(a @ b / (b @ b)) if float(b @ b) else 1.0
     size = float(a.norm())
     return factor, float((a - factor * b).norm()) / size if size else 0.0
+
+
+def _held(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that this rank holds."""
+    return {name: parameter for name, parameter in model.named_parameters() if not parameter.is_meta}
 
 
 def _copy(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from paralab.plan.plan import Plan
@@ -28,6 +29,7 @@ class Precision:
         torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"
         torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
         self.scaler = torch.amp.GradScaler(plan.device, init_scale=plan.loss_scale or 1.0, enabled=plan.scaler)
+        self.agreed_over: dist.ProcessGroup | None = None  # ranks that hold different parameters, and must skip the same steps
 
     def cast_model(self, model: nn.Module) -> nn.Module:
         if self.name != "fp64":
@@ -55,5 +57,18 @@ class Precision:
         return self.scaler.scale(torch.ones_like(loss)) if self.scaler.is_enabled() else None
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.agreed_over:
+            self._agree(optimizer, self.agreed_over)
         self.scaler.step(optimizer)
         self.scaler.update()
+
+    def _agree(self, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
+        """What is infinite on one rank is infinite on all: GradScaler looks only at the gradients that it sees."""
+        self.scaler.unscale_(optimizer)
+        found: dict[torch.device, torch.Tensor] = self.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        device = next((p.device for part in optimizer.param_groups for p in part["params"]), torch.device("cpu"))
+        found.setdefault(device, torch.zeros((), device=device))  # a rank without gradients has looked at nothing
+        anywhere = torch.stack([value.cpu() for value in found.values()]).max()
+        dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=group)
+        for value in found.values():
+            value.fill_(anywhere.item())

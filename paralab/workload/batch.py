@@ -65,13 +65,31 @@ def num_samples(batch: Any) -> int:
 
 def take(batch: Any, start: int, stop: int) -> Any:
     """Samples start … stop of a batch. Lists with one entry per sample (names, say) are cut like tensors."""
-    samples = num_samples(batch)
+    return map_tree(lambda item: item[start:stop], batch, _per_sample(num_samples(batch)))
+
+
+def filled(batch: Any, samples: int) -> Any:
+    """The batch with so many samples: its last one is repeated, or what is too much is cut off."""
+    has = num_samples(batch)
+    if has >= samples:
+        return batch if has == samples else take(batch, 0, samples)
+
+    def longer(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            return torch.cat([item, item[-1:].expand(samples - has, *item.shape[1:])])
+        return item + item[-1:] * (samples - has)
+
+    return map_tree(longer, batch, _per_sample(has))
+
+
+def _per_sample(samples: int) -> Callable[[Any], bool]:
+    """Is this a tensor, or a plain list with one entry per sample?"""
 
     def is_leaf(item: Any) -> bool:
         plain_list = isinstance(item, list | tuple) and len(item) == samples and not any(True for _ in tensors(item))
         return isinstance(item, torch.Tensor) or plain_list
 
-    return map_tree(lambda item: item[start:stop], batch, is_leaf)
+    return is_leaf
 
 
 def unpack(batch: Any) -> tuple[Any, Any]:

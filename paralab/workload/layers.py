@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from paralab.errors import UsageError
-from paralab.workload.batch import call_model, map_tensors, tensors
+from paralab.workload.batch import call_model, map_tensors, num_samples, tensors
 from paralab.workload.summary import Layer
 
 MEASUREMENTS = 3
@@ -96,9 +96,11 @@ def find_layers(
         return (), reason
     modules = dict(model.named_modules())
     layers = []
-    for start, held, seconds in zip([-1, *cuts], owners, _measure(model, inputs, loss, cuts), strict=True):
+    samples = num_samples(inputs)
+    kept = [size / samples for size in _kept(model, inputs, loss, cuts)]
+    for start, held, seconds, size in zip([-1, *cuts], owners, _measure(model, inputs, loss, cuts), kept, strict=True):
         weight = sum(p.nbytes for name in held for p in modules[name].parameters(recurse=False))
-        layers.append(Layer(trace.names[start] if start >= 0 else "", tuple(held), seconds, weight))
+        layers.append(Layer(trace.names[start] if start >= 0 else "", tuple(held), seconds, weight, size))
     if wanted:
         reason = f"the workload names {len(wanted)} split points"
     elif crossed:
@@ -107,7 +109,7 @@ def find_layers(
     return tuple(layers), reason
 
 
-def _run(model: nn.Module, inputs: Any, only: list[int] | None = None) -> _Trace:
+def _run(model: nn.Module, inputs: Any, only: list[int] | None = None, at_cut: Callable[[], None] = lambda: None) -> _Trace:
     """Call the model once with a marker before every sub-module's call (or only before these calls)."""
     trace = _Trace(next(model.parameters()).device)
     stack: list[int] = []
@@ -124,6 +126,7 @@ def _run(model: nn.Module, inputs: Any, only: list[int] | None = None) -> _Trace
                 return None
             if only is not None:
                 trace.started[call] = trace.now()
+                at_cut()
             fresh = iter(_Marker.apply(trace, call, *crossing))  # type: ignore[no-untyped-call]
             return map_tensors(lambda t: next(fresh) if t.requires_grad else t, (args, kwargs))
 
@@ -223,6 +226,22 @@ def _owners(model: nn.Module, trace: _Trace, cuts: list[int]) -> tuple[list[list
                 return [], f"a parameter of {name!r} is tied: parts {other} and {part} both use it"
         parts[part].append(name)
     return parts, None
+
+
+def _kept(model: nn.Module, inputs: Any, loss: Callable[[Any], torch.Tensor], cuts: list[int]) -> list[int]:
+    """Bytes that autograd keeps for the backward pass, per part; the loss belongs to the last one."""
+    known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    parts: list[dict[int, int]] = [{}]
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            parts[-1][storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss(_run(model, inputs, only=cuts, at_cut=lambda: parts.append({})).output)
+    return [sum(part.values()) for part in parts]
 
 
 def _measure(model: nn.Module, inputs: Any, loss: Callable[[Any], torch.Tensor], cuts: list[int]) -> list[float]:

@@ -12,12 +12,14 @@ class Layer:
     name      the sub-module whose call begins the part
     modules   the sub-modules (by name) whose parameters and buffers the part owns
     seconds   measured time of its forward and backward pass on one device
+    activation_bytes_per_sample   what its forward pass keeps for the backward pass, in fp32; None: not counted
     """
 
     name: str
     modules: tuple[str, ...]
     seconds: float
     parameter_bytes: int
+    activation_bytes_per_sample: float | None = None
 
 
 @dataclass(frozen=True)
@@ -49,3 +51,4 @@ class Summary:
     uncut_reason: str | None = None
     units: tuple[Unit, ...] = ()
     scalars: tuple[str, ...] = ()  # parameters without a dimension
+    optimizer_bytes_per_byte: float | None = None  # state that the optimiser keeps per byte of parameters; None: not known

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from paralab.analyse.metrics import ideal_bubble, metrics_of
+from paralab.analyse.metrics import metrics_of
 from paralab.analyse.pictures import ideal_slots, schedule, split, timeline
 from paralab.analyse.recording import Recording
+from paralab.plan.schedules import ideal_bubble
 from tests.analyse.recordings import STEP, plan, write
 
 
@@ -219,3 +220,33 @@ def test_of_a_long_run_only_the_steps_with_details_are_measured(tmp_path):
     found = metrics_of(Recording.read(folder))
     assert found["steps_measured"] == 17 + 2
     assert found["communication_seconds"] == pytest.approx(5)
+
+
+# A process per stage (1f1b, 2 stages, 2 micro-batches), and an all-reduce of stage 1 while stage 0 still computes:
+#
+#            0   1   2   3   4   5   6   7
+# rank 0     F0  F1  ·   B0  ·   B1            2 + 1 of 6 idle
+# rank 1     ·   F0  B0  F1  B1  all-reduce
+def one_stage_each(rank):
+    def slot(event, micro, start):
+        return (event, start, start + 1, {"device": f"cpu:{rank}", "stage": rank % 2, "micro": micro, "accumulation": 0})
+
+    if rank % 2 == 0:
+        work = [slot("forward", 0, 0), slot("forward", 1, 1), slot("backward", 0, 3), slot("backward", 1, 5)]
+        return [*work, ("all_reduce", 6, 6.5, {"bucket": 0, "bytes": 8, "stage": 0}), ("optimizer", 6.5, 7, {})]
+    work = [slot("forward", 0, 1), slot("backward", 0, 2), slot("forward", 1, 3), slot("backward", 1, 4)]
+    return [*work, ("all_reduce", 5.5, 6.5, {"bucket": 0, "bytes": 8, "stage": 1}), ("optimizer", 6.5, 7, {})]
+
+
+def test_the_bubble_of_a_pipeline_over_processes(tmp_path):
+    shape = plan("hybrid", ranks=4, micro_batches=2, schedule="1f1b", chunks=1) | {"stages": 2, "replicas": 2}
+    for rank in shape["ranks"]:
+        rank |= {"replica": rank["rank"] // 2, "stage": rank["rank"] % 2}
+    found = measured(tmp_path / "run", shape, one_stage_each)
+    assert found["bubble"] == {"measured": pytest.approx(4 / 12), "ideal": pytest.approx(1 / 3)}
+    drawn = schedule(Recording.read(tmp_path / "run"))
+    assert drawn.stages == ("stage 0 · rank 0 · cpu:0", "stage 1 · rank 1 · cpu:1")
+    assert sorted((s.stage, s.micro, s.backward, s.start) for s in drawn.measured) == sorted(
+        (s.stage, s.micro, s.backward, s.start) for s in drawn.ideal
+    )
+    assert found["straggler"] is None

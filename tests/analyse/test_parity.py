@@ -77,3 +77,16 @@ def test_a_known_reason_is_legitimate_but_does_not_hide_a_mistake():
     assert verdict({"parameter_error": 0.1, "gradient_error": 0.1, "gradient_residual": 0.1}, {}, differences=known)["legitimate"]
     assert not verdict({"parameter_error": 0.1, "digest": "other"}, {}, differences=known)["legitimate"]
     assert verdict(differences=known)["equal"]
+
+
+def test_ranks_that_hold_a_stage_each_are_compared_with_their_like():
+    def held(stage, digest, compared=2):
+        return {"stage": stage, "digest": digest, "compared": compared, "of": 4}
+
+    together = [held(0, "a"), held(1, "b"), held(0, "a"), held(1, "b")]
+    quarter = {"losses": [0.5, 0.25]}
+    assert verdict(*(quarter | rank for rank in together))["equal"]
+    apart = [*together[:3], held(1, "c")]
+    assert "missing synchronisation" in verdict(*(quarter | rank for rank in apart))["cause"]
+    forgotten = [held(0, "a"), held(1, "b", compared=1)]
+    assert "1 parameters are held by no rank" in verdict(*forgotten)["cause"]

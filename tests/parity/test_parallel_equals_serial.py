@@ -28,6 +28,9 @@ def test_the_cases_are_those_that_are_promised(proof):
         options = case["options"]
         uneven = "+" in case["arithmetic"]
         seen[case["strategy"]].add((options["accumulate"], uneven, options["varying_weights"], options["partial_last_batch"]))
+    schedules = {(case["strategy"], case["options"].get("schedule")) for case in proof["cases"]}
+    assert {("pipeline", name) for name in ("gpipe", "1f1b", "interleaved", "zero-bubble")} <= schedules
+    assert {("hybrid", name) for name in ("1f1b", "zero-bubble")} <= schedules
     for strategy in ("dp", "ddp", "fsdp", "pipeline", "hybrid"):
         every = {(a, u, v, p) for a in (1, 4) for u in (False, True) for v in (False, True) for p in (False, True)}
         assert seen[strategy] == every, strategy
@@ -107,6 +110,11 @@ def dropped_micro_batch():
     Staged.forward_backward = lambda self, passes: whole(self, [micros[:-1] for micros in passes])
     return net()
 
+def unsummed_stages():
+    from paralab.worker.scheduled import Scheduled
+    Scheduled._sum_over_replicas = lambda self: None
+    return net()
+
 def replicas_forgotten():
     from paralab.worker.data_parallel import VirtualDataParallel
     VirtualDataParallel.reduce = lambda self, used: None
@@ -140,6 +148,7 @@ def stale_replicas():
         ("missing_synchronisation", "hybrid", ["--micro-batches", "2"], "missing synchronisation"),
         ("averaged_shards", "fsdp", ["--replicas", "2"], "wrong scale: 0.5 ×"),
         ("dropped_micro_batch", "pipeline", ["--micro-batches", "3"], "the loss of the first step differs"),
+        ("unsummed_stages", "hybrid", ["--micro-batches", "2", "--schedule", "1f1b"], "missing synchronisation"),
         ("replicas_forgotten", "dp", ["--replicas", "2"], "not added up correctly"),
         ("means_of_means", "ddp", ["--replicas", "3"], "the loss of the first step differs"),
         ("stale_replicas", "dp", ["--replicas", "2"], "the first step is equal; from step 1 on"),

@@ -4,7 +4,9 @@ import itertools
 
 import pytest
 
-from paralab.plan.stages import split_by_time
+from paralab.plan.stages import split_by_time, stage_loads
+from paralab.workload.summary import Layer
+from tests.plan.test_resolve import plan, summary
 
 
 @pytest.mark.parametrize(
@@ -32,3 +34,14 @@ def test_no_other_split_is_faster(stages):
     every = ([0, *middle, 7] for middle in itertools.combinations(range(1, 7), stages - 1))
     assert slowest(edges) == pytest.approx(min(map(slowest, every)))
     assert all(stop > first for first, stop in parts)
+
+
+def test_what_every_stage_keeps():
+    """Activations of 10 bytes per sample and layer: gpipe keeps all micro-batches, 1f1b as many as there are stages behind it."""
+    layers = tuple(Layer(str(n), (str(n),), 1.0, 100, 10.0) for n in range(3))
+    given = {"of": summary(layers=layers, optimizer_bytes_per_byte=2.0), "stages": 3, "batch_size": 12, "micro_batches": 6}
+    loads = stage_loads(plan("pipeline", **given, schedule="1f1b"))
+    assert [(load.micro_batches_kept, load.activations) for load in loads] == [(3, 60.0), (2, 40.0), (1, 20.0)]
+    assert [load.activations for load in stage_loads(plan("pipeline", **given))] == [120.0] * 3
+    assert [(load.parameters, load.gradients, load.optimizer) for load in loads] == [(100, 100, 200.0)] * 3
+    assert stage_loads(plan("ddp")) == []
