@@ -117,6 +117,12 @@ def main() -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Also write the run's numbers for TensorBoard, to a sub-folder of DIR.",
 )
+@click.option(
+    "--slurm", metavar="KEY=VALUE,…", help="As a Slurm job, with these options of sbatch: partition=gpu,gres=gpu:4,time=10:00."
+)
+@click.option("--nodes", type=int, help="Nodes of the Slurm job. [default: 1]")
+@click.option("--dry-run", is_flag=True, help="Print the Slurm job's script; submit nothing.")
+@click.option("--slurm-wait", metavar="SECONDS", type=float, help="Cancel the Slurm job if it has not started by then.")
 def run(
     strategy: str,
     as_json: bool,
@@ -127,24 +133,42 @@ def run(
     live: bool,
     tensorboard: Path | None,
     report: bool,
+    slurm: str | None,
+    nodes: int | None,
+    dry_run: bool,
+    slurm_wait: float | None,
     **options: Any,
 ) -> None:
     """Train a workload under a STRATEGY and report what it cost."""
-    from paralab import training
+    from paralab import submitting, training
     from paralab.show.page import write_report
     from paralab.show.run import print_result
     from paralab.show.screen import Screen
 
     request = Request(strategy=strategy, **_given(options))
+
+    def train(watch: training.Watch = lambda plan, folder: lambda: None) -> dict[str, Any]:
+        if slurm is None:
+            return training.run(request, out, save_weights, profile, watch, tensorboard)
+        return submitting.submit(submission, out, slurm_wait, _say(as_json), watch)
+
+    if slurm is None:
+        submitting.require_slurm(nodes, dry_run, slurm_wait)
+    else:
+        submission = submitting.Submission.of(request, nodes, slurm, submitting.extras(save_weights, profile, tensorboard))
+        if dry_run:
+            script = submitting.dry_run(submission, out)
+            click.echo(json.dumps({"script": script}) if as_json else script, nl=as_json)
+            return
     if as_json:
         if live:
             raise UsageError("--live draws in the terminal, and --json prints one object and nothing else.", cure="one of the two")
-        result = training.run(request, out, save_weights, profile, tensorboard=tensorboard)
+        result = train()
         click.echo(json.dumps(result | ({"report": str(write_report(Path(result["run_folder"])))} if report else {})))
         return
-    screen = Screen(show, live)
+    screen = Screen(show, live, looking=slurm is None)
     try:
-        result = training.run(request, out, save_weights, profile, watch=screen.watch, tensorboard=tensorboard)
+        result = train(screen.watch)
     finally:
         screen.close()
     print_result(result, show)

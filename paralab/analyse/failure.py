@@ -44,7 +44,7 @@ def root_cause(folder: Path, exit_codes: list[int | None], logs: Path) -> Cause:
     if left:
         code = exit_codes[left[0]] or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code} without an error"
-        return cause(left[0], how, _last_lines(logs / f"rank{left[0]}.txt"))
+        return cause(left[0], how, last_lines(logs / f"rank{left[0]}.txt"))
     if stuck:
         return cause(stuck[0], "did not arrive where the other ranks waited for it, and was ended")
     if errors:
@@ -57,5 +57,6 @@ def _last_step(events: list[Event]) -> int | None:
     return max((event["step"] for event in events if event["event"] == "step"), default=None)
 
 
-def _last_lines(log: Path, number: int = 8) -> str:
+def last_lines(log: Path, number: int = 8) -> str:
+    """The end of what a process has printed; empty if it is not there."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-number:]) if log.exists() else ""
