@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -129,24 +130,40 @@ def run(
     report: bool,
     **options: Any,
 ) -> None:
-    """Train a workload under a STRATEGY and report what it cost."""
+    """Train a workload under a STRATEGY and report what it cost.
+
+    Under torchrun, or srun with several tasks, the launched processes are its ranks: they join, and rank 0 reports.
+
+    \b
+    torchrun --nproc_per_node=2 -m paralab run ddp
+    srun -n 4 paralab run ddp
+    """
     from paralab import training
+    from paralab.launch.joined import joined
     from paralab.show.page import write_report
     from paralab.show.run import print_result
     from paralab.show.screen import Screen
 
     request = Request(strategy=strategy, **_given(options))
+    train: Callable[..., dict[str, Any]] = training.run
+    launched = joined()
+    if launched:
+        from paralab import joining  # imports torch, to meet the other ranks
+
+        train = partial(joining.run, launched)
+    how: dict[str, Any] = {"out": out, "save_weights": save_weights, "profile": profile, "tensorboard": tensorboard}
     if as_json:
         if live:
             raise UsageError("--live draws in the terminal, and --json prints one object and nothing else.", cure="one of the two")
-        result = training.run(request, out, save_weights, profile, tensorboard=tensorboard)
+        result = train(request, **how)
         click.echo(json.dumps(result | ({"report": str(write_report(Path(result["run_folder"])))} if report else {})))
         return
-    screen = Screen(show, live)
+    screen = Screen(show, live) if not launched or launched.rank == 0 else None
     try:
-        result = training.run(request, out, save_weights, profile, watch=screen.watch, tensorboard=tensorboard)
+        result = train(request, **how, **({"watch": screen.watch} if screen else {}))
     finally:
-        screen.close()
+        if screen:
+            screen.close()
     print_result(result, show)
     if report:
         click.echo(f"All tables and pictures: {write_report(Path(result['run_folder']))}")
