@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -62,6 +64,8 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         signal.signal(signal.SIGTERM, _terminated)
+        if "SLURM_JOB_ID" in os.environ:  # before the time limit a job may get this signal; unheard, it would end the ranks
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
@@ -139,38 +143,50 @@ def run(
     slurm_wait: float | None,
     **options: Any,
 ) -> None:
-    """Train a workload under a STRATEGY and report what it cost."""
+    """Train a workload under a STRATEGY and report what it cost.
+
+    Under torchrun, or srun with several tasks, the launched processes are its ranks: they join, and rank 0 reports. With --slurm it
+    is submitted as a job, followed, and its result brought back.
+
+    \b
+    torchrun --nproc_per_node=2 -m paralab run ddp
+    srun -n 4 paralab run ddp
+    paralab run ddp --nodes 2 --slurm partition=gpu,gres=gpu:4,time=10:00
+    """
     from paralab import submitting, training
+    from paralab.launch.joined import joined
     from paralab.show.page import write_report
     from paralab.show.run import print_result
     from paralab.show.screen import Screen
 
     request = Request(strategy=strategy, **_given(options))
-
-    def train(watch: training.Watch = lambda plan, folder: lambda: None) -> dict[str, Any]:
-        if slurm is None:
-            return training.run(request, out, save_weights, profile, watch, tensorboard)
-        return submitting.submit(submission, out, slurm_wait, _say(as_json), watch)
-
-    if slurm is None:
-        submitting.require_slurm(nodes, dry_run, slurm_wait)
+    how: dict[str, Any] = {"out": out, "save_weights": save_weights, "profile": profile, "tensorboard": tensorboard}
+    train: Callable[..., dict[str, Any]] = training.run
+    launched = joined() if slurm is None else None
+    if slurm is not None and dry_run:
+        script = submitting.dry_run(request, nodes, slurm, **how)
+        click.echo(json.dumps({"script": script}) if as_json else script, nl=as_json)
+        return
+    if slurm is not None:
+        train = partial(submitting.run, nodes=nodes, options=slurm, wait_seconds=slurm_wait, say=_say(as_json))
     else:
-        submission = submitting.Submission.of(request, nodes, slurm, submitting.extras(save_weights, profile, tensorboard))
-        if dry_run:
-            script = submitting.dry_run(submission, out)
-            click.echo(json.dumps({"script": script}) if as_json else script, nl=as_json)
-            return
+        submitting.require_slurm(nodes, dry_run, slurm_wait)
+    if launched:
+        from paralab import joining  # imports torch, to meet the other ranks
+
+        train = partial(joining.run, launched)
     if as_json:
         if live:
             raise UsageError("--live draws in the terminal, and --json prints one object and nothing else.", cure="one of the two")
-        result = train()
+        result = train(request, **how)
         click.echo(json.dumps(result | ({"report": str(write_report(Path(result["run_folder"])))} if report else {})))
         return
-    screen = Screen(show, live, looking=slurm is None)
+    screen = Screen(show, live, looking=slurm is None) if not launched or launched.rank == 0 else None
     try:
-        result = train(screen.watch)
+        result = train(request, **how, **({"watch": screen.watch} if screen else {}))
     finally:
-        screen.close()
+        if screen:
+            screen.close()
     print_result(result, show)
     if report:
         click.echo(f"All tables and pictures: {write_report(Path(result['run_folder']))}")

@@ -7,7 +7,7 @@ needs fewer ranks than the widest one uses the first few, while the others wait.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,9 +80,9 @@ def _hopeless(job: Job, failed: Job) -> bool:
     return bool(failed.case and job.case == failed.case) or bool(reference and job.extras.get("compare_with") == reference)
 
 
-def failure(job: Job, launched: RunFolder, codes: list[int | None]) -> RunFailed:
+def failure(job: Job, launched: RunFolder, codes: list[int | None], gone: Sequence[int] = ()) -> RunFailed:
     """The error of a failed training: the root cause first, then where to read more."""
-    cause = root_cause(job.folder.path, codes, launched.logs)
+    cause = root_cause(job.folder.path, codes, launched.logs, gone)
     when = "before its first step" if cause.step is None else f"after step {cause.step}"
     return RunFailed(
         f"Rank {cause.rank} failed {when}: {cause.what}",

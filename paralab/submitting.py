@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,47 +35,36 @@ ARRIVE_SECONDS = 15.0  # so long may a file take to be seen from another machine
 KEPT = ("PYTHONPATH", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # written into the script where they are set
 
 
-@dataclass(frozen=True)
-class Submission:
-    """What `--nodes`, `--slurm` and the other options of `run` ask for."""
-
-    request: Request
-    asked: Allocation
-    extras: tuple[str, ...]
-
-    @classmethod
-    def of(cls, request: Request, nodes: int | None, options: str, extras: tuple[str, ...] = ()) -> Submission:
-        refuse_inside()
-        check(request)
-        check_reference(request.workload)
-        return cls(request, allocation(request, nodes, parse(options)), extras)
-
-    def text(self, runs: Path, prints: Path) -> str:
-        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
-        command = ["paralab", *sys.argv[1:]]
-        where = Path.cwd()
-        return script(self.request, self.asked, self.extras, runs.absolute(), prints, where, sys.executable, kept, command)
-
-
-def dry_run(submission: Submission, out: Path | None) -> str:
+def dry_run(
+    request: Request, nodes: int | None, options: str, out: Path | None, save_weights: bool, profile: bool, tensorboard: Path | None
+) -> str:
     """The script as one would submit it from here by hand: nothing needs to be there yet."""
-    return submission.text(out or Path("runs", "slurm"), Path.cwd())
+    return _script(
+        request, _asked(request, nodes, options), out or Path("runs", "slurm"), Path.cwd(), save_weights, profile, tensorboard
+    )
 
 
-def submit(
-    submission: Submission,
+def run(
+    request: Request,
     out: Path | None = None,
+    save_weights: bool = False,
+    profile: bool = False,
+    watch: Watch = lambda plan, folder: lambda: None,
+    tensorboard: Path | None = None,
+    *,
+    nodes: int | None,
+    options: str,
     wait_seconds: float | None = None,
     say: Callable[[str], None] = lambda line: None,
-    watch: Watch = lambda plan, folder: lambda: None,
 ) -> dict[str, Any]:
-    """Submit and follow; the result of the training, as `training.run` gives it, with what Slurm said of the job."""
+    """As `training.run`, as a job: submit and follow; the result also has what Slurm said of the job."""
+    asked = _asked(request, nodes, options)
     slurm.require()
-    folder = RunFolder.create(out, f"{submission.request.strategy}_slurm")
+    folder = RunFolder.create(out, f"{request.strategy}_slurm")
     path = (folder.path / "job.sbatch").absolute()
-    write_new(path, submission.text(folder.path, folder.path.absolute()))
-    folder.write_manifest(kind="slurm", request=asdict(submission.request), slurm=asdict(submission.asked))
-    number = slurm.submit(path, submission.asked.options)
+    write_new(path, _script(request, asked, folder.path, folder.path.absolute(), save_weights, profile, tensorboard))
+    folder.write_manifest(kind="slurm", request=asdict(request), slurm=asdict(asked))
+    number = slurm.submit(path, asked.options)
     say(f"Slurm job {number} is submitted: {path}")
     following = Following(number, folder, wait_seconds, say, watch)
     try:
@@ -86,11 +75,29 @@ def submit(
             f"Stopped by Ctrl-C: Slurm job {number} is cancelled (scancel {number}). The folder is {folder.path}",
             cure=f"`sbatch {path}` submits it again without following it, and `paralab show {folder.path}` reads what it leaves",
         ) from None
-    run = following.run
-    folder.write_outcome({"slurm": asdict(job), "run": run.name})
+    folder.write_outcome({"slurm": asdict(job), "run": following.run.name})
     if job.state == "COMPLETED":
-        return _result(run, job, folder)
-    raise failure(job, run, folder)
+        return _result(following.run, job, folder)
+    raise failure(job, following.run, folder)
+
+
+def _asked(request: Request, nodes: int | None, options: str) -> Allocation:
+    """What is wrong on whatever machine is refused before anything is submitted."""
+    refuse_inside()
+    check(request)
+    check_reference(request.workload)
+    return allocation(request, nodes, parse(options))
+
+
+def _script(
+    request: Request, asked: Allocation, runs: Path, prints: Path, save_weights: bool, profile: bool, tensorboard: Path | None
+) -> str:
+    """The job leaves what it alone can; the table and the page are made here."""
+    extras = ["--save-weights"] * save_weights + ["--profile"] * profile
+    extras += ["--tensorboard", str(tensorboard)] if tensorboard else []
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    command = ["paralab", *sys.argv[1:]]
+    return script(request, asked, extras, runs.absolute(), prints, Path.cwd(), sys.executable, kept, command)
 
 
 class Following:
@@ -216,13 +223,6 @@ def failure(job: slurm.Job, run: Path, folder: RunFolder) -> RunFailed:
     return RunFailed(
         f"Slurm job {job.number} {said.format(**words)} ({job.state}{reason}).", detail=detail, cure=do.format(**words)
     )
-
-
-def extras(save_weights: bool, profile: bool, tensorboard: Path | None) -> tuple[str, ...]:
-    """What the job itself must leave; the page and the table are made here."""
-    flags = {"--save-weights": save_weights, "--profile": profile}
-    where = ("--tensorboard", str(tensorboard)) if tensorboard else ()
-    return (*(flag for flag, wanted in flags.items() if wanted), *where)
 
 
 def require_slurm(nodes: int | None, dry: bool, wait_seconds: float | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +26,9 @@ class Cause:
     log: Path
 
 
-def root_cause(folder: Path, exit_codes: list[int | None], logs: Path) -> Cause:
+def root_cause(folder: Path, exit_codes: list[int | None], logs: Path, gone: Sequence[int] = ()) -> Cause:
     """The first error that is not a consequence of another rank's end; else the rank that left without a word; else the one for
-    which the others waited. An exit code None is a rank that the launcher had to end."""
+    which the others waited. An exit code None is a rank that the launcher had to end; `gone` are ranks whose end nobody saw."""
     events = read_events(folder)
     errors = [(event, rank) for rank, list_ in events.items() for event in list_ if event["event"] == "error"]
     ended = {rank for rank, list_ in events.items() if any(event["event"] == "end" for event in list_)}
@@ -41,6 +42,8 @@ def root_cause(folder: Path, exit_codes: list[int | None], logs: Path) -> Cause:
 
     if own:
         return cause(own[0][1], own[0][0]["error"], own[0][0].get("detail", ""))
+    if gone:
+        return cause(gone[0], "is gone without a word: it was killed, or its node is down", last_lines(logs / f"rank{gone[0]}.txt"))
     if left:
         code = exit_codes[left[0]] or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code} without an error"

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,18 @@ POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0  # between "please stop" and "stop"; after a failure, for the others to notice it themselves
 
 
-def launch(folder: RunFolder, jobs: list[dict[str, Any]], origin_seconds: float, on_poll: Callable[[], None]) -> list[int | None]:
+@dataclass(frozen=True)
+class Seat:
+    """The one rank that is started here, of a job that something else has launched: where it meets the others, over what."""
+
+    rank: int
+    meeting: str
+    interface: str | None
+
+
+def launch(
+    folder: RunFolder, jobs: list[dict[str, Any]], origin_seconds: float, on_poll: Callable[[], None], seat: Seat | None = None
+) -> list[int | None]:
     """Run the jobs one after the other in the same processes, as many as the widest job needs; return the exit codes (None: ended
     by us). A job has a plan, its extras, and the folder for its events. KeyboardInterrupt passes through when all ranks have ended.
     """
@@ -42,7 +53,7 @@ def launch(folder: RunFolder, jobs: list[dict[str, Any]], origin_seconds: float,
         spec.write_text(
             json.dumps(
                 {
-                    "meeting": str(Path(private, "meeting")),
+                    "meeting": seat.meeting if seat else f"file://{Path(private, 'meeting')}",
                     "origin_seconds": origin_seconds,
                     "jobs": jobs,
                 }
@@ -50,14 +61,15 @@ def launch(folder: RunFolder, jobs: list[dict[str, Any]], origin_seconds: float,
         )
         ranks: list[subprocess.Popen[bytes]] = []
         try:
-            for rank in plan.ranks:
-                ranks.append(_start(folder, spec, plan, rank.rank, rank.local_rank))
+            for rank in [plan.ranks[seat.rank]] if seat else plan.ranks:
+                interface = seat.interface if seat else loopback()
+                ranks.append(_start(folder, spec, plan, rank.rank, rank.local_rank, interface))
             return _watch(ranks, on_poll)
         finally:
             _end(ranks)
 
 
-def rank_environment(plan: Plan, rank: int, local_rank: int) -> dict[str, str]:
+def rank_environment(plan: Plan, rank: int, local_rank: int, interface: str | None) -> dict[str, str]:
     """What torchrun would set, the plan's threads, and what the plan's precision needs."""
     environment = {
         **os.environ,
@@ -69,18 +81,17 @@ def rank_environment(plan: Plan, rank: int, local_rank: int) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         INSIDE: f"rank {rank}",
     }
-    interface = loopback()
     if interface:
         environment.setdefault("GLOO_SOCKET_IFNAME", interface)
     return environment
 
 
-def _start(folder: RunFolder, spec: Path, plan: Plan, rank: int, local_rank: int) -> subprocess.Popen[bytes]:
+def _start(folder: RunFolder, spec: Path, plan: Plan, rank: int, local_rank: int, interface: str | None) -> subprocess.Popen[bytes]:
     prefix = prefix_words(plan.prefix, rank, local_rank) if plan.prefix else []
     with (folder.logs / f"rank{rank}.txt").open("ab") as log:
         return subprocess.Popen(
             [*prefix, sys.executable, "-m", "paralab.worker", str(spec)],
-            env=rank_environment(plan, rank, local_rank),
+            env=rank_environment(plan, rank, local_rank, interface),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -27,6 +27,7 @@ class RankPlan:
     devices: tuple[Device, ...]
     samples_per_step: int
     split: tuple[int, ...]
+    node: str = ""  # the host's name, where something else than paralab has launched the ranks
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -25,9 +24,11 @@ import torch.distributed as dist
 from paralab.errors import ParalabError
 from paralab.plan.plan import Plan
 from paralab.record.writer import EventWriter
+from paralab.worker.alignment import ALIGNED, Offset, offset_to_rank_0
 from paralab.worker.groups import make_groups
 from paralab.worker.lifeline import end_with_the_parent
 from paralab.worker.loop import Extras, train
+from paralab.worker.meeting import join_group
 from paralab.workload.load import load_workload, their_lines
 from paralab.workload.reference import user_folder
 from paralab.workload.workload import Workload
@@ -66,22 +67,25 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
     """Every job of the spec, one after the other, in the same processes. Ranks that a job does not need wait for the others."""
     plans = [Plan.from_json(job["plan"]) for job in spec["jobs"]]
     world_size = int(os.environ["WORLD_SIZE"])
+    offset = ALIGNED
     if world_size > 1:
         # This group only makes the ranks wait for one another, which takes neither a core nor a GPU; every training has a group of
         # its own (`group_of`), with a patience of its own.
-        dist.init_process_group("gloo", f"file://{spec['meeting']}", timedelta(days=1), world_size, rank)
+        join_group(spec["meeting"], world_size, rank)
+        offset = offset_to_rank_0()
         make_groups(plans)
+    origin = float(spec["origin_seconds"]) - offset.seconds  # rank 0's, on this rank's clock
     gc.freeze()  # what is here now stays: collecting garbage between trainings need not look at all of torch
     workloads: dict[str, Workload] = {}
     for plan, job in zip(plans, spec["jobs"], strict=True):
-        if job["deadline_seconds"] is not None and _is_over(float(spec["origin_seconds"]) + job["deadline_seconds"], world_size):
+        if job["deadline_seconds"] is not None and _is_over(origin + job["deadline_seconds"], world_size):
             return
         if rank < plan.world_size:
-            with _recorded(Path(job["events"]), plan, rank, float(spec["origin_seconds"])) as writer:
+            with _recorded(Path(job["events"]), plan, rank, origin, offset) as writer:
                 if plan.workload not in workloads:
                     workloads[plan.workload] = load_workload(plan.workload)
                 keep = {name: Path(path) for name, path in job["extras"].items()}
-                train(workloads[plan.workload], plan, rank, writer, float(spec["origin_seconds"]), Extras(**keep))
+                train(workloads[plan.workload], plan, rank, writer, origin, Extras(**keep))
         _tidy()
         if world_size > 1:
             dist.barrier()
@@ -106,7 +110,7 @@ def _tidy() -> None:
 
 
 @contextmanager
-def _recorded(events: Path, plan: Plan, rank: int, origin: float) -> Iterator[EventWriter]:
+def _recorded(events: Path, plan: Plan, rank: int, origin: float, offset: Offset) -> Iterator[EventWriter]:
     """This rank's event file: it begins with who we are, and ends with how it ended."""
     writer = EventWriter(events / f"rank{rank}.jsonl")
 
@@ -115,7 +119,8 @@ def _recorded(events: Path, plan: Plan, rank: int, origin: float) -> Iterator[Ev
 
     here = plan.ranks[rank]
     who = {"rank": rank, "local_rank": here.local_rank, "pid": os.getpid(), "devices": [device.name for device in here.devices]}
-    emit("start", **who, unix_seconds=time.time(), torch=torch.__version__)
+    clock = {"clock_offset_seconds": round(offset.seconds, 6), "clock_uncertainty_seconds": round(offset.uncertainty, 6)}
+    emit("start", **who, node=here.node, **clock, unix_seconds=time.time(), torch=torch.__version__)
     status = "failed"
     try:
         yield writer
