@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paralab.errors import UsageError
@@ -89,12 +89,13 @@ class Allocation:
 
 
 def allocation(request: Request, nodes: int | None, options: Options) -> Allocation:
-    """A rank per replica, if their number was given; else one per GPU, or per task, or per node.
+    """A rank per replica, if their number was given; else one per task or per GPU; else one per node, on one node two.
 
-    2 nodes, gres=gpu:4          8 ranks, 4 per node
-    2 nodes, --replicas 3        3 ranks, at most 2 per node
-    2 nodes, ntasks-per-node=2   4 ranks
-    2 nodes                      2 ranks
+    2 nodes, gres=gpu:4           8 ranks, 4 per node
+    2 nodes, gres=gpu:4, hybrid   4 ranks, each with a GPU for each of its 2 stages
+    2 nodes, --replicas 3         3 ranks, at most 2 per node
+    2 nodes, ntasks-per-node=2    4 ranks
+    2 nodes                       2 ranks
     """
     rest = dict(options)
     if nodes is not None and "nodes" in rest:
@@ -107,7 +108,7 @@ def allocation(request: Request, nodes: int | None, options: Options) -> Allocat
     if request.strategy in ONE_PROCESS:
         wanted = 1
     else:
-        wanted = request.replicas or tasks or nodes * (per_node or gpus_per_node(options, nodes) or 1)
+        wanted = request.replicas or tasks or nodes * (per_node or _ranks_per_node(request, nodes, options))
     if request.strategy in ONE_PROCESS and nodes > 1:
         raise UsageError(f"{request.strategy} is one process, and cannot use {nodes} nodes.", cure="--nodes 1, or ddp")
     for name, given, fits in (("ntasks", tasks, tasks == wanted), ("ntasks-per-node", per_node, (per_node or 0) * nodes >= wanted)):
@@ -118,6 +119,13 @@ def allocation(request: Request, nodes: int | None, options: Options) -> Allocat
     if request.threads_per_device and "cpus-per-task" not in rest:
         rest["cpus-per-task"] = str(request.threads_per_device)
     return Allocation(nodes, wanted, per_node or -(-wanted // nodes), rest)
+
+
+def _ranks_per_node(request: Request, nodes: int, options: Options) -> int:
+    gpus = gpus_per_node(options, nodes)
+    if gpus is None:
+        return 1 if nodes > 1 else 2
+    return max(1, gpus // (request.stages or 2)) if request.strategy == "hybrid" else gpus
 
 
 def gpus_per_node(options: Options, nodes: int) -> int | None:
@@ -181,6 +189,8 @@ def script(
     limit = limit_seconds(known.get("time"))
     if "signal" not in known and (limit is None or limit >= SHORTEST_WARNED_SECONDS):
         known["signal"] = f"USR1@{WARN_SECONDS}"
+    if asked.tasks == 1 and request.strategy not in ONE_PROCESS:  # a step of one task is not joined: paralab would start two ranks
+        request = replace(request, replicas=1)
     train = [python, "-m", "paralab", "run", request.strategy, *options_of(request), *extras]
     # Since Slurm 22.05 a step does not inherit the job's --cpus-per-task.
     step = "srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}"
