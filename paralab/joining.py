@@ -282,6 +282,7 @@ def _follow(place: Joined, meeting: Meeting, group: str) -> NoReturn:
     try:
         if code != 0:
             meeting.get("told", TOLD_SECONDS)
+            time.sleep(ASK_SECONDS)  # rank 0 ends first, with the code that counts
     except (Lost, KeyboardInterrupt):
         pass
     sys.exit(1 if code is None or code < 0 else code)

@@ -151,5 +151,5 @@ def places(facts: list[dict[str, Any]]) -> tuple[Place, ...]:
         local = fact["local_rank"] if fact["local_rank"] is not None else on_node.index(fact["rank"])
         # Two nodes of one name are one machine that plays several.
         name = f"{fact['name']}#{fact['node']}" if several and fact["node"] is not None else fact["name"]
-        found.append(Place(name, local, tuple(fact["gpus"]), max(1, fact["cores"] // masks.count(mask))))
+        found.append(Place(name, local, tuple(fact["gpus"]), fact["cores"] / masks.count(mask)))
     return tuple(found)

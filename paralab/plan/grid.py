@@ -40,13 +40,13 @@ class Place:
 
     node   the name of its host
     gpus   what tells the GPUs that it sees from all others, in its own order: two tasks of Slurm may both see one as `cuda:0`
-    cores  its share of the node's cores
+    cores  its share of the node's cores: half a core where two ranks have one
     """
 
     node: str
     local_rank: int
     gpus: tuple[str, ...]
-    cores: int
+    cores: float
 
 
 def grid(strategy: str, replicas: int, stages: int, placement: str, gpus: int) -> list[list[Device]]:

@@ -190,14 +190,14 @@ def _threads(
     places: Sequence[Place],
     reasons: list[Reason],
 ) -> int:
-    cores = machine.cores
-    because = f"{plural(cores, 'core')} ÷ {plural(devices, 'device')}, at least 1"
+    cores: float = machine.cores
+    because = f"{plural(machine.cores, 'core')} ÷ {plural(devices, 'device')}, at least 1"
     if places:  # one number for all ranks: what the one with the fewest cores has
         cores, devices = min(place.cores for place in places), -(-devices // len(places))
-        because = f"{plural(cores, 'core')} per rank" + (f" ÷ {devices} devices, at least 1" if devices > 1 else "")
+        because = f"{cores:g} cores per rank ÷ {plural(devices, 'device')}, at least 1"
     if device == "cuda":
-        return max(1, asked or cores // max(1, devices))
-    threads = request.threads_per_device or asked or max(1, cores // devices)
+        return max(1, asked or int(cores / max(1, devices)))
+    threads = request.threads_per_device or asked or max(1, int(cores / devices))
     if request.threads_per_device:
         because = "asked for"
     elif asked:
@@ -276,7 +276,7 @@ def _remarks(
     """What is virtual or shared; shown with the plan and with every timing."""
     remarks = []
     nodes = len({place.node for place in places})
-    cores = sum(place.cores for place in places) or machine.cores
+    cores = round(sum(place.cores for place in places)) or machine.cores
     if any(cell.virtual for cell in devices.values()):
         unit = "ranks" if len(cells) > 1 else "threads"
         where = f"the CPUs of {nodes} nodes" if nodes > 1 else "one CPU"
