@@ -100,7 +100,7 @@ def allocation(request: Request, nodes: int | None, options: Options) -> Allocat
     rest = dict(options)
     if nodes is not None and "nodes" in rest:
         raise UsageError(f"--nodes {nodes} and --slurm nodes={rest['nodes']} say the same thing twice.", cure="--nodes alone")
-    nodes = _number("nodes", rest.pop("nodes")) if "nodes" in rest else nodes or 1
+    nodes = _number("nodes", rest.pop("nodes")) if "nodes" in rest else 1 if nodes is None else nodes
     if nodes < 1:
         raise UsageError(f"--nodes {nodes} is not a positive number.", cure="--nodes 1 or more")
     tasks = _number("ntasks", rest.pop("ntasks")) if "ntasks" in rest else None
