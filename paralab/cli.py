@@ -153,7 +153,7 @@ def run(
     srun -n 4 paralab run ddp
     paralab run ddp --nodes 2 --slurm partition=gpu,gres=gpu:4,time=10:00
     """
-    from paralab import submitting, training
+    from paralab import submitting
     from paralab.launch.joined import joined
     from paralab.show.page import write_report
     from paralab.show.run import print_result
@@ -161,20 +161,14 @@ def run(
 
     request = Request(strategy=strategy, **_given(options))
     how: dict[str, Any] = {"out": out, "save_weights": save_weights, "profile": profile, "tensorboard": tensorboard}
-    train: Callable[..., dict[str, Any]] = training.run
     launched = joined() if slurm is None else None
     if slurm is not None and dry_run:
         script = submitting.dry_run(request, nodes, slurm, **how)
         click.echo(json.dumps({"script": script}) if as_json else script, nl=as_json)
         return
-    if slurm is not None:
-        train = partial(submitting.run, nodes=nodes, options=slurm, wait_seconds=slurm_wait, say=_say(as_json))
-    else:
+    if slurm is None:
         submitting.require_slurm(nodes, dry_run, slurm_wait)
-    if launched:
-        from paralab import joining  # imports torch, to meet the other ranks
-
-        train = partial(joining.run, launched)
+    train = _trainer(launched, slurm, nodes=nodes, wait_seconds=slurm_wait, say=_say(as_json))
     if as_json:
         if live:
             raise UsageError("--live draws in the terminal, and --json prints one object and nothing else.", cure="one of the two")
@@ -192,6 +186,19 @@ def run(
         click.echo(f"All tables and pictures: {write_report(Path(result['run_folder']))}")
     if tensorboard:
         click.echo(f"Look at it with: tensorboard --logdir {tensorboard}")
+
+
+def _trainer(launched: Any, slurm: str | None, **job: Any) -> Callable[..., dict[str, Any]]:
+    """Who trains: ranks started here, those that were launched already, or a Slurm job."""
+    from paralab import submitting, training
+
+    if slurm is not None:
+        return partial(submitting.run, options=slurm, **job)
+    if launched:
+        from paralab import joining  # imports torch, to meet the other ranks
+
+        return partial(joining.run, launched)
+    return training.run
 
 
 @main.command(short_help="The resolved plan with its reasons; starts nothing.")

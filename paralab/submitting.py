@@ -64,7 +64,13 @@ def run(
     path = (folder.path / "job.sbatch").absolute()
     write_new(path, _script(request, asked, folder.path, folder.path.absolute(), save_weights, profile, tensorboard))
     folder.write_manifest(kind="slurm", request=asdict(request), slurm=asdict(asked))
-    number = slurm.submit(path, asked.options)
+    try:
+        number = slurm.submit(path, asked.options)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"Stopped by Ctrl-C while Slurm was asked to take {path}; it may have taken it.",
+            cure="squeue --me shows whether there is a job, and scancel JOB ends it",
+        ) from None
     say(f"Slurm job {number} is submitted: {path}")
     following = Following(number, folder, wait_seconds, say, watch)
     try:

@@ -132,11 +132,17 @@ def gpus_per_node(options: Options, nodes: int) -> int | None:
     """gres=gpu:4, gres=gpu:a100:4, gpus-per-node=a100:4, gpus=8 of 2 nodes: 4. None where no GPU is asked for."""
     for part in (options.get("gres") or "").split(","):
         if part.split(":")[0] == "gpu":
-            return _number("gres", part.rpartition(":")[2]) if ":" in part and part[-1].isdigit() else 1
+            return _count(part)
     for name, per in (("gpus-per-node", 1), ("gpus", nodes)):
         if options.get(name):
-            return max(1, _number(name, str(options[name]).rpartition(":")[2]) // per)
+            return max(1, _count(str(options[name])) // per)
     return None
+
+
+def _count(text: str) -> int:
+    """`a100:4` -> 4, `a100` -> 1."""
+    last = text.rpartition(":")[2]
+    return int(last) if last.isdigit() else 1
 
 
 def _number(name: str, text: str | None) -> int:

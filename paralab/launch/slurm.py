@@ -112,7 +112,7 @@ class Job:
 
     def told(self) -> str:
         """`PENDING (Resources: it is next, …)`, `RUNNING on n[1-2]`."""
-        if self.state == "PENDING":
+        if self.state == "PENDING" and self.reason != "None":
             return f"PENDING ({self.reason}: {self.waiting.means})"
         return f"{self.state} on {self.nodes}" if self.nodes else self.state
 

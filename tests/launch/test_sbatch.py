@@ -54,6 +54,7 @@ def test_what_sbatch_would_not_understand_is_refused(text, problem):
         ("ddp", 2, "gres=gpu:a100:4", None, (2, 8, 4)),
         ("ddp", 2, 'gres="shard:1,gpu:2"', None, (2, 4, 2)),
         ("ddp", 2, "gres=gpu", None, (2, 2, 1)),
+        ("ddp", 2, "gres=gpu:h100", None, (2, 2, 1)),
         ("ddp", 2, "gpus-per-node=h100:3", None, (2, 6, 3)),
         ("ddp", 2, "gpus=8", None, (2, 8, 4)),
         ("ddp", 2, "gres=gpu:4", 3, (2, 3, 2)),
