@@ -79,6 +79,7 @@ def cluster() -> Iterator[dict[str, str]]:
             _start(folder, environment)
             yield environment
         finally:
+            _cancel_all(environment)
             _stop(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -118,6 +119,16 @@ def idle(environment: dict[str, str]) -> int:
     command = ["sinfo", "--noheader", "--Node", "--states=idle", "--partition=debug"]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=START_SECONDS)
     return len([line for line in done.stdout.splitlines() if " idle" in line])
+
+
+def _cancel_all(environment: dict[str, str]) -> None:
+    """What a failed test has left: the processes of a job outlive the node that started them."""
+    known = {**os.environ, **environment}
+    with suppress(subprocess.SubprocessError, OSError):
+        subprocess.run(["scancel", "--user=root"], env=known, timeout=START_SECONDS, capture_output=True)
+    deadline = time.monotonic() + 10
+    while idle(environment) < NODES and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def _stop(folder: Path) -> None:
