@@ -393,7 +393,9 @@ def _parsed(text: str, options: dict[str, Any]) -> Request:
 
 
 def _say(as_json: bool) -> Callable[[str], None]:
-    return (lambda line: None) if as_json else lambda line: click.echo(line, err=True)
+    from paralab.show.console import errors  # where the bar is drawn, above which the line must stand
+
+    return (lambda line: None) if as_json else lambda line: errors.print(line, markup=False, emoji=False, soft_wrap=True)
 
 
 def _tell(result: dict[str, Any], as_json: bool) -> None:

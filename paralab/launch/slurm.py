@@ -80,10 +80,16 @@ ENDINGS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "CANCELLED": ("was cancelled, by scancel or by an administrator", "submit it again: {again}"),
         "TIMEOUT": ("reached its time limit of {limit}, and was ended", "a longer --slurm time=, or fewer --steps"),
-        "NODE_FAIL": ("lost a node ({nodes})", "submit it again, without the node: --slurm exclude={nodes}"),
+        "NODE_FAIL": (
+            "lost one of its nodes, {nodes}",
+            "submit it again with --slurm exclude=NODE; sinfo -R names it",
+        ),
         "OUT_OF_MEMORY": ("used more memory of the host than it had", "more --slurm mem=, a smaller --batch-size, or more ranks"),
         "PREEMPTED": ("had to make room for a job with more priority", "another partition or qos, or submit it again: {again}"),
-        "BOOT_FAIL": ("got a node that did not boot ({nodes})", "submit it again, without the node: --slurm exclude={nodes}"),
+        "BOOT_FAIL": (
+            "got a node that did not boot, of {nodes}",
+            "submit it again with --slurm exclude=NODE; sinfo -R names it",
+        ),
         "DEADLINE": ("did not end before its deadline", "leave deadline= out"),
         "FAILED": ("ended with exit code {code}", "read {prints}"),
     }
