@@ -203,14 +203,8 @@ def test_two_hosts_are_one_run(tmp_path):
 
         def host(node):
             inside = prefix_words(options[1], node, node)
-            rendezvous = (
-                "--nnodes=2",
-                "--nproc_per_node=1",
-                "--rdzv-backend=c10d",
-                "--rdzv-endpoint=10.77.0.1:29400",
-                "--rdzv-id=paralab-test",
-            )
-            rendezvous += (f"--rdzv-conf=is_host={node == 0}", f"--local-addr=10.77.0.{node + 1}")
+            rendezvous = ("--nnodes=2", "--nproc_per_node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=10.77.0.1:29400")
+            rendezvous += ("--rdzv-id=test", f"--rdzv-conf=is_host={node == 0}", f"--local-addr=10.77.0.{node + 1}")
             run = ("run", "ddp", "--workload", "cnn:tiny", "--steps", "4", "--json", "--out", "run")
             return launched(*inside, *words(*run, rendezvous=rendezvous), cwd=tmp_path)
 
