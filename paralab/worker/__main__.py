@@ -68,7 +68,7 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
     plans = [Plan.from_json(job["plan"]) for job in spec["jobs"]]
     world_size = int(os.environ["WORLD_SIZE"])
     offset = ALIGNED
-    if world_size > 1:
+    if world_size > 1 or plans[0].backend:  # also `ddp` with one replica needs a group
         # This group only makes the ranks wait for one another, which takes neither a core nor a GPU; every training has a group of
         # its own (`group_of`), with a patience of its own.
         join_group(spec["meeting"], world_size, rank)
