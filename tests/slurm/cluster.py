@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-NODES, GPUS, CPUS = 2, 2, 4
+NODES, CPUS = 2, 4
+GPU_FILES = ("/dev/null", "/dev/zero")  # a GPU is a file to Slurm; these are everywhere
 START_SECONDS = 30
 BEHIND = ("/usr/sbin", "/usr/bin")  # the daemons are in no user's PATH
 
@@ -87,10 +88,10 @@ def cluster() -> Iterator[dict[str, str]]:
 
 def _configure(folder: Path) -> dict[str, str]:
     host, ports = socket.gethostname().partition(".")[0], _free_ports(NODES + 1)
-    nodes = [NODE.format(number=n, host=host, port=ports[n], cpus=CPUS, gpus=GPUS) for n in range(1, NODES + 1)]
+    nodes = [NODE.format(number=n, host=host, port=ports[n], cpus=CPUS, gpus=len(GPU_FILES)) for n in range(1, NODES + 1)]
     text = CONFIGURATION.format(host=host, folder=folder, ports=ports, nodes="\n".join(nodes))
     (folder / "slurm.conf").write_text(text)
-    (folder / "gres.conf").write_text(f"NodeName=n[1-{NODES}] Name=gpu File=/dev/tty[0-{GPUS - 1}]\n")
+    (folder / "gres.conf").write_text("".join(f"NodeName=n[1-{NODES}] Name=gpu File={file}\n" for file in GPU_FILES))
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nConstrainCores=no\nConstrainRAMSpace=no\n")
     for name in ("state", "munge", *(f"spool/n{n}" for n in range(1, NODES + 1))):
         (folder / name).mkdir(parents=True)
