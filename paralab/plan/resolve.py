@@ -160,7 +160,8 @@ def _check_launched(request: Request, cells: list[list[Device]], places: Sequenc
             cure = f"leave --replicas out, or {cure}"
         elif needed == 1:
             cure = f"paralab run {request.strategy} without torchrun or srun, or a strategy with a process per replica: ddp"
-        raise UsageError(f"{request.strategy}{asked} is {plural(needed, 'rank')}, and {launched} were launched.", cure=cure)
+        were = "was" if launched == 1 else "were"
+        raise UsageError(f"{request.strategy}{asked} is {plural(needed, 'rank')}, and {launched} {were} launched.", cure=cure)
     blind = [place.node for place in places if not place.gpus]
     if device == "cuda" and blind:
         raise UsageError(f"A rank on {blind[0]} sees no GPU, and rank 0 does.", cure="--device cpu, or GPUs for every rank")
