@@ -7,7 +7,9 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -45,6 +47,7 @@ REQUEST_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--prefix", metavar="COMMAND", help="Start every rank through it, e.g. 'numactl -N {local_rank}'."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else there."),
 ]
+SAID_SECONDS = 2.0  # for rank 0 to say what is wrong: torchrun ends all ranks when one has ended
 OUT = click.option("--out", type=click.Path(path_type=Path), help="The run folder. [default: runs/DATE_TIME_…]")
 
 
@@ -59,6 +62,18 @@ def request_options(command: Any) -> Any:
     return command
 
 
+def _leave_it_to_rank_0() -> None:
+    """A launched rank other than 0 finds the same mistake as rank 0: it ends silently, once that one has said so."""
+    from paralab.launch.joined import joined
+
+    with suppress(UsageError):  # it is the environment that is wrong: then nobody knows who is rank 0
+        launched = joined()
+        if launched and launched.rank:
+            with suppress(KeyboardInterrupt):
+                time.sleep(SAID_SECONDS)
+            sys.exit(UsageError.exit_code)
+
+
 class Commands(click.Group):
     """Prints our own errors as they are: what, why, what to write instead; no traceback."""
 
@@ -69,10 +84,13 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
+            _leave_it_to_rank_0()
             if "--json" in sys.argv:
                 click.echo(json.dumps({"error": error.format_message(), "detail": None, "cure": "--help"}))
             raise
         except ParalabError as error:
+            if isinstance(error, UsageError):
+                _leave_it_to_rank_0()
             if "--json" in sys.argv:
                 click.echo(json.dumps({"error": error.problem, "detail": error.detail, "cure": error.cure}))
             click.echo(f"paralab: {error}", err=True)

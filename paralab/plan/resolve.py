@@ -34,11 +34,9 @@ def resolve(
     threads_asked: int | None = None,
     places: Sequence[Place] = (),
 ) -> Plan:
-    """The complete plan, or the UsageError that says what to write instead. `places`: where the ranks already are, one each; empty
-    where paralab starts them."""
+    """The complete plan, or the UsageError that says what to write instead. `places`: where launched ranks already are."""
     check(request)
-    if places and request.replicas is None and request.strategy in PROCESS_PER_REPLICA:
-        request = replace(request, replicas=len(places))
+    request = _with_launched(request, places)
     reasons: list[Reason] = []
 
     def choose(name: str, given: object, chosen: object, because: str) -> None:
@@ -52,8 +50,7 @@ def resolve(
     placement = request.placement or "spread"
     cells = grid(strategy, shape.replicas, shape.stages, placement, gpus)
     if places:
-        _check_launched(request, cells, places, device)
-        cells = placed(cells, places, placement, device == "cuda")
+        cells = _where_launched(request, cells, places, device)
     ranks = _ranks(strategy, shape, cells, places)
     devices = {cell.name: cell for row in cells for cell in row}
     threads = _threads(request, machine, device, len(devices), threads_asked, places, reasons)
@@ -150,8 +147,15 @@ def _precision(
     return precision, environment
 
 
-def _check_launched(request: Request, cells: list[list[Device]], places: Sequence[Place], device: str) -> None:
-    """As many ranks were launched as are needed, and each has what it needs."""
+def _with_launched(request: Request, places: Sequence[Place]) -> Request:
+    """The launched ranks are the replicas, unless it was said how many there are."""
+    if not places or request.replicas is not None or request.strategy not in PROCESS_PER_REPLICA:
+        return request
+    return replace(request, replicas=len(places))
+
+
+def _where_launched(request: Request, cells: list[list[Device]], places: Sequence[Place], device: str) -> list[list[Device]]:
+    """The grid on the devices of the ranks that were launched, if they are as many as it needs, and each has what it needs."""
     launched, needed = len(places), len(cells)
     if needed != launched:
         asked = "".join(f" --{name} {n}" for name in ("replicas", "stages") if (n := getattr(request, name)) is not None)
@@ -160,10 +164,12 @@ def _check_launched(request: Request, cells: list[list[Device]], places: Sequenc
             cure = f"leave --replicas out, or {cure}"
         elif needed == 1:
             cure = f"paralab run {request.strategy} without torchrun or srun, or a strategy with a process per replica: ddp"
-        raise UsageError(f"{request.strategy}{asked} is {plural(needed, 'rank')}, and {launched} were launched.", cure=cure)
+        were = "was" if launched == 1 else "were"
+        raise UsageError(f"{request.strategy}{asked} is {plural(needed, 'rank')}, and {launched} {were} launched.", cure=cure)
     blind = [place.node for place in places if not place.gpus]
     if device == "cuda" and blind:
         raise UsageError(f"A rank on {blind[0]} sees no GPU, and rank 0 does.", cure="--device cpu, or GPUs for every rank")
+    return placed(cells, places, request.placement or "spread", device == "cuda")
 
 
 def _ranks(strategy: str, shape: Shape, cells: list[list[Device]], places: Sequence[Place]) -> tuple[RankPlan, ...]:
