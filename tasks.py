@@ -17,7 +17,12 @@ VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = str(BIN / "python")
 
-SYSTEM = {"chromium": "chromium", "iproute2": "ip"}  # Debian's package, and the command it brings
+SYSTEM = {
+    "chromium": "chromium",
+    "iproute2": "ip",
+    "slurm-wlm": "sbatch",
+    "munge": "munge",
+}  # Debian's package, and the command it brings
 
 TASKS = {
     "setup": "make .venv and install paralab with everything for development",
@@ -56,7 +61,8 @@ def demo() -> None:
 
 
 def system() -> None:
-    """Chromium and iproute2, for the tests that look at pages and lay cables; where they cannot be had, those tests say so."""
+    """Chromium, iproute2 and Slurm, for the tests that look at pages, lay cables and submit jobs; where they cannot be had, those
+    tests say so."""
     missing = [package for package, command in SYSTEM.items() if not shutil.which(command)]
     if not missing:
         return

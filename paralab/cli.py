@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -48,6 +52,7 @@ REQUEST_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--prefix", metavar="COMMAND", help="Start every rank through it, e.g. 'numactl -N {local_rank}'."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else there."),
 ]
+SAID_SECONDS = 2.0  # for rank 0 to say what is wrong: torchrun ends all ranks when one has ended
 OUT = click.option("--out", type=click.Path(path_type=Path), help="The run folder. [default: runs/DATE_TIME_…]")
 
 
@@ -102,18 +107,35 @@ def request_options(command: Any) -> Any:
     return command
 
 
+def _leave_it_to_rank_0() -> None:
+    """A launched rank other than 0 finds the same mistake as rank 0: it ends silently, once that one has said so."""
+    from paralab.launch.joined import joined
+
+    with suppress(UsageError):  # it is the environment that is wrong: then nobody knows who is rank 0
+        launched = joined()
+        if launched and launched.rank:
+            with suppress(KeyboardInterrupt):
+                time.sleep(SAID_SECONDS)
+            sys.exit(UsageError.exit_code)
+
+
 class Commands(click.Group):
     """Prints our own errors as they are: what, why, what to write instead; no traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         signal.signal(signal.SIGTERM, _terminated)
+        if "SLURM_JOB_ID" in os.environ:  # before the time limit a job may get this signal; without checkpoints it is not heard
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
+            _leave_it_to_rank_0()
             if "--json" in sys.argv:
                 click.echo(json.dumps({"error": error.format_message(), "detail": None, "cure": "--help"}))
             raise
         except ParalabError as error:
+            if isinstance(error, UsageError):
+                _leave_it_to_rank_0()
             if "--json" in sys.argv:
                 click.echo(json.dumps({"error": error.problem, "detail": error.detail, "cure": error.cure}))
             click.echo(f"paralab: {error}", err=True)
@@ -163,6 +185,12 @@ def main() -> None:
     help="Also write the run's numbers for TensorBoard, to a sub-folder of DIR.",
 )
 @survival_options
+@click.option(
+    "--slurm", metavar="KEY=VALUE,…", help="As a Slurm job, with these options of sbatch: partition=gpu,gres=gpu:4,time=10:00."
+)
+@click.option("--nodes", type=int, help="Nodes of the Slurm job. [default: 1]")
+@click.option("--dry-run", is_flag=True, help="Print the Slurm job's script; submit nothing.")
+@click.option("--slurm-wait", metavar="SECONDS", type=float, help="Cancel the Slurm job if it has not started by then.")
 def run(
     strategy: str,
     as_json: bool,
@@ -173,39 +201,73 @@ def run(
     live: bool,
     tensorboard: Path | None,
     report: bool,
+    slurm: str | None,
+    nodes: int | None,
+    dry_run: bool,
+    slurm_wait: float | None,
     **options: Any,
 ) -> None:
     """Train a workload under a STRATEGY and report what it cost.
 
+    Under torchrun, or srun with several tasks, the launched processes are its ranks: they join, and rank 0 reports. With --slurm it
+    is submitted as a job, followed, and its result brought back.
+
+    \b
+    torchrun --nproc_per_node=2 -m paralab run ddp
+    srun -n 4 paralab run ddp
+    paralab run ddp --nodes 2 --slurm partition=gpu,gres=gpu:4,time=10:00
+
     Exit codes: 0 done, 1 failed, 2 wrong use, 75 stopped and saved (--resume goes on), 130 stopped at once.
     """
-    from paralab import training
+    from paralab import submitting
+    from paralab.launch.joined import joined
     from paralab.show.page import write_report
     from paralab.show.run import print_result
     from paralab.show.screen import Screen
 
     survival = _survival(options)
     request = Request(strategy=strategy, **_given(options))
+    how: dict[str, Any] = {"out": out, "save_weights": save_weights, "profile": profile, "tensorboard": tensorboard}
+    how |= {"survival": survival}
+    launched = joined() if slurm is None else None
+    if slurm is not None and dry_run:
+        script = submitting.dry_run(request, nodes, slurm, **how)
+        click.echo(json.dumps({"script": script}) if as_json else script, nl=as_json)
+        return
+    if slurm is None:
+        submitting.require_slurm(nodes, dry_run, slurm_wait)
+    how |= {"say": _say(as_json and slurm is not None)}
+    train = _trainer(launched, slurm, nodes=nodes, wait_seconds=slurm_wait)
     if as_json:
         if live:
             raise UsageError("--live draws in the terminal, and --json prints one object and nothing else.", cure="one of the two")
-        result = training.run(
-            request, out, save_weights, profile, tensorboard=tensorboard, survival=survival, say=_say(as_json=False)
-        )
+        result = train(request, **how)
         click.echo(json.dumps(result | ({"report": str(write_report(Path(result["run_folder"])))} if report else {})))
         return
-    screen = Screen(show, live)
+    screen = Screen(show, live, looking=slurm is None) if not launched or launched.rank == 0 else None
     try:
-        result = training.run(
-            request, out, save_weights, profile, watch=screen.watch, tensorboard=tensorboard, survival=survival, say=_say(as_json)
-        )
+        result = train(request, **how, **({"watch": screen.watch} if screen else {}))
     finally:
-        screen.close()
+        if screen:
+            screen.close()
     print_result(result, show)
     if report:
         click.echo(f"All tables and pictures: {write_report(Path(result['run_folder']))}")
     if tensorboard:
         click.echo(f"Look at it with: tensorboard --logdir {tensorboard}")
+
+
+def _trainer(launched: Any, slurm: str | None, **job: Any) -> Callable[..., dict[str, Any]]:
+    """Who trains: ranks started here, those that were launched already, or a Slurm job."""
+    from paralab import submitting, training
+
+    if slurm is not None:
+        return partial(submitting.run, options=slurm, **job)
+    if launched:
+        from paralab import joining  # imports torch, to meet the other ranks
+
+        return partial(joining.run, launched)
+    return training.run
 
 
 @main.command(short_help="The resolved plan with its reasons; starts nothing.")
@@ -422,7 +484,9 @@ def _parsed(text: str, options: dict[str, Any]) -> Request:
 
 
 def _say(as_json: bool) -> Callable[[str], None]:
-    return (lambda line: None) if as_json else lambda line: click.echo(line, err=True)
+    from paralab.show.console import errors  # where the bar is drawn, above which the line must stand
+
+    return (lambda line: None) if as_json else lambda line: errors.print(line, markup=False, emoji=False, soft_wrap=True)
 
 
 def _tell(result: dict[str, Any], as_json: bool) -> None:

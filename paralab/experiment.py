@@ -20,7 +20,7 @@ from paralab.errors import UsageError
 from paralab.jobs import Job, train_all
 from paralab.machine.host import Machine, threads_asked
 from paralab.plan.plan import Plan
-from paralab.plan.request import APPLIES, Request, flag_of, on_one_device
+from paralab.plan.request import APPLIES, Request, on_one_device, options_of
 from paralab.plan.resolve import needs_layers, needs_units, resolve
 from paralab.record.folder import RunFolder
 from paralab.training import finish, look_once, probe_once, record_plan, refuse_inside, slug
@@ -77,12 +77,7 @@ def described(request: Request) -> str:
 
 def command(request: Request) -> str:
     """The `paralab run` command of a request: what was said, in the order of the options, but not how long it was tried for."""
-    words = ["paralab", "run", request.strategy]
-    for name, value in asdict(request).items():
-        if name in ("strategy", "steps") or value is None or (name, value) in (("seed", 0), ("device", "auto")):
-            continue
-        words += [flag_of(name)] if value is True else [flag_of(name), f"{value:g}" if isinstance(value, float) else str(value)]
-    return shlex.join(words)
+    return shlex.join(["paralab", "run", request.strategy, *options_of(replace(request, steps=None))])
 
 
 def resolve_all(cases: Sequence[Case]) -> tuple[list[Resolved], list[dict[str, str]]]:

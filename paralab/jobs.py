@@ -7,7 +7,7 @@ needs fewer ranks than the widest one uses the first few, while the others wait.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -92,15 +92,14 @@ def _hopeless(job: Job, failed: Job) -> bool:
     return bool(failed.case and job.case == failed.case) or bool(reference and job.extras.get("compare_with") == reference)
 
 
-def failure(job: Job, launched: RunFolder, ending: Ending, attempt: int = 0) -> RunFailed:
-    """The error of a failed training: the root cause first, then where to read more."""
+def failure(job: Job, launched: RunFolder, ending: Ending, attempt: int = 0, gone: Sequence[int] = ()) -> RunFailed:
+    """The error of a failed training: the root cause first, then where to read more. `gone`: ranks whose end nobody saw."""
     if ending.late:
         return _hung(job, launched, ending.late, attempt)
-    cause = root_cause(job.folder.path, ending.codes, launched.logs, attempt)
+    cause = root_cause(job.folder.path, ending.codes, launched.logs, attempt, gone)
     post = ending.posts[cause.rank]
-    when = {"start": "before its first step", "save": f"while saving after {post.step} steps"}.get(
-        post.phase, f"in step {post.step}"
-    )
+    phases = {"start": "before its first step", "save": f"while saving after {post.step} steps"}
+    when = phases.get(post.phase, f"in step {post.step}")
     return RunFailed(
         f"Rank {cause.rank} failed {when}: {cause.what}",
         detail=cause.detail,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from paralab.jobs import Job, failure
 from paralab.launch.local import launch
 from paralab.launch.watchdog import Deadlines
 from paralab.plan.plan import Plan
+from paralab.record.board import Board
 from paralab.record.checkpoints import KEPT, TOPOLOGY, Checkpoint, Keeping, checkpoints, last_good, require_same_training
 from paralab.record.reader import read_events
 from paralab.units import plural
@@ -36,6 +38,14 @@ class Survival:
     resume: bool = False
     max_restarts: int = 0
     deadlines: Deadlines = field(default_factory=Deadlines)
+
+    def options(self) -> list[str]:
+        """As they would be written in a command, without --resume; the folder as seen from anywhere."""
+        kept = [] if self.directory is None else ["--checkpoint", str(self.directory.absolute())]
+        kept += [] if self.every is None else ["--checkpoint-every", str(self.every)]
+        kept += [] if self.keep == KEPT else ["--keep-checkpoints", str(self.keep)]
+        patience = zip(Deadlines._fields, self.deadlines, Deadlines(), strict=True)
+        return kept + [word for name, given, usual in patience if given != usual for word in (f"--{name}-deadline", f"{given:g}")]
 
     def check(self) -> None:
         if self.directory is None and (self.every is not None or self.resume):
@@ -99,14 +109,11 @@ def train(
 ) -> tuple[RunFailed | None, bool]:
     """Train, and start again after a failure as often as allowed; (the error in the end, whether it was stopped and saved)."""
     job = replace(job, keeping=survival.begin(job.plan, say))
-    if job.keeping and job.keeping.done == job.plan.num_steps:
-        raise NothingLeft(
-            f"All {job.plan.num_steps} steps are done already: {job.keeping.resume}", cure="--steps with more of them"
-        )
+    require_steps_left(job)
     with stopping_in_order(enabled=job.keeping is not None, say=say) as asked:
         for attempt in range(survival.max_restarts + 1):
             spec = job.spec(attempt=attempt)
-            ending = launch(job.folder, [spec], origin_seconds, on_poll, survival.deadlines, attempt, stopping=lambda: bool(asked))
+            ending = launch(job.folder, [spec], origin_seconds, on_poll, survival.deadlines, attempt, agree_when(asked))
             status = Recording.read(job.folder.path).status
             if not ending.failed and status in ("completed", "stopped"):
                 return None, status == "stopped"
@@ -127,19 +134,33 @@ def train(
     raise AssertionError("the loop returns")
 
 
+def agree_when(asked: list[int]) -> Callable[[Board], None]:
+    return lambda board: board.agree() if asked else None
+
+
+def require_steps_left(job: Job) -> None:
+    if job.keeping and job.keeping.done == job.plan.num_steps:
+        raise NothingLeft(f"All {job.plan.num_steps} steps are done already: {job.keeping.resume}", cure="more --steps")
+
+
 @contextmanager
-def stopping_in_order(enabled: bool, say: Say) -> Iterator[list[int]]:
+def stopping_in_order(enabled: bool, say: Say, together_seconds: float = 0.0) -> Iterator[list[int]]:
     """The signals that ask for an end, as a list that is empty until the first. SIGTERM (a cluster's, or kill), SIGUSR1 (Slurm's
-    warning before the time limit) and the first Ctrl-C save and stop; the second one stops at once."""
+    warning before the time limit) and the first Ctrl-C save and stop; the second one stops at once. Signals that come within
+    `together_seconds` count as one: a launcher passes on the Ctrl-C that its ranks have seen themselves."""
     asked: list[int] = []
+    first: list[float] = []
     if not enabled:
         yield asked
         return
 
     def ask(signum: int, frame: FrameType | None) -> None:
+        if asked:
+            if time.monotonic() - first[0] > together_seconds:
+                raise KeyboardInterrupt
+            return
         asked.append(signum)
-        if len(asked) > 1:
-            raise KeyboardInterrupt
+        first.append(time.monotonic())
         say("Stopping: all ranks finish their step and save. Once more to stop at once.")
 
     names = [name for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from paralab.analyse.result import result_of
 from paralab.analyse.trace import trace_of
-from paralab.errors import Interrupted, Paused, UsageError
+from paralab.errors import Interrupted, Paused, RunFailed, UsageError
 from paralab.jobs import Job
 from paralab.launch.inspect import look_at
+from paralab.launch.joined import joined
 from paralab.launch.local import INSIDE
 from paralab.machine.host import Machine, threads_asked, usable_cores
 from paralab.machine.precision import probe_cpu
+from paralab.plan.grid import Place
 from paralab.plan.plan import Plan
 from paralab.plan.request import Request, check
 from paralab.plan.resolve import needs_layers, needs_units, resolve
@@ -46,9 +48,20 @@ def look_again() -> None:
     _look.cache_clear()
 
 
-def make_plan(request: Request) -> tuple[Plan, Machine, Summary]:
-    """Resolve a request; nothing is started but the child process that looks."""
-    refuse_inside()
+class Team(Protocol):
+    """Ranks that something else has launched, of which this process is rank 0 (`paralab.joining`)."""
+
+    places: tuple[Place, ...]
+
+    def train(
+        self, job: Job, survival: Survival, on_poll: Callable[[], None], origin_seconds: float, say: Callable[[str], None]
+    ) -> tuple[RunFailed | None, bool]: ...
+
+
+def make_plan(request: Request, places: Sequence[Place] = ()) -> tuple[Plan, Machine, Summary]:
+    """Resolve a request; nothing is started but the child process that looks. `places`: where the ranks already are."""
+    if not places:
+        refuse_inside()
     check(request)
     request = replace(request, workload=check_reference(request.workload))
     machine, summary = look_at(
@@ -59,7 +72,7 @@ def make_plan(request: Request) -> tuple[Plan, Machine, Summary]:
         _one_device_threads(request),
         needs_units(request.strategy),
     )
-    return resolve(request, machine, summary, probe_once, threads_asked()), machine, summary
+    return resolve(request, machine, summary, probe_once, threads_asked(), places), machine, summary
 
 
 def refuse_inside() -> None:
@@ -70,14 +83,13 @@ def refuse_inside() -> None:
             "This file calls paralab when it is imported, and the ranks must import it to find the workload in it.",
             cure='put the call under `if __name__ == "__main__":`',
         )
-    launched = {"RANK": "WORLD_SIZE", "SLURM_PROCID": "SLURM_STEP_NUM_TASKS"}
-    for rank, ranks in launched.items():
-        if rank in os.environ and int(os.environ.get(ranks, "1")) > 1:
-            raise UsageError(
-                f"paralab starts its own ranks, and this process is already one of {os.environ[ranks]} of a torchrun or srun job "
-                f"({rank}={os.environ[rank]}).",
-                cure="run paralab without torchrun or srun",
-            )
+    launched = joined()
+    if launched and launched.world_size > 1:
+        raise UsageError(
+            f"This starts its own ranks, and this process is already rank {launched.rank} of {launched.world_size} of "
+            f"{launched.launcher}.",
+            cure="leave torchrun or srun out; the command that joins them is `paralab run`",
+        )
 
 
 def _samples_at_once(request: Request) -> int | None:
@@ -102,8 +114,10 @@ def run(
     tensorboard: Path | None = None,
     survival: Survival | None = None,
     say: Callable[[str], None] = lambda line: None,
+    team: Team | None = None,
 ) -> dict[str, Any]:
-    """Train as asked; return the result (`--json`). Raises a ParalabError, after which the run folder is readable all the same."""
+    """Train as asked; return the result (`--json`). Raises a ParalabError, after which the run folder is readable all the same.
+    `team`: ranks that are there already; without one they are started here."""
     if tensorboard:
         require_tensorboard()
         try:
@@ -112,7 +126,7 @@ def run(
             raise UsageError(f"--tensorboard {tensorboard} cannot be made: {error.strerror}.", cure="another folder") from error
     survival = survival or Survival()
     survival.check()
-    plan, machine, summary = make_plan(request)
+    plan, machine, summary = make_plan(request, team.places if team else ())
     folder = RunFolder.create(out, f"{plan.strategy}_{slug(summary.name)}")
     record_plan(folder, plan, machine, summary)
     extras = {"save_weights": folder.weights_path, "profile": folder.profile_path}
@@ -121,7 +135,7 @@ def run(
     on_poll = watch(plan, folder)
     origin = time.perf_counter()
     try:
-        failed, saved = train(job, survival, on_poll, origin, say)
+        failed, saved = (team.train if team else train)(job, survival, on_poll, origin, say)
     except KeyboardInterrupt:
         result = finish(folder, time.perf_counter() - origin, tensorboard)
         raise Interrupted(

@@ -119,10 +119,12 @@ def test_an_error_is_json_too(paralab):
     assert "Did you mean" in json.loads(done.out)["error"]
 
 
-def test_inside_torchrun_it_says_so(paralab):
-    done = paralab("run", "ddp", environment={"RANK": "0", "WORLD_SIZE": "2"})
-    assert done.code == 2
-    assert "one of 2 of a torchrun or srun job (RANK=0)" in done.err
+def test_what_starts_its_own_ranks_says_so_inside_torchrun(paralab):
+    launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for command in ("plan", "verify", "compare"):
+        done = paralab(command, "ddp", environment=launched)
+        assert done.code == 2
+        assert "This starts its own ranks, and this process is already rank 0 of 2 of" in done.err
 
 
 def test_plan_starts_nothing_and_gives_reasons(paralab, tmp_path):

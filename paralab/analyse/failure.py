@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +26,9 @@ class Cause:
     log: Path
 
 
-def root_cause(folder: Path, exit_codes: list[int | None], logs: Path, attempt: int = 0) -> Cause:
+def root_cause(folder: Path, exit_codes: list[int | None], logs: Path, attempt: int = 0, gone: Sequence[int] = ()) -> Cause:
     """The first error that is not a consequence of another rank's end; else the rank that left without a word; else the one for
-    which the others waited. An exit code None is a rank that the launcher had to end."""
+    which the others waited. An exit code None is a rank that the launcher had to end; `gone` are ranks whose end nobody saw."""
     events = read_events(folder, attempt)
     errors = [(event, rank) for rank, list_ in events.items() for event in list_ if event["event"] == "error"]
     ended = {rank for rank, list_ in events.items() if any(event["event"] == "end" for event in list_)}
@@ -41,12 +42,14 @@ def root_cause(folder: Path, exit_codes: list[int | None], logs: Path, attempt: 
 
     if own:
         return cause(own[0][1], own[0][0]["error"], own[0][0].get("detail", ""))
+    if gone:
+        return cause(gone[0], "is gone without a word: it was killed, or its node is down", last_lines(logs / f"rank{gone[0]}.txt"))
     if left:
         code = exit_codes[left[0]] or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code} without an error"
         if code == LEFT_EARLY:
             how = "ended itself with code 0 before its work was done"
-        return cause(left[0], how, _last_lines(logs / f"rank{left[0]}.txt"))
+        return cause(left[0], how, last_lines(logs / f"rank{left[0]}.txt"))
     if stuck:
         return cause(stuck[0], "did not arrive where the other ranks waited for it, and was ended")
     if errors:
@@ -55,5 +58,6 @@ def root_cause(folder: Path, exit_codes: list[int | None], logs: Path, attempt: 
     return cause(0, f"exit codes {exit_codes}")
 
 
-def _last_lines(log: Path, number: int = 8) -> str:
+def last_lines(log: Path, number: int = 8) -> str:
+    """The end of what a process has printed; empty if it is not there."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-number:]) if log.exists() else ""

@@ -68,10 +68,22 @@ def _verify(folder: Path) -> Document:
     return Document("Proof: parallel equals serial", ", ".join(proof["workloads"]), findings, (Section("Cases", (table,)),))
 
 
+def _slurm(folder: Path) -> Document:
+    """Of a Slurm job: its last start, since one that was requeued has trained again."""
+    runs = [(manifest.stat().st_mtime, manifest.parent) for manifest in folder.glob("run-*/manifest.json")]
+    if not runs:
+        raise UsageError(
+            f"The Slurm job of {folder} has not trained.",
+            cure=f"read {folder}/slurm-*.out, or submit it: sbatch {folder}/job.sbatch",
+        )
+    return document_of_runs([max(runs)[1]])
+
+
 DOCUMENTS: dict[str, Any] = {
     "compare": _compare,
     "scale": _scale,
     "tune": _tune,
     "verify": _verify,
+    "slurm": _slurm,
     "practical": practical.document_of,
 }

@@ -104,6 +104,7 @@ def _ranks(plan: dict[str, Any], events: dict[int, list[Event]]) -> list[dict[st
             {
                 "rank": rank["rank"],
                 "local_rank": rank["local_rank"],
+                "node": rank.get("node", ""),
                 "pid": start.get("pid"),
                 "devices": [device["name"] for device in rank["devices"]],
                 "roles": [device["role"] for device in rank["devices"]],

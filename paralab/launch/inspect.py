@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paralab.errors import ParalabError, UsageError
+from paralab.launch.joined import without_launch
 from paralab.launch.local import INSIDE
 from paralab.machine.host import Gpu, Machine
 from paralab.workload.summary import Layer, Summary, Unit
@@ -37,7 +38,7 @@ def _ask(question: dict[str, Any]) -> dict[str, Any]:
         with log.open("wb") as file:
             child = subprocess.Popen(
                 [sys.executable, "-m", "paralab.worker.inspection", str(path), json.dumps(question)],
-                env={**os.environ, INSIDE: "inspection"},
+                env={**without_launch(os.environ), INSIDE: "inspection"},
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -49,6 +49,15 @@ class Ending:
         return any(self.codes) or None in self.codes
 
 
+@dataclass(frozen=True)
+class Seat:
+    """The one rank that is started here, of a job that something else has launched: where it meets the others, over what."""
+
+    rank: int
+    meeting: str
+    interface: str | None
+
+
 def launch(
     folder: RunFolder,
     jobs: list[dict[str, Any]],
@@ -56,11 +65,12 @@ def launch(
     on_poll: Callable[[], None],
     deadlines: Deadlines | None = None,
     attempt: int = 0,
-    stopping: Callable[[], bool] = lambda: False,
+    stop: Callable[[Board], None] = lambda board: None,
+    seat: Seat | None = None,
 ) -> Ending:
     """Run the jobs one after the other in the same processes, as many as the widest job needs. A job has a plan, its extras, and
-    the folder for its events. When `stopping()` turns true, the ranks are asked to stop together before one of their next steps.
-    KeyboardInterrupt passes through when all ranks have ended.
+    the folder for its events. `stop` is called at every poll, and can ask the ranks, on their board, to stop together before one of
+    their next steps. KeyboardInterrupt passes through when all ranks have ended.
     """
     plans = [Plan.from_json(job["plan"]) for job in jobs]
     plan = max(plans, key=lambda plan: plan.world_size)
@@ -72,7 +82,7 @@ def launch(
         spec.write_text(
             json.dumps(
                 {
-                    "meeting": str(Path(private, "meeting")),
+                    "meeting": seat.meeting if seat else f"file://{Path(private, 'meeting')}",
                     "board": str(Path(private, "board")),
                     "testimonies": private,
                     "origin_seconds": origin_seconds,
@@ -82,16 +92,19 @@ def launch(
         )
         ranks: list[subprocess.Popen[bytes]] = []
         try:
-            for rank in plan.ranks:
-                ranks.append(_start(folder, spec, plan, rank.rank, rank.local_rank))
-            return _watch(
-                ranks, Watchdog(board, deadlines or Deadlines(), Path(private), folder.testimonies(attempt)), on_poll, stopping
+            here = [plan.ranks[seat.rank]] if seat else list(plan.ranks)
+            interface = seat.interface if seat else loopback()
+            for rank in here:
+                ranks.append(_start(folder, spec, plan, rank.rank, rank.local_rank, interface))
+            watchdog = Watchdog(
+                board, [rank.rank for rank in here], deadlines or Deadlines(), Path(private), folder.testimonies(attempt)
             )
+            return _watch(ranks, watchdog, on_poll, stop)
         finally:
             _end(ranks)
 
 
-def rank_environment(plan: Plan, rank: int, local_rank: int) -> dict[str, str]:
+def rank_environment(plan: Plan, rank: int, local_rank: int, interface: str | None) -> dict[str, str]:
     """What torchrun would set, the plan's threads, and what the plan's precision needs."""
     environment = {
         **os.environ,
@@ -104,18 +117,17 @@ def rank_environment(plan: Plan, rank: int, local_rank: int) -> dict[str, str]:
         INSIDE: f"rank {rank}",
         "PARALAB_LAUNCHER": str(os.getpid()),
     }
-    interface = loopback()
     if interface:
         environment.setdefault("GLOO_SOCKET_IFNAME", interface)
     return environment
 
 
-def _start(folder: RunFolder, spec: Path, plan: Plan, rank: int, local_rank: int) -> subprocess.Popen[bytes]:
+def _start(folder: RunFolder, spec: Path, plan: Plan, rank: int, local_rank: int, interface: str | None) -> subprocess.Popen[bytes]:
     prefix = prefix_words(plan.prefix, rank, local_rank) if plan.prefix else []
     with (folder.logs / f"rank{rank}.txt").open("ab") as log:
         return subprocess.Popen(
             [*prefix, sys.executable, "-m", "paralab.worker", str(spec)],
-            env=rank_environment(plan, rank, local_rank),
+            env=rank_environment(plan, rank, local_rank, interface),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -124,13 +136,13 @@ def _start(folder: RunFolder, spec: Path, plan: Plan, rank: int, local_rank: int
 
 
 def _watch(
-    ranks: list[subprocess.Popen[bytes]], watchdog: Watchdog, on_poll: Callable[[], None], stopping: Callable[[], bool]
+    ranks: list[subprocess.Popen[bytes]], watchdog: Watchdog, on_poll: Callable[[], None], stop: Callable[[Board], None]
 ) -> Ending:
     """Until all ranks have ended, by themselves or by us."""
     failed_at: float | None = None
     while True:
         ended = [rank.poll() for rank in ranks]
-        posts = watchdog.board.posts  # read after the codes: a rank posts its end before it ends
+        posts = watchdog.posts  # read after the codes: a rank posts its end before it ends
         codes = [_judged(code, post) for code, post in zip(ended, posts, strict=True)]
         on_poll()
         if all(code is not None for code in codes):
@@ -144,8 +156,7 @@ def _watch(
             watchdog.question(ranks)
             _end(ranks)
             return Ending(codes, posts, late)
-        if stopping():
-            watchdog.board.agree()
+        stop(watchdog.board)
         time.sleep(POLL_SECONDS)
 
 

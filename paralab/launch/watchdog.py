@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from paralab.record.board import Board
+from paralab.record.board import Board, Post
 
 ANSWER_SECONDS = 1.0
 
@@ -37,31 +37,36 @@ class Late(NamedTuple):
 @dataclass(frozen=True)
 class Watchdog:
     board: Board
+    numbers: list[int]  # the ranks that were started here
     deadlines: Deadlines
     answers: Path  # where the ranks write
     testimonies: Path  # where it is kept
+
+    @property
+    def posts(self) -> list[Post]:
+        return [self.board.read(number) for number in self.numbers]
 
     def late(self, codes: list[int | None]) -> list[Late]:
         """The ranks, of those that run, that are over their deadline."""
         now = time.perf_counter()
         found = []
-        for rank, post in enumerate(self.board.posts):
+        for rank, post, code in zip(self.numbers, self.posts, codes, strict=True):
             limit = getattr(self.deadlines, post.phase, float("inf"))
-            if codes[rank] is None and not post.waiting and now - post.since > limit:
+            if code is None and not post.waiting and now - post.since > limit:
                 found.append(Late(rank, post.phase, post.step, now - post.since, limit))
         return found
 
     def question(self, ranks: list[subprocess.Popen[bytes]]) -> None:
         """Let every rank say where it is, and write down what the system says of it: a stopped process does not answer."""
-        self.testimonies.mkdir(parents=True)
-        for number, rank in enumerate(ranks):
+        self.testimonies.mkdir(parents=True, exist_ok=True)
+        for number, rank in zip(self.numbers, ranks, strict=True):
             (self.testimonies / f"rank{number}.state").write_text(json.dumps({"state": _state(rank), "pid": rank.pid}))
             with suppress(OSError):
                 assert rank.stdin
                 rank.stdin.write(b"?")
                 rank.stdin.flush()
         until = time.monotonic() + ANSWER_SECONDS
-        answers = [self.answers / f"rank{number}.json" for number in range(len(ranks))]
+        answers = [self.answers / f"rank{number}.json" for number in self.numbers]
         while time.monotonic() < until and not all(answer.exists() for answer in answers):
             time.sleep(0.05)
         for rank in ranks:  # last: a rank that has not come so far as to handle this signal is ended by it
@@ -69,7 +74,7 @@ class Watchdog:
                 with suppress(OSError):
                     rank.send_signal(signal.SIGUSR2)
         time.sleep(0.1)
-        for number, suffix in itertools.product(range(len(ranks)), (".json", ".txt")):
+        for number, suffix in itertools.product(self.numbers, (".json", ".txt")):
             answer = self.answers / f"rank{number}{suffix}"
             if answer.exists():
                 shutil.copy(answer, self.testimonies)

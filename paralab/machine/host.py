@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,3 +69,42 @@ def loopback() -> str | None:
     """The name of the interface that ranks of one machine meet on (a host name may not resolve, a VPN may interfere)."""
     names = {path.name for path in Path("/sys/class/net").glob("*")} if Path("/sys/class/net").is_dir() else set()
     return "lo" if "lo" in names else "lo0" if platform.system() == "Darwin" else None
+
+
+def host_mark() -> str:
+    """Tells this machine, as it is booted now, from every other; two names of one machine have the same."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text().strip() if boot.is_file() else platform.node()
+
+
+def clock_mark() -> str:
+    """Processes with the same one share a monotonic clock: it is the machine's, unless a time namespace shifts it."""
+    namespace = Path("/proc/self/ns/time")
+    return f"{host_mark()} {os.readlink(namespace) if namespace.exists() else ''}"
+
+
+def address_towards(address: str) -> str | None:
+    """The address of this machine from which `address` is reached. Nothing is sent: a UDP socket only looks the route up."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((socket.gethostbyname(address), 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the network interface that has this IPv4 address; None where the system does not tell."""
+    try:
+        from fcntl import ioctl
+    except ImportError:  # Windows
+        return None
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                answer = ioctl(probe, 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+            except OSError:
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None

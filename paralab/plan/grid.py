@@ -16,7 +16,8 @@ with --schedule, a process per stage (rank r: device r; rank = replica × stages
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 PROCESS_PER_REPLICA = ("ddp", "fsdp", "hybrid")
 
@@ -37,6 +38,21 @@ class Device:
     role: str
     virtual: bool
     shared: bool
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is that something else has launched (torchrun, srun).
+
+    node   the name of its host
+    gpus   what tells the GPUs that it sees from all others, in its own order: two tasks of Slurm may both see one as `cuda:0`
+    cores  its share of the node's cores: half a core where two ranks have one
+    """
+
+    node: str
+    local_rank: int
+    gpus: tuple[str, ...]
+    cores: float
 
 
 def grid(
@@ -68,6 +84,41 @@ def grid(
         ]
         for row in cells
     ]
+
+
+def placed(cells: list[list[Device]], places: Sequence[Place], placement: str, cuda: bool) -> list[list[Device]]:
+    """The same grid where the ranks already are: each on its own node, on the devices that it sees.
+
+    2 nodes × 2 GPUs, ddp:    rank 0  n1/cuda:0    rank 1  n1/cuda:1    rank 2  n2/cuda:0    rank 3  n2/cuda:1
+    """
+    if not cuda:
+        where = {cell.name: place.node for row, place in zip(cells, places, strict=True) for cell in row}
+        on_node = Counter(where.values())
+        return [[replace(cell, virtual=on_node[where[cell.name]] > 1) for cell in row] for row in cells]
+    names: dict[str, str] = {}
+    several = len({place.node for place in places}) > 1
+    for place in places:
+        for gpu in place.gpus:
+            number = sum(name.rpartition("/")[0] == (place.node if several else "") for name in names.values())
+            names.setdefault(gpu, f"{place.node}/cuda:{number}" if several else f"cuda:{number}")
+    rows = [
+        [_seen(place, places, 0 if placement == "same" else n) for n in range(len(row))]
+        for row, place in zip(cells, places, strict=True)
+    ]
+    used = Counter(place.gpus[index] for row, place in zip(rows, places, strict=True) for index in row)
+    return [
+        [
+            replace(cell, name=names[place.gpus[index]], torch=f"cuda:{index}", virtual=False, shared=used[place.gpus[index]] > 1)
+            for cell, index in zip(row, indices, strict=True)
+        ]
+        for row, indices, place in zip(cells, rows, places, strict=True)
+    ]
+
+
+def _seen(place: Place, places: Sequence[Place], number: int) -> int:
+    """Which of the GPUs that it sees is a rank's device `number`: its own ones, or every n-th of those that n ranks all see."""
+    together = [other for other in places if other.node == place.node and other.gpus == place.gpus]
+    return (number * len(together) + together.index(place)) % len(place.gpus)
 
 
 def _role(strategy: str, stage: int) -> str:

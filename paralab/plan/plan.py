@@ -29,6 +29,7 @@ class RankPlan:
     split: tuple[int, ...]
     replica: int = 0  # which of the replicas that are processes of their own; 0 where there is one
     stage: int | None = None  # where a stage is a process of its own: which one
+    node: str = ""  # the host's name, where something else than paralab has launched the ranks
 
     def counts(self, stages: int) -> bool:
         """Do this rank's loss and samples count? Of a pipeline over processes, only those of its last stage."""

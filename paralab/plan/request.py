@@ -6,7 +6,7 @@ import math
 import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -144,6 +144,18 @@ def only_applicable(request: Request) -> Request:
 def on_one_device(request: Request, batch_size: int) -> Request:
     """The same training as `single`: one replica, one stage, one pass. What every strategy is compared with."""
     return only_applicable(replace(request, strategy="single", accumulate=None, batch_size=batch_size))
+
+
+def options_of(request: Request) -> list[str]:
+    """The words that a request is written with after `paralab run STRATEGY`: what was said, in the order of the options."""
+    words: list[str] = []
+    for name, value in asdict(request).items():
+        if name == "strategy" or value is None or (name, value) in (("seed", 0), ("device", "auto")):
+            continue
+        if isinstance(value, float):
+            value = f"{value:g}" if float(f"{value:g}") == value else repr(value)
+        words += [flag_of(name)] if value is True else [flag_of(name), str(value)]
+    return words
 
 
 def flag_of(option: str) -> str:

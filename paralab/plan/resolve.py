@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 
 from paralab.errors import UsageError
 from paralab.machine.host import Machine
 from paralab.machine.precision import Probe
 from paralab.plan.batches import chunk_sizes, num_steps, pieces, shares
-from paralab.plan.grid import PROCESS_PER_REPLICA, Device, grid
+from paralab.plan.grid import PROCESS_PER_REPLICA, Device, Place, grid, placed
 from paralab.plan.plan import Plan, RankPlan, Reason, Stage
 from paralab.plan.request import APPLIES, Request, check
 from paralab.plan.schedules import PARTS_PER_RANK, ideal_bubble
@@ -40,9 +40,11 @@ def resolve(
     summary: Summary,
     probe: Callable[[str], Probe],
     threads_asked: int | None = None,
+    places: Sequence[Place] = (),
 ) -> Plan:
-    """The complete plan, or the UsageError that says what to write instead."""
+    """The complete plan, or the UsageError that says what to write instead. `places`: where launched ranks already are."""
     check(request)
+    request = _with_launched(request, places)
     reasons: list[Reason] = []
 
     def choose(name: str, given: object, chosen: object, because: str) -> None:
@@ -55,9 +57,11 @@ def resolve(
     scaler = precision == "fp16" and not request.no_scaler
     placement = request.placement or "spread"
     cells = grid(strategy, shape.replicas, shape.stages, placement, gpus, process_per_stage=bool(request.schedule))
-    ranks = _ranks(strategy, shape, cells, request.schedule)
+    if places:
+        cells = _where_launched(request, cells, places, device)
+    ranks = _ranks(request, shape, cells, places)
     devices = {cell.name: cell for row in cells for cell in row}
-    threads = _threads(request, machine, device, len(devices), threads_asked, reasons)
+    threads = _threads(request, machine, device, len(devices), threads_asked, places, reasons)
     samples, steps = _length(request, summary, choose)
     _bucket(request, choose)
     chunks = _schedule(request, shape, reasons)
@@ -92,7 +96,7 @@ def resolve(
         arithmetic=arithmetic(shape, ranks),
         environment=environment,
         reasons=tuple(reasons),
-        remarks=_remarks(strategy, machine, device, devices, threads, placement, cells),
+        remarks=_remarks(strategy, machine, device, devices, threads, placement, cells, places),
         differences=_differences(summary, precision, shape, ranks, moved=device == "cuda" and len(devices) > 1),
     )
 
@@ -173,7 +177,38 @@ def _schedule(request: Request, shape: Shape, reasons: list[Reason]) -> int:
     return chunks
 
 
-def _ranks(strategy: str, shape: Shape, cells: list[list[Device]], schedule: str | None) -> tuple[RankPlan, ...]:
+def _with_launched(request: Request, places: Sequence[Place]) -> Request:
+    """The launched ranks are the replicas, or the stages of a pipeline over processes, unless it was said how many there are."""
+    if not places:
+        return request
+    if request.schedule and request.strategy == "pipeline":
+        return replace(request, stages=request.stages or len(places))
+    if request.replicas is not None or request.strategy not in PROCESS_PER_REPLICA:
+        return request
+    per_replica = (request.stages or 2) if request.schedule else 1
+    return replace(request, replicas=max(1, len(places) // per_replica))
+
+
+def _where_launched(request: Request, cells: list[list[Device]], places: Sequence[Place], device: str) -> list[list[Device]]:
+    """The grid on the devices of the ranks that were launched, if they are as many as it needs, and each has what it needs."""
+    launched, needed = len(places), len(cells)
+    if needed != launched:
+        asked = "".join(f" --{name} {n}" for name in ("replicas", "stages") if (n := getattr(request, name)) is not None)
+        cure = f"launch {plural(needed, 'rank')} (torchrun --nproc_per_node={needed}, srun -n {needed})"
+        if request.strategy in PROCESS_PER_REPLICA:
+            cure = f"leave --replicas out, or {cure}"
+        elif needed == 1:
+            cure = f"paralab run {request.strategy} without torchrun or srun, or a strategy with a process per replica: ddp"
+        were = "was" if launched == 1 else "were"
+        raise UsageError(f"{request.strategy}{asked} is {plural(needed, 'rank')}, and {launched} {were} launched.", cure=cure)
+    blind = [place.node for place in places if not place.gpus]
+    if device == "cuda" and blind:
+        raise UsageError(f"A rank on {blind[0]} sees no GPU, and rank 0 does.", cure="--device cpu, or GPUs for every rank")
+    return placed(cells, places, request.placement or "spread", device == "cuda")
+
+
+def _ranks(request: Request, shape: Shape, cells: list[list[Device]], places: Sequence[Place]) -> tuple[RankPlan, ...]:
+    strategy, schedule = request.strategy, request.schedule
     ranks = []
     per_replica = shares(shape.batch_size, shape.replicas) if strategy in PROCESS_PER_REPLICA else (shape.batch_size,)
     stages: list[int | None] = list(range(shape.stages)) if schedule else [None]
@@ -186,19 +221,32 @@ def _ranks(strategy: str, shape: Shape, cells: list[list[Device]], schedule: str
             split = tuple(sum(column) for column in zip(*splits, strict=True))
         else:
             split = (samples,) * len(row)
-        ranks.append(RankPlan(rank, rank, tuple(row), samples, split, replica, stage))
+        local_rank, node = (places[rank].local_rank, places[rank].node) if places else (rank, "")
+        ranks.append(RankPlan(rank, local_rank, tuple(row), samples, split, replica, stage, node))
     return tuple(ranks)
 
 
-def _threads(request: Request, machine: Machine, device: str, devices: int, asked: int | None, reasons: list[Reason]) -> int:
-    if device == "cuda":
-        return max(1, asked or machine.cores // max(1, devices))
-    threads = request.threads_per_device or asked or max(1, machine.cores // devices)
+def _threads(
+    request: Request,
+    machine: Machine,
+    device: str,
+    devices: int,
+    asked: int | None,
+    places: Sequence[Place],
+    reasons: list[Reason],
+) -> int:
+    cores: float = machine.cores
     because = f"{plural(machine.cores, 'core')} ÷ {plural(devices, 'device')}, at least 1"
+    if places:  # one number for all ranks: what the one with the fewest cores has
+        cores, devices = min(place.cores for place in places), -(-devices // len(places))
+        because = f"{cores:g} cores per rank ÷ {plural(devices, 'device')}, at least 1"
+    if device == "cuda":
+        return max(1, asked or int(cores / max(1, devices)))
+    threads = request.threads_per_device or asked or max(1, int(cores / devices))
     if request.threads_per_device:
         because = "asked for"
     elif asked:
-        because = "OMP_NUM_THREADS"
+        because = "OMP_NUM_THREADS" + (" (torchrun sets it to 1 where it is not set)" if places and asked == 1 else "")
     reasons.append(Reason("threads per device", str(threads), because))
     return threads
 
@@ -308,17 +356,21 @@ def _remarks(
     threads: int,
     placement: str,
     cells: list[list[Device]],
+    places: Sequence[Place],
 ) -> tuple[str, ...]:
     """What is virtual or shared; shown with the plan and with every timing."""
     remarks = []
+    nodes = len({place.node for place in places})
+    cores = round(sum(place.cores for place in places)) or machine.cores
     if any(cell.virtual for cell in devices.values()):
         unit = "ranks" if len(cells) > 1 else "threads"
-        remarks.append(f"virtual devices: {len(devices)} shares of one CPU, run by {unit}")
+        where = f"the CPUs of {nodes} nodes" if nodes > 1 else "one CPU"
+        remarks.append(f"virtual devices: {len(devices)} shares of {where}, run by {unit}")
         if strategy == "dp":
             remarks.append("DataParallel is emulated: nn.DataParallel does nothing without a GPU")
-    if device == "cpu" and len(devices) * threads > machine.cores:
+    if device == "cpu" and len(devices) * threads > cores:
         remarks.append(
-            f"the devices share cores: {len(devices)} devices × {threads} threads > {machine.cores} cores, "
+            f"the devices share cores: {len(devices)} devices × {threads} threads > {cores} cores, "
             "so these timings do not show what separate devices would take"
         )
     shared = [name for name, cell in devices.items() if cell.shared]

@@ -58,7 +58,10 @@ class Board:
         """One round of the launcher's side of stopping together; called again and again until the ranks have ended."""
         stop_at, agreed = HEADER.unpack_from(self._map)
         if not agreed:
-            HEADER.pack_into(self._map, 0, *next_stop(stop_at, [(post.step, post.waiting) for post in self.posts]))
+            self.stop(*next_stop(stop_at, [(post.step, post.waiting) for post in self.posts]))
+
+    def stop(self, before: int, agreed: bool) -> None:
+        HEADER.pack_into(self._map, 0, before, agreed)
 
     def stops_before(self, rank: int, step: int) -> bool:
         """The rank's side: False: go on with this step. May wait until all have come to the same step."""

@@ -31,9 +31,10 @@ def print_ranks(plan: Plan, pids: dict[int, int] | None = None) -> None:
     """Who does what: one line per rank and device. The process numbers are known when the ranks have started."""
     process = ("pid",) if pids else ()
     right = ("rank", "local rank", "pid", "samples per step")
-    table = plain_table("rank", "local rank", *process, "device", "holds", "samples per step", right=right)
+    nodes = ("node",) if any(rank.node for rank in plan.ranks) else ()
+    table = plain_table("rank", "local rank", *nodes, *process, "device", "holds", "samples per step", right=right)
     for rank in plan.ranks:
-        who = [str(rank.rank), str(rank.local_rank), *([str(pids[rank.rank])] if pids else [])]
+        who = [str(rank.rank), str(rank.local_rank), *([rank.node] if nodes else []), *([str(pids[rank.rank])] if pids else [])]
         for number, device in enumerate(rank.devices):
             mark = " (virtual)" if device.virtual else " (shared)" if device.shared else ""
             table.add_row(*(who if number == 0 else [""] * len(who)), device.name + mark, device.role, str(rank.split[number]))

@@ -24,15 +24,17 @@ class View(Protocol):
 class Screen:
     """Prints what will happen, and opens a view when all ranks have started."""
 
-    def __init__(self, show: tuple[str, ...], live: bool = False) -> None:
+    def __init__(self, show: tuple[str, ...], live: bool = False, looking: bool = True) -> None:
         self.show, self.live = show, live
         self.view: View | None = None
         self.looking = errors.status("looking at the machine and the workload")  # shown in a terminal alone
-        self.looking.start()
+        if looking:
+            self.looking.start()
 
     def watch(self, plan: Plan, folder: RunFolder) -> Callable[[], None]:
-        """Print what will happen; return what is to be called while it does."""
-        self.looking.stop()
+        """Print what will happen; return what is to be called while it does. Again for a job that Slurm starts again."""
+        self.close()
+        self.view = None
         print_sentence(plan, plan.workload.rpartition("/")[2])
         self.follower = Follower(plan, folder)
         return self.poll

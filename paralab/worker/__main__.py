@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -28,9 +27,11 @@ from paralab.plan.plan import Plan
 from paralab.record.board import Board
 from paralab.record.checkpoints import Keeping
 from paralab.record.writer import EventWriter
+from paralab.worker.alignment import ALIGNED, Offset, offset_to_rank_0
 from paralab.worker.checkpoint import make_group
 from paralab.worker.groups import make_groups
 from paralab.worker.loop import Extras, train
+from paralab.worker.meeting import join_group
 from paralab.worker.pulse import Pulse, speak_when_asked
 from paralab.workload.load import load_workload, their_lines
 from paralab.workload.reference import user_folder
@@ -71,30 +72,31 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
     plans = [Plan.from_json(job["plan"]) for job in spec["jobs"]]
     world_size = int(os.environ["WORLD_SIZE"])
     pulse = Pulse(Board(Path(spec["board"]), world_size), rank)
-    if world_size > 1 or any(plan.backend for plan in plans):
+    offset = ALIGNED
+    if world_size > 1 or any(plan.backend for plan in plans):  # also `ddp` with one replica needs a group
         # This group only makes the ranks wait for one another, which takes neither a core nor a GPU; every training has a group of
         # its own (`group_of`), with a patience of its own.
-        dist.init_process_group("gloo", f"file://{spec['meeting']}", timedelta(days=1), world_size, rank)
+        join_group(spec["meeting"], world_size, rank)
+        offset = offset_to_rank_0()
         make_groups(plans)
         for plan, job in zip(plans, spec["jobs"], strict=True):
             if job["keeping"]:
                 make_group(plan)
+    origin = float(spec["origin_seconds"]) - offset.seconds  # rank 0's, on this rank's clock
     gc.freeze()  # what is here now stays: collecting garbage between trainings need not look at all of torch
     workloads: dict[str, Workload] = {}
     for plan, job in zip(plans, spec["jobs"], strict=True):
-        if job["deadline_seconds"] is not None and _is_over(float(spec["origin_seconds"]) + job["deadline_seconds"], world_size):
+        if job["deadline_seconds"] is not None and _is_over(origin + job["deadline_seconds"], world_size):
             break
         if rank < plan.world_size:
-            with _recorded(_events_file(job, rank), plan, rank, float(spec["origin_seconds"])) as record:
+            with _recorded(_events_file(job, rank), plan, rank, origin, offset) as record:
                 if plan.workload not in workloads:
                     workloads[plan.workload] = load_workload(plan.workload)
                 extras = Extras(
                     **{name: Path(path) for name, path in job["extras"].items()},
                     keeping=Keeping(**job["keeping"]) if job["keeping"] else None,
                 )
-                record.whole = train(
-                    workloads[plan.workload], plan, rank, record.writer, float(spec["origin_seconds"]), extras, pulse
-                )
+                record.whole = train(workloads[plan.workload], plan, rank, record.writer, origin, extras, pulse)
         pulse.enter("start")
         _tidy()
         if world_size > 1:
@@ -135,7 +137,7 @@ class Record:
 
 
 @contextmanager
-def _recorded(path: Path, plan: Plan, rank: int, origin: float) -> Iterator[Record]:
+def _recorded(path: Path, plan: Plan, rank: int, origin: float, offset: Offset) -> Iterator[Record]:
     """This rank's event file: it begins with who we are, and ends with how it ended."""
     writer = EventWriter(path)
     record = Record(writer)
@@ -145,7 +147,8 @@ def _recorded(path: Path, plan: Plan, rank: int, origin: float) -> Iterator[Reco
 
     here = plan.ranks[rank]
     who = {"rank": rank, "local_rank": here.local_rank, "pid": os.getpid(), "devices": [device.name for device in here.devices]}
-    emit("start", **who, unix_seconds=time.time(), torch=torch.__version__)
+    clock = {"clock_offset_seconds": round(offset.seconds, 6), "clock_uncertainty_seconds": round(offset.uncertainty, 6)}
+    emit("start", **who, node=here.node, **clock, unix_seconds=time.time(), torch=torch.__version__)
     status = "failed"
     try:
         yield record

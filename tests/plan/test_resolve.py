@@ -7,6 +7,7 @@ import pytest
 from paralab.errors import UsageError
 from paralab.machine.host import Gpu, Machine
 from paralab.machine.precision import Probe
+from paralab.plan.grid import Place
 from paralab.plan.plan import Plan
 from paralab.plan.request import Request
 from paralab.plan.resolve import resolve
@@ -155,3 +156,45 @@ def test_every_choice_has_a_reason_and_the_plan_survives_json():
     assert all(reason.because for reason in made.reasons)
     assert {"device", "replicas", "stages", "micro-batches", "backend", "bucket"} <= {r.choice for r in made.reasons}
     assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
+
+
+def launched(*gpus, cores=8.0):
+    """Ranks that are there already, two per node; each sees these GPUs."""
+    return [Place(f"n{rank // 2 + 1}", rank % 2, tuple(seen), cores) for rank, seen in enumerate(gpus)]
+
+
+def joined(strategy, places, on=CPU, **options):
+    return resolve(Request(strategy, **options), on, summary(), lambda name: Probe(True, "tried"), None, places)
+
+
+def test_launched_ranks_are_the_replicas_where_they_are():
+    found = joined("ddp", launched("", "", "", "", cores=8.0))
+    assert found.replicas == 4
+    assert [(rank.node, rank.local_rank) for rank in found.ranks] == [("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1)]
+    assert found.threads_per_device == 8
+    assert joined("hybrid", launched("", "", cores=8.0)).threads_per_device == 4  # two stages each
+    assert joined("ddp", launched("", "", cores=0.5)).threads_per_device == 1
+
+
+def test_launched_ranks_use_nccl_where_each_has_a_gpu():
+    assert "nccl" in joined("ddp", launched("AB", "AB", "CD", "CD"), on=machine(GPU, GPU)).backend
+    assert "nccl" in joined("ddp", launched("A", "B", "C", "D"), on=machine(GPU)).backend  # srun --gpus-per-task=1
+    assert joined("ddp", launched("A", "A"), on=machine(GPU)).backend == "gloo"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "problem"),
+    [
+        ("ddp", {"replicas": 3}, "ddp --replicas 3 is 3 ranks, and 2 were launched"),
+        ("dp", {"replicas": 2}, "dp --replicas 2 is 1 rank, and 2 were launched"),
+        ("single", {}, "single is 1 rank, and 2 were launched"),
+    ],
+)
+def test_another_number_of_ranks_than_was_launched_is_refused(strategy, options, problem):
+    with pytest.raises(UsageError, match=problem):
+        joined(strategy, launched("", ""), **options)
+
+
+def test_a_launched_rank_without_a_gpu_is_refused():
+    with pytest.raises(UsageError, match="A rank on n1 sees no GPU"):
+        joined("ddp", launched("A", ""), on=machine(GPU))

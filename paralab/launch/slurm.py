@@ -1,0 +1,259 @@
+"""Slurm's commands: submit, look, cancel; and what its answers mean, in words, with what to do.
+
+Everything is asked of `sbatch`, `scontrol`, `sinfo` and `scancel`. `sacct` is not needed: many clusters have no accounting.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import MappingProxyType
+
+from paralab.errors import ParalabError, UsageError
+
+CALL_SECONDS = 60.0  # for one answer of the controller, which may be busy
+ENDED = (
+    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL", "DEADLINE"),
+    *("REVOKED", "SPECIAL_EXIT"),
+)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Why a job has not started: what the word means, what to do, and whether it is only a matter of time."""
+
+    means: str
+    do: str
+    normal: bool = False
+
+
+# By the word that `squeue` and `scontrol` print (* stands for anything); the first that fits.
+REASONS: Mapping[str, Waiting] = MappingProxyType(
+    {
+        "None": Waiting("Slurm has not looked at it yet", "wait", normal=True),
+        "Resources": Waiting("it is next, and waits until enough nodes are free", "wait, or ask for less", normal=True),
+        "Priority": Waiting("other jobs come first", "wait, or ask for less time: a short job fits into gaps", normal=True),
+        "BeginTime": Waiting("its time has not come; a requeued job is held back for a while", "wait", normal=True),
+        "Dependency": Waiting("it waits for another job", "wait for that job", normal=True),
+        "Licenses": Waiting("a licence is taken", "wait", normal=True),
+        "Prolog": Waiting("the nodes are being prepared", "wait", normal=True),
+        "Nodes_required_for_job_are_DOWN*": Waiting("the nodes that fit are down, drained or reserved", "wait", normal=True),
+        "PartitionNodeLimit": Waiting(
+            "it asks for more nodes than a job may have in this partition, or than there are", "fewer --nodes, or another partition"
+        ),
+        "PartitionTimeLimit": Waiting("it asks for more time than the partition allows", "a shorter time=, or another partition"),
+        "PartitionConfig": Waiting("no node of the partition has so much", "fewer ranks, CPUs or GPUs per node, or more --nodes"),
+        "PartitionDown": Waiting("the partition is switched off", "another partition"),
+        "PartitionInactive": Waiting("the partition is switched off", "another partition"),
+        "BadConstraints": Waiting("no node fulfils all that is asked for together", "fewer conditions: gres, constraint, mem"),
+        "ReqNodeNotAvail*": Waiting(
+            "a node that it needs is down, drained, or reserved (for maintenance, if the job would reach into it)",
+            "leave nodelist= out, a shorter time=, or wait until the node is back",
+        ),
+        "Reservation*": Waiting("its reservation has not begun or is over", "another reservation="),
+        "JobHeldUser": Waiting("you have held it", "leave hold out, or: scontrol release JOB"),
+        "JobHeldAdmin": Waiting("an administrator has held it", "ask the administrators"),
+        "DependencyNeverSatisfied": Waiting("the job that it waits for did not end as it should", "another dependency="),
+        "InvalidAccount": Waiting("the account does not exist", "account=NAME; sacctmgr show assoc user=$USER lists yours"),
+        "InvalidQOS": Waiting("the QOS does not exist", "qos=NAME; sacctmgr show assoc user=$USER lists yours"),
+        "AccountNotAllowed": Waiting("the account may not use this partition", "another account= or partition="),
+        "QOSNotAllowed": Waiting("the QOS may not be used in this partition", "another qos= or partition="),
+        "QOS*Per[JN]o[bd]*": Waiting("it asks for more than the QOS allows one job", "ask for less, or another qos="),
+        "QOSMin*": Waiting("it asks for less than the QOS wants of a job", "ask for more, or another qos="),
+        "QOS*": Waiting("your jobs, or all of this QOS, have what it allows", "wait for them, or another qos=", normal=True),
+        "Assoc*PerJob*": Waiting("it asks for more than your account allows one job", "ask for less, or another account="),
+        "Assoc*": Waiting("the jobs of your account have what it allows", "wait for them, or another account=", normal=True),
+        "launch_failed_requeued_held": Waiting(
+            "a node could not start it, and it is held", "scontrol release JOB, or ask the administrators"
+        ),
+    }
+)
+
+# How a job that did not complete has ended: what to say, and what to do.
+ENDINGS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "CANCELLED": ("was cancelled, by scancel or by an administrator", "submit it again: {again}"),
+        "TIMEOUT": ("reached its time limit of {limit}, and was ended", "a longer --slurm time=, or fewer --steps"),
+        "NODE_FAIL": (
+            "lost one of its nodes, {nodes}",
+            "submit it again with --slurm exclude=NODE; sinfo -R names it",
+        ),
+        "OUT_OF_MEMORY": ("used more memory of the host than it had", "more --slurm mem=, a smaller --batch-size, or more ranks"),
+        "PREEMPTED": ("had to make room for a job with more priority", "another partition or qos, or submit it again: {again}"),
+        "BOOT_FAIL": (
+            "got a node that did not boot, of {nodes}",
+            "submit it again with --slurm exclude=NODE; sinfo -R names it",
+        ),
+        "DEADLINE": ("did not end before its deadline", "leave deadline= out"),
+        "FAILED": ("ended with exit code {code}", "read {prints}"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What Slurm says of a job now."""
+
+    number: int
+    state: str
+    reason: str = "None"
+    nodes: str = ""
+    restarts: int = 0
+    exit_code: str = "0:0"
+    time_limit: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def waiting(self) -> Waiting:
+        return waiting(self.reason)
+
+    def told(self) -> str:
+        """`PENDING (Resources: it is next, …)`, `RUNNING on n[1-2]`."""
+        if self.state == "PENDING" and self.reason != "None":
+            return f"PENDING ({self.reason}: {self.waiting.means})"
+        return f"{self.state} on {self.nodes}" if self.nodes else self.state
+
+
+def waiting(reason: str) -> Waiting:
+    """What Slurm's word means."""
+    known = (found for pattern, found in REASONS.items() if fnmatchcase(reason, pattern))
+    return next(known, Waiting("paralab does not know this word", "man squeue, JOB REASON CODES"))
+
+
+def require() -> None:
+    """Slurm's commands are here."""
+    missing = [name for name in ("sbatch", "scontrol", "scancel", "sinfo") if not shutil.which(name)]
+    if missing:
+        raise UsageError(
+            f"--slurm needs Slurm, and this machine has no {', '.join(missing)}.",
+            cure="run it on the cluster's login node; --dry-run prints the script, to be taken there",
+        )
+
+
+def submit(script: Path, options: Mapping[str, str | None]) -> int:
+    """The number of the job; UsageError with Slurm's own words if it does not want it."""
+    done = _call("sbatch", "--parsable", str(script), environment=_environment(options))
+    number = done.stdout.strip().splitlines()[-1].partition(";")[0] if done.stdout.strip() else ""
+    if done.returncode or not number.isdigit():
+        raise refusal(done.stderr or done.stdout, script)
+    return int(number)
+
+
+def _environment(options: Mapping[str, str | None]) -> dict[str, str]:
+    """Variables such as SBATCH_PARTITION win over the lines of a script, so those must go that contradict the command; and within
+    another job, so must what that job is."""
+    said = {"SBATCH_" + name.upper().replace("-", "_") for name in options}
+    inside = "SLURM_JOB_ID" in os.environ
+    about = re.compile(r"SLURM_(?!CONF$)")
+    return {name: value for name, value in os.environ.items() if name not in said and not (inside and about.match(name))}
+
+
+def look(number: int) -> Job | None:
+    """The job now; None if Slurm no longer knows it. ParalabError if the controller does not answer."""
+    done = _call("scontrol", "--oneliner", "show", "job", str(number))
+    if done.returncode:
+        if "Invalid job id" in done.stderr + done.stdout:
+            return None
+        raise ParalabError(f"Slurm does not answer: {_words(done.stderr or done.stdout)}")
+    return parse_job(number, done.stdout)
+
+
+def parse_job(number: int, text: str) -> Job:
+    """One line of `scontrol --oneliner show job`."""
+    fields: dict[str, str] = {}
+    for word in text.split():
+        name, _, value = word.partition("=")
+        fields.setdefault(name, value)
+    nodes = fields.get("NodeList", "")
+    return Job(
+        number,
+        fields.get("JobState", "UNKNOWN").partition("+")[0],
+        fields.get("Reason", "None"),
+        "" if nodes == "(null)" else nodes,
+        int(fields.get("Restarts", "0")),
+        fields.get("ExitCode", "0:0"),
+        fields.get("TimeLimit", ""),
+    )
+
+
+def cancel(number: int) -> None:
+    _call("scancel", str(number))
+
+
+def refusal(stderr: str, script: Path | str) -> UsageError:
+    """What sbatch said when it did not take the job, and what to write instead."""
+    words = _words(stderr)
+    kept = f"(the script is kept: {script})"
+    for pattern, advice in REFUSALS.items():
+        if re.search(pattern, words, re.IGNORECASE):
+            cure, detail = advice()
+            return UsageError(f"Slurm refused the job: {words} {kept}", cure=cure, detail=detail)
+    return UsageError(f"Slurm refused the job: {words} {kept}", cure="sbatch --help lists the options that --slurm can have")
+
+
+def _words(stderr: str) -> str:
+    """`sbatch: error: X` -> `X.`"""
+    lines = [re.sub(r"^\w+: (error: |fatal: )?(Batch job submission failed: )?", "", line) for line in stderr.strip().splitlines()]
+    return "; ".join(dict.fromkeys(line.strip() for line in lines if line.strip())).rstrip(".") + "."
+
+
+def partitions() -> list[str]:
+    """Their names, the default one marked with a star, as sinfo does."""
+    return list(dict.fromkeys(_call("sinfo", "--noheader", "--format=%P").stdout.split()))
+
+
+def offered() -> str | None:
+    """What the nodes have, as a table of sinfo's; None if it does not say."""
+    return _call("sinfo", "--format=%9P %.6D %.5c %.8m %20G %.12l %f").stdout.rstrip() or None
+
+
+def _another_partition() -> tuple[str, str | None]:
+    return f"--slurm partition=NAME, one of: {', '.join(partitions()) or 'sinfo lists them'} (* is the default)", None
+
+
+def _less() -> tuple[str, str | None]:
+    return "no more per node than the nodes have (GRES: GPUs, CPUS, MEMORY in MB), e.g. --slurm gres=gpu:N", offered()
+
+
+def _less_time() -> tuple[str, str | None]:
+    return "--slurm time=MINUTES or time=HOURS:MINUTES:SECONDS, no more than the partition's TIMELIMIT", offered()
+
+
+def _right_account() -> tuple[str, str | None]:
+    return "--slurm account=NAME,qos=NAME; `sacctmgr show assoc user=$USER` lists yours", None
+
+
+def _known_option() -> tuple[str, str | None]:
+    return "a long option of sbatch (sbatch --help)", None
+
+
+def _living_controller() -> tuple[str, str | None]:
+    return "`scontrol ping` and `sinfo` must answer here first; on a login node of the cluster they do", None
+
+
+REFUSALS = {
+    r"invalid partition|partition name": _another_partition,
+    r"time limit|--time": _less_time,
+    r"account|qos": _right_account,
+    r"node configuration|node count|CPU count|memory spec|feature spec|generic resource|node name|processors": _less,
+    r"unrecognized option|ambiguous": _known_option,
+    r"contact slurm|configuration|controller|connect": _living_controller,
+}
+
+
+def _call(*words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=CALL_SECONDS, env=environment, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(words, 1, "", f"{words[0]} gave no answer for {CALL_SECONDS:g} s")
