@@ -96,7 +96,9 @@ class _Run:
 
     def cut(self, args: Any, kwargs: Any) -> _Cut:
         crossing = tensors(self.real((args, kwargs)))
-        return _Cut(tuple(t.contiguous().to(self.part.wire) for t in crossing))
+        # Not a view: torch detaches in place what it has sent.
+        own = (t.clone(memory_format=torch.contiguous_format) if t._is_view() else t.contiguous() for t in crossing)
+        return _Cut(tuple(t.to(self.part.wire) for t in own))
 
     def real(self, tree: Any, func: Any = None) -> Any:
         """The tree with the real tensors in the place of the empty ones."""

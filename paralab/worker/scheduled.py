@@ -7,6 +7,8 @@ are summed over the replicas of the same stage, in buckets.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
 )
+from torch.utils.checkpoint import CheckpointError
 
 from paralab.errors import UsageError
 from paralab.plan.batches import widest
@@ -74,7 +77,8 @@ class Scheduled:
             schedule, stages = self._schedule_for(inputs[0])
             for part, stage in zip(self.parts, stages, strict=True):
                 part.inputs, stage.accumulation = inputs, number
-            schedule.step(target=torch.arange(number_of_micros), return_outputs=False)
+            with _checkpoints_explained():
+                schedule.step(target=torch.arange(number_of_micros), return_outputs=False)
             self.job.meter.backward_done()
         self._sum_over_replicas()
         return torch.stack(self.losses).sum() if self.losses else torch.zeros((), device=self.device)
@@ -182,6 +186,22 @@ class _Stage(PipelineStage):
         if probe.detailed:
             where = {"device": self.name, "stage": self.part.number, "micro": micro, "accumulation": self.accumulation}
             probe.note(event, start, probe.clock.mark(self.name), **where, **more)
+
+
+@contextmanager
+def _checkpoints_explained() -> Iterator[None]:
+    """A cut inside a checkpointed block: the block is computed again from its start, which may lie before the part."""
+    try:
+        yield
+    except Exception as error:
+        causes: list[BaseException | None] = [error, error.__cause__]
+        if not any(isinstance(cause, CheckpointError) for cause in causes):
+            raise
+        raise UsageError(
+            "A part of the model begins inside a checkpointed block (torch.utils.checkpoint): the block's first half, which "
+            "is in another process, would have to be computed again here.",
+            cure=f"split_points of the workload that are whole blocks, or {WITHOUT}",
+        ) from error
 
 
 def _already_the_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -63,6 +63,17 @@ class Remembering(Blocks):
         return super().forward(x if x.max().item() > -1e9 else -x)
 
 
+class Views(nn.Module):
+    """What crosses the cut is a view of something larger, which torch cannot detach in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(8, 16), nn.Linear(8, 8), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.second(self.first(x)[:, 8:])[:, ::2])
+
+
 def in_place():
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 3))
 
@@ -97,6 +108,7 @@ def there_and_back(parts, live):
         sent = part(*received)
         kept.append((received, sent))
     loss, grads = sent, None
+    assert not any(t._is_view() or not t.is_contiguous() for _, outputs in kept[:-1] for t in outputs)
     for part, (received, outputs) in zip(reversed(parts), reversed(kept), strict=True):
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         pairs = [(o, g) for o, g in zip(outputs, grads or [None] * len(outputs), strict=True) if o.requires_grad]
@@ -110,7 +122,7 @@ def there_and_back(parts, live):
     return loss
 
 
-@pytest.mark.parametrize("make", [Blocks, Checkpointed, in_place, norms])
+@pytest.mark.parametrize("make", [Blocks, Checkpointed, Views, in_place, norms])
 def test_the_parts_together_are_the_model(make):
     torch.manual_seed(0)
     model = make().double()
