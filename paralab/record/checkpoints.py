@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from paralab.units import size
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 KEPT = 3
+READERS = 4  # threads that compute checksums: hashlib lets go of the interpreter
 TOPOLOGY = ("strategy", "replicas", "stages", "schedule", "world_size")  # of the plan: what decides which rank holds and draws what
 
 
@@ -85,8 +87,11 @@ def last_good(directory: Path) -> tuple[Checkpoint | None, list[Checkpoint]]:
 
 
 def write_manifest(folder: Path, **about: Any) -> None:
-    """Make a folder a checkpoint: everything in it reaches the disk, then its manifest does, in one move."""
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for path in sorted(folder.iterdir())}
+    """Make a folder a checkpoint. What is in it is on the disk already; its manifest gets there in one move."""
+    paths = sorted(folder.iterdir())
+    with ThreadPoolExecutor(READERS) as readers:
+        digests = list(readers.map(_digest, paths))
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": digest} for path, digest in zip(paths, digests, strict=True)}
     manifest = {"schema": SCHEMA_VERSION, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **about, "files": files}
     part = folder / f"{MANIFEST}.part"
     with part.open("w", encoding="utf-8") as file:
@@ -173,9 +178,7 @@ def _of_manifest(manifest: dict[str, Any]) -> str:
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        os.fsync(file.fileno())
-    return digest
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _reach_the_disk(folder: Path) -> None:

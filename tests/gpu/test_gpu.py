@@ -190,3 +190,25 @@ def test_load_comes_from_nvml(tmp_path):
     assert 0 < load["gpu"][0]["utilization"] <= 1
     assert load["gpu"][0]["used_bytes"] > result["peak_bytes"][0]["bytes"] * 0.5
     assert result["metrics"]["flops"]["per_second"] > 0
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [["fsdp", "--replicas", "2"], ["pipeline", "--schedule", "1f1b"], ["hybrid", "--schedule", "zero-bubble"]],
+    ids=" ".join,
+)
+def test_strategies_over_processes_share_a_gpu(tmp_path, strategy):
+    """Ranks on one GPU meet over gloo, which copies through the host; the training is that of one device all the same."""
+    proof = run_paralab("verify", *strategy, "--workload", "gpt:tiny", "--device", "cuda", "--json", cwd=tmp_path).json
+    assert proof["passed"]
+    assert any(case["equal"] for case in proof["cases"])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_training_on_a_gpu_is_saved_and_goes_on(tmp_path, precision):
+    run = ["run", "ddp", "--replicas", "2", "--workload", "gpt:tiny", "--precision", precision, "--device", "cuda", "--json"]
+    whole = run_paralab(*run, "--steps", "12", cwd=tmp_path).json
+    half = run_paralab(*run, "--steps", "6", "--checkpoint", "ckpt", "--checkpoint-every", "3", cwd=tmp_path).json
+    rest = run_paralab(*run, "--steps", "12", "--checkpoint", "ckpt", "--resume", cwd=tmp_path).json
+    assert rest["begun_at_step"] == 6
+    assert half["losses"] + rest["losses"] == pytest.approx(whole["losses"], rel=1e-3)
