@@ -105,7 +105,7 @@ def test_every_run_of_it_is_a_run_folder(compared, tmp_path):
     table = document["sections"][0]["blocks"][0]
     assert [row[0]["text"] for row in table["rows"]] == ["single", "ddp ×2"]
     alone = run_paralab("show", runs[1], "--markdown", "sheet.md", cwd=tmp_path)
-    assert "all-reduces" in (tmp_path / "sheet.md").read_text()
+    assert "collectives" in (tmp_path / "sheet.md").read_text()
     assert alone.code == 0
 
 

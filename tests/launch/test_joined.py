@@ -177,7 +177,7 @@ def test_the_rank_that_failed_is_named_once(tmp_path):
     environment = {"FAILING_RANK": "1"}
     done = torchrun("run", "ddp", "--workload", "slow.py:workload", "--out", "run", cwd=tmp_path, environment=environment)
     assert done.code == 1
-    assert done.err.count("paralab: Rank 1 failed after step 2: ValueError: a label that is no class") == 1
+    assert done.err.count("paralab: Rank 1 failed in step 3: ValueError: a label that is no class") == 1
     assert "Connection closed" not in done.err
     assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] >= 2
     assert "a label that is no class" in (tmp_path / "run" / "logs" / "rank1.txt").read_text()

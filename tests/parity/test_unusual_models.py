@@ -104,7 +104,7 @@ def test_it_trains_like_one_device(file, name):
     options += ["--replicas", "3" if name == "answering" else "2"]
     found = run_paralab("verify", "all", "--workload", f"unusual.py:{name}", *options, "--json", cwd=file).json
     assert [case for case in found["cases"] if not case["equal"]] == []
-    assert {case["strategy"] for case in found["cases"]} == {"single", "dp", "ddp", "mp", "pipeline", "hybrid"}
+    assert {case["strategy"] for case in found["cases"]} == {"single", "dp", "ddp", "fsdp", "mp", "pipeline", "hybrid"}
     assert (found["dropout"] == "none") == (name != "dropping")
 
 
