@@ -123,7 +123,8 @@ def faults(
 ) -> dict[str, Any]:
     """Run the matrix; return its rows. `repeat`: trials of every cell; by default so many that every fault is had five times."""
     cells = matrix(only)
-    folder = RunFolder.create(out, "faults").path
+    run_folder = RunFolder.create(out, "faults")
+    folder = run_folder.path
     room = Room(folder, workload)
     say(f"{workload}, ddp on 2 ranks, {STEPS} steps, a checkpoint every {EVERY}; the undisturbed run first")
     room.undisturbed()
@@ -138,7 +139,9 @@ def faults(
         rows.append(_row(cell, found))
         say(line_of(rows[-1]))
     survived = all(row["survived"] for row in rows if row["trials"])
-    return {"workload": workload, "steps": STEPS, "rows": rows, "survived": survived, "folder": str(folder)}
+    result = {"workload": workload, "steps": STEPS, "rows": rows, "survived": survived, "folder": str(folder)}
+    run_folder.write_result(result)
+    return result
 
 
 def _row(cell: Cell, trials: list[Trial]) -> dict[str, Any]:
