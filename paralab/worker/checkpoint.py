@@ -20,6 +20,7 @@ import random
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,6 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._saved: dict[str, Any] | None = None
-        torch.serialization.set_crc32_options(False)  # the manifest has a better checksum, and this one costs as much as writing
 
     def prepare(self) -> None:
         """Take the memory for the copies now, in a step that no timing counts: pinning a gigabyte takes half a second."""
@@ -238,7 +238,8 @@ class Saver:
             planted("write", self.parts.rank, step, self.parts.model)
             # Into a new folder: DCP would overwrite in place, and a rank killed half-way would leave a folder that loads, half old.
             writer = FileSystemWriter(folder, overwrite=False, thread_count=WRITERS if self.parts.plan.device == "cuda" else 1)
-            save(self._staged, storage_writer=writer, process_group=group, no_dist=group is None)
+            with _without_crc():
+                save(self._staged, storage_writer=writer, process_group=group, no_dist=group is None)
             planted("save", self.parts.rank, step, self.parts.model)
             if self.parts.rank == 0:
                 write_manifest(folder, **about)
@@ -249,6 +250,18 @@ class Saver:
             self._saved = {"step": step, "blocked_seconds": round(blocked, 6), "seconds": round(seconds, 6), "folder": folder.name}
         except BaseException as error:
             self._error = error
+
+
+@contextmanager
+def _without_crc() -> Iterator[None]:
+    """The manifest has a better checksum, and this one takes as long as the writing. The setting is the process's: it is put back
+    for what else is saved."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
 
 
 _groups: dict[int, dist.ProcessGroup] = {}
