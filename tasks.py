@@ -30,6 +30,7 @@ TASKS = {
     "test": "lint, then all tests",
     "lint": "ruff and mypy",
     "bench": "paralab against loops written by hand, the cost of measuring, and tune over a slow link",
+    "faults": "have every fault on purpose, and print what was survived (half an hour; as root also those of a cluster)",
     "screenshots": "run a comparison and take the pictures of its page that the README shows",
     "gpu": "every CUDA path on one GPU, as a short table (uses the Python that runs this, if it has torch)",
 }
@@ -91,8 +92,16 @@ def bench() -> None:
     setup()
     run(PYTHON, "bench/overhead.py")
     run(PYTHON, "bench/measuring.py")
+    run(PYTHON, "bench/checkpoint.py")
     run(PYTHON, "bench/cable.py")
     run(PYTHON, "bench/slow_link.py")
+
+
+def faults() -> None:
+    setup()
+    system()
+    run(PYTHON, "-m", "paralab", "faults")
+    run(PYTHON, "bench/cluster_faults.py")
 
 
 def screenshots() -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,8 +31,10 @@ AT_STEP = 12
 EVERY = 4
 STEP_DEADLINE = 4
 AT_LEAST = 5  # trials of every fault
+RANDOM_KILLS = 20
 PATIENCE_SECONDS = 120
 LAST = 1
+NUM_RANKS = 2
 COMMON = ["ddp", "--replicas", "2", "--steps", str(STEPS), "--save-weights", "--json"]
 SURVIVING = ["--checkpoint-every", str(EVERY), "--max-restarts", "2", "--step-deadline", str(STEP_DEADLINE), "--save-deadline", "4"]
 
@@ -89,6 +92,7 @@ TITLES = {
     "memory": "out of memory",
     "nan": "NaN loss",
     "slow": "straggler",
+    "random": "SIGKILL at a random moment",
     "disk": "disk full while saving",
     "bit flip": "bit flip in a checkpoint",
     "cut log": "truncated log",
@@ -130,13 +134,14 @@ def faults(
     room.undisturbed()
     rows = []
     for cell in cells:
-        trials = repeat or -(-AT_LEAST // sum(other.fault == cell.fault for other in cells))
+        least = RANDOM_KILLS if cell.fault == "random" else AT_LEAST
+        trials = repeat or -(-least // sum(other.fault == cell.fault for other in cells))
         if reason := _cannot(cell):
             rows.append({**asdict(cell), "title": TITLES[cell.fault], "where": cell.where, "trials": [], "not_run": reason})
             say(f"{TITLES[cell.fault]:<30} {cell.where:<18} not run: {reason}")
             continue
         found = [room.trial(cell) for _ in range(trials)]
-        rows.append(_row(cell, found))
+        rows.append(row_of(cell, TITLES[cell.fault], found))
         say(line_of(rows[-1]))
     survived = all(row["survived"] for row in rows if row["trials"])
     result = {"workload": workload, "steps": STEPS, "rows": rows, "survived": survived, "folder": str(folder)}
@@ -144,7 +149,7 @@ def faults(
     return result
 
 
-def _row(cell: Cell, trials: list[Trial]) -> dict[str, Any]:
+def row_of(cell: Cell, title: str, trials: list[Trial]) -> dict[str, Any]:
     def middle(name: str) -> float | None:
         values = [value for trial in trials if (value := getattr(trial, name)) is not None]
         return round(statistics.median(values), 2) if values else None
@@ -155,7 +160,7 @@ def _row(cell: Cell, trials: list[Trial]) -> dict[str, Any]:
 
     return {
         **asdict(cell),
-        "title": TITLES[cell.fault],
+        "title": title,
         "where": cell.where,
         "survived": all(trial.survived for trial in trials),
         "outcomes": sorted({trial.outcome for trial in trials}),
@@ -194,27 +199,33 @@ def _cannot(cell: Cell) -> str | None:
 class Room:
     """A folder for the trials, and the command that all of them use."""
 
-    def __init__(self, folder: Path, workload: str) -> None:
+    def __init__(self, folder: Path, workload: str, options: Sequence[str] = (), **environment: str) -> None:
         self.folder, self.workload, self.number = folder, workload, 0
+        self.options, self.environment = options, environment
 
     def undisturbed(self) -> None:
         done = self._start("undisturbed", []).wait(PATIENCE_SECONDS)
         if done:
             raise RunFailed(f"The undisturbed run failed with code {done}.", cure=f"read {self.folder / 'undisturbed.txt'}")
         self.weights = (self.folder / "undisturbed" / "weights.pt").read_bytes()
+        result = json.loads((self.folder / "undisturbed" / "result.json").read_text())
+        self.seconds: float = result["wall_seconds"]  # from the start of the ranks to their end
 
-    def trial(self, cell: Cell) -> Trial:
+    def trial(self, cell: Cell, disturb: Callable[[Disturbance], Trial] | None = None) -> Trial:
         self.number += 1
         name = f"{self.number:03d}-{cell.fault.replace(' ', '-')}"
         kept = self.folder / f"{name}.checkpoints"
-        found = DISTURBANCES.get(cell.fault, _planted)(Disturbance(self, cell, name, kept))
+        disturb = disturb or DISTURBANCES.get(cell.fault, _planted)
+        found = disturb(Disturbance(self, cell, name, kept))
         shutil.rmtree(kept, ignore_errors=True)  # they are large, and the run folders tell what was
         for weights in self.folder.glob(f"{name}*/weights.pt"):
             weights.unlink()
         return found
 
     def _start(self, name: str, options: list[str], **environment: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "paralab", "run", *COMMON, "--workload", self.workload, *options, "--out", name]
+        command = [sys.executable, "-m", "paralab", "run", *COMMON, "--workload", self.workload]
+        command += [*self.options, *options, "--out", name]
+        both = {**os.environ, **self.environment, **environment}
         with (self.folder / f"{name}.txt").open("wb") as log:
             return subprocess.Popen(
                 command, cwd=self.folder, env={**os.environ, **environment}, stdout=log, stderr=subprocess.STDOUT
@@ -304,6 +315,33 @@ def _planted(d: Disturbance) -> Trial:
     )
 
 
+def _random_kill(d: Disturbance) -> Trial:
+    """Any rank, at any moment between its start and the end of the training."""
+    dice = random.Random(d.name)
+    process = d.start()
+    while process.poll() is None and len(ranks := _ranks_of(process.pid)) < NUM_RANKS:
+        time.sleep(0.01)
+    time.sleep(dice.uniform(0.0, d.room.seconds))
+    victim = dice.choice(ranks)
+    at = time.time()
+    with suppress(ProcessLookupError):
+        os.kill(victim, signal.SIGKILL)
+    code = d.end(process)
+    failures = failures_of(d.room.folder / d.name)
+    first, _ = _first_step(d.room.folder / d.name, after=at)
+    if not failures and code == 0:  # it came just before the end of the process, with everything done
+        return Trial("went on", True, d.equal(), d.orphans)
+    return Trial(
+        outcome="recovered" if code == 0 else "LOST",
+        named=bool(failures) and "was killed by SIGKILL" in failures[0]["problem"],
+        equal=d.equal(),
+        orphans=d.orphans,
+        noticed_seconds=failures[0]["unix_seconds"] - at if failures else None,
+        next_step_seconds=first - at if first else None,
+        said=failures[0]["problem"] if failures else _told(d.said()),
+    )
+
+
 def _signalled(*signals: int, expected: int) -> Callable[[Disturbance], Trial]:
     def disturb(d: Disturbance) -> Trial:
         process = d.start()
@@ -367,6 +405,7 @@ def _disk(d: Disturbance) -> Trial:
 
 
 DISTURBANCES: dict[str, Callable[[Disturbance], Trial]] = {
+    "random": _random_kill,
     "disk": _disk,
     "bit flip": _bit_flip,
     "cut log": _cut_log,

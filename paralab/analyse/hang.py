@@ -80,6 +80,8 @@ def who_hung(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
     behind = _behind(said)
     if behind is not None:
         return hang(said[behind], "did not arrive where the others wait for it")
+    if all(testimony.waits_in for testimony in said) and len(said) > 1:
+        return hang(said[0], "waits where all ranks have arrived: nobody is missing, so what lies between them is (the network)")
     busy = [testimony for testimony in said if testimony.waits_in is None and testimony.rank in late]
     culprit = busy[0] if busy else said[late[0] if late else 0]
     return hang(culprit, "did not come to the end")

@@ -263,7 +263,7 @@ def _backend(strategy: str, cells: list[list[Device]], device: str, reasons: lis
     elif any(len(ranks) > 1 for ranks in users.values()):
         if strategy == "fsdp":
             raise UsageError(
-                f"fsdp on {plural(len(cells), 'rank')} and {plural(len(users), 'GPU')}: ranks would share a GPU. NCCL refuses that, "
+                f"fsdp on {plural(len(cells), 'rank')} and {plural(len(users), 'GPU')}: ranks would share a GPU, NCCL refuses it, "
                 "and gloo's collectives for shards crash on CUDA tensors.",
                 cure=f"--device cpu, --replicas {len(users)}, or ddp",
             )
