@@ -12,6 +12,7 @@ from paralab import comparison, proof, training
 from paralab.errors import UsageError
 from paralab.experiment import Case
 from paralab.plan.request import Request
+from paralab.record.checkpoints import KEPT
 from paralab.workload.reference import PICKLED
 from paralab.workload.workload import Workload
 
@@ -47,6 +48,11 @@ def run(
     save_weights: bool = False,
     profile: bool = False,
     tensorboard: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    keep_checkpoints: int = KEPT,
+    resume: bool = False,
+    max_restarts: int = 0,
 ) -> dict[str, Any]:
     """Train a workload under a strategy; return the result object.
 
@@ -84,6 +90,13 @@ def run(
             save_weights=save_weights,
             profile=profile,
             tensorboard=Path(tensorboard) if tensorboard else None,
+            survival=Survival(
+                directory=Path(checkpoint) if checkpoint else None,
+                every=checkpoint_every,
+                keep=keep_checkpoints,
+                resume=resume,
+                max_restarts=max_restarts,
+            ),
         )
 
 

@@ -227,9 +227,7 @@ class Room:
         command += [*self.options, *options, "--out", name]
         both = {**os.environ, **self.environment, **environment}
         with (self.folder / f"{name}.txt").open("wb") as log:
-            return subprocess.Popen(
-                command, cwd=self.folder, env={**os.environ, **environment}, stdout=log, stderr=subprocess.STDOUT
-            )
+            return subprocess.Popen(command, cwd=self.folder, env=both, stdout=log, stderr=subprocess.STDOUT)
 
 
 @dataclass

@@ -89,8 +89,7 @@ class Survival:
                 )
             say(f"No checkpoint in {self.directory}: from the beginning.")
         else:
-            wanted = {"workload": plan.workload, "seed": plan.seed, "batch_size": plan.batch_size, "precision": plan.precision}
-            require_same_training(good.manifest, wanted, good.path)
+            require_same_training(good.manifest, plan.training, good.path)
             if good.step > plan.num_steps:
                 raise UsageError(
                     f"--resume: {good.path} is after {good.step} steps, and this run has {plan.num_steps}.",

@@ -7,6 +7,7 @@ from typing import Any
 
 from paralab.plan.grid import Device
 from paralab.units import plural
+from paralab.workload.reference import PICKLED
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,12 @@ class Plan:
     @property
     def num_devices(self) -> int:
         return len({device.name for rank in self.ranks for device in rank.devices})
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """What makes it the same training, whatever it is spread over. A function of a notebook has another file every time."""
+        workload = "a function" if self.workload.startswith(PICKLED) else self.workload
+        return {"workload": workload, "seed": self.seed, "batch_size": self.batch_size, "precision": self.precision}
 
     def title(self) -> str:
         """`ddp · 2 replicas`, for tables and folder names."""

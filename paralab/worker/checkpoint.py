@@ -105,8 +105,14 @@ class Parts:
         """What the manifest says besides the files."""
         plan = self.plan
         topology = {name: getattr(plan, name) for name in TOPOLOGY}
-        same = {"workload": plan.workload, "seed": plan.seed, "batch_size": plan.batch_size, "precision": plan.precision}
-        return {"step": step, "samples_seen": samples, "epoch": epoch, **same, "topology": topology, "torch": torch.__version__}
+        return {
+            "step": step,
+            "samples_seen": samples,
+            "epoch": epoch,
+            **plan.training,
+            "topology": topology,
+            "torch": torch.__version__,
+        }
 
     def _optimizer_values(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for name, parameter in self.parameters.items():
