@@ -13,6 +13,7 @@ from paralab.errors import UsageError
 from paralab.experiment import Case
 from paralab.plan.request import Request
 from paralab.record.checkpoints import KEPT
+from paralab.recovery import Survival
 from paralab.workload.reference import PICKLED
 from paralab.workload.workload import Workload
 

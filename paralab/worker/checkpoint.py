@@ -105,14 +105,8 @@ class Parts:
         """What the manifest says besides the files."""
         plan = self.plan
         topology = {name: getattr(plan, name) for name in TOPOLOGY}
-        return {
-            "step": step,
-            "samples_seen": samples,
-            "epoch": epoch,
-            **plan.training,
-            "topology": topology,
-            "torch": torch.__version__,
-        }
+        done = {"step": step, "samples_seen": samples, "epoch": epoch}
+        return {**done, **plan.training, "topology": topology, "torch": torch.__version__}
 
     def _optimizer_values(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for name, parameter in self.parameters.items():
