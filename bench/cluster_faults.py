@@ -23,7 +23,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import link  # noqa: E402
 
-from paralab.faults import AT_STEP, STEPS, Cell, Disturbance, Room, Trial, line_of, row_of  # noqa: E402
+from paralab.disturbances import AT_STEP, STEPS, Cell, Disturbance, Room, Trial  # noqa: E402
+from paralab.faults import line_of, row_of  # noqa: E402
 from paralab.record.reader import failures_of, read_events  # noqa: E402
 from tests.slurm import cluster  # noqa: E402
 

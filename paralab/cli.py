@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,91 +19,18 @@ import click
 
 from paralab import __version__
 from paralab.cli_checkpoint import checkpoint
+from paralab.cli_options import OUT, request_options, say_to_user, written
 from paralab.cli_practical import practical
+from paralab.cli_run import run
 from paralab.errors import ParalabError, UsageError
-from paralab.plan.request import PRECISIONS, STRATEGIES, Request
-from paralab.plan.schedules import SCHEDULES
+from paralab.plan.request import STRATEGIES, Request
 
-REQUEST_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option("--workload", metavar="NAME|FILE.py:FUNCTION", default=None, help="What is trained. [default: mlp]"),
-    click.option("--replicas", type=int, help="Copies of the model that share the batch (dp, ddp, fsdp, hybrid). [default: 2]"),
-    click.option("--stages", type=int, help="Devices one copy is spread over (mp, pipeline, hybrid). [default: 2]"),
-    click.option("--batch-size", type=int, help="Samples per optimiser step over ALL devices, whatever the strategy."),
-    click.option("--accumulate", type=int, help="Backward passes per optimiser step; synchronised only at the last."),
-    click.option("--micro-batches", type=int, help="Pieces in which a batch flows through the stages (pipeline, hybrid)."),
-    click.option("--schedule", metavar="|".join(SCHEDULES), help="A process per stage, in this order (pipeline, hybrid)."),
-    click.option("--precision", metavar="|".join(PRECISIONS), help="fp16 is trained with a GradScaler. [default: fp32]"),
-    click.option("--loss-scale", type=float, help="The GradScaler's first scale (fp16). [default: 65536]"),
-    click.option("--no-scaler", is_flag=True, default=None, help="Train fp16 without a GradScaler, to see the underflow."),
-    click.option("--bucket-mb", type=float, help="Size of DDP's gradient buckets (ddp, hybrid). [default: 25, the first one 1]"),
-    click.option("--bucket-view", is_flag=True, default=None, help="DDP's gradient_as_bucket_view (ddp, hybrid)."),
-    click.option("--static-graph", is_flag=True, default=None, help="DDP's static_graph (ddp)."),
-    click.option(
-        "--sync-every-pass", is_flag=True, default=None, help="Synchronise in every pass, to see what it costs (ddp, fsdp)."
-    ),
-    click.option("--steps", type=int, help="Optimiser steps. [default: 20, or what --epochs gives; in comparisons 10 a round]"),
-    click.option("--epochs", type=int, help="Passes over the data."),
-    click.option("--samples", type=int, help="Use only so many samples of the data: an epoch ends after them."),
-    click.option("--seed", type=int, default=0, show_default=True, help="Decides the weights and the order of the samples."),
-    click.option("--device", metavar="auto|cpu|cuda", default="auto", show_default=True, help="Where the devices are taken from."),
-    click.option("--placement", metavar="spread|same", help="same: all stages on one device (mp, pipeline, hybrid)."),
-    click.option("--threads-per-device", type=int, help="Size of a CPU device. [default: cores ÷ devices, at least 1]"),
-    click.option("--prefix", metavar="COMMAND", help="Start every rank through it, e.g. 'numactl -N {local_rank}'."),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else there."),
-]
 SAID_SECONDS = 2.0  # for rank 0 to say what is wrong: torchrun ends all ranks when one has ended
-OUT = click.option("--out", type=click.Path(path_type=Path), help="The run folder. [default: runs/DATE_TIME_…]")
-
-
-SURVIVAL_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option(
-        "--checkpoint", metavar="DIR", type=click.Path(path_type=Path), help="Save here: every N steps, at the end, on Ctrl-C."
-    ),
-    click.option("--checkpoint-every", metavar="N", type=int, help="Save after every N steps."),
-    click.option("--keep-checkpoints", metavar="N", type=int, default=3, show_default=True, help="Delete older ones than these."),
-    click.option("--resume", is_flag=True, help="Go on with the last whole checkpoint; at any number of ranks, any strategy."),
-    click.option(
-        "--max-restarts", metavar="N", type=click.IntRange(0), default=0, show_default=True, help="Start failed ranks again."
-    ),
-    click.option("--start-deadline", metavar="SECONDS", type=float, default=600, show_default=True, help="For coming to step 0."),
-    click.option(
-        "--step-deadline", metavar="SECONDS", type=float, default=600, show_default=True, help="A step takes longer: it hangs."
-    ),
-    click.option("--save-deadline", metavar="SECONDS", type=float, default=600, show_default=True, help="For a save."),
-]
-
-
-def survival_options(command: Any) -> Any:
-    for option in reversed(SURVIVAL_OPTIONS):
-        command = option(command)
-    return command
-
-
-def _survival(options: dict[str, Any]) -> Any:
-    """Take these options out of the others."""
-    from paralab.launch.watchdog import Deadlines
-    from paralab.recovery import Survival
-
-    deadlines = Deadlines(*(options.pop(f"{phase}_deadline") for phase in Deadlines._fields))
-    return Survival(
-        directory=options.pop("checkpoint"),
-        every=options.pop("checkpoint_every"),
-        keep=options.pop("keep_checkpoints"),
-        resume=options.pop("resume"),
-        max_restarts=options.pop("max_restarts"),
-        deadlines=deadlines,
-    )
 
 
 def _terminated(signum: int, frame: FrameType | None) -> None:
     """SIGTERM is a Ctrl-C from somebody else: the ranks are ended in order."""
     raise KeyboardInterrupt
-
-
-def request_options(command: Any) -> Any:
-    for option in reversed(REQUEST_OPTIONS):
-        command = option(command)
-    return command
 
 
 def _leave_it_to_rank_0() -> None:
@@ -164,112 +90,6 @@ def main() -> None:
     """
 
 
-@main.command()
-@click.argument("strategy", metavar="|".join(STRATEGIES))
-@request_options
-@OUT
-@click.option("--save-weights", is_flag=True, help="Leave the final weights in the run folder (weights.pt).")
-@click.option("--profile", is_flag=True, help="Leave torch.profiler's trace of steps 4 to 7 of every rank in the run folder.")
-@click.option("--report", is_flag=True, help="Write report.html into the run folder: tables, timeline, load, memory.")
-@click.option(
-    "--show",
-    type=click.Choice(["splits", "ranks"]),
-    multiple=True,
-    help="One line per replica / per rank, as the practicals print them.",
-)
-@click.option("--live", is_flag=True, help="Watch every rank and device while it trains: load, memory, times, communication.")
-@click.option(
-    "--tensorboard",
-    metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Also write the run's numbers for TensorBoard, to a sub-folder of DIR.",
-)
-@survival_options
-@click.option(
-    "--slurm", metavar="KEY=VALUE,…", help="As a Slurm job, with these options of sbatch: partition=gpu,gres=gpu:4,time=10:00."
-)
-@click.option("--nodes", type=int, help="Nodes of the Slurm job. [default: 1]")
-@click.option("--dry-run", is_flag=True, help="Print the Slurm job's script; submit nothing.")
-@click.option("--slurm-wait", metavar="SECONDS", type=float, help="Cancel the Slurm job if it has not started by then.")
-def run(
-    strategy: str,
-    as_json: bool,
-    out: Path | None,
-    save_weights: bool,
-    profile: bool,
-    show: tuple[str, ...],
-    live: bool,
-    tensorboard: Path | None,
-    report: bool,
-    slurm: str | None,
-    nodes: int | None,
-    dry_run: bool,
-    slurm_wait: float | None,
-    **options: Any,
-) -> None:
-    """Train a workload under a STRATEGY and report what it cost.
-
-    Under torchrun, or srun with several tasks, the launched processes are its ranks: they join, and rank 0 reports. With --slurm it
-    is submitted as a job, followed, and its result brought back.
-
-    \b
-    torchrun --nproc_per_node=2 -m paralab run ddp
-    srun -n 4 paralab run ddp
-    paralab run ddp --nodes 2 --slurm partition=gpu,gres=gpu:4,time=10:00
-
-    Exit codes: 0 done, 1 failed, 2 wrong use, 75 stopped and saved (--resume goes on), 130 stopped at once.
-    """
-    from paralab import submitting
-    from paralab.launch.joined import joined
-    from paralab.show.page import write_report
-    from paralab.show.run import print_result
-    from paralab.show.screen import Screen
-
-    survival = _survival(options)
-    request = Request(strategy=strategy, **_given(options))
-    how: dict[str, Any] = {"out": out, "save_weights": save_weights, "profile": profile, "tensorboard": tensorboard}
-    how |= {"survival": survival}
-    launched = joined() if slurm is None else None
-    if slurm is not None and dry_run:
-        script = submitting.dry_run(request, nodes, slurm, **how)
-        click.echo(json.dumps({"script": script}) if as_json else script, nl=as_json)
-        return
-    if slurm is None:
-        submitting.require_slurm(nodes, dry_run, slurm_wait)
-    how |= {"say": _say(as_json and slurm is not None)}
-    train = _trainer(launched, slurm, nodes=nodes, wait_seconds=slurm_wait)
-    if as_json:
-        if live:
-            raise UsageError("--live draws in the terminal, and --json prints one object and nothing else.", cure="one of the two")
-        result = train(request, **how)
-        click.echo(json.dumps(result | ({"report": str(write_report(Path(result["run_folder"])))} if report else {})))
-        return
-    screen = Screen(show, live, looking=slurm is None) if not launched or launched.rank == 0 else None
-    try:
-        result = train(request, **how, **({"watch": screen.watch} if screen else {}))
-    finally:
-        if screen:
-            screen.close()
-    print_result(result, show)
-    if report:
-        click.echo(f"All tables and pictures: {write_report(Path(result['run_folder']))}")
-    if tensorboard:
-        click.echo(f"Look at it with: tensorboard --logdir {tensorboard}")
-
-
-def _trainer(launched: Any, slurm: str | None, **job: Any) -> Callable[..., dict[str, Any]]:
-    """Who trains: ranks started here, those that were launched already, or a Slurm job."""
-    from paralab import submitting, training
-
-    if slurm is not None:
-        return partial(submitting.run, options=slurm, **job)
-    if launched:
-        from paralab import joining  # imports torch, to meet the other ranks
-
-        return partial(joining.run, launched)
-    return training.run
-
-
 @main.command(short_help="The resolved plan with its reasons; starts nothing.")
 @click.argument("strategy", metavar="|".join(STRATEGIES))
 @request_options
@@ -278,7 +98,7 @@ def plan(strategy: str, as_json: bool, **options: Any) -> None:
     from paralab import training
     from paralab.show.run import print_ranks, print_reasons, print_sentence, print_stages
 
-    resolved, _, summary = training.make_plan(Request(strategy=strategy, **_given(options)))
+    resolved, _, summary = training.make_plan(Request(strategy=strategy, **written(options)))
     if as_json:
         click.echo(json.dumps(resolved.to_json()))
         return
@@ -301,7 +121,7 @@ def verify(strategy: str, as_json: bool, out: Path | None, **options: Any) -> No
     from paralab import proof
     from paralab.show.verify import print_proof
 
-    given = {name: value for name, value in _given(options).items() if name != "workload"}
+    given = {name: value for name, value in written(options).items() if name != "workload"}
     say = (lambda line: None) if as_json else lambda line: click.echo(line, err=True)
     result = proof.verify(strategy, options["workload"], out=out, say=say, **given)
     if as_json:
@@ -339,9 +159,9 @@ def compare(setups: tuple[str, ...], as_json: bool, out: Path | None, rounds: in
     from paralab import comparison
     from paralab.experiment import Case
 
-    base = Request(strategy="single", **_given(options))
+    base = Request(strategy="single", **written(options))
     cases = [Case(_parsed(text, options)) for text in setups] or comparison.default_cases(base)
-    result = comparison.compare(cases, rounds=rounds, prove=not no_proof, out=out, say=_say(as_json))
+    result = comparison.compare(cases, rounds=rounds, prove=not no_proof, out=out, say=say_to_user(as_json))
     _tell(result, as_json)
 
 
@@ -358,8 +178,8 @@ def scale(strategy: str, weak: bool, as_json: bool, out: Path | None, rounds: in
     from paralab import comparison
 
     counts = options.pop("replicas") or "1,2,4"
-    cases = comparison.scale_cases(Request(strategy=strategy, **_given(options)), counts, weak)
-    result = comparison.compare(cases, kind="scale", rounds=rounds, prove=not no_proof, out=out, say=_say(as_json))
+    cases = comparison.scale_cases(Request(strategy=strategy, **written(options)), counts, weak)
+    result = comparison.compare(cases, kind="scale", rounds=rounds, prove=not no_proof, out=out, say=say_to_user(as_json))
     _tell(result, as_json)
 
 
@@ -379,8 +199,8 @@ def tune(strategy: str, as_json: bool, out: Path | None, trials: int | None, bud
     """Search the bucket size, accumulation, micro-batches and options with the fastest step. Options that are given are kept."""
     from paralab import tuning
 
-    request = Request(strategy=strategy, **_given(options))
-    result = tuning.tune(request, trials=trials, budget_seconds=budget_seconds, out=out, say=_say(as_json))
+    request = Request(strategy=strategy, **written(options))
+    result = tuning.tune(request, trials=trials, budget_seconds=budget_seconds, out=out, say=say_to_user(as_json))
     _tell(result, as_json)
 
 
@@ -429,7 +249,7 @@ def faults(only: tuple[str, ...], repeat: int | None, workload: str, out: Path |
     """
     from paralab import faults as matrix
 
-    say: Callable[[str], None] = _say(as_json) if as_json else click.echo
+    say: Callable[[str], None] = say_to_user(as_json) if as_json else click.echo
     result = matrix.faults(only, repeat, workload, out, say)
     if as_json:
         click.echo(json.dumps(result))
@@ -456,13 +276,9 @@ def env(as_json: bool) -> None:
     click.echo(json.dumps(found)) if as_json else print_environment(found)
 
 
+main.add_command(run)
 main.add_command(practical)
 main.add_command(checkpoint)
-
-
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that were written; a Request has the defaults of the others."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _parsed(text: str, options: dict[str, Any]) -> Request:
@@ -480,13 +296,7 @@ def _parsed(text: str, options: dict[str, Any]) -> Request:
         raise UsageError(f"The set-up {text!r}: {error.format_message()}", cure="paralab run --help lists the options") from error
     said = click.core.ParameterSource.COMMANDLINE
     own = {name: value for name, value in context.params.items() if context.get_parameter_source(name) is said}
-    return with_common(Request(strategy="single", **_given(options)), {"strategy": strategy, **own})
-
-
-def _say(as_json: bool) -> Callable[[str], None]:
-    from paralab.show.console import errors  # where the bar is drawn, above which the line must stand
-
-    return (lambda line: None) if as_json else lambda line: errors.print(line, markup=False, emoji=False, soft_wrap=True)
+    return with_common(Request(strategy="single", **written(options)), {"strategy": strategy, **own})
 
 
 def _tell(result: dict[str, Any], as_json: bool) -> None:
