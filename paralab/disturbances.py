@@ -25,12 +25,12 @@ from paralab.record.reader import Event, failures_of, read_events
 STEPS = 24
 AT_STEP = 12
 EVERY = 4
-STEP_DEADLINE = 4
+STEP_DEADLINE = 2  # of steps that take 0.04 s
 PATIENCE_SECONDS = 120
 LAST = 1
 NUM_RANKS = 2
 COMMON = ["ddp", "--replicas", "2", "--steps", str(STEPS), "--save-weights", "--json"]
-SURVIVING = ["--checkpoint-every", str(EVERY), "--max-restarts", "2", "--step-deadline", str(STEP_DEADLINE), "--save-deadline", "4"]
+SURVIVING = ["--checkpoint-every", str(EVERY), "--max-restarts", "2", "--step-deadline", str(STEP_DEADLINE), "--save-deadline", "2"]
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,7 @@ class Team:
         if not ending.failed and _is_whole(job):
             return None, Recording.read(job.folder.path).status == "stopped"
         error = failure(job, job.folder, ending, gone=gone)
-        job.folder.note_failure(0, error.problem)
+        job.folder.note_failure(0, error.problem, time.time())
         return error, False
 
     def _towards(self) -> list[str | None]:

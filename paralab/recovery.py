@@ -117,7 +117,7 @@ def train(
             if not ending.failed and status in ("completed", "stopped"):
                 return None, status == "stopped"
             error = failure(job, job.folder, ending, attempt)
-            job.folder.note_failure(attempt, error.problem)
+            job.folder.note_failure(attempt, error.problem, ending.noticed)
             if attempt == survival.max_restarts or asked:
                 return error, False
             before = job.keeping

@@ -28,6 +28,7 @@ from paralab.record.folder import RunFolder
 
 INSIDE = "PARALAB_INSIDE"  # set in every process that paralab starts; one of them must not start paralab again
 POLL_SECONDS = 0.05
+HUNG_SECONDS = 0.3  # the same for ranks that hang: they have had their deadline
 GRACE_SECONDS = 3.0  # between "please stop" and "stop"; after a failure, for the others to notice it themselves
 
 
@@ -38,11 +39,13 @@ class Ending:
     codes  their exit codes; None: ended by us, because another one failed or hung
     posts  where they were last
     late   those that were over their deadline; the testimonies of all are in the run folder then
+    noticed  when the first failure, or the hang, was noticed (Unix time); 0 if there was none
     """
 
     codes: list[int | None]
     posts: list[Post]
     late: list[Late]
+    noticed: float = 0.0
 
     @property
     def failed(self) -> bool:
@@ -140,22 +143,24 @@ def _watch(
 ) -> Ending:
     """Until all ranks have ended, by themselves or by us."""
     failed_at: float | None = None
+    noticed = 0.0
     while True:
         ended = [rank.poll() for rank in ranks]
         posts = watchdog.posts  # read after the codes: a rank posts its end before it ends
         codes = [_judged(code, post) for code, post in zip(ended, posts, strict=True)]
         on_poll()
-        if all(code is not None for code in codes):
-            return Ending(codes, posts, [])
         if failed_at is None and any(codes):
-            failed_at = time.monotonic()
+            failed_at, noticed = time.monotonic(), time.time()
+        if all(code is not None for code in codes):
+            return Ending(codes, posts, [], noticed)
         if failed_at is not None and time.monotonic() - failed_at > GRACE_SECONDS:
             _end(ranks)
-            return Ending(codes, posts, [])
+            return Ending(codes, posts, [], noticed)
         if failed_at is None and (late := watchdog.late(codes)):
+            noticed = time.time()
             watchdog.question(ranks)
-            _end(ranks)
-            return Ending(codes, posts, late)
+            _end(ranks, grace_seconds=HUNG_SECONDS)
+            return Ending(codes, posts, late, noticed)
         stop(watchdog.board)
         time.sleep(POLL_SECONDS)
 
@@ -165,7 +170,7 @@ def _judged(code: int | None, post: Post) -> int | None:
     return LEFT_EARLY if code == 0 and post.phase != "end" else code
 
 
-def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
+def _end(ranks: list[subprocess.Popen[bytes]], grace_seconds: float = GRACE_SECONDS) -> None:
     """Ask, wait, insist. Also the way out of a Ctrl-C, which must not be interrupted by a second one."""
     before = signal.getsignal(signal.SIGINT)
     in_main = _set_sigint(signal.SIG_IGN)
@@ -173,7 +178,7 @@ def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
         for rank in ranks:
             if rank.poll() is None:
                 rank.terminate()
-        deadline = time.monotonic() + GRACE_SECONDS
+        deadline = time.monotonic() + grace_seconds
         for rank in ranks:
             try:
                 rank.wait(max(0.0, deadline - time.monotonic()))

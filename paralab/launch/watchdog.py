@@ -66,7 +66,8 @@ class Watchdog:
                 rank.stdin.write(b"?")
                 rank.stdin.flush()
         until = time.monotonic() + ANSWER_SECONDS
-        answers = [self.answers / f"rank{number}.json" for number in self.numbers]
+        able = [number for number, rank in zip(self.numbers, ranks, strict=True) if _state(rank) not in ("T", "ended")]
+        answers = [self.answers / f"rank{number}.json" for number in able]
         while time.monotonic() < until and not all(answer.exists() for answer in answers):
             time.sleep(0.05)
         for rank in ranks:  # last: a rank that has not come so far as to handle this signal is ended by it

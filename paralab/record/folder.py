@@ -84,9 +84,9 @@ class RunFolder:
     def write_result(self, result: dict[str, Any]) -> None:
         _write_new(self.result_path, result)
 
-    def note_failure(self, attempt: int, problem: str) -> None:
-        """One line per attempt that failed."""
-        line = {"attempt": attempt, "problem": problem, "unix_seconds": round(time.time(), 3)}
+    def note_failure(self, attempt: int, problem: str, noticed: float) -> None:
+        """One line per attempt that failed, and when that was noticed (Unix time)."""
+        line = {"attempt": attempt, "problem": problem, "unix_seconds": round(noticed, 3)}
         with self.failures_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
