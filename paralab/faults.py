@@ -76,7 +76,7 @@ def faults(
         trials = repeat or -(-least // sum(other.fault == cell.fault for other in cells))
         if reason := _cannot(cell):
             rows.append({**asdict(cell), "title": TITLES[cell.fault], "where": cell.where, "trials": [], "not_run": reason})
-            say(f"{TITLES[cell.fault]:<30} {cell.where:<18} not run: {reason}")
+            say(line_of(rows[-1]))
             continue
         found = [room.trial(cell) for _ in range(trials)]
         rows.append(row_of(cell, TITLES[cell.fault], found))
@@ -114,16 +114,42 @@ def row_of(cell: Cell, title: str, trials: list[Trial]) -> dict[str, Any]:
 
 
 def line_of(row: dict[str, Any]) -> str:
+    if "not_run" in row:
+        return f"{row['title']:<32} {row['where']:<18} not run: {row['not_run']}"
+    title, where, _, outcome, noticed, following, lost, equal, named, orphans = _cells(row)
+    return (
+        f"{title:<32} {where:<18} {outcome:<10} noticed {noticed:>7}  next step {following:>7}  lost {lost:>2} steps  "
+        f"equal {equal:<8} cause named {named:<8} orphans {orphans}"
+    )
+
+
+def as_markdown(rows: list[dict[str, Any]]) -> str:
+    """The table of docs/reliability.md."""
+    head = "| fault | where | trials | outcome | noticed | next step | steps lost | weights equal | cause named | orphans |"
+    lines = [head, "|---" * 10 + "|"]
+    for row in rows:
+        cells = [row["title"], row["where"], "0", f"not run: {row['not_run']}", *["–"] * 6] if "not_run" in row else _cells(row)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
     def shown(value: Any, unit: str = "") -> str:
         return "–" if value is None else f"{value:g}{unit}"
 
     number = len(row["trials"])
-    equal = "–" if row["equal"] is None else f"{row['equal']} of {number}"
-    return (
-        f"{row['title']:<30} {row['where']:<18} {', '.join(row['outcomes']):<10} noticed {shown(row['noticed_seconds'], ' s'):>7}  "
-        f"next step {shown(row['next_step_seconds'], ' s'):>7}  lost {shown(row['steps_lost']):>2} steps  equal {equal:<7} "
-        f"cause named {row['named']} of {number}  orphans {row['orphans']}"
-    )
+    return [
+        row["title"],
+        row["where"],
+        str(number),
+        ", ".join(row["outcomes"]),
+        shown(row["noticed_seconds"], " s"),
+        shown(row["next_step_seconds"], " s"),
+        shown(row["steps_lost"]),
+        "–" if row["equal"] is None else f"{row['equal']} of {number}",
+        f"{row['named']} of {number}",
+        str(row["orphans"]),
+    ]
 
 
 def _cannot(cell: Cell) -> str | None:
