@@ -38,7 +38,7 @@ def test_a_fault_that_is_not_survived_shows():
 
 
 def test_one_fault_from_beginning_to_end(tmp_path):
-    run = ["faults", "--only", "launcher", "--repeat", "1", "--workload", "mlp:tiny", "--out", "f", "--json"]
+    run = ["faults", "--only", "launcher", "--repeat", "1", "--out", "f", "--json"]
     result = run_paralab(*run, cwd=tmp_path).json
     [row] = result["rows"]
     assert result["survived"]

@@ -18,6 +18,7 @@ from paralab.launch.joined import joined, places, without_launch
 from paralab.launch.local import INSIDE
 from paralab.plan.grid import Place, grid, placed
 from paralab.plan.request import prefix_words
+from paralab.record.checkpoints import checkpoints
 from paralab.worker.alignment import QUESTIONS, best_offset
 from tests.conftest import ROOT, Finished, run_paralab
 from tests.launch.test_endings import SLOW, wait_for_steps
@@ -183,15 +184,33 @@ def test_the_rank_that_failed_is_named_once(tmp_path):
     assert "a label that is no class" in (tmp_path / "run" / "logs" / "rank1.txt").read_text()
 
 
-def test_a_signal_to_torchrun_ends_all_and_leaves_a_readable_folder(tmp_path):
+def test_a_signal_to_torchrun_saves_and_ends_all_and_leaves_a_readable_folder(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
-    command = words("run", "ddp", "--workload", "slow.py:workload", "--steps", "10000", "--out", "run")
+    command = words("run", "ddp", "--workload", "slow.py:workload", "--steps", "10000", "--out", "run", "--checkpoint", "kept")
     with launched(*command, cwd=tmp_path) as process:
         wait_for_steps(tmp_path, 3)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
-    assert err.count("Stopped by Ctrl-C after") == 1
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] >= 3
+    assert err.count("paralab: Stopped and saved after") == 1
+    reached = json.loads((tmp_path / "run" / "result.json").read_text())["reached_step"]
+    assert reached >= 3
+    assert [(kept.step, kept.problem) for kept in checkpoints(tmp_path / "kept", check=True)] == [(reached, None)]
+
+
+def test_torchrun_starts_it_again_and_it_goes_on(tmp_path):
+    """A rank is killed in step 8; torchrun's second attempt begins with the last whole checkpoint, in a folder of its own."""
+    plant = {"kind": "kill", "rank": 1, "phase": "step", "step": 8, "mark": str(tmp_path / "mark")}
+    run = ("run", "ddp", "--workload", "cnn:tiny", "--steps", "12", "--out", "run")
+    run += ("--checkpoint", "kept", "--checkpoint-every", "3")
+    command = words(*run, "--json", rendezvous=("--standalone", "--nproc_per_node=2", "--max-restarts=1"))
+    with launched(*command, cwd=tmp_path, environment={"PARALAB_PLANT": json.dumps(plant)}) as process:
+        out, err = process.communicate(timeout=150)
+    assert process.returncode == 0, err
+    first, second = out.splitlines()
+    assert "was killed by SIGKILL" in json.loads(first)["error"]
+    result = json.loads(second)
+    assert result["begun_at_step"] in (3, 6)  # the save after step 6 may not have been whole yet
+    assert (result["reached_step"], result["run_folder"]) == (12, "run-restart1")
 
 
 def test_two_hosts_are_one_run(tmp_path):
