@@ -170,7 +170,7 @@ class Disturbance:
 def _planted(d: Disturbance) -> Trial:
     """A fault in a rank, which the launcher survives by itself; a straggler goes on and is named."""
     mark = d.room.folder / f"{d.name}.mark"
-    at = {"start": -1, "step": AT_STEP, "save": AT_STEP}[d.cell.phase or "step"]
+    at = 0 if d.cell.fault == "slow" else {"start": -1, "step": AT_STEP, "save": AT_STEP}[d.cell.phase or "step"]
     plant = {"kind": d.cell.fault, "rank": d.cell.rank, "phase": d.cell.phase, "step": at, "mark": str(mark.resolve())}
     code = d.end(d.start(PARALAB_PLANT=json.dumps(plant)))
     folder = d.room.folder / d.name
@@ -199,13 +199,16 @@ def _random_kill(d: Disturbance) -> Trial:
     """Any rank, at any moment between its start and the end of the training."""
     dice = random.Random(d.name)
     process = d.start()
-    while process.poll() is None and len(ranks := _ranks_of(process.pid)) < NUM_RANKS:
+    ranks: list[int] = []
+    while process.poll() is None and len(ranks) < NUM_RANKS:
         time.sleep(0.01)
+        ranks = _ranks_of(process.pid)
     time.sleep(dice.uniform(0.0, d.room.seconds))
     victim = dice.choice(ranks)
     at = time.time()
     with suppress(ProcessLookupError):
-        os.kill(victim, signal.SIGKILL)
+        if victim in _ranks_of(process.pid):  # not ended meanwhile, and its number given to another process
+            os.kill(victim, signal.SIGKILL)
     code = d.end(process)
     failures = failures_of(d.room.folder / d.name)
     first, _ = _first_step(d.room.folder / d.name, after=at)

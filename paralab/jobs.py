@@ -99,7 +99,7 @@ def failure(job: Job, launched: RunFolder, ending: Ending, attempt: int = 0, gon
     cause = root_cause(job.folder.path, ending.codes, launched.logs, attempt, gone)
     post = ending.posts[cause.rank]
     phases = {"start": "before its first step", "save": f"while saving after {post.step} steps"}
-    when = phases.get(post.phase, f"in step {post.step}")
+    when = phases.get(post.phase, f"in step {post.step}" if post.step >= 0 else "at its end")
     return RunFailed(
         f"Rank {cause.rank} failed {when}: {cause.what}",
         detail=cause.detail,

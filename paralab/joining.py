@@ -41,6 +41,7 @@ TOLD_SECONDS = 20  # for rank 0 to tell the user, before others end: torchrun en
 
 def run(place: Joined, request: Request, **how: Any) -> dict[str, Any]:
     """As `training.run`, in every rank of a job. Returns, or raises what is to be told, in rank 0 alone; the others end here."""
+    how = _again(place, how)
     if place.world_size == 1:
         return training.run(request, **how, team=Team(place, [_facts(place, None)]))
     path = meeting_file(place) if place.address is None else None
@@ -55,6 +56,21 @@ def run(place: Joined, request: Request, **how: Any) -> dict[str, Any]:
             f"Rank {place.rank} of {place.world_size} ({place.launcher}) did not meet the others: {error}.",
             cure=f"look whether all ranks were started, and whether every node reaches {path or f'{place.address}:{place.port}'}",
         ) from error
+
+
+def _again(place: Joined, how: dict[str, Any]) -> dict[str, Any]:
+    """What is different when the launcher starts the ranks again: they go on, and nothing is overwritten."""
+    survival, out = how["survival"], how["out"]
+    if survival.max_restarts:
+        raise UsageError(
+            f"--max-restarts {survival.max_restarts}: only {place.launcher}, which launched these ranks, can start them again.",
+            cure="torchrun --max-restarts N …, or a Slurm job with --requeue; with --checkpoint DIR they go on where they were",
+        )
+    if not place.restarts:
+        return how
+    if out and out.exists():
+        out = out.with_name(f"{out.name}-restart{place.restarts}")
+    return how | {"out": out, "survival": replace(survival, resume=survival.directory is not None)}
 
 
 def _meet(place: Joined, path: Path | None) -> tuple[Meeting, str, int]:
@@ -121,15 +137,6 @@ def _lead(
         if path:
             path.unlink(missing_ok=True)  # all are here
         team = Team(place, facts, meeting, where[0], _group_at(place, *where))
-        survival, out = how["survival"], how["out"]
-        if survival.max_restarts:
-            raise UsageError(
-                f"--max-restarts {survival.max_restarts}: only {place.launcher}, which launched these ranks, can start them again.",
-                cure="torchrun --max-restarts N …, or a Slurm job with --requeue; with --checkpoint DIR they go on where they were",
-            )
-        if place.restarts:
-            how["survival"] = replace(survival, resume=True) if survival.directory else survival
-            how["out"] = out and out.with_name(f"{out.name}-restart{place.restarts}")  # nothing is overwritten
         return training.run(request, **how, team=team)
     except Lost as error:
         meeting.put("work", {"code": 1})
@@ -299,15 +306,18 @@ def _follow(place: Joined, meeting: Meeting, group: str) -> NoReturn:
         code = 1
     except KeyboardInterrupt:
         code = 130
+    except BaseException:
+        meeting.put(f"ended/{place.rank}", _said(None, 1))
+        meeting.put("failed", True)
+        raise
     meeting.put(f"ended/{place.rank}", _said(ending, code))
     if code != 0:
         meeting.put("failed", True)
     try:
-        if code != 0:
+        if ending or code:
             meeting.get("told", TOLD_SECONDS)
+        if code != 0:
             time.sleep(ASK_SECONDS)  # rank 0 ends first, with the code that counts
-        elif ending and meeting.get("told", TOLD_SECONDS):
-            pass
     except (Lost, KeyboardInterrupt):
         pass
     sys.exit(1 if code is None or code < 0 else code)

@@ -17,7 +17,7 @@ from types import FrameType
 from paralab.analyse.recording import Recording
 from paralab.errors import NothingLeft, RunFailed, UsageError
 from paralab.jobs import Job, failure
-from paralab.launch.local import launch
+from paralab.launch.local import STOPS, launch
 from paralab.launch.watchdog import Deadlines
 from paralab.plan.plan import Plan
 from paralab.record.board import Board
@@ -80,7 +80,7 @@ class Survival:
         for checkpoint in bad:
             say(f"{checkpoint.path} cannot be used: {checkpoint.problem}.")
         if good is None:
-            if any(checkpoint.manifest for checkpoint in bad):
+            if not all(checkpoint.half_written for checkpoint in bad):
                 raise UsageError(
                     f"--resume: none of the checkpoints in {self.directory} is whole ("
                     + "; ".join(f"{checkpoint.path.name}: {checkpoint.problem}" for checkpoint in bad)
@@ -125,7 +125,8 @@ def train(
             say(f"{error.problem}")
             job = replace(job, keeping=survival.begin(job.plan, say, resume=True))
             if job.keeping and job.keeping.done == job.plan.num_steps:
-                return None, False  # it failed after everything was done and saved
+                # It failed after every step was done and saved. What it was to leave besides, if that is there, makes it whole.
+                return None if all(Path(path).exists() for path in job.extras.values()) else error, False
             if attempt and not _progress(job, before, reached, _last_step(job.folder.path, attempt - 1)):
                 return _hopeless(error, reached), False
             begin = f"step {job.keeping.done}" if job.keeping and job.keeping.done else "the beginning"
@@ -162,9 +163,8 @@ def stopping_in_order(enabled: bool, say: Say, together_seconds: float = 0.0) ->
         first.append(time.monotonic())
         say("Stopping: all ranks finish their step and save. Once more to stop at once.")
 
-    names = [name for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
     try:
-        before = {number: signal.signal(number, ask) for number in (getattr(signal, name) for name in names)}
+        before = {number: signal.signal(number, ask) for number in STOPS}
     except ValueError:  # not in the main thread: signals do not arrive here
         yield asked
         return
@@ -177,7 +177,7 @@ def stopping_in_order(enabled: bool, say: Say, together_seconds: float = 0.0) ->
 
 def set_aside(checkpoint: Checkpoint) -> None:
     """Make room for the same step's next checkpoint. A damaged one is kept under another name; a half-written one is nothing."""
-    if not checkpoint.manifest:
+    if checkpoint.half_written:
         shutil.rmtree(checkpoint.path, ignore_errors=True)
         return
     number = 1
@@ -196,9 +196,9 @@ def _last_step(folder: Path, attempt: int) -> int:
 
 
 def _progress(job: Job, before: Keeping | None, reached: int, reached_before: int) -> bool:
-    """Did the attempt come further than the one before it, on disk or in steps?"""
+    """Did the attempt save something new, or at least end elsewhere than the one before it?"""
     saved = job.keeping is not None and before is not None and job.keeping.done > before.done
-    return saved or reached > reached_before
+    return saved or reached != reached_before
 
 
 def _hopeless(error: RunFailed, reached: int) -> RunFailed:

@@ -67,6 +67,7 @@ def run(
 ) -> dict[str, Any]:
     """As `training.run`, as a job: submit and follow; the result also has what Slurm said of the job."""
     asked = _asked(request, nodes, options)
+    _require_no_restarts(survival)
     if survival:
         survival.check()
     slurm.require()
@@ -110,6 +111,14 @@ def _extras(save_weights: bool, profile: bool, tensorboard: Path | None) -> list
     """The job leaves what it alone can; the table and the page are made here."""
     extras = ["--save-weights"] * save_weights + ["--profile"] * profile
     return extras + (["--tensorboard", str(tensorboard)] if tensorboard else [])
+
+
+def _require_no_restarts(survival: Survival | None) -> None:
+    if survival and survival.max_restarts:
+        raise UsageError(
+            f"--max-restarts {survival.max_restarts}: it is Slurm that starts the ranks of a job.",
+            cure="leave it out; with --checkpoint DIR a job that Slurm starts again goes on where it was",
+        )
 
 
 def _script(request: Request, asked: Allocation, runs: Path, prints: Path, extras: list[str], survival: Survival) -> str:

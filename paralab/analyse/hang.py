@@ -18,6 +18,7 @@ class Testimony:
     """One rank's word. `stack`: its main thread, outermost call first; empty when it did not answer."""
 
     rank: int
+    asked: bool
     state: str | None
     answered: bool
     stack: list[dict[str, Any]]
@@ -30,7 +31,8 @@ class Testimony:
         said = _json(folder / f"rank{rank}.json")
         fault = folder / f"rank{rank}.txt"
         text = fault.read_text(errors="replace") if fault.exists() else ""
-        return cls(rank, state, bool(said), said.get("stacks", {}).get("MainThread", []), said.get("collectives", []), text)
+        asked = (folder / f"rank{rank}.state").exists()  # a launcher of another node asks its own ranks
+        return cls(rank, asked, state, bool(said), said.get("stacks", {}).get("MainThread", []), said.get("collectives", []), text)
 
     @property
     def where(self) -> str | None:
@@ -74,7 +76,7 @@ def who_hung(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
     for testimony in said:
         if testimony.state in STATES:
             return hang(testimony, STATES[testimony.state])
-    silent = [testimony for testimony in said if not testimony.answered and testimony.state != "ended"]
+    silent = [testimony for testimony in said if testimony.asked and not testimony.answered and testimony.state != "ended"]
     if silent:
         return hang(silent[0], "does not let go of the Python interpreter: none of its other threads could answer")
     behind = _behind(said)
@@ -92,7 +94,8 @@ def _behind(said: list[Testimony]) -> int | None:
     for testimony in said:
         if entry := testimony.waits_in:
             group = entry["process_group"][0]
-            others = [(other.arrived(group), other.rank) for other in said if other.rank != testimony.rank]
+            known = [other for other in said if other.arrived(group)]  # of the group: another stage has groups of its own
+            others = [(other.arrived(group), other.rank) for other in known if other.rank != testimony.rank]
             if others and min(others)[0] < testimony.arrived(group):
                 return min(others)[1]
     return None

@@ -29,6 +29,7 @@ from paralab.record.folder import RunFolder
 INSIDE = "PARALAB_INSIDE"  # set in every process that paralab starts; one of them must not start paralab again
 POLL_SECONDS = 0.05
 HUNG_SECONDS = 0.3  # the same for ranks that hang: they have had their deadline
+STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 GRACE_SECONDS = 3.0  # between "please stop" and "stop"; after a failure, for the others to notice it themselves
 
 
@@ -172,8 +173,7 @@ def _judged(code: int | None, post: Post) -> int | None:
 
 def _end(ranks: list[subprocess.Popen[bytes]], grace_seconds: float = GRACE_SECONDS) -> None:
     """Ask, wait, insist. Also the way out of a Ctrl-C, which must not be interrupted by a second one."""
-    before = signal.getsignal(signal.SIGINT)
-    in_main = _set_sigint(signal.SIG_IGN)
+    before = _hear(dict.fromkeys(STOPS, signal.SIG_IGN))
     try:
         for rank in ranks:
             if rank.poll() is None:
@@ -184,21 +184,21 @@ def _end(ranks: list[subprocess.Popen[bytes]], grace_seconds: float = GRACE_SECO
                 rank.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 rank.kill()
-                rank.wait()
+                with suppress(subprocess.TimeoutExpired):  # it waits for a disk that does not answer, and cannot be ended
+                    rank.wait(GRACE_SECONDS)
             if rank.stdin:
                 rank.stdin.close()
             if hasattr(os, "killpg"):  # what the user's code has forked lives in the rank's own process group
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(rank.pid, signal.SIGKILL)
     finally:
-        if in_main:
-            _set_sigint(before)
+        _hear(before)
 
 
-def _set_sigint(handler: Any) -> bool:
-    """Signals can be set from the main thread only; elsewhere (a notebook's worker thread) Ctrl-C does not arrive anyway."""
+def _hear(handlers: dict[int, Any]) -> dict[int, Any]:
+    """Set handlers of signals; return those from before. Only the main thread can; elsewhere (a notebook's worker thread) signals
+    do not arrive anyway."""
     try:
-        signal.signal(signal.SIGINT, handler)
+        return {number: signal.signal(number, handler) for number, handler in handlers.items()}
     except ValueError:
-        return False
-    return True
+        return {}

@@ -103,6 +103,11 @@ class Plan:
         return len({device.name for rank in self.ranks for device in rank.devices})
 
     @property
+    def cuts(self) -> list[str]:
+        """Where the stages begin: they are put together by measured time, so another run of the same plan may cut elsewhere."""
+        return [part.start for part in self.stage_parts]
+
+    @property
     def training(self) -> dict[str, Any]:
         """What makes it the same training, whatever it is spread over. A function of a notebook has another file every time."""
         workload = "a function" if self.workload.startswith(PICKLED) else self.workload

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-PHASES = ("start", "step", "save", "end")
+PHASES = ("start", "step", "save", "end", "idle")  # idle: this rank has nothing to do until the others are done
 NEVER = -1
 LEFT_EARLY = 120  # stands for the exit code 0 of a rank whose last post is not its end
 HEADER = struct.Struct("<qq")  # the step to stop before, agreed or not
@@ -44,7 +44,9 @@ class Board:
         return cls(path, ranks)
 
     def post(self, rank: int, phase: str, step: int, waiting: bool = False) -> None:
-        SLOT.pack_into(self._map, self._at(rank), PHASES.index(phase), step, time.perf_counter(), waiting)
+        # In one go: `pack_into` would fill the place with zeros first, and the launcher may look just then.
+        at = self._at(rank)
+        self._map[at : at + SLOT.size] = SLOT.pack(PHASES.index(phase), step, time.perf_counter(), waiting)
 
     def read(self, rank: int) -> Post:
         phase, step, since, waiting = SLOT.unpack_from(self._map, self._at(rank))
@@ -84,9 +86,10 @@ def next_stop(stop_at: int, ranks: list[tuple[int, bool]]) -> tuple[int, bool]:
     asked at first            7 running   8 running       -> stop before 9
     one waits, one to come    9 waiting   8 running       -> still 9
     one was too fast          9 waiting   9 running       -> stop before 10
+    one was past it unseen    9 waiting  10 waiting       -> stop before 11
     all there                10 waiting  10 waiting       -> agreed
     """
     if all(waiting and step == stop_at for step, waiting in ranks):
         return stop_at, True
-    passed = any(step >= stop_at and not waiting for step, waiting in ranks)
+    passed = any(step > stop_at or (step == stop_at and not waiting) for step, waiting in ranks)
     return (max(step for step, _ in ranks) + 1, False) if stop_at == NEVER or passed else (stop_at, False)

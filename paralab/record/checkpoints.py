@@ -28,7 +28,14 @@ MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 KEPT = 3
 READERS = 4  # threads that compute checksums: hashlib lets go of the interpreter
-TOPOLOGY = ("strategy", "replicas", "stages", "schedule", "world_size")  # of the plan: what decides which rank holds and draws what
+TOPOLOGY = (
+    "strategy",
+    "replicas",
+    "stages",
+    "schedule",
+    "cuts",
+    "world_size",
+)  # of the plan: what decides which rank holds and draws what
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ class Checkpoint:
     step: int
     manifest: dict[str, Any]
     problem: str | None
+    half_written: bool = False  # it never had a manifest
 
     @property
     def num_bytes(self) -> int:
@@ -100,6 +108,7 @@ def write_manifest(folder: Path, **about: Any) -> None:
         os.fsync(file.fileno())
     part.rename(folder / MANIFEST)
     _reach_the_disk(folder)
+    _reach_the_disk(folder.parent)
 
 
 def rotate(directory: Path, keep: int) -> list[Path]:
@@ -143,7 +152,7 @@ def _look(path: Path, check: bool) -> Checkpoint:
     try:
         manifest = json.loads((path / MANIFEST).read_text())
     except FileNotFoundError:
-        return Checkpoint(path, step, {}, "half-written: it has no manifest")
+        return Checkpoint(path, step, {}, "half-written: it has no manifest", half_written=True)
     except (OSError, ValueError) as error:
         return Checkpoint(path, step, {}, f"its manifest cannot be read: {error}")
     try:

@@ -50,6 +50,8 @@ def main() -> NoReturn:
     speak_when_asked(Path(spec["testimonies"], f"rank{rank}"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops all ranks in order
     signal.signal(signal.SIGTERM, _stop)
+    if hasattr(signal, "SIGUSR1"):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # some clusters send it to every process of a job; the launcher hears it
     status = "completed"
     try:
         _train_all(spec, rank)
@@ -97,10 +99,11 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
                     keeping=Keeping(**job["keeping"]) if job["keeping"] else None,
                 )
                 record.whole = train(workloads[plan.workload], plan, rank, record.writer, origin, extras, pulse)
-        pulse.enter("start")
+        pulse.enter("idle")
         _tidy()
         if world_size > 1:
             dist.barrier()
+        pulse.enter("start")
     pulse.enter("end")
 
 

@@ -33,12 +33,15 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
+from paralab.errors import ParalabError
 from paralab.plan.plan import Plan
 from paralab.record.checkpoints import TOPOLOGY, require_room, rotate, step_folder, write_manifest
 from paralab.worker.planted import planted
 from paralab.worker.probes import Probe
+from paralab.worker.shards import local
 
 State = dict[str, torch.Tensor]
+PICKLED = ("shared", "plain.", "rank.")
 WRITERS = 4  # threads that write a checkpoint while a GPU trains
 
 
@@ -58,8 +61,12 @@ class Parts:
         self.optimizer, self.scheduler, self.scaler = optimizer, scheduler, scaler
         # A parameter on the meta device belongs to another rank's stage.
         self.parameters = {name: p for name, p in model.named_parameters() if not p.is_meta}
-        self.buffers = {name: b for name, b in model.named_buffers() if not b.is_meta}
         self.first_replica = plan.ranks[rank].replica == 0
+
+    @property
+    def buffers(self) -> State:
+        """Asked for each time: a forward may put a new tensor in the place of a buffer."""
+        return {name: buffer for name, buffer in self.model.named_buffers() if not buffer.is_meta}
 
     def state(self) -> State:
         """Where it lies, not yet copied. Every plain tensor is in the state of one rank only: then no rank's copy is chosen by
@@ -104,7 +111,7 @@ class Parts:
     def about(self, step: int, samples: int, epoch: int) -> dict[str, Any]:
         """What the manifest says besides the files."""
         plan = self.plan
-        topology = {name: getattr(plan, name) for name in TOPOLOGY}
+        topology = {name: getattr(plan, name) for name in TOPOLOGY}  # as JSON gives it back
         done = {"step": step, "samples_seen": samples, "epoch": epoch}
         return {**done, **plan.training, "topology": topology, "torch": torch.__version__}
 
@@ -136,7 +143,7 @@ class Parts:
         for group, saved in zip(self.optimizer.param_groups, shared["groups"], strict=True):
             groups.append({**saved, "params": list(range(number, number + len(group["params"])))})
             for parameter in group["params"]:
-                name = names[id(parameter)]
+                name = names.get(id(parameter), "")  # a stage without parameters gives its optimiser one of its own
                 prefix = f"optimizer.{name}."
                 tensors = {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}
                 if found := tensors | plain.get(name, {}):
@@ -145,14 +152,15 @@ class Parts:
         self.optimizer.load_state_dict({"state": values, "param_groups": groups})
         if self.scheduler:
             self.scheduler.load_state_dict(shared["scheduler"])
-        self.scaler.load_state_dict(shared["scaler"])
+        if shared["scaler"] and self.scaler.is_enabled():
+            self.scaler.load_state_dict(shared["scaler"])
 
     def _own(self) -> dict[str, Any]:
         numpy = sys.modules.get("numpy")
         numpy_state = list(numpy.random.get_state()) if numpy else []
         return {
             "torch": torch.get_rng_state(),
-            "cuda": {d.torch: torch.cuda.get_rng_state(d.torch) for d in self._gpus()},
+            "cuda": [torch.cuda.get_rng_state(device) for device in self.gpus],
             "python": random.getstate(),
             "numpy": [value.tolist() if hasattr(value, "tolist") else value for value in numpy_state],
             "buffers": {} if self.first_replica else {name: buffer.cpu() for name, buffer in self.buffers.items()},
@@ -160,7 +168,7 @@ class Parts:
 
     def _restore_own(self, own: dict[str, Any]) -> None:
         torch.set_rng_state(own["torch"])
-        for device, state in own["cuda"].items():
+        for device, state in zip(self.gpus, own["cuda"], strict=False):
             torch.cuda.set_rng_state(state, device)
         random.setstate(own["python"])
         numpy = sys.modules.get("numpy")
@@ -170,8 +178,9 @@ class Parts:
             for name, buffer in own["buffers"].items():
                 self.buffers[name].copy_(buffer)
 
-    def _gpus(self) -> list[Any]:
-        return [device for device in self.plan.ranks[self.rank].devices if device.torch.startswith("cuda")]
+    @property
+    def gpus(self) -> list[str]:
+        return [device.torch for device in self.plan.ranks[self.rank].devices if device.torch.startswith("cuda")]
 
 
 class Saver:
@@ -185,8 +194,23 @@ class Saver:
         self._saved: dict[str, Any] | None = None
 
     def prepare(self) -> None:
-        """Take the memory for the copies now, in a step that no timing counts: pinning a gigabyte takes half a second."""
-        self._make_room(self.parts.state())
+        """Take the memory for the copies now, in a step that no timing counts: pinning a gigabyte takes half a second. What could
+        not be read back is found out now, too."""
+        state = self.parts.state()
+        for name, tensor in state.items():
+            if name.startswith(PICKLED):
+                try:
+                    _unpickled(tensor)
+                except Exception as error:
+                    raise ParalabError(f"A checkpoint of this training could not be loaded: {error}") from error
+        self._make_room(state)
+
+    def _require_finite(self, step: int) -> None:
+        """A step can have a finite loss and leave NaN: every training that went on from there would be lost."""
+        for name, tensor in self._staged.items():
+            held = local(tensor)
+            if name.startswith("model.") and held.is_floating_point() and not bool(torch.isfinite(held).all()):
+                raise ParalabError(f"{name.removeprefix('model.')} is not finite after {step} steps.", cure="a lower learning rate")
 
     def _make_room(self, state: State) -> None:
         changed = {n: t for n, t in state.items() if n not in self._staged or self._staged[n].shape != t.shape}
@@ -200,13 +224,15 @@ class Saver:
         state = self.parts.state()
         if self.parts.rank == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
-            whole = sum(tensor.nbytes for tensor in state.values()) * self.parts.plan.stages  # an estimate where stages are ranks
+            parts = self.parts.plan.stages if self.parts.plan.schedule else 1  # other ranks hold about as much
+            whole = sum(tensor.nbytes for tensor in state.values()) * parts
             require_room(self.directory, whole)
         self._make_room(state)
         _copy_state_dict(state, self._staged, non_blocking=True)
-        copied = torch.cuda.Event() if self.parts.plan.device == "cuda" else None
-        if copied:
-            copied.record()  # the next step's kernels come behind the copies, so nothing has to wait
+        copied = []
+        for device in self.parts.gpus:  # the next step's kernels come behind the copies, so nothing has to wait
+            copied.append(torch.cuda.Event())
+            copied[-1].record(torch.cuda.current_stream(device))
         about = self.parts.about(step, samples, epoch)
         blocked = self.probe.clock.now() - start
         self._thread = threading.Thread(target=self._write, args=(step, about, copied, start, blocked), name="paralab-save")
@@ -229,19 +255,21 @@ class Saver:
             self.probe.emit("save", **self._saved)
             self._saved = None
 
-    def _write(self, step: int, about: dict[str, Any], copied: torch.cuda.Event | None, start: float, blocked: float) -> None:
+    def _write(self, step: int, about: dict[str, Any], copied: list[torch.cuda.Event], start: float, blocked: float) -> None:
         try:
-            if copied:
-                copied.synchronize()
+            for event in copied:
+                event.synchronize()
+            self._require_finite(step)
             folder = step_folder(self.directory, step)
             group = _group(self.parts.plan)
             planted("write", self.parts.rank, step, self.parts.model)
             # Into a new folder: DCP would overwrite in place, and a rank killed half-way would leave a folder that loads, half old.
             writer = FileSystemWriter(folder, overwrite=False, thread_count=WRITERS if self.parts.plan.device == "cuda" else 1)
             with _without_crc():
-                save(self._staged, storage_writer=writer, process_group=group, no_dist=group is None)
+                metadata = save(self._staged, storage_writer=writer, process_group=group, no_dist=group is None)
             planted("save", self.parts.rank, step, self.parts.model)
             if self.parts.rank == 0:
+                _require_files(folder, metadata)
                 write_manifest(folder, **about)
                 rotate(self.directory, self.keep)
             if group:
@@ -250,6 +278,17 @@ class Saver:
             self._saved = {"step": step, "blocked_seconds": round(blocked, 6), "seconds": round(seconds, 6), "folder": folder.name}
         except BaseException as error:
             self._error = error
+
+
+def _require_files(folder: Path, metadata: Any) -> None:
+    """What other nodes wrote must be here too, or the manifest would be of a part."""
+    wanted = {info.relative_path for info in metadata.storage_data.values()}
+    missing = sorted(name for name in wanted if not (folder / name).exists())
+    if missing:
+        raise ParalabError(
+            f"{folder} lacks {missing[0]}, which another rank has written: its node has another {folder.parent}.",
+            cure="--checkpoint DIR on a file system that all nodes share",
+        )
 
 
 @contextmanager
@@ -280,8 +319,17 @@ def _group(plan: Plan) -> dist.ProcessGroup | None:
 
 def _pickled(value: Any) -> torch.Tensor:
     buffer = io.BytesIO()
-    torch.save(value, buffer)
+    torch.save(_without_numpy(value), buffer)
     return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+
+def _without_numpy(value: Any) -> Any:
+    """numpy's numbers (a learning rate from `np.cos`) as Python's: only these can be read back safely."""
+    if isinstance(value, dict):
+        return {key: _without_numpy(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_without_numpy(item) for item in value)
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0 else value
 
 
 def _unpickled(tensor: torch.Tensor) -> Any:

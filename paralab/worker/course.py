@@ -25,6 +25,7 @@ class Course:
         self.scheduler = job.workload.scheduler(optimizer) if job.workload.scheduler else None
         self.done = keeping.done if keeping else 0
         self.stopped = False
+        self.epoch = 0
         self.samples = keeping.samples if keeping else 0
         self.parts = Parts(job.plan, job.rank.rank, strategy.model, optimizer, self.scheduler, job.precision.scaler)
         self.saver = Saver(self.parts, Path(keeping.directory), keeping.keep, job.probe) if keeping else None
@@ -34,11 +35,11 @@ class Course:
 
     def begins(self, batch: GlobalBatch, passes: list[Pass]) -> bool:
         """May this step begin? The first one of a resumed training restores it before."""
+        if self.keeping and self.keeping.resume and batch.step == self.keeping.done:
+            self._restore(Path(self.keeping.resume), passes)
         if self.pulse.stops_before(batch.step):
             self.stopped = True
             return False
-        if self.keeping and self.keeping.resume and batch.step == self.keeping.done:
-            self._restore(Path(self.keeping.resume), passes)
         self.pulse.enter("step", batch.step)
         planted("step", self.job.rank.rank, batch.step, self.strategy.model)
         return True
@@ -70,6 +71,7 @@ class Course:
         self.pulse.enter("save", self.done)
         self.job.probe.finish()  # a loss that is not finite ends the training here: such a state is not worth saving
         saver.begin(self.done, self.samples, self.epoch)
+        self.pulse.enter("step", self.done)
         self.saved_at = self.done
 
     def _restore(self, folder: Path, passes: list[Pass]) -> None:

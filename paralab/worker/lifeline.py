@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 ORPHANED = 130
 
@@ -15,7 +16,8 @@ def end_with_the_parent(when_asked: Callable[[], None] = lambda: None) -> None:
 
     def listen() -> None:
         while os.read(0, 1):
-            when_asked()
+            with suppress(Exception):  # whatever goes wrong with the answer, this thread must go on listening
+                when_asked()
         os._exit(ORPHANED)
 
     threading.Thread(target=listen, name="paralab-lifeline", daemon=True).start()

@@ -110,8 +110,8 @@ class Probe:
             marks += [start, end]
         self.clock.release(marks)
         self.writer.write(events)
-        loss = events[-1]["loss"]  # the step itself is its last note
-        if self.only_finite and not math.isfinite(loss):
+        loss, skipped = events[-1]["loss"], events[-1].get("skipped")  # the step itself is its last note
+        if self.only_finite and not skipped and not math.isfinite(loss):
             raise ParalabError(f"The loss is {loss} in step {step}.", cure="a lower learning rate; older checkpoints are whole")
 
     def _on_host(self, value: Any) -> Any:

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from paralab.errors import UsageError
 from paralab.plan.batches import GlobalBatch, Span, global_batches
@@ -80,11 +80,11 @@ def rank_batches(
             yield batch, _pinned(map_tensors(itemgetter(index), workload.data), pin_memory)
         return
     loader: DataLoader[Any] = DataLoader(
-        _Seeded(cast("Dataset[Any]", workload.data), seed),
+        _Seeded(cast("Dataset[Any]", workload.data), workload.collate or default_collate, seed),
         batch_sampler=_Lists(plan, indices),
         generator=torch.Generator().manual_seed(seed),  # its own, so that loading takes nothing from the model's random stream
         num_workers=workload.loader_workers,
-        collate_fn=workload.collate,
+        collate_fn=_as_it_is,
         pin_memory=pin_memory,
     )
     yield from zip(plan, loader, strict=True)
@@ -116,17 +116,21 @@ class _Lists:
 
 
 class _Seeded(Dataset[Any]):
-    """The user's Dataset, whose random choices (augmentation) depend on the seed and the batch alone: a training that is resumed
-    draws what it would have drawn."""
+    """Whole batches of the user's Dataset, whose random choices (augmentation, masking in its collate) depend on the seed and the
+    batch alone: a training that is resumed draws what it would have drawn."""
 
-    def __init__(self, data: Dataset[Any], seed: int) -> None:
-        self.data, self.seed = data, seed
+    def __init__(self, data: Dataset[Any], collate: Callable[[list[Any]], Any], seed: int) -> None:
+        self.data, self.collate, self.seed = data, collate, seed
 
-    def __getitems__(self, items: list[tuple[int, int]]) -> list[Any]:
+    def __getitems__(self, items: list[tuple[int, int]]) -> Any:
         with seeded(self.seed, items[0][0]):
             indices = [index for _, index in items]
             at_once = getattr(self.data, "__getitems__", None)
-            return list(at_once(indices)) if at_once else [self.data[index] for index in indices]
+            return self.collate(list(at_once(indices)) if at_once else [self.data[index] for index in indices])
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def _position(batch: GlobalBatch) -> int:

@@ -55,6 +55,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path, d
     harm, words = DAMAGE[damage]
     harm(newest)
     good, bad = last_good(tmp_path)
+    assert bad[0].half_written == (damage == "no manifest")  # anything else once was a checkpoint, and is kept
     assert good.step == 2
     assert [checkpoint.step for checkpoint in bad] == [3]
     assert words in bad[0].problem
