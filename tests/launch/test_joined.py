@@ -167,12 +167,6 @@ def test_torchrun_with_the_wrong_number_of_ranks_says_so_once(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_one_launched_process_is_one_rank(tmp_path):
-    alone = {"RANK": "0", "WORLD_SIZE": "1"}
-    done = run_paralab("run", "ddp", "--steps", "2", "--json", "--workload", "cnn:tiny", cwd=tmp_path, environment=alone)
-    assert done.json["grid"]["replicas"] == 1
-
-
 def test_the_rank_that_failed_is_named_once(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     environment = {"FAILING_RANK": "1"}

@@ -74,7 +74,6 @@ def survive(room, name, *options, seconds=100, **fault):
 
 FAULTS = [
     ("kill", 1, "step", 8, "Rank 1 failed in step 8: was killed by SIGKILL"),
-    ("kill", 0, "save", 6, "was killed by SIGKILL"),
     ("gil", 1, "step", 8, "Rank 1 does not let go of the Python interpreter"),
 ]
 

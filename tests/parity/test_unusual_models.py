@@ -101,7 +101,7 @@ def file(tmp_path):
 @pytest.mark.parametrize("name", ["in_place", "checkpointed", "dropping", "answering", "mapping_with_names"])
 def test_it_trains_like_one_device(file, name):
     options = ["--accumulate", "1", "--samples", "98"]  # 32 + 32 + 32 + 2: one rank of three has nothing to do at the end
-    options += ["--replicas", "3" if name == "answering" else "2"]
+    options += ["--replicas", "3" if name == "answering" else "2", "--micro-batches", "2"]
     found = run_paralab("verify", "all", "--workload", f"unusual.py:{name}", *options, "--json", cwd=file).json
     assert [case for case in found["cases"] if not case["equal"]] == []
     assert {case["strategy"] for case in found["cases"]} == {"single", "dp", "ddp", "fsdp", "mp", "pipeline", "hybrid"}
