@@ -1,6 +1,6 @@
 """Faults of a cluster: a lost link, a port that is taken, a node of Slurm that dies, a job that is requeued.
 
-    python bench/cluster_faults.py        (root, iproute2, slurm-wlm and munge; what is missing is said)
+    python bench/cluster_faults.py [slurm]        (root, iproute2, slurm-wlm and munge; what is missing is said)
 
 The rows are those of `paralab faults`, with the same training and the same comparison in the end.
 """
@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import link  # noqa: E402
 
-from paralab.disturbances import AT_STEP, STEPS, Cell, Disturbance, Room, Trial  # noqa: E402
+from paralab.disturbances import AT_STEP, EVERY, STEPS, Cell, Disturbance, Room, Trial  # noqa: E402
 from paralab.faults import line_of, row_of  # noqa: E402
 from paralab.record.reader import failures_of, read_events  # noqa: E402
 from tests.slurm import cluster  # noqa: E402
@@ -100,7 +100,7 @@ def slurm_fault(environment: dict[str, str], act):
         code = d.end(process)
         runs = sorted(folder.glob("run-*"))
         results = [json.loads((run / "result.json").read_text()) for run in runs if (run / "result.json").exists()]
-        weights = runs[-1] / "weights.pt"
+        weights = (runs[-1] if runs else folder) / "weights.pt"
         equal = weights.exists() and weights.read_bytes() == d.room.weights
         begins = [
             begin["unix_seconds"] + step["end"] - begin["time"]
@@ -132,7 +132,16 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="paralab-faults-"))
     room = Room(folder, "mlp", PYTHONPATH=str(ROOT))
     room.undisturbed()
-    table("port in use (torchrun)", "port", room, port_in_use)
+    if "slurm" not in sys.argv:
+        table("port in use (torchrun)", "port", room, port_in_use)
+        _link(folder, room)
+    if reason := cluster.why_not():
+        print(f"slurmd killed, requeue: not run: {reason}")
+        return
+    _slurm(folder, room)
+
+
+def _link(folder: Path, room: Room) -> None:
     if reason := link.why_not():
         print(f"lost link between nodes: not run: {reason}")
     else:
@@ -141,13 +150,14 @@ def main() -> None:
             over.weights, over.seconds = room.weights, room.seconds
             over.number = 100
             table("lost link between nodes", "link", over, lost_link(options[1].split()[3].removesuffix("-{rank}")))
-    if reason := cluster.why_not():
-        print(f"slurmd killed, requeue: not run: {reason}")
-        return
+
+
+def _slurm(folder: Path, room: Room) -> None:
     with cluster.cluster() as environment:
         known = {**environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         slurm = Room(folder, "mlp", ["--nodes", "2", "--slurm", "time=5"], **known)
         slurm.weights, slurm.seconds, slurm.number = room.weights, room.seconds, 200
+        slurm.surviving = ["--checkpoint-every", str(EVERY)]  # it is Slurm that starts ranks again
         home = Path(environment["SLURM_CONF"]).parent
 
         def requeue(job: str) -> None:

@@ -84,6 +84,7 @@ class Room:
     def __init__(self, folder: Path, workload: str, options: Sequence[str] = (), **environment: str) -> None:
         self.folder, self.workload, self.number = folder, workload, 0
         self.options, self.environment = options, environment
+        self.surviving = SURVIVING
 
     def undisturbed(self) -> None:
         done = self._start("undisturbed", []).wait(PATIENCE_SECONDS)
@@ -123,7 +124,7 @@ class Disturbance:
     orphans: int = field(default=0)
 
     def start(self, name: str = "", resume: bool = False, **environment: str) -> subprocess.Popen[bytes]:
-        options = ["--checkpoint", str(self.kept.resolve()), *SURVIVING, *(["--resume"] if resume else [])]
+        options = ["--checkpoint", str(self.kept.resolve()), *self.room.surviving, *(["--resume"] if resume else [])]
         return self.room._start(name or self.name, options, **environment)
 
     def end(self, process: subprocess.Popen[bytes]) -> int:
