@@ -125,12 +125,12 @@ def _limit(row: Row, baseline: Row) -> Finding:
     if step - perfect <= 0.05 * step and not (idle and idle["measured"] > idle["ideal"] + 0.1):
         text = f"`{name}` loses next to nothing: {seconds(step)} against {seconds(perfect)} for a perfect split."
         return Finding("limit", text, evidence)
+    split = f"A perfect split over {plural(row['devices'], 'device')} would take {seconds(perfect)}"
     if perfect >= step:  # the baseline is no better spread itself
         text = f"What costs `{name}` most is {largest}: {seconds(causes[largest])} of {seconds(step)} per step."
     else:
         text = (
-            f"A perfect split over {plural(row['devices'], 'device')} would take {seconds(perfect)}; `{name}` takes {seconds(step)}."
-            f" The largest part of the difference is {largest}: {seconds(causes[largest])} per step."
+            f"{split}; `{name}` takes {seconds(step)}. The largest part of the difference is {largest}: {seconds(causes[largest])} per step."
         )
     if sharing:
         text += f" ({sharing[0].upper()}{sharing[1:]}.)"
