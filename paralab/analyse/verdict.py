@@ -129,9 +129,8 @@ def _limit(row: Row, baseline: Row) -> Finding:
     if perfect >= step:  # the baseline is no better spread itself
         text = f"What costs `{name}` most is {largest}: {seconds(causes[largest])} of {seconds(step)} per step."
     else:
-        text = (
-            f"{split}; `{name}` takes {seconds(step)}. The largest part of the difference is {largest}: {seconds(causes[largest])} per step."
-        )
+        lost = f"The largest part of the difference is {largest}: {seconds(causes[largest])} per step."
+        text = f"{split}; `{name}` takes {seconds(step)}. {lost}"
     if sharing:
         text += f" ({sharing[0].upper()}{sharing[1:]}.)"
     return Finding("limit", text, evidence)
