@@ -12,7 +12,8 @@ from paralab.analyse.comparison import comparison_of
 from paralab.errors import Interrupted, UsageError, unknown
 from paralab.experiment import BUDGET_SECONDS, ROUNDS, Case, measure, planned, resolve_all
 from paralab.plan.request import APPLIES, STRATEGIES, Request, flag_of, only_applicable
-from paralab.plan.resolve import needs_layers, needs_units
+from paralab.plan.resolve import needs_layers
+from paralab.plan.sharding import needs_units
 from paralab.record.folder import RunFolder
 from paralab.training import look_once, slug
 from paralab.units import plural

@@ -21,7 +21,8 @@ from paralab.jobs import Job, train_all
 from paralab.machine.host import Machine, threads_asked
 from paralab.plan.plan import Plan
 from paralab.plan.request import APPLIES, Request, on_one_device, options_of
-from paralab.plan.resolve import needs_layers, needs_units, resolve
+from paralab.plan.resolve import needs_layers, resolve
+from paralab.plan.sharding import needs_units
 from paralab.record.folder import RunFolder
 from paralab.training import finish, look_once, probe_once, record_plan, refuse_inside, slug
 from paralab.units import plural

@@ -21,8 +21,9 @@ from paralab.machine.host import Machine, threads_asked
 from paralab.plan.batches import global_batches
 from paralab.plan.plan import Plan
 from paralab.plan.request import APPLIES, STRATEGIES, Request, check, on_one_device, only_applicable
-from paralab.plan.resolve import needs_units, resolve
+from paralab.plan.resolve import resolve
 from paralab.plan.schedules import SCHEDULES, WITHOUT
+from paralab.plan.sharding import needs_units
 from paralab.record.folder import RunFolder
 from paralab.training import probe_once, refuse_inside
 from paralab.units import plural

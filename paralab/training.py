@@ -22,7 +22,8 @@ from paralab.machine.precision import probe_cpu
 from paralab.plan.grid import Place
 from paralab.plan.plan import Plan
 from paralab.plan.request import Request, check
-from paralab.plan.resolve import needs_layers, needs_units, resolve
+from paralab.plan.resolve import needs_layers, resolve
+from paralab.plan.sharding import needs_units
 from paralab.record.folder import RunFolder
 from paralab.recovery import Survival, train
 from paralab.show.tensorboard import require_tensorboard, write_tensorboard

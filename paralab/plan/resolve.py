@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
@@ -15,23 +14,18 @@ from paralab.plan.plan import Plan, RankPlan, Reason, Stage
 from paralab.plan.request import APPLIES, Request, check
 from paralab.plan.schedules import PARTS_PER_RANK, ideal_bubble
 from paralab.plan.shape import Choose, Shape, arithmetic, shape_of
+from paralab.plan.sharding import shard_units
 from paralab.plan.stages import split_by_time
 from paralab.units import plural, seconds, size
 from paralab.workload.summary import Summary
 
 DEFAULT_STEPS = 20
-FSDP_TORCH = (2, 10)  # collectives of one's own, sums instead of means, and gloo's part of it
 ADAPTIVE = ("Ada", "RMSprop", "Rprop", "NAdam", "RAdam")  # parts of names of optimisers that divide by the gradient's size
 
 
 def needs_layers(strategy: str) -> bool:
     """Does this strategy cut the model into stages?"""
     return strategy in APPLIES["stages"]
-
-
-def needs_units(strategy: str) -> bool:
-    """Does this strategy shard parameters, unit by unit?"""
-    return strategy == "fsdp"
 
 
 def resolve(
@@ -91,7 +85,7 @@ def resolve(
         chunks=chunks,
         optimizer_bytes_per_byte=summary.optimizer_bytes_per_byte,
         ranks=ranks,
-        shard_units=_shard_units(strategy, machine, summary, reasons),
+        shard_units=shard_units(strategy, machine, summary, reasons),
         stage_parts=_stages(request, shape.stages, chunks, summary, reasons),
         arithmetic=arithmetic(shape, ranks),
         environment=environment,
@@ -288,36 +282,6 @@ def _find_unused(request: Request, summary: Summary, reasons: list[Reason]) -> b
         )
     reasons.append(Reason("find_unused_parameters", "yes", f"no gradient in a trial step: {names}"))
     return True
-
-
-def _shard_units(strategy: str, machine: Machine, summary: Summary, reasons: list[Reason]) -> tuple[str, ...]:
-    """What fsdp gathers, uses and lets go again as one."""
-    if not needs_units(strategy):
-        return ()
-    version = tuple(int(number) for number in re.findall(r"\d+", machine.torch)[:2])
-    if version < FSDP_TORCH:
-        needed = ".".join(map(str, FSDP_TORCH))
-        raise UsageError(
-            f"fsdp needs PyTorch {needed}; this is {machine.torch}.", cure=f"pip install 'torch>={needed}', or use ddp"
-        )
-    if summary.scalars:
-        name = summary.scalars[0]
-        raise UsageError(
-            f"fsdp cannot shard the parameter {name!r} of {summary.name}: it is one number without a dimension.",
-            cure=f"give {name!r} the shape (1,), or use ddp",
-        )
-    names = tuple(unit.name for unit in summary.units)
-    if not names:
-        because = "no sub-module that holds a good part of the parameters is called once and keeps them to itself"
-        reasons.append(Reason("shard units", "the whole model", because))
-        return ()
-    held = sum(unit.parameter_bytes for unit in summary.units)
-    shown = ", ".join(names[:4]) + (f", … {names[-1]}" if len(names) > 4 else "")
-    left = summary.parameter_bytes - held
-    rest = f"; {size(left)} stay with the whole model" if left else ""
-    because = f"the sub-modules that hold most: {size(held)} of {size(summary.parameter_bytes)} of parameters{rest}"
-    reasons.append(Reason("shard units", f"{len(names)}: {shown}", because))
-    return names
 
 
 def _stages(request: Request, stages: int, chunks: int, summary: Summary, reasons: list[Reason]) -> tuple[Stage, ...]:
