@@ -266,10 +266,10 @@ class Saver:
             # Into a new folder: DCP would overwrite in place, and a rank killed half-way would leave a folder that loads, half old.
             writer = FileSystemWriter(folder, overwrite=False, thread_count=WRITERS if self.parts.plan.device == "cuda" else 1)
             with _without_crc():
-                metadata = save(self._staged, storage_writer=writer, process_group=group, no_dist=group is None)
+                save(self._staged, storage_writer=writer, process_group=group, no_dist=group is None)
             planted("save", self.parts.rank, step, self.parts.model)
             if self.parts.rank == 0:
-                _require_files(folder, metadata)
+                _require_files(folder)
                 write_manifest(folder, **about)
                 rotate(self.directory, self.keep)
             if group:
@@ -280,9 +280,10 @@ class Saver:
             self._error = error
 
 
-def _require_files(folder: Path, metadata: Any) -> None:
+def _require_files(folder: Path) -> None:
     """What other nodes wrote must be here too, or the manifest would be of a part."""
-    wanted = {info.relative_path for info in metadata.storage_data.values()}
+    # Read back: what `save` returns knows its files in some versions of torch only (2.13 yes, 2.11 no).
+    wanted = {info.relative_path for info in FileSystemReader(folder).read_metadata().storage_data.values()}
     missing = sorted(name for name in wanted if not (folder / name).exists())
     if missing:
         raise ParalabError(

@@ -28,7 +28,7 @@ from paralab.worker.job import Job, Micro, Pass, Strategy
 from paralab.worker.load import LoadSampler
 from paralab.worker.parity import Trace, compare
 from paralab.worker.precision import Precision
-from paralab.worker.probes import Probe
+from paralab.worker.probes import Probe, sampled
 from paralab.worker.profile import profiled
 from paralab.worker.pulse import Pulse
 from paralab.worker.scheduled import Scheduled, whole_state
@@ -79,7 +79,9 @@ def train(
     precision = Precision(plan)
     model = precision.cast_model(workload.model()).train()
     clock = CudaClock(origin, [d.torch for d in rank.devices]) if plan.device == "cuda" else Clock(origin)
-    probe = Probe(clock, writer)
+    # Every stage of every micro-batch makes marks, and the host that launches a GPU's kernels feels each of them.
+    many_marks = plan.device == "cuda" and len(plan.stage_parts) > 1 and not plan.schedule
+    probe = Probe(clock, writer, sampled(plan.num_steps) if many_marks else 1)
     meter = memory.ActivationMeter(model.parameters(), enabled=plan.device == "cpu")
     shower = SplitShower([device.name for device in rank.devices], probe)
     job = Job(plan, rank, workload, precision, probe, meter, shower)

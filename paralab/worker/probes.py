@@ -1,7 +1,8 @@
 """What a rank notes while it trains: spans of time and their numbers, gathered per step and written when the device is done.
 
 Every step leaves a `step` event. The details (forward, backward, every all-reduce, …) are kept for the first `DETAILED_STEPS`
-steps and then for one step in `DETAIL_EVERY`, so that a long run's folder stays small.
+steps and then for one step in `DETAIL_EVERY`, so that a long run's folder stays small. Where details cost more than 1 % of a step
+(many marks on a GPU, see `sampled`), they are kept for a sample of steps from the start.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from paralab.worker.clock import Clock, Mark
 DETAILED_STEPS = 200
 DETAIL_EVERY = 10
 
+FEWEST_DETAILED = 5  # of a short run
+
 Note = tuple[str, Mark, Mark, dict[str, Any]]
 
 
@@ -31,10 +34,19 @@ class Arriving(NamedTuple):
     mark: Mark
 
 
+def sampled(steps: int) -> int:
+    """Keep the details of one step in so many.
+
+    20 steps → one in 4 (five of them), 50 and more → one in 10
+    """
+    return max(1, min(DETAIL_EVERY, steps // FEWEST_DETAILED))
+
+
 class Probe:
     """Collects the notes of one rank. Notes may come from several threads: list.append is atomic."""
 
-    def __init__(self, clock: Clock, writer: EventWriter) -> None:
+    def __init__(self, clock: Clock, writer: EventWriter, detail_every: int = 1) -> None:
+        self.detail_every = detail_every  # among the first DETAILED_STEPS
         self.clock = clock
         self.writer = writer
         self.step = -1
@@ -45,7 +57,7 @@ class Probe:
 
     @property
     def detailed(self) -> bool:
-        return self.step < DETAILED_STEPS or self.step % DETAIL_EVERY == 0
+        return self.step % (self.detail_every if self.step < DETAILED_STEPS else DETAIL_EVERY) == 0
 
     def emit(self, event: str, **fields: Any) -> None:
         """Something that happened now, written at once."""

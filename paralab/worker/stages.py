@@ -178,7 +178,8 @@ class Passage:
         self.stage = stage
         if self.turns:
             self.turns.enter(stage, self.number)
-        self.start: Mark = self.staged.job.probe.clock.mark(self.staged.names[stage])
+        if self.staged.job.probe.detailed:
+            self.start: Mark = self.staged.job.probe.clock.mark(self.staged.names[stage])
 
     def _leave(self, direction: str) -> None:
         probe, device = self.staged.job.probe, self.staged.names[self.stage]
