@@ -10,13 +10,52 @@ from typing import Any
 
 from paralab.doctor.script.values import Call, Choice, Context, Happening, Leave, Made, Scope, Store, Value
 
-Names = dict[tuple[Scope, str], Value]
-MOST_STEPS = 60_000  # statements; a script that calls itself in circles must end
+Key = tuple[Scope, str]
+Changes = dict[Key, Value]
+MOST_STEPS = 40_000  # statements; a script that calls itself in circles must end
+
+
+class Names(dict[Key, Value]):
+    """What names hold. A branch is run between `begin` and `undo`, which gives back what it has changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: list[dict[Key, Value | None]] = []
+
+    def __setitem__(self, key: Key, value: Value) -> None:
+        if self._before:
+            self._before[-1].setdefault(key, self.get(key))
+        super().__setitem__(key, value)
+
+    def begin(self) -> None:
+        self._before.append({})
+
+    def undo(self) -> Changes:
+        before = self._before.pop()
+        changes = {key: self[key] for key in before}
+        for key, old in before.items():
+            if old is None:
+                del self[key]
+            else:
+                super().__setitem__(key, old)
+        return changes
+
+    def update_all(self, changes: Changes) -> None:
+        for key, value in changes.items():
+            self[key] = value
+
+    def join(self, one: Changes, other: Changes, *tests: Value) -> None:
+        """What names hold after a branch: where the two ways differ, either."""
+        for key in {**one, **other}:
+            old = self.get(key)
+            ways = [value for value in (one.get(key, old), other.get(key, old)) if value is not None]
+            same = len(ways) == 1 or ways[0] is ways[1]
+            self[key] = ways[0] if same else Choice(tuple(ways), tests, parents=(*ways, *tests))
 
 
 class State:
     def __init__(self) -> None:
-        self.names: Names = {}
+        self.names = Names()
         self.modules: dict[str, Scope] = {}  # modules of the script's folder, by dotted name
         self.globals_of: dict[tuple[Scope, str], Scope] = {}  # names that a function has declared global or nonlocal
         self.stack: list[Context] = []
@@ -66,12 +105,3 @@ class State:
         call: Call = self.record(Call, node, target=target, written=target, args=args)
         call.result = Made(call, parents=args)
         return call.result
-
-    def joined(self, one: Names, other: Names, test: Value) -> Names:
-        """What names hold after a branch: where the two ways differ, either."""
-        names = {**one, **other}
-        for key, value in one.items():
-            second = other.get(key, value)
-            if second is not value:
-                names[key] = Choice((value, second), (test,), parents=(value, second, test))
-        return names

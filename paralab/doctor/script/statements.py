@@ -6,13 +6,13 @@ import ast
 from pathlib import Path
 
 from paralab.doctor.script.calls import Calls, managed
-from paralab.doctor.script.state import MOST_STEPS
+from paralab.doctor.script.state import MOST_STEPS, Changes
 from paralab.doctor.script.values import (
     Branch,
-    Choice,
     Class,
     Computed,
     Constant,
+    Context,
     Dotted,
     Function,
     Loop,
@@ -21,6 +21,8 @@ from paralab.doctor.script.values import (
     Trying,
     Value,
 )
+
+MOST_BYTES = 500_000  # of modules that are followed; a script inside a large package does not read all of it
 
 
 class Run(Calls):
@@ -32,6 +34,7 @@ class Run(Calls):
         self.class_scopes: set[Scope] = set()
         self.defined: list[Function | Class] = []
         self.sources: dict[Path, ast.Module] = {}
+        self.bytes_read = 0
 
     def module(self, path: Path, tree: ast.Module, name: str) -> Scope:
         scope = Scope(path)
@@ -134,21 +137,23 @@ class Run(Calls):
         known = _is_main(test)
         if known is not None:
             return self.block(node.body if known else node.orelse, scope)
-        before = self.names
-        self.names = dict(before)
-        with self.within(Branch(node, test, True)):
-            left_body = self.block(node.body, scope)
-        after_body, self.names = self.names, dict(before)
-        with self.within(Branch(node, test, False)):
-            left_else = self.block(node.orelse, scope)
-        if left_body and left_else:
+        body, left_body = self._way(Branch(node, test, True), node.body, scope)
+        other, left_other = self._way(Branch(node, test, False), node.orelse, scope)
+        if left_body and left_other:
             return True
-        if left_body or left_else:  # what follows is the other way
-            self.names = self.names if left_body else after_body
-            self.stack.append(Branch(node, test, left_else))
+        if left_body or left_other:  # what follows is the other way
+            self.names.update_all(other if left_body else body)
+            self.stack.append(Branch(node, test, left_other))
         else:
-            self.names = self.joined(after_body, self.names, test)
+            self.names.join(body, other, test)
         return False
+
+    def _way(self, context: Context, statements: list[ast.stmt], scope: Scope) -> tuple[Changes, bool]:
+        """Run one way of a branch: what it changes, and whether it always leaves."""
+        self.names.begin()
+        with self.within(context):
+            left = self.block(statements, scope)
+        return self.names.undo(), left
 
     def _do_match(self, node: ast.Match, scope: Scope) -> None:
         subject = self.value(node.subject, scope)
@@ -156,11 +161,8 @@ class Run(Calls):
             for part in ast.walk(case.pattern):
                 if isinstance(part, ast.MatchAs | ast.MatchStar) and part.name:
                     self.names[scope, part.name] = Value(parents=(subject,))
-            before = self.names
-            self.names = dict(before)
-            with self.within(Branch(node, subject, True)):
-                self.block(case.body, scope)
-            self.names = self.joined(before, self.names, subject)
+            changes, _ = self._way(Branch(node, subject, True), case.body, scope)
+            self.names.join(changes, {}, subject)
 
     def _do_for(self, node: ast.For | ast.AsyncFor, scope: Scope) -> None:
         over = self.value(node.iter, scope)
@@ -175,16 +177,12 @@ class Run(Calls):
     def _turn(self, node: ast.For | ast.AsyncFor | ast.While, loop: Loop, scope: Scope, item: Value | None) -> None:
         """One turn of a loop stands for all of them. Afterwards it may have turned or not."""
         self._forget_counters(node, scope)
-        before = self.names
-        self.names = dict(before)
+        self.names.begin()
         with self.within(loop):
             if item and not isinstance(node, ast.While):
                 self.bind(node.target, item, scope)
             self.block(node.body, scope)
-        for key, old in before.items():
-            new = self.names.get(key, old)
-            if new is not old:
-                self.names[key] = Choice((new, old), parents=(new, old))
+        self.names.join(self.names.undo(), {})
         self.block(node.orelse, scope)
 
     def _forget_counters(self, node: ast.AST, scope: Scope) -> None:
@@ -213,16 +211,13 @@ class Run(Calls):
     def _do_try(self, node: ast.Try, scope: Scope) -> bool:
         with self.within(Trying(node, "body")):
             left = self.block(node.body, scope)
-        after = self.names
         for handler in node.handlers:
-            self.names = dict(after)
             if handler.name:
                 self.names[scope, handler.name] = Value()
-            with self.within(Trying(node, "handler")):
-                handled = self.block(handler.body, scope)
-            after = after if handled else self.joined(after, self.names, Value())
+            changes, handled = self._way(Trying(node, "handler"), handler.body, scope)
+            if not handled:
+                self.names.join({}, changes)
             left = left and handled
-        self.names = after
         with self.within(Trying(node, "else")):
             left = self.block(node.orelse, scope) or left
         with self.within(Trying(node, "finally")):
@@ -296,7 +291,8 @@ class Run(Calls):
         homes = [start, *(parent.parent for parent in (start, *start.parents[:2]) if parent.name == parts[0])]
         for home in homes:
             for path in (home.joinpath(*parts).with_suffix(".py"), home.joinpath(*parts, "__init__.py")):
-                if path.is_file() and path not in self.sources:
+                if path.is_file() and path not in self.sources and self.bytes_read < MOST_BYTES:
+                    self.bytes_read += path.stat().st_size
                     try:
                         tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"), str(path))
                     except (SyntaxError, ValueError):
