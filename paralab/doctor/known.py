@@ -15,7 +15,7 @@ from paralab.doctor.catalogue import (
     semantics,
 )
 from paralab.doctor.entry import Entry
-from paralab.errors import UsageError, unknown
+from paralab.errors import UsageError
 
 GROUPS = {
     "H": "Hangs, crashes and misleading reports",
@@ -45,4 +45,6 @@ def entry(id: str) -> Entry:
     if written[:1] in GROUPS:
         ids = [known for known in ENTRIES if known[0] == written[0]]
         raise UsageError(f"There is no entry {id!r}; those of {GROUPS[written[0]]!r} are {', '.join(ids)}.", cure="one of them")
-    raise unknown("entry", id, ENTRIES)
+    raise UsageError(
+        f"There is no entry {id!r}; an id is one of {', '.join(GROUPS)} and a number.", cure="paralab doctor --explain all"
+    )
