@@ -38,7 +38,7 @@ class Watching(click.Command):
         return super().parse_args(ctx, args)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write_usage(ctx.command_path, "[OPTIONS] [SCRIPT.py | RUN_FOLDER | LOG]... [-- COMMAND...]")
+        formatter.write_usage(ctx.command_path, "[OPTIONS] [SCRIPT.py | RUN_FOLDER | LOG | LOG_FOLDER]... [-- COMMAND...]")
 
 
 OPTIONS: list[Callable[[Any], Any]] = [

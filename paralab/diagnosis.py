@@ -22,7 +22,6 @@ from paralab.doctor.sources import Sources
 from paralab.errors import UsageError
 from paralab.units import plural
 
-LOG_ENDINGS = {".log", ".err", ".out", ".txt"}  # of a folder; a file that is named is read whatever its name is
 Say = Callable[[Finding], None]
 
 
@@ -36,24 +35,14 @@ class Given:
 
 
 def sort_out(paths: Sequence[Path]) -> Given:
+    """A folder that is no run is one of logs; - is a log on standard input."""
     given = Given()
     for path in paths:
-        if path.is_dir():
-            if (path / "manifest.json").exists():
-                given.runs.append(path)
-                continue
-            logs = sorted(file for file in path.rglob("*") if file.suffix in LOG_ENDINGS and file.is_file())
-            if not logs:
-                raise UsageError(
-                    f"{path} is no run folder (it has no manifest.json), and there are no logs in it "
-                    f"({', '.join(sorted(LOG_ENDINGS))}).",
-                    cure="a training script, logs, or the folder of a paralab run",
-                )
-            given.logs.extend(logs)
-        elif path.exists():
-            (given.scripts if path.suffix == ".py" else given.logs).append(path)
-        else:
+        if not path.exists() and str(path) != "-":
             raise UsageError(f"{path} does not exist.", cure="a script, logs, or a run folder; a command goes after --")
+        is_run = path.is_dir() and (path / "manifest.json").exists()
+        kind = given.runs if is_run else given.scripts if path.suffix == ".py" and path.is_file() else given.logs
+        kind.append(path)
     return given
 
 
@@ -97,7 +86,7 @@ def look_at(paths: Sequence[Path]) -> Diagnosis:
     if given.runs:
         ways.append("run")
         for folder in given.runs:
-            case.add(apply("run", _part("paralab.doctor.recorded", "read_recorded")(folder)))
+            case.add(apply("run", _part("paralab.doctor.recorded", "Recorded").read(folder)))
         looked_at.append(f"{plural(len(given.runs), 'recorded run')}, {_rules_of('run')}")
         not_looked_at.append("the script that was run: `paralab doctor SCRIPT.py` reads it")
     if given.logs:
