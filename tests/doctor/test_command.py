@@ -1,6 +1,7 @@
 """`paralab doctor` as a user types it: what is given decides who looks, wrong use is told, outputs are separate."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,7 @@ def typed(tmp_path, monkeypatch):
         return undivided(subject) if way == "script" else []
 
     def observe(command, **options):
+        os.write(1, b"epoch 1\n")  # as a child would
         asked.append((command, options.pop("say") and options))
         return Observed(undivided(Path("train.py")), 1)
 
@@ -96,6 +98,12 @@ def test_json_is_one_object(typed):
     assert [(finding["id"], finding["line"]) for finding in told["findings"]] == [("G01", 1)]
     assert told["exit_code"] == 1
     assert told["fixed"] is None
+
+
+@pytest.mark.parametrize(("words", "goes_to"), [([], "out"), (["--json"], "err"), (["--sarif"], "err")])
+def test_what_the_watched_command_prints_is_never_mixed_with_an_object(typed, capfd, words, goes_to):
+    typed(*words, "--", "torchrun", "train.py")
+    assert getattr(capfd.readouterr(), goes_to) == "epoch 1\n"
 
 
 def test_fix_changes_the_script_and_looks_again(typed, tmp_path):
@@ -178,9 +186,8 @@ def test_an_entry_is_explained(typed):
 
 
 def test_reading_a_script_needs_neither_torch_nor_rich_and_is_quick(tmp_path):
-    body = "".join(
-        f"def step{n}(model, x):\n    loss = model(x).sum()\n    loss.backward()\n    return loss\n\n\n" for n in range(166)
-    )
+    step = "def step{}(model, x):\n    loss = model(x).sum()\n    loss.backward()\n    return loss\n\n\n"
+    body = "".join(step.format(number) for number in range(166))
     (tmp_path / "long.py").write_text("import torch\n\n" + body)
     assert 990 <= (tmp_path / "long.py").read_text().count("\n") <= 1010
     code = (
