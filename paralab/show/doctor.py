@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from paralab.doctor.finding import Finding
@@ -11,7 +9,7 @@ from paralab.doctor.known import ENTRIES
 from paralab.doctor.patch import Fixes, diff, shown_path
 from paralab.doctor.report import Diagnosis
 from paralab.doctor.sources import Sources
-from paralab.show.console import console, errors, fact_table
+from paralab.show.console import console, errors, fact_table, show_table
 from paralab.units import plural
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "suspect": "bold cyan"}
@@ -23,7 +21,7 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     for fact in diagnosis.facts:
         console.print(Text(fact), soft_wrap=True)
     for finding in diagnosis.findings:
-        print_finding(console, finding, diagnosis.sources)
+        print_finding(finding, diagnosis.sources)
     for note in diagnosis.notes:
         console.print(Text.assemble(("note ", "dim"), note), soft_wrap=True)
     console.print(_closing(diagnosis), soft_wrap=True)
@@ -40,10 +38,10 @@ def _closing(diagnosis: Diagnosis) -> Text:
     )
 
 
-def print_finding(out: Console, finding: Finding, sources: Sources) -> None:
-    out.print(_headline(finding), soft_wrap=True)
+def print_finding(finding: Finding, sources: Sources) -> None:
+    console.print(_headline(finding), soft_wrap=True)
     for line in _context(finding, sources):
-        out.print(line, soft_wrap=True, crop=False)
+        console.print(line, soft_wrap=True, crop=False)
     table = fact_table()
     table.add_row("  why", Text(finding.why))
     table.add_row("  fix", Text(finding.fix))
@@ -51,11 +49,11 @@ def print_finding(out: Console, finding: Finding, sources: Sources) -> None:
         table.add_row("  seen", Text(evidence))
     if finding.gain:
         table.add_row("  gain", f"{finding.gain:.0%} of the step")
-    out.print(table)
+    show_table(table)
     patch = diff(finding.edits, sources)
     if patch:
-        out.print(Padding(coloured(patch), (0, 0, 0, 2)))
-    out.print()
+        console.print(coloured(patch, "  "), soft_wrap=True)
+    console.print()
 
 
 def say_finding(finding: Finding) -> None:
@@ -66,7 +64,7 @@ def say_finding(finding: Finding) -> None:
 def print_fixes(fixes: Fixes) -> None:
     for file, patch in fixes.changed.items():
         console.print(Text.assemble(("changed ", "bold green"), file), soft_wrap=True)
-        console.print(coloured(patch))
+        console.print(coloured(patch), soft_wrap=True)
     for left in fixes.left:
         console.print(Text.assemble(("not changed ", "dim"), left), soft_wrap=True)
     if not fixes.changed:
@@ -74,12 +72,12 @@ def print_fixes(fixes: Fixes) -> None:
     console.print()
 
 
-def coloured(patch: str) -> Text:
+def coloured(patch: str, indent: str = "") -> Text:
     """A unified diff; what is no text of ours is never taken for markup."""
-    text = Text(overflow="fold")
+    text = Text()
     for line in patch.splitlines():
         style = "bold" if line.startswith(("---", "+++")) else DIFF_STYLES.get(line[:1], "")
-        text.append(line + "\n", style=style)
+        text.append(f"{indent}{line}\n", style=style)
     text.right_crop(1)
     return text
 

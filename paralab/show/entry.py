@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import get_args
 
-from rich.syntax import Syntax
 from rich.text import Text
 
 from paralab.doctor.entry import Entry
@@ -37,12 +35,10 @@ def print_entry(entry: Entry) -> None:
     if entry.sources:
         table.add_row("reported", Text(", ".join(entry.sources)))
     show_table(table)
-    for name, code in (("wrong", entry.wrong), ("right", entry.right)):
-        console.print(Text(f"\n{name}", style="bold red" if name == "wrong" else "bold green"))
-        indented = textwrap.indent(code.rstrip("\n"), "  ")
-        console.print(
-            Syntax(indented, "python", background_color="default") if console.is_terminal else Text(indented), soft_wrap=True
-        )
+    for name, code, other, style in (("wrong", entry.wrong, entry.right, "red"), ("right", entry.right, entry.wrong, "green")):
+        console.print(Text(f"\n{name}", style=f"bold {style}"))
+        for line in code.splitlines():  # what the cure changes is coloured
+            console.print(Text(f"  {line}", style="" if line in other.splitlines() else style), soft_wrap=True)
 
 
 def print_titles() -> None:
