@@ -32,10 +32,12 @@ torch.save(model.module.state_dict(), "net.pt")
         cause="All names differ (by the prefix 'module.'), strict=False allows it, and nobody looks at what is returned.",
         fix="Remove the prefix and load strictly, or check the names that load_state_dict returns.",
         wrong="""\
-net.load_state_dict(torch.load("net.pt", map_location="cpu"), strict=False)
+state = torch.load("net.pt", map_location="cpu")
+net.load_state_dict(state, strict=False)
 """,
         right="""\
-net.load_state_dict(torch.load("net.pt", map_location="cpu"))
+state = torch.load("net.pt", map_location="cpu")
+net.load_state_dict({name.removeprefix("module."): tensor for name, tensor in state.items()})
 """,
         sources=("pytorch/examples#1029",),
         silent=True,

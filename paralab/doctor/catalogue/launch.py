@@ -152,12 +152,12 @@ model = DistributedDataParallel(Net().to(local_rank), device_ids=[local_rank])
         cause="torchrun sets OMP_NUM_THREADS=1 if nobody else did; mp.spawn sets nothing, so each rank takes the whole machine.",
         fix="Threads per rank = cores ÷ ranks.",
         wrong="""\
-def worker(rank):
+def worker(rank, ranks):
     train(rank)
 """,
         right="""\
-def worker(rank):
-    torch.set_num_threads(len(os.sched_getaffinity(0)) // 2)
+def worker(rank, ranks):
+    torch.set_num_threads(len(os.sched_getaffinity(0)) // ranks)
     train(rank)
 """,
         sources=(
