@@ -37,7 +37,7 @@ class Given:
 def sort_out(paths: Sequence[Path]) -> Given:
     """A folder that is no run is one of logs; - is a log on standard input."""
     given = Given()
-    for path in paths:
+    for path in {path.resolve(): path for path in paths}.values():
         if not path.exists() and str(path) != "-":
             raise UsageError(f"{path} does not exist.", cure="a script, logs, or a run folder; a command goes after --")
         is_run = path.is_dir() and (path / "manifest.json").exists()

@@ -117,10 +117,11 @@ def fix(findings: Sequence[Finding], sources: Sources) -> Fixes:
             ids.append(finding.id)
     new = {file: _new_text(file, [edit for edit in chosen if edit.file == file], sources) for file in {e.file: 0 for e in chosen}}
     changed = {}
-    for file, after in new.items():  # only when all of them are known to be good
-        before = sources.text(file) or ""
-        _replace(Path(file), after, expected=before)
-        changed[file] = _diff(file, before, after)
+    for file in new:  # all of them, before the first is written
+        _check(Path(file), expected=sources.text(file) or "")
+    for file, after in new.items():
+        changed[file] = _diff(file, sources.text(file) or "", after)
+        _replace(Path(file).resolve(), after)
     if changed:
         sources.forget()
     return Fixes(changed, tuple(ids), tuple(left))
@@ -141,13 +142,15 @@ def _new_text(file: str, edits: list[Edit], sources: Sources) -> str:
     return after
 
 
-def _replace(path: Path, text: str, expected: str) -> None:
-    """The new text under the old name in one move: whatever happens, one of the two is there. A link stays a link."""
-    path = path.resolve()
+def _check(path: Path, expected: str) -> None:
     if read(path) != expected:
         raise UsageError(f"{path} has changed since it was read; it was left as it is.", cure="run it again")
     if not os.access(path, os.W_OK):
         raise UsageError(f"{path} is read-only; it was left as it is.", cure="make it writable, or apply the shown patch by hand")
+
+
+def _replace(path: Path, text: str) -> None:
+    """The new text under the old name in one move: whatever happens, one of the two is there."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:

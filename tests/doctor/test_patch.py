@@ -129,6 +129,17 @@ def test_a_file_that_has_changed_is_left_as_it_is(script):
     assert script.read_text() == "# edited meanwhile\n"
 
 
+def test_a_file_that_must_not_be_written_stays_and_so_do_the_others(script):
+    other = script.parent / "model.py"
+    other.write_text("a = 1\n")
+    sources = Sources()
+    sources.text("model.py")
+    other.write_text("a = 3\n")
+    with pytest.raises(UsageError, match=r"model\.py has changed"):
+        fix([finding(DIVIDE), finding(edit(1, 1, "a = 2", file="model.py"), id="A01")], sources)
+    assert "/ 4" not in script.read_text()
+
+
 def test_a_fix_that_would_break_the_script_is_refused(script):
     before = script.read_text()
     with pytest.raises(UsageError, match="does not fit"):
