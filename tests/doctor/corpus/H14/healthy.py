@@ -20,6 +20,8 @@ class TwoTowers(nn.Module):
         hidden = self.text(text)
         if picture.abs().sum() > 0:
             hidden = hidden + self.vision(picture)
+        else:
+            hidden = hidden + 0 * sum(parameter.sum() for parameter in self.vision.parameters())
         return hidden
 
 
@@ -33,7 +35,7 @@ def main():
     data = TensorDataset(torch.randn(64, 8, generator=generator), pictures)
     sampler = DistributedSampler(data, shuffle=False)
     loader = DataLoader(data, batch_size=8, sampler=sampler)
-    model = DDP(TwoTowers(), find_unused_parameters=True)
+    model = DDP(TwoTowers())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for text, picture in loader:
         loss = model(text, picture).square().mean()
