@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 FLUSH_SECONDS = 0.05
+_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode  # one for all: `json.dumps` makes a new one for every event
 
 
 class EventWriter:
@@ -50,7 +51,7 @@ class EventWriter:
                     batches.append(self._queue.get_nowait())
                 except Empty:
                     break
-            lines = [json.dumps(event, separators=(",", ":")) for batch in batches if batch for event in batch]
+            lines = [_encode(event) for batch in batches if batch for event in batch]
             self._file.write("".join(line + "\n" for line in lines))
             self._file.flush()
             open_ = batches[-1] is not None

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import faulthandler
-import json
-import linecache
 import signal
-import sys
-import threading
-import traceback
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from paralab.record.board import Board
+from paralab.record.testimony import testify
 from paralab.worker.lifeline import end_with_the_parent
 
 
@@ -41,28 +34,3 @@ def speak_when_asked(testimony: Path) -> None:
     if hasattr(signal, "SIGUSR2"):
         faulthandler.register(signal.SIGUSR2, testimony.with_suffix(".txt").open("w"), all_threads=True)
     end_with_the_parent(lambda: testify(testimony))
-
-
-def testify(testimony: Path) -> None:
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    stacks = {
-        names.get(ident, str(ident)): [
-            {"file": f.filename, "line": f.lineno, "function": f.name, "code": linecache.getline(f.filename, f.lineno or 0).strip()}
-            for f in traceback.extract_stack(frame)
-        ]
-        for ident, frame in sys._current_frames().items()
-    }
-    part = testimony.with_suffix(".part")
-    part.write_text(json.dumps({"stacks": stacks, "collectives": _collectives()}))
-    part.rename(testimony.with_suffix(".json"))
-
-
-def _collectives() -> list[dict[str, Any]]:
-    """The flight recorder's last entries, which gloo fills as well. A private function: what it gives may change or be missing."""
-    try:
-        dump: Any = torch._C._distributed_c10d._dump_fr_trace_json  # type: ignore[attr-defined]
-        entries = json.loads(dump(includeCollectives=True, onlyActive=False))["entries"]
-    except Exception:
-        return []
-    kept = ("process_group", "collective_seq_id", "is_p2p", "p2p_seq_id", "profiling_name", "retired", "state", "input_sizes")
-    return [{name: entry.get(name) for name in kept} for entry in entries[-50:]]

@@ -1,0 +1,212 @@
+"""What observed ranks wrote down, as the rules read it.
+
+An observation is a folder. Every rank writes `rank<N>.jsonl` (`rank<N>.<attempt>.jsonl` after a restart by torchrun; the last
+attempt counts), one event per line (`doctor.events` is the schema), and `rank<N>.now`: the operations that are open at this moment,
+which stay readable when the rank hangs or was killed. When asked, a rank also writes `rank<N>.json`: its stacks and its last
+collectives.
+
+    observation = Observation.read(folder)
+    for rank in observation.ranks:
+        for step in rank.of(Step): ...            # typed, in the order in which they began
+        rank.events                               # all kinds, in that order
+        rank.doing                                # what it is in now, or was in when it was last heard of; outermost first
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from paralab.analyse.hang import Testimony
+from paralab.doctor.events import Backward, Collective, End, Event, Exit, Forward, Off, Raised, Start, Step, Wrap, typed
+from paralab.doctor.place import Place, Site
+from paralab.record.reader import Tail
+from paralab.record.slot import read_slot
+
+Kind = TypeVar("Kind", bound=Event)
+Numbered = Collective | Forward | Backward | Wrap  # operations that make collectives, with their numbers in `seq`
+
+
+@dataclass(frozen=True)
+class RankSeen:
+    """One rank. `doing`: operations that had begun and were not over when the folder was read, outermost first. `lives`: its
+    process is there (None: it runs on another machine). `progress`: grows with every event and every operation begun."""
+
+    rank: int
+    start: Start
+    events: tuple[Event, ...]
+    doing: tuple[Event, ...]
+    lives: bool | None
+    progress: int
+    said: Testimony | None = None  # its stacks and collectives, once asked
+
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def last(self, kind: type[Kind]) -> Kind | None:
+        return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        return self.of(Step)
+
+    @property
+    def made(self) -> int:
+        """Optimiser steps made."""
+        return max((event.step for event in self.events), default=0)
+
+    @property
+    def raised(self) -> Raised | None:
+        """The exception that ended it."""
+        return self.last(Raised)
+
+    @property
+    def ended(self) -> bool:
+        """It has come to its end, or its process is gone."""
+        return self.last(End) is not None or self.left is not None or self.lives is False
+
+    @property
+    def left(self) -> Exit | None:
+        return self.last(Exit)
+
+    @property
+    def is_blind(self) -> bool:
+        """The observation of this rank failed: what is missing from its events has not necessarily not happened."""
+        return self.last(Off) is not None
+
+    @property
+    def last_place(self) -> Place | None:
+        """The user's line where it was last heard of."""
+        for event in reversed((*self.events, *self.doing)):
+            if event.site:
+                return event.site.place
+        return None
+
+    @cached_property
+    def collectives(self) -> dict[str, dict[int, Numbered]]:
+        """group -> number -> the operation that made that collective; also those that are open, with the number they wait in."""
+        found: dict[str, dict[int, Numbered]] = {}
+        for event in (*self.events, *self.doing):
+            if not isinstance(event, Numbered) or not event.seq:
+                continue
+            group = event.group if isinstance(event, Collective) else "0"
+            first, last = event.seq
+            for number in range(first, last + 1):
+                found.setdefault(group or "0", {})[number] = event
+        return found
+
+
+@dataclass(frozen=True)
+class Observation:
+    """`world`: how many ranks there should be. `over`: the command has ended, with `exit_code`. `stalled_seconds`: for how long no
+    rank had made progress when the rules were asked, None where that is not the question."""
+
+    folder: Path
+    ranks: list[RankSeen]
+    world: int
+    over: bool = True
+    exit_code: int | None = None
+    stalled_seconds: float | None = None
+    notes: tuple[str, ...] = ()  # what kept a process from being observed
+
+    @classmethod
+    def read(cls, folder: Path) -> Observation:
+        return Reader(folder).read()
+
+    def rank(self, number: int) -> RankSeen | None:
+        return next((rank for rank in self.ranks if rank.rank == number), None)
+
+    def pairs(self, kind: type[Kind]) -> list[tuple[RankSeen, list[Kind]]]:
+        """Every rank with its events of one kind."""
+        return [(rank, rank.of(kind)) for rank in self.ranks]
+
+
+@dataclass
+class _File:
+    """One rank's file as it grows."""
+
+    path: Path
+    tail: Tail
+    sites: dict[int, Site] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+
+    def grow(self) -> None:
+        for raw in self.tail.new():
+            if raw["event"] == "site":
+                self.sites[raw["id"]] = Site(tuple(Place(*place) for place in raw["stack"]))
+            elif event := typed(raw, self.sites):
+                self.events.append(event)
+        self.events.sort(key=lambda event: event.t)
+
+
+class Reader:
+    """Reads a folder again and again, each time only what is new."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[Path, _File] = {}
+
+    def read(self, over: bool = True, exit_code: int | None = None, stalled_seconds: float | None = None) -> Observation:
+        for path in self.folder.glob("rank[0-9]*.jsonl"):
+            self._files.setdefault(path, _File(path, Tail(path)))
+        latest: dict[int, _File] = {}
+        for path in sorted(self._files, key=_numbered):
+            self._files[path].grow()
+            if self._files[path].events:
+                latest[_numbered(path)[0]] = self._files[path]
+        ranks = [_seen(number, file) for number, file in sorted(latest.items())]
+        world = max((rank.start.world for rank in ranks), default=0)
+        notes = tuple(path.read_text().strip() for path in sorted(self.folder.glob("off-*.txt")))
+        return Observation(self.folder, ranks, max(world, len(ranks)), over, exit_code, stalled_seconds, notes)
+
+    def ask(self, seconds: float = 1.0) -> None:
+        """Let every rank that lives say where it is, and wait a moment for the answers."""
+        asked = time.time()
+        (self.folder / "ask").touch()
+        os.utime(self.folder / "ask", (asked, asked))
+        living = [path for path, file in self._files.items() if file.events and _lives(_start(file)) is not False]
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not all(_answered(path, asked) for path in living):
+            time.sleep(0.05)
+
+
+def _answered(path: Path, asked: float) -> bool:
+    answer = path.with_suffix(".json")
+    return answer.exists() and answer.stat().st_mtime >= asked - 0.01
+
+
+def _seen(number: int, file: _File) -> RankSeen:
+    count, doing = read_slot(file.path.with_suffix(".now"))
+    open_ = tuple(event for raw in doing if (event := typed(raw, file.sites)) is not None)
+    said = Testimony.read(file.path.parent, number) if file.path.with_suffix(".json").exists() else None
+    return RankSeen(number, _start(file), tuple(file.events), open_, _lives(_start(file)), count + len(file.events), said)
+
+
+def _start(file: _File) -> Start:
+    return next((event for event in file.events if isinstance(event, Start)), Start())
+
+
+def _lives(start: Start) -> bool | None:
+    if start.host != socket.gethostname():
+        return None
+    try:
+        state = Path(f"/proc/{start.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False if Path("/proc/self").exists() else None
+    return state not in ("Z", "X")
+
+
+def _numbered(path: Path) -> tuple[int, int]:
+    """(rank, attempt): rank0.jsonl is the first attempt of rank 0, rank0.2.jsonl the third."""
+    rank, _, attempt = path.stem.removeprefix("rank").partition(".")
+    return int(rank), int(attempt or 0)
+
+
+def as_json(event: Event) -> dict[str, Any]:
+    """For the evidence of a finding."""
+    return {name: value for name, value in vars(event).items() if value not in (None, [], {})}

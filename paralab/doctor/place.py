@@ -1,0 +1,46 @@
+"""Places in the user's code, as observed ranks name them."""
+
+from __future__ import annotations
+
+import linecache
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of the user's code."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def code(self) -> str:
+        return linecache.getline(self.file, self.line).strip()
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a call came from: the user's own frames, innermost first, at most four. Two calls of one helper function have the same
+    first place and differ in the next."""
+
+    stack: tuple[Place, ...]
+
+    @property
+    def place(self) -> Place:
+        return self.stack[0]
+
+    @property
+    def file(self) -> str:
+        return self.stack[0].file
+
+    @property
+    def line(self) -> int:
+        return self.stack[0].line
+
+    def __str__(self) -> str:
+        return str(self.stack[0])

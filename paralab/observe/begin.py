@@ -1,0 +1,45 @@
+"""Begin to observe this process: torch has just been imported, by the user's program, and nothing of it has been used."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+
+import torch
+
+from paralab.observe import collectives, endings, files, losses, pipelines
+from paralab.observe.answering import answer_when_asked
+from paralab.observe.data import Loaders
+from paralab.observe.models import Models
+from paralab.observe.optimising import Optimisers
+from paralab.observe.rank import Rank
+from paralab.observe.wrapping import wrap
+
+
+def begin(folder: str) -> Rank:
+    trial_steps = os.environ.get("PARALAB_TRIAL_STEPS")
+    rank = Rank(folder, int(trial_steps) if trial_steps else None)
+    models = Models(rank)
+    collectives.install(rank)
+    models.install()
+    Optimisers(rank, models).install()
+    Loaders(rank).install()
+    files.install(rank, models)
+    losses.install(rank)
+    pipelines.install(rank)
+    endings.install(rank)
+    wrap(rank, torch.random, "manual_seed", "seed", lambda seed: {"seed": int(seed)}, None, torch)
+    rank.when_known = lambda: answer_when_asked(rank)
+    os.register_at_fork(after_in_child=lambda: _forked(rank))
+    if multiprocessing.parent_process() is not None:
+        endings.children_end_too(rank)  # and may be a DataLoader's worker: RANK alone does not make it a rank
+    elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        rank.identify()
+    return rank
+
+
+def _forked(rank: Rank) -> None:
+    """A forked child has none of the threads, and is another process: it may become a rank, or never be one."""
+    rank.parents = (rank.writer, rank.slot)  # not closed here: they are the parent's
+    rank.fresh()
+    endings.children_end_too(rank)

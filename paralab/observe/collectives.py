@@ -1,0 +1,139 @@
+"""Collectives and process groups. The numbers of the collectives (their order in the group) are the group's own, so that those
+which DDP makes in C++ are counted, and belong to the forward, backward or wrap event whose `seq` spans them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from paralab.observe.rank import Rank
+from paralab.observe.wrapping import argument, is_inside, wrap
+
+# name: place of (the tensor or object, the group, src or dst)
+COLLECTIVES: dict[str, tuple[int | None, int | None, int | None]] = {
+    "all_reduce": (0, 2, None),
+    "reduce": (0, 3, 1),
+    "broadcast": (0, 2, 1),
+    "all_gather": (1, 2, None),
+    "all_gather_into_tensor": (1, 2, None),
+    "all_gather_single": (1, 2, None),
+    "all_gather_object": (1, 2, None),
+    "gather": (0, 3, 2),
+    "gather_object": (0, 3, 2),
+    "scatter": (0, 3, 2),
+    "scatter_object_list": (1, 3, 2),
+    "broadcast_object_list": (0, 2, 1),
+    "reduce_scatter": (0, 3, None),
+    "reduce_scatter_tensor": (0, 3, None),
+    "reduce_scatter_single": (0, 3, None),
+    "all_to_all": (1, 2, None),
+    "all_to_all_single": (1, 4, None),
+    "barrier": (None, 0, None),
+    "monitored_barrier": (None, 0, None),
+    "send": (0, 2, 1),
+    "recv": (0, 2, 1),
+    "isend": (0, 2, 1),
+    "irecv": (0, 2, 1),
+    "send_object_list": (0, 2, 1),
+    "recv_object_list": (0, 2, 1),
+    "batch_isend_irecv": (None, None, None),
+}
+POINT_TO_POINT = {"send", "recv", "isend", "irecv", "send_object_list", "recv_object_list", "batch_isend_irecv"}  # not counted
+NAMES = ("tensor", "object_list", "obj", "input_tensor", "input", "output", "tensor_list", "input_list")
+
+
+def install(rank: Rank) -> None:
+    for name in COLLECTIVES:
+        describe, conclude = _collective(rank, name)
+        wrap(rank, c10d, name, "collective", describe, conclude, dist)
+    wrap(rank, c10d, "init_process_group", "init", _initialise(rank), lambda *a, **k: _group(None), dist)
+    wrap(rank, c10d, "destroy_process_group", "destroy", lambda group=None: {"group": name_of(group)}, None, dist)
+    wrap(rank, c10d, "new_group", "group", lambda *a, **k: {}, lambda made, *a, **k: _group(made), dist)
+
+
+def sequence(group: Any = None) -> int | None:
+    """The number of the last collective that this rank began in a group."""
+    try:
+        return int((group or c10d.GroupMember.WORLD)._get_sequence_number_for_group())  # type: ignore[union-attr]
+    except Exception:  # no group yet, not of it, or a backend that does not count
+        return None
+
+
+def name_of(group: Any = None) -> str | None:
+    group = group or c10d.GroupMember.WORLD
+    return getattr(group, "group_name", None)
+
+
+def _group(group: Any) -> dict[str, Any]:
+    if group is c10d.GroupMember.NON_GROUP_MEMBER:
+        return {"group": None}
+    ranks = dist.get_process_group_ranks(group or c10d.GroupMember.WORLD)
+    return {"group": name_of(group), "backend": str(dist.get_backend(group)), "ranks": ranks}
+
+
+def _initialise(rank: Rank) -> Any:
+    def describe(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        own, world = argument(args, kwargs, 4, "rank", -1), argument(args, kwargs, 3, "world_size", -1)
+        if own is not None and own >= 0:
+            rank.identify(own, world)
+        else:
+            rank.identify()
+        timeout = argument(args, kwargs, 2, "timeout")
+        return {
+            "backend": str(argument(args, kwargs, 0, "backend")),
+            "world": world if world and world > 0 else None,
+            "timeout_seconds": timeout.total_seconds() if timeout is not None else None,
+            "device_id": str(kwargs["device_id"]) if kwargs.get("device_id") is not None else None,
+        }
+
+    return describe
+
+
+def _collective(rank: Rank, name: str) -> tuple[Any, Any]:
+    value_at, group_at, root_at = COLLECTIVES[name]
+
+    def group_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return None if group_at is None else argument(args, kwargs, group_at, "group")
+
+    def describe(*args: Any, **kwargs: Any) -> dict[str, Any] | None:
+        if is_inside(rank, "collective", "wrap", "init", "pipeline", "save", "load"):
+            return None
+        value: Any = None
+        if value_at is not None:
+            given = next((kwargs[key] for key in NAMES if key in kwargs), None)
+            value = args[value_at] if len(args) > value_at else given
+        tensor: Any = value[0] if isinstance(value, (list, tuple)) and value else value
+        is_tensor = isinstance(tensor, torch.Tensor)
+        group = group_of(args, kwargs)
+        before = None if name in POINT_TO_POINT else sequence(group)
+        root = None if root_at is None else argument(args, kwargs, root_at, "src", kwargs.get("dst"))
+        return {
+            "op": name,
+            "group": name_of(group),
+            "seq": [before + 1, before + 1] if before is not None else None,
+            "shape": list(tensor.shape) if is_tensor else None,
+            "dtype": str(tensor.dtype).removeprefix("torch.") if is_tensor else None,
+            "device": tensor.device.type if is_tensor else None,
+            "reduction": str(argument(args, kwargs, 1 if name == "all_reduce" else 2, "op", "SUM")).rpartition(".")[2]
+            if name in ("all_reduce", "reduce")
+            else None,
+            "root": root,
+            "in_graph": bool(is_tensor and tensor.requires_grad and torch.is_grad_enabled()),
+            "asynchronous": bool(kwargs.get("async_op", False)),
+        }
+
+    def conclude(result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        last = sequence(group_of(args, kwargs))
+        first = rank_first(rank)
+        return {"seq": [first, last]} if last is not None and first is not None else {}
+
+    return describe, conclude
+
+
+def rank_first(rank: Rank) -> int | None:
+    """The number that the open operation began with."""
+    seq = rank.doing[-1].get("seq") if rank.doing else None
+    return seq[0] if seq else None

@@ -1,0 +1,115 @@
+"""DataLoaders and samplers: what each pass over a loader was, and what its batches held."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from paralab.observe.digests import FIRST, is_sampled, of_rows, tensors_in
+from paralab.observe.rank import Rank
+from paralab.observe.wrapping import wrap
+
+
+class Loaders:
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self.numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.passes: list[int] = []  # over each loader
+        self.running: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+    def install(self) -> None:
+        wrap(self.rank, DataLoader, "__iter__", "loader", self._loader, self._began)
+        wrap(self.rank, DistributedSampler, "set_epoch", "set_epoch", lambda sampler, epoch: {"epoch": int(epoch)})
+        self._install_next()
+
+    def _loader(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
+        if torch.utils.data.get_worker_info() is not None:
+            return None
+        if loader not in self.numbers:
+            self.numbers[loader] = len(self.passes)
+            self.passes.append(0)
+        number = self.numbers[loader]
+        self.passes[number] += 1
+        sampler = getattr(loader.batch_sampler, "sampler", None) or loader.sampler
+        return {
+            "loader": number,
+            "epoch": self.passes[number],
+            "batches": _length(loader),
+            "batch_size": loader.batch_size,
+            "samples": _length(loader.dataset),
+            "dataset": type(loader.dataset).__name__,
+            "iterable": isinstance(loader.dataset, torch.utils.data.IterableDataset),
+            "sampler": type(sampler).__name__,
+            "batch_sampler": type(loader.batch_sampler).__name__,
+            "sampler_samples": _length(sampler),
+            "sampler_epoch": getattr(sampler, "epoch", None),
+            "replicas": getattr(sampler, "num_replicas", None),
+            "replica": getattr(sampler, "rank", None),
+            "shuffle": getattr(sampler, "shuffle", type(sampler).__name__ == "RandomSampler"),
+            "sampler_drop_last": getattr(sampler, "drop_last", None),
+            "drop_last": loader.drop_last,
+            "workers": loader.num_workers,
+        }
+
+    def _began(self, iterator: Any, loader: DataLoader[Any]) -> dict[str, Any]:
+        number = self.numbers[loader]
+        self.running[iterator] = {
+            "loader": number,
+            "epoch": self.passes[number],
+            "batch": 0,
+            "samples": 0,
+        }
+        return {}
+
+    def _install_next(self) -> None:
+        original = _BaseDataLoaderIter.__next__
+        rank, running = self.rank, self.running
+
+        def __next__(iterator: Any) -> Any:
+            state = running.get(iterator) if rank.on else None
+            if state is None:
+                return original(iterator)
+            start = time.time()
+            try:
+                batch = original(iterator)
+            except StopIteration:
+                self._note(state, None, start)
+                raise
+            self._note(state, batch, start)
+            return batch
+
+        __next__._paralab = True  # type: ignore[attr-defined]
+        _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign, assignment]
+
+    def _note(self, state: dict[str, Any], batch: Any, start: float) -> None:
+        """A batch, or the end of a pass."""
+        try:
+            seconds = round(time.time() - start, 6)
+            if batch is None:
+                place = {"loader": state["loader"], "epoch": state["epoch"]}
+                self.rank.emit("epoch", **place, batches=state["batch"], samples=state["samples"], t=start)
+                return
+            state["batch"] += 1
+            tensors = tensors_in(batch, 2)
+            size = tensors[0].shape[0] if tensors and tensors[0].dim() else None
+            state["samples"] += size or 0
+            fields = {**{name: state[name] for name in ("loader", "epoch", "batch")}, "size": size, "wait": seconds}
+            # The first batches of the first passes, then ever fewer: enough to see whose data they are, and if the order changes.
+            if is_sampled(state["batch"]) if state["epoch"] <= FIRST else state["batch"] == 1 and is_sampled(state["epoch"]):
+                fields["rows"] = of_rows(tensors[0]) if tensors else []
+                fields["shapes"] = [list(tensor.shape) for tensor in tensors]
+            self.rank.emit("batch", **fields, t=start)
+        except Exception as error:
+            self.rank.switch_off(error)
+
+
+def _length(value: Any) -> int | None:
+    try:
+        return len(value)
+    except Exception:  # no length: an iterable dataset, or one whose length is computed and fails
+        return None

@@ -1,0 +1,79 @@
+"""Two numbers per tensor that tell tensors of different ranks apart: the norm and the sum. And which steps are worth the cost.
+
+All ranks must look at the same steps, so the step's number alone decides: the first few, then ever fewer, then one in 64.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+FIRST = 4
+EVERY = 64
+ROWS = 64  # of a batch, whose rows are told apart one by one
+VALUES = 128  # of a row that go into its checksum, spread over the row: images have black borders
+
+
+def is_sampled(number: int) -> bool:
+    """1 2 3 4 8 16 32 64 128 192 …"""
+    return number <= FIRST or number % EVERY == 0 or (number < EVERY and number & (number - 1) == 0)
+
+
+@torch.no_grad()
+def of_tensors(tensors: Sequence[torch.Tensor | None]) -> list[list[float] | None]:
+    """[norm, sum] of each; None for what is not there. One transfer from the device for all of them."""
+    there = [tensor.detach() for tensor in tensors if tensor is not None]
+    if not there:
+        return [None] * len(tensors)
+    there = [_plain(tensor) for tensor in there]
+    both = torch.stack([torch.stack([torch.linalg.vector_norm(tensor), tensor.sum()]).to("cpu") for tensor in there]).tolist()
+    found = iter(both)
+    return [None if tensor is None else [_finite(value) for value in next(found)] for tensor in tensors]
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    if hasattr(tensor, "to_local"):  # a DTensor: this rank's part
+        tensor = tensor.to_local()
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+def _finite(value: float) -> float:
+    """JSON knows no NaN: a norm below zero stands for one, -2 for infinity."""
+    return -1.0 if value != value else -2.0 if value in (float("inf"), float("-inf")) else value
+
+
+def tensors_in(value: Any, most: int = 4) -> list[torch.Tensor]:
+    """The first tensors in nested tuples, lists and dicts."""
+    found: list[torch.Tensor] = []
+
+    def look(part: Any, depth: int) -> None:
+        if len(found) >= most or depth > 4:
+            return
+        if isinstance(part, torch.Tensor):
+            found.append(part)
+        elif isinstance(part, dict):
+            for inner in part.values():
+                look(inner, depth + 1)
+        elif isinstance(part, (list, tuple)):
+            for inner in part[:8]:
+                look(inner, depth + 1)
+
+    look(value, 0)
+    return found
+
+
+@torch.no_grad()
+def of_rows(tensor: torch.Tensor) -> list[int]:
+    """A checksum of each row of a batch that lies on the host, of the first few rows."""
+    if tensor.device.type != "cpu" or tensor.dim() == 0 or tensor.numel() == 0:
+        return []
+    rows = tensor.detach()[:ROWS].reshape(min(len(tensor), ROWS), -1)
+    rows = rows[:, :: max(1, rows.shape[1] // VALUES)].contiguous()
+    size = rows.shape[1] * rows.element_size()
+    raw = bytes(rows.flatten().view(torch.uint8).tolist())  # not through numpy, which a rank need not have
+    return [zlib.crc32(raw[start : start + size]) for start in range(0, len(raw), size)]

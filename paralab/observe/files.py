@@ -1,0 +1,72 @@
+"""Checkpoints: what is saved and loaded, from where, and whether what was loaded fitted."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from paralab.observe.models import Models
+from paralab.observe.rank import Rank
+from paralab.observe.wrapping import argument, is_inside, wrap
+
+MOST_KEYS = 20
+
+
+def install(rank: Rank, models: Models) -> None:
+    def save(value: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+        if is_inside(rank, "collective", "save"):  # objects that a collective packs
+            return None
+        keys = _keys(value)
+        return {
+            "path": _path(argument(args, kwargs, 0, "f")),
+            "keys": keys[:MOST_KEYS],
+            "prefixed": sum(key.startswith("module.") for key in keys),
+            "count": len(keys),
+        }
+
+    def load(*args: Any, **kwargs: Any) -> dict[str, Any] | None:
+        if is_inside(rank, "collective", "load"):
+            return None
+        where = argument(args, kwargs, 1, "map_location")
+        return {"path": _path(argument(args, kwargs, 0, "f")), "map_location": None if where is None else str(where)}
+
+    def load_state(module: nn.Module, state: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+        if is_inside(rank, "load_state"):
+            return None
+        own = set(module.state_dict().keys())
+        given = set(state.keys())
+        return {
+            "model_class": type(module).__name__,
+            "model": models.numbers.get(id(module)),
+            "strict": bool(argument(args, kwargs, 0, "strict", True)),
+            "matched": len(own & given),
+            "missing": sorted(own - given)[:MOST_KEYS],
+            "unexpected": sorted(given - own)[:MOST_KEYS],
+            "total": len(own),
+        }
+
+    wrap(rank, torch.serialization, "save", "save", save, None, torch)
+    wrap(rank, torch.serialization, "load", "load", load, None, torch)
+    wrap(rank, nn.Module, "load_state_dict", "load_state", load_state)
+
+
+def _path(target: Any) -> str | None:
+    try:
+        return str(os.path.abspath(os.fspath(target)))
+    except TypeError:  # an open file
+        name = getattr(target, "name", None)
+        return os.path.abspath(name) if isinstance(name, str) else None
+
+
+def _keys(value: Any) -> list[str]:
+    """The names of the tensors of a state, also where it is one part of a larger checkpoint."""
+    if not isinstance(value, dict):
+        return []
+    names = [key for key, part in value.items() if isinstance(part, torch.Tensor) and isinstance(key, str)]
+    for part in value.values():
+        if isinstance(part, dict) and not names:
+            names = [key for key, inner in part.items() if isinstance(inner, torch.Tensor) and isinstance(key, str)]
+    return names

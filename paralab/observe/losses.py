@@ -1,0 +1,42 @@
+"""Losses that average: over how many targets, and whether two shapes were silently stretched to fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from paralab.observe.digests import is_sampled
+from paralab.observe.rank import Rank
+from paralab.observe.wrapping import argument, is_inside, wrap
+
+AVERAGING = ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+MOST_COUNTED = 1_000_000  # targets on the host that are counted in every step
+
+
+def install(rank: Rank) -> None:
+    for name in AVERAGING:
+        wrap(rank, functional, name, "loss", _describe(rank, name))
+
+
+def _describe(rank: Rank, name: str) -> Any:
+    def describe(given: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+        if is_inside(rank, "loss") or not isinstance(target, torch.Tensor):
+            return None
+        fields: dict[str, Any] = {
+            "function": name,
+            "reduction": kwargs.get("reduction", "mean"),
+            "input_shape": list(given.shape),
+            "target_shape": list(target.shape),
+            "grad": torch.is_grad_enabled(),
+        }
+        if name in ("cross_entropy", "nll_loss") and not target.is_floating_point():
+            ignored = argument(args, kwargs, 2, "ignore_index", -100)
+            fields["ignore_index"] = ignored
+            cheap = target.device.type == "cpu" and target.numel() <= MOST_COUNTED
+            if cheap or is_sampled(rank.steps + 1):
+                fields["valid"] = int((target != ignored).sum())
+        return fields
+
+    return describe

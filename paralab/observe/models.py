@@ -1,0 +1,163 @@
+"""Wrapped models (DistributedDataParallel, DataParallel): how they were wrapped, every forward through or past the wrapper, and
+backward passes."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from paralab.observe.collectives import rank_first, sequence
+from paralab.observe.digests import is_sampled, of_tensors, tensors_in
+from paralab.observe.rank import Rank, guarded
+from paralab.observe.wrapping import argument, is_inside, wrap
+
+OPTIONS = ("find_unused_parameters", "static_graph", "broadcast_buffers", "forward_sync_buffers", "gradient_as_bucket_view")
+
+
+class Models:
+    """The models of this rank that were wrapped, numbered in the order of wrapping; and the names of their parameters."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self.numbers: dict[int, int] = {}  # id of the wrapper, and of what it wraps
+        self.wrapped: list[tuple[nn.Module, str]] = []  # kept: an id may not be used again
+        self.names: dict[int, str] = {}  # id of a parameter
+        self.forwards = 0
+        self.backwards = 0
+
+    def install(self) -> None:
+        wrap(self.rank, DistributedDataParallel, "__init__", "wrap", self._wrap("ddp"), self._wrapped("ddp"))
+        wrap(self.rank, DataParallel, "__init__", "wrap", self._wrap("data_parallel"), self._wrapped("data_parallel"))
+        wrap(self.rank, DistributedDataParallel, "forward", "forward", self._forward, self._forwarded)
+        wrap(self.rank, DataParallel, "forward", "forward", self._forward, self._forwarded)
+        wrap(self.rank, torch.autograd, "backward", "backward", self._backward, self._backwarded)
+
+    # --- wrapping ----------------------------------------------------------------------------------------------------------------
+
+    def _wrap(self, kind: str) -> Any:
+        def describe(wrapper: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+            module = argument(args, kwargs, 0, "module")
+            self.rank.identify()
+            return {"kind": kind, "seq": spanned(sequence()), **described(module), "options": _options(kwargs)}
+
+        return describe
+
+    def _wrapped(self, kind: str) -> Any:
+        def conclude(result: Any, wrapper: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            module = wrapper.module
+            number = len(self.wrapped)
+            self.wrapped.append((wrapper, kind))
+            self.numbers[id(wrapper)] = self.numbers[id(module)] = number
+            self.names.update({id(parameter): name for name, parameter in module.named_parameters()})  # type: ignore[union-attr]
+            hook = guarded(self.rank, self._past_the_wrapper)
+            module.register_forward_pre_hook(hook)  # type: ignore[union-attr]
+            options = {name: getattr(wrapper, name) for name in OPTIONS if hasattr(wrapper, name)}
+            options["device_ids"] = [str(device) for device in getattr(wrapper, "device_ids", None) or []]
+            return {"model": number, "seq": spanned(rank_first(self.rank), sequence(), begun=True), "options": options}
+
+        return conclude
+
+    def _past_the_wrapper(self, module: nn.Module, inputs: Any) -> None:
+        """The wrapped module is called; through its wrapper, unless no forward of a wrapper is open."""
+        if not is_inside(self.rank, "forward", "wrap", "pipeline"):
+            self.rank.emit("forward", **self._of_forward(module, inputs, {}), through="module", seq=None)
+
+    # --- passes ------------------------------------------------------------------------------------------------------------------
+
+    def _of_forward(self, module: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
+        tensors = tensors_in([args, kwargs], 1)
+        return {
+            "model": self.numbers.get(id(module)),
+            "training": module.training,
+            "grad": torch.is_grad_enabled(),
+            "sync": getattr(module, "require_backward_grad_sync", None),
+            "size": tensors[0].shape[0] if tensors and tensors[0].dim() else None,
+            "autocast": autocast_now(),
+        }
+
+    def _forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+        if id(module) not in self.numbers:
+            return None
+        self.forwards += 1
+        fields = self._of_forward(module, args, kwargs)
+        if is_sampled(self.forwards):
+            fields["random"] = random_state()
+        return {**fields, "through": "wrapper", "seq": spanned(sequence())}
+
+    def _forwarded(self, result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {"seq": spanned(rank_first(self.rank), sequence(), begun=True)}
+
+    def _backward(self, tensors: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+        if is_inside(self.rank, "backward", "pipeline"):
+            return None
+        self.rank.identify()
+        self.backwards += 1
+        first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
+        fields: dict[str, Any] = {"seq": spanned(sequence()), "autocast": autocast_now()}
+        if first is not None and first.numel() == 1 and (first.device.type == "cpu" or is_sampled(self.backwards)):
+            value = float(first.detach())
+            fields["loss"] = value if value == value and abs(value) != float("inf") else str(value)
+        return fields
+
+    def _backwarded(self, result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        fields: dict[str, Any] = {"seq": spanned(rank_first(self.rank), sequence(), begun=True)}
+        if is_sampled(self.backwards):
+            missing = [
+                name
+                for wrapper, kind in self.wrapped
+                for name, parameter in wrapper.module.named_parameters()  # type: ignore[union-attr]
+                if parameter.requires_grad and parameter.grad is None
+            ]
+            fields["without_grad"] = missing[:50]
+        return fields
+
+
+def described(module: nn.Module) -> dict[str, Any]:
+    """The model as this rank has built it."""
+    named = list(module.named_parameters())
+    parts = list(module.modules())
+    kinds = [type(part).__name__ for part in parts]
+    return {
+        "model_class": type(module).__name__,
+        "names": [name for name, _ in named],
+        "shapes": [list(parameter.shape) for _, parameter in named],
+        "dtypes": sorted({str(parameter.dtype).removeprefix("torch.") for _, parameter in named}),
+        "devices": sorted({str(parameter.device) for _, parameter in named}),
+        "trainable": [parameter.requires_grad for _, parameter in named],
+        "digest": of_tensors([parameter for _, parameter in named]),
+        "buffers": [name for name, _ in module.named_buffers()],
+        "batch_norms": sum(kind.startswith("BatchNorm") for kind in kinds),
+        "sync_batch_norms": kinds.count("SyncBatchNorm"),
+        "dropouts": sum("Dropout" in type(part).__name__ and bool(getattr(part, "p", 0.0)) for part in parts),
+    }
+
+
+def spanned(last: int | None, end: int | None = None, begun: bool = False) -> list[int] | None:
+    """[first, last] number of the collectives that an operation makes; before it is over: those before it, plus one."""
+    if last is None:
+        return None
+    if not begun:
+        return [last + 1, last]
+    return [last, end] if end is not None else None
+
+
+def autocast_now() -> str | None:
+    """ "cpu bfloat16", or None outside autocast."""
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            return f"{device} {str(torch.get_autocast_dtype(device)).removeprefix('torch.')}"
+    return None
+
+
+def random_state() -> int:
+    """A checksum of this rank's random stream: dropout masks and noise come from it."""
+    state = torch.cuda.get_rng_state() if torch.cuda.is_available() and torch.cuda.is_initialized() else torch.get_rng_state()
+    return zlib.crc32(bytes(state.tolist()))
+
+
+def _options(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {name: kwargs[name] for name in OPTIONS if name in kwargs}

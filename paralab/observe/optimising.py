@@ -1,0 +1,153 @@
+"""Optimiser steps with the gradients before and the parameters after them, zero_grad, schedulers, clipping, mixed precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp import GradScaler
+from torch.amp.autocast_mode import autocast
+from torch.optim import lr_scheduler
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from paralab.observe.digests import is_sampled, of_tensors
+from paralab.observe.models import Models
+from paralab.observe.rank import Rank, guarded
+from paralab.observe.trial import hold
+from paralab.observe.wrapping import argument, is_inside, wrap
+
+
+class Optimisers:
+    def __init__(self, rank: Rank, models: Models) -> None:
+        self.rank, self.models = rank, models
+        self.numbers: dict[int, int] = {}
+        self.made: list[int] = []  # steps of each optimiser
+        self.kept: list[Optimizer] = []
+        self.open: dict[int, dict[str, Any]] = {}
+
+    def install(self) -> None:
+        register_optimizer_step_pre_hook(guarded(self.rank, self._before))
+        register_optimizer_step_post_hook(guarded(self.rank, self._after))
+        wrap(self.rank, Optimizer, "zero_grad", "zero_grad", lambda optimiser, *a, **k: {"optimiser": self.number(optimiser)})
+        wrap(self.rank, nn.Module, "zero_grad", "zero_grad", lambda module, *a, **k: {"optimiser": None})
+        self._install_schedulers()
+        self._install_scaler()
+        wrap(self.rank, autocast, "__enter__", "autocast", self._autocast)
+        clip = nn.utils.clip_grad
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            wrap(self.rank, clip, name, "clip", self._clip, self._clipped, nn.utils)
+
+    def number(self, optimiser: Optimizer) -> int:
+        number = self.numbers.get(id(optimiser))
+        if number is None:
+            number = self.numbers[id(optimiser)] = len(self.kept)
+            self.kept.append(optimiser)
+            self.made.append(0)
+        return number
+
+    # --- steps -------------------------------------------------------------------------------------------------------------------
+
+    def _before(self, optimiser: Optimizer, args: Any, kwargs: Any) -> None:
+        self.rank.identify()
+        number = self.number(optimiser)
+        hold(self.rank, self.made[number])
+        made = self.made[number] + 1
+        fields: dict[str, Any] = {
+            "optimiser": number,
+            "optimiser_class": type(optimiser).__name__,
+            "number": made,
+            "lr": [_number(group.get("lr")) for group in optimiser.param_groups],
+        }
+        parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+        if is_sampled(made):
+            fields["names"] = [self.models.names.get(id(p), f"parameter {i}") for i, p in enumerate(parameters)]
+            fields["gradients"] = of_tensors([parameter.grad for parameter in parameters])
+        else:
+            fields["without_grad"] = sum(parameter.grad is None for parameter in parameters)
+        self.open[number] = self.rank.open("step", fields)
+
+    def _after(self, optimiser: Optimizer, args: Any, kwargs: Any) -> None:
+        number = self.number(optimiser)
+        operation = self.open.pop(number, None)
+        if operation is None:
+            return
+        self.made[number] += 1
+        self.rank.steps = max(self.made)
+        more: dict[str, Any] = {}
+        if "gradients" in operation:
+            parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+            more["parameters"] = of_tensors(parameters)
+        self.rank.close(operation, **more, step=self.rank.steps)
+
+    # --- learning rate -----------------------------------------------------------------------------------------------------------
+
+    def _install_schedulers(self) -> None:
+        kinds = [lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau]
+        kinds += [kind for kind in vars(lr_scheduler).values() if isinstance(kind, type) and "step" in vars(kind)]
+        for kind in dict.fromkeys(kinds):
+            if "step" in vars(kind):
+                wrap(self.rank, kind, "step", "scheduler", self._schedule, self._scheduled)
+
+    def _schedule(self, scheduler: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+        if getattr(scheduler, "_step_count", 1) == 0 or is_inside(self.rank, "scheduler"):
+            return None  # the call that the constructor makes itself
+        return {
+            "scheduler_class": type(scheduler).__name__,
+            "optimiser": self.numbers.get(id(getattr(scheduler, "optimizer", None))),
+        }
+
+    def _scheduled(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        optimiser = getattr(scheduler, "optimizer", None)
+        return {"lr": [_number(group.get("lr")) for group in optimiser.param_groups]} if optimiser is not None else {}
+
+    # --- mixed precision ---------------------------------------------------------------------------------------------------------
+
+    def _install_scaler(self) -> None:
+        def describe(op: str) -> Any:
+            def of(scaler: GradScaler, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+                if is_inside(self.rank, "amp"):
+                    return None
+                optimiser = args[0] if args and isinstance(args[0], Optimizer) else None
+                self._made_before = list(self.made)
+                return {
+                    "op": op,
+                    "enabled": scaler.is_enabled(),
+                    "optimiser": self.number(optimiser) if optimiser is not None else None,
+                }
+
+            return of
+
+        def conclude(op: str) -> Any:
+            def of(result: Any, scaler: GradScaler, *args: Any, **kwargs: Any) -> dict[str, Any]:
+                if op == "step":
+                    return {"skipped": scaler.is_enabled() and self.made == self._made_before}
+                return {"scale": scaler.get_scale()} if op == "update" else {}
+
+            return of
+
+        for op in ("scale", "unscale_", "step", "update"):
+            wrap(self.rank, GradScaler, op, "amp", describe(op), conclude(op))
+
+    def _autocast(self, context: autocast) -> dict[str, Any]:
+        return {
+            "device": context.device,
+            "dtype": str(context.fast_dtype).removeprefix("torch."),
+            "enabled": bool(context._enabled),
+        }
+
+    def _clip(self, parameters: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {"most": _number(argument(args, kwargs, 0, "max_norm", kwargs.get("clip_value")))}
+
+    def _clipped(self, result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        if isinstance(result, torch.Tensor) and (result.device.type == "cpu" or is_sampled(self.rank.steps + 1)):
+            return {"norm": _number(result)}
+        return {}
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if number == number and abs(number) != float("inf") else None

@@ -1,0 +1,76 @@
+"""Schedules of torch.distributed.pipelining: batch against micro-batches and stages. Imported by the program, or never."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+from paralab.observe.digests import tensors_in
+from paralab.observe.rank import Rank
+from paralab.observe.wrapping import is_inside, wrap
+
+MODULE = "torch.distributed.pipelining.schedules"
+
+
+def install(rank: Rank) -> None:
+    if MODULE in sys.modules:
+        _install(rank, sys.modules[MODULE])
+    else:
+        sys.meta_path.insert(0, _AfterImport(lambda module: _install(rank, module)))
+
+
+class _AfterImport:
+    def __init__(self, then: Callable[[ModuleType], None]) -> None:
+        self.then = then
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path)
+        if spec is None or spec.loader is None:
+            return None
+        loader: Loader = spec.loader
+        load = loader.exec_module
+
+        def load_and_install(module: ModuleType) -> None:
+            load(module)
+            self.then(module)
+
+        loader.exec_module = load_and_install  # type: ignore[method-assign]
+        return spec
+
+
+def _install(rank: Rank, module: ModuleType) -> None:
+    def describe(schedule: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+        if is_inside(rank, "pipeline"):
+            return None
+        rank.identify()
+        stages = getattr(schedule, "_stages", None) or [schedule._stage]
+        return {
+            "schedule": type(schedule).__name__,
+            "microbatches": schedule._n_microbatches,
+            "stages": stages[0].num_stages,
+            "stage": stages[0].stage_index,
+            "size": _rows(args),
+            "target_size": _rows(kwargs.get("target")),
+        }
+
+    def conclude(result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {"output_size": _rows(result)}
+
+    try:
+        for kind in list(vars(module).values()):
+            if isinstance(kind, type) and "step" in vars(kind) and not getattr(vars(kind)["step"], "__isabstractmethod__", False):
+                wrap(rank, kind, "step", "pipeline", describe, conclude)
+    except Exception as error:
+        rank.switch_off(error)
+
+
+def _rows(value: Any) -> int | None:
+    tensors = tensors_in(value, 1)
+    return tensors[0].shape[0] if tensors and tensors[0].dim() else None

@@ -1,0 +1,203 @@
+"""This process as a rank that is observed: its events, what it is doing now, and its own end if anything of ours goes wrong.
+
+Events wait in memory until it is known which rank this process is: from the environment of a launcher, from init_process_group, or,
+in a program without either, from its first backward pass. A process of which none of these is seen (the parent of spawned ranks, a
+worker of a DataLoader, a tool) leaves no trace. An error in here switches the observation off and is written down; the user's
+program never sees it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paralab.observe import sites
+from paralab.record.slot import Slot
+from paralab.record.writer import EventWriter
+
+MOST_WAITING = 10_000  # events before it is known which rank this is
+_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
+
+
+class Rank:
+    def __init__(self, folder: str, trial_steps: int | None) -> None:
+        self.folder = Path(folder)
+        self.trial_steps = trial_steps
+        self.when_known: Callable[[], None] = lambda: None
+        self.parents: Any = None
+        self.fresh()
+
+    def fresh(self) -> None:
+        """At the beginning, and in a child that was forked: that one may become a rank of its own."""
+        self.on = True
+        self.pid = os.getpid()
+        self.rank: int | None = None
+        self.steps = 0  # optimiser steps that are over, of the optimiser that made most
+        self.waiting: list[dict[str, Any]] = []
+        self.writer: EventWriter | None = None
+        self.slot: Slot | None = None
+        self.doing: list[dict[str, Any]] = []  # open operations of the main thread, outermost first
+        self.count = 0  # events and openings: a sign of progress
+        self.last = time.time()
+        self.main = threading.main_thread().ident
+        self.path: Path | None = None
+
+    # --- writing -----------------------------------------------------------------------------------------------------------------
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Write an event down. The site, unless given, is the user's innermost frames."""
+        if not self.on:
+            return
+        if "site" not in fields:
+            fields["site"] = self.site()
+        self._write({"event": event, "t": fields.pop("t", None) or time.time(), "step": self.steps, **fields})
+
+    def site(self) -> int | None:
+        number, event = sites.number_of(sites.frames())
+        if event:
+            self._write(event)
+        return number
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self.count += 1
+        self.last = time.time()
+        if self.writer is None:
+            if len(self.waiting) < MOST_WAITING:
+                self.waiting.append(event)
+            return
+        try:
+            self.writer.write([event])
+        except OSError:
+            self.on = False  # the disk is full: there is no place to say so
+
+    # --- operations that may not come back ---------------------------------------------------------------------------------------
+
+    def open(self, event: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """An operation begins. What is open stays readable from outside, whatever happens to this process."""
+        operation = {"event": event, "t": time.time(), "step": self.steps, "site": self.site(), **fields}
+        if threading.get_ident() == self.main:
+            self.doing.append(operation)
+            self._say()
+        return operation
+
+    def close(self, operation: dict[str, Any], **more: Any) -> None:
+        if operation in self.doing:
+            del self.doing[self.doing.index(operation) :]
+            self._say()
+        self._write({**operation, **more, "seconds": round(time.time() - operation["t"], 6)})
+
+    def _say(self) -> None:
+        self.count += 1
+        self.last = time.time()
+        if self.slot is not None:
+            self.slot.write(_encode(self.doing[-4:]).encode())
+
+    # --- who this is -------------------------------------------------------------------------------------------------------------
+
+    def identify(self, rank: int | None = None, world: int | None = None) -> None:
+        """From here on this process is known to be this rank."""
+        if self.rank is not None or not self.on:
+            return
+        environment = os.environ
+        self.rank = int(environment.get("RANK", 0)) if rank is None else rank
+        if self._is_taken():
+            self.on = False
+            return
+        world = int(environment.get("WORLD_SIZE", 1)) if world is None else world
+        stem, self.writer = self._opened()
+        self.path = self.folder / f"{stem}.jsonl"
+        self.slot = Slot(self.folder / f"{stem}.now")
+        waiting, self.waiting = self.waiting, []
+        self.writer.write([self._start(world), *waiting])
+        self._say()
+        self.when_known()
+
+    def _is_taken(self) -> bool:
+        """The rank of this number lives: this process is a tool that it has started, which has inherited its environment."""
+        for path in self.folder.glob(f"rank{self.rank}.*jsonl"):
+            with suppress(OSError, ValueError):
+                start = json.loads(path.open().readline())
+                if start["host"] == socket.gethostname() and start["pid"] != self.pid and _lives(start["pid"]):
+                    return True
+        return False
+
+    def _opened(self) -> tuple[str, EventWriter]:
+        """rank0.jsonl; rank0.1.jsonl for a process that takes its place after a restart."""
+        for attempt in range(1000):
+            stem = f"rank{self.rank}" if attempt == 0 else f"rank{self.rank}.{attempt}"
+            with suppress(FileExistsError):
+                return stem, EventWriter(self.folder / f"{stem}.jsonl")
+        raise FileExistsError(f"{self.folder} holds 1,000 files of rank {self.rank}")
+
+    def _start(self, world: int) -> dict[str, Any]:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return {
+            "event": "start",
+            "t": time.time(),
+            "step": 0,
+            "rank": self.rank,
+            "world": world,
+            "local_rank": int(os.environ.get("LOCAL_RANK", self.rank or 0)),
+            "pid": self.pid,
+            "host": socket.gethostname(),
+            "argv": sys.argv,
+            "cwd": os.getcwd(),
+            "torch": str(torch.__version__),
+            "threads": torch.get_num_threads(),
+            "cores": cores,
+            "gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+            "trial_steps": self.trial_steps,
+        }
+
+    def switch_off(self, error: BaseException) -> None:
+        """Something of ours went wrong: say so, and leave the user's program alone from here on."""
+        if not self.on:
+            return
+        with suppress(Exception):
+            self.emit("off", error=f"{type(error).__name__}: {error}", site=None)
+            self.doing.clear()
+            self._say()
+        self.on = False
+        with suppress(OSError):
+            (self.folder / f"off-{self.pid}.txt").write_text(f"{type(error).__name__}: {error}\n")
+
+    def flush(self) -> None:
+        """Before the process is gone: what is in the queue reaches the file."""
+        if self.writer is not None:
+            writer, self.writer = self.writer, None
+            self.on = False
+            with suppress(Exception):
+                writer.close()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def guarded(rank: Rank, note: Callable[..., Any]) -> Callable[..., Any]:
+    """A callback of ours, as torch may call it: it never raises."""
+
+    def safely(*args: Any, **kwargs: Any) -> None:
+        if rank.on:
+            try:
+                note(*args, **kwargs)
+            except Exception as error:
+                rank.switch_off(error)
+
+    return safely
