@@ -18,6 +18,7 @@ from paralab.doctor.script.values import (
     Constant,
     Dotted,
     Happening,
+    Items,
     Loop,
     Made,
     Object,
@@ -87,9 +88,8 @@ def origins(value: Value, stop: Callable[[Value], bool] = lambda value: False) -
 
 def sources(value: Value, stop: Callable[[Call], bool] = lambda call: False) -> Iterator[Call]:
     """The library's and modules' calls that a value was computed from, nearest first; not past what `stop` says."""
-    for origin in origins(value, lambda v: isinstance(v, Made) and stop(v.call)):
-        if isinstance(origin, Made):
-            yield origin.call
+    made = (origin for origin in origins(value, lambda v: isinstance(v, Made) and stop(v.call)) if isinstance(origin, Made))
+    yield from dict.fromkeys(origin.call for origin in made)
 
 
 def comes_from(value: Value | None, role: str) -> bool:
@@ -120,12 +120,19 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "Is": operator.is_, "IsNot": operator.is_not,
 }  # fmt: skip
 UNKNOWN = object()
+SEVERAL = 4  # ranks, where a test asks how many there are
 
 
 def on_rank(value: Value, rank: int) -> Any:
-    """What a value is on a rank, or UNKNOWN. Used for tests: `rank == 0`, `not is_main()`, `rank % 2`."""
+    """What a value is on a rank of a job of several, or UNKNOWN. Used for tests: `rank == 0`, `not is_main()`, `rank % 2`."""
     if isinstance(value, Constant):
         return value.value
+    if isinstance(value, Items):
+        return [on_rank(item, rank) for item in value.items]
+    if isinstance(value, Made) and value.call.target in ("torch.distributed.is_initialized", "torch.distributed.is_available"):
+        return True
+    if "world" in roles(value):
+        return SEVERAL
     if "rank" in roles(value) and not isinstance(value, Choice):
         return rank
     if isinstance(value, Made) and value.call.target in ("builtins.int", "builtins.bool") and value.call.args:
