@@ -28,7 +28,7 @@ def read(tmp_path):
         "from torch.nn.parallel import DistributedDataParallel as Wrapped\nmodel = Wrapped(net)",
         "import torch.nn as n\nmodel = n.parallel.DistributedDataParallel(net)",
         "import torch\nW = torch.nn.parallel.distributed.DistributedDataParallel\nmodel = W(net)",
-        "from torch.nn.parallel import DistributedDataParallel as D\ndef wrap(m):\n    return D(m) if many else m\nmodel = wrap(net)",
+        "from torch.nn.parallel import DistributedDataParallel as D\ndef w(m):\n    return D(m) if many else m\nmodel = w(net)",
         "from torch.nn.parallel import DistributedDataParallel\nmodel = net\nif many:\n    model = DistributedDataParallel(model)",
         "import torch\nmodel = torch.compile(torch.nn.parallel.DistributedDataParallel(net).cuda())",
         "from setup_ddp import wrapped\nmodel = wrapped(net)",
