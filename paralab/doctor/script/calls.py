@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from paralab.doctor.script.expressions import Expressions
+from paralab.doctor.script.expressions import Expressions, wrapped_by
 from paralab.doctor.script.naming import canonical
 from paralab.doctor.script.state import MOST_STEPS
 from paralab.doctor.script.values import (
@@ -40,14 +40,16 @@ EXITS = {"sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort"}
 SPAWNS = {"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes", "torch.multiprocessing.spawn.spawn"}
 PROCESSES = {"torch.multiprocessing.Process", "multiprocessing.Process"}
 Keywords = dict[str, Value]
+Ways = tuple[tuple[Value, bool], ...]  # the tests on the way, and how they came out
 
 
 class Calls(Expressions):
     def __init__(self) -> None:
         super().__init__()
         self.active: list[Function] = []
-        self.returns: list[list[tuple[Value, tuple[Value, ...]]]] = []
+        self.returns: list[list[tuple[Value, Ways]]] = []
         self.runs: dict[ast.AST, int] = {}
+        self.turns: dict[tuple[ast.AST, Scope], int] = {}  # as runs, but a closure counts for each function that it wraps
         self.last: dict[ast.AST, Value] = {}  # what a function gave when it was run last
         self.objects: dict[ast.ClassDef, Object] = {}
 
@@ -144,9 +146,7 @@ class Calls(Expressions):
 
     def _forward_of_wrapped(self, wrapper: Made, call: Call) -> tuple[Value, ...]:
         """`ddp(x)` runs the forward of the module inside."""
-        if not wrapper.call.target.endswith("DataParallel") or not wrapper.call.args:
-            return ()
-        inner = next((option for option in options(wrapper.call.args[0]) if isinstance(option, Object)), None)
+        inner = wrapped_by(wrapper)
         run = self.attribute(inner, "forward") if inner else None
         return (self.enter(run, call.args, call.keywords, call),) if isinstance(run, Function) else ()
 
@@ -210,8 +210,9 @@ class Calls(Expressions):
         node = function.node
         given = (*args, *keywords.values())
         self.runs[node] = self.runs.get(node, 0) + 1
-        too_much = self.runs[node] > MOST_RUNS or len(self.active) > DEEPEST or self.steps > MOST_STEPS
-        if too_much or any(active.node is node for active in self.active):
+        self.turns[node, function.scope] = turns = self.turns.get((node, function.scope), 0) + 1
+        too_much = turns > MOST_RUNS or len(self.active) > DEEPEST or self.steps > MOST_STEPS
+        if too_much or any(active.node is node and active.scope is function.scope for active in self.active):
             last = (self.last[node],) if node in self.last else ()
             return Value(parents=(*last, *given))
         scope = Scope(function.scope.file, function.scope)
@@ -240,8 +241,8 @@ class Calls(Expressions):
         """Note what the function under way gives back, and the tests on the way there."""
         if self.returns:
             start = max(number for number, context in enumerate(self.stack) if isinstance(context, Entered))
-            tests = tuple(context.test for context in self.stack[start:] if isinstance(context, Branch))
-            self.returns[-1].append((value, tests))
+            ways = tuple((context.test, context.taken) for context in self.stack[start:] if isinstance(context, Branch))
+            self.returns[-1].append((value, ways))
 
     def _bind_parameters(self, function: Function, args: tuple[Value, ...], keywords: Keywords, scope: Scope) -> None:
         wanted = function.node.args
@@ -295,11 +296,13 @@ def managed(node: ast.AST, manager: Value) -> list[Any]:
     return [With(node, (manager,))]
 
 
-def _either(found: list[tuple[Value, tuple[Value, ...]]]) -> Value:
+def _either(found: list[tuple[Value, Ways]]) -> Value:
     if not found:
         return Constant(None)
     if len(found) == 1:
         return found[0][0]
-    tests = tuple(dict.fromkeys(test for _, on_the_way in found for test in on_the_way))
+    tests = tuple(dict.fromkeys(test for _, ways in found for test, _ in ways))
+    if len(found) == 2 and len(tests) == 1 and found[0][1] and not found[0][1][0][1]:
+        found = found[::-1]  # of one test, the first option is what holds if it is true
     values = tuple(value for value, _ in found)
     return Choice(values, tests, parents=(*values, *tests))

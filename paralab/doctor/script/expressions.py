@@ -30,6 +30,14 @@ from paralab.doctor.script.values import (
 NAMESPACES = ("types.SimpleNamespace", "argparse.Namespace")
 
 
+def wrapped_by(value: Value) -> Object | None:
+    """The object of the script that a wrapper (DDP, DataParallel) holds."""
+    if not isinstance(value, Made) or not value.call.target.endswith("DataParallel"):
+        return None
+    module = value.call.argument(0, "module")
+    return next((option for option in options(module) if isinstance(option, Object)), None) if module else None
+
+
 class Expressions(State):
     """Evaluates expressions in a scope. Calls are made in `calls.py`."""
 
@@ -78,6 +86,9 @@ class Expressions(State):
             return self._of_class(base, None, name) or Attr(base, name, parents=(base,))
         if isinstance(base, Made) and base.call.target in NAMESPACES and name in base.call.keywords:
             return base.call.keywords[name]
+        if isinstance(base, Attr) and base.name == "module" and (inner := wrapped_by(base.base)):
+            held = self.attribute(inner, name)
+            return held if not isinstance(held, Attr) else Attr(base, name, parents=(base,))
         return Attr(base, name, parents=(base,))
 
     def _of_class(self, of: Class, owner: Object | None, name: str) -> Value | None:

@@ -119,7 +119,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "Div": operator.truediv, "Pow": operator.pow, "In": lambda a, b: a in b, "NotIn": lambda a, b: a not in b,
     "Is": operator.is_, "IsNot": operator.is_not,
 }  # fmt: skip
-UNKNOWN = object()
+UNKNOWN: Any = object()
 SEVERAL = 4  # ranks, where a test asks how many there are
 
 
@@ -151,6 +151,9 @@ def on_rank(value: Value, rank: int) -> Any:
 
 
 def _computed(value: Computed, rank: int) -> Any:
+    if value.op in ("In", "NotIn") and is_dotted(value.parents[-1], "os.environ"):
+        asked = value.parents[0].value if isinstance(value.parents[0], Constant) else None
+        return (value.op == "In") if asked in (*RANK_VARIABLES, "WORLD_SIZE") else UNKNOWN
     parts = [on_rank(parent, rank) for parent in value.parents]
     if value.op in ("And", "Or"):
         deciding = value.op == "Or"
@@ -161,6 +164,8 @@ def _computed(value: Computed, rank: int) -> Any:
         return UNKNOWN
     if value.op == "Not":
         return not parts[0]
+    if value.op == "USub":
+        return -parts[0]
     try:
         return _OPERATORS[value.op](*parts) if value.op in _OPERATORS and len(parts) == 2 else UNKNOWN
     except (TypeError, ValueError, ArithmeticError):

@@ -229,8 +229,12 @@ class Run(Calls):
         decorators = tuple(self.value(decorator, scope) for decorator in node.decorator_list)
         sees = scope.outer if scope in self.class_scopes and scope.outer else scope  # a method does not see its class's names
         function = Function(node, sees, decorators=decorators)
-        self.names[scope, node.name] = function
         self.defined.append(function)
+        for decorator in reversed(decorators):
+            if isinstance(decorator, Function):  # what it gives back takes the place of the function
+                wrapped = self.enter(decorator, (function,), {}, None)
+                function = wrapped if isinstance(wrapped, Function) else function
+        self.names[scope, node.name] = function
 
     _do_asyncfunctiondef = _do_functiondef
 

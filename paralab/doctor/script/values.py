@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+# Questions that have the same answer whenever they are asked.
+ASKED = ("torch.distributed.is_", "torch.distributed.get_", "torch.cuda.is_available", "os.environ", "builtins.int")
+
 
 @dataclass(eq=False)
 class Value:
@@ -251,10 +254,34 @@ class Leave(Happening):
     value: Value | None = None
 
 
-def options(value: Value) -> Iterator[Value]:
-    """The value, or what it may be."""
-    if isinstance(value, Choice):
-        for option in value.options:
-            yield from options(option)
-    else:
+def options(value: Value, known: tuple[tuple[Value, bool], ...] = ()) -> Iterator[Value]:
+    """The value, or what it may be. A test that decides twice comes out the same way both times:
+    `raw = model.module if ddp else model` is never the wrapper that `if ddp: model = DDP(model)` has made."""
+    if not isinstance(value, Choice):
         yield value
+    elif len(value.tests) == 1 and len(value.options) == 2:
+        test = value.tests[0]
+        ways = [way for other, way in known if same(test, other)] or [True, False]
+        for way in ways[:1] if len(ways) == 1 else ways:
+            yield from options(value.options[0 if way else 1], (*known, (test, way)))
+    else:
+        for option in value.options:
+            yield from options(option, known)
+
+
+def same(one: Value, other: Value) -> bool:
+    """Certainly the same, if nothing was stored in between: one value, or the same attribute, comparison or question twice."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or len(one.parents) != len(other.parents):
+        return False
+    alike = all(same(a, b) for a, b in zip(one.parents, other.parents, strict=True))
+    if isinstance(one, Constant) and isinstance(other, Constant):
+        return type(one.value) is type(other.value) and bool(one.value == other.value)
+    if isinstance(one, Attr) and isinstance(other, Attr):
+        return one.name == other.name and same(one.base, other.base)
+    if isinstance(one, Computed) and isinstance(other, Computed):
+        return one.op == other.op and bool(one.parents) and alike
+    if isinstance(one, Made) and isinstance(other, Made):
+        return one.call.target == other.call.target and one.call.target.startswith(ASKED) and alike
+    return isinstance(one, Dotted) and isinstance(other, Dotted) and one.name == other.name
