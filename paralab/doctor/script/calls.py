@@ -36,6 +36,7 @@ DEEPEST = 25
 # A module's methods that give the module back, and functions that give back what they were given, wrapped in what does not matter.
 SAME = {"to", "cuda", "cpu", "train", "eval", "float", "double", "half", "bfloat16", "requires_grad_", "xpu", "to_empty"}
 PASSED_ON = {"torch.compile", "torch.nn.SyncBatchNorm.convert_sync_batchnorm", "copy.copy", "copy.deepcopy", "typing.cast"}
+ADDS = {"append", "extend", "appendleft", "insert"}
 EXITS = {"sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort"}
 SPAWNS = {"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes", "torch.multiprocessing.spawn.spawn"}
 PROCESSES = {"torch.multiprocessing.Process", "multiprocessing.Process"}
@@ -63,6 +64,8 @@ class Calls(Expressions):
             function = self.attribute(receiver, node.func.attr)
             if isinstance(receiver, Dotted):
                 receiver = None
+            elif not any(isinstance(way, Attr | Function | Class | Dotted) for way in options(function)):
+                receiver = function  # `self.net(x)` calls what self holds
         else:
             function = self.value(node.func, scope)
             if isinstance(function, Attr):
@@ -139,6 +142,11 @@ class Calls(Expressions):
             return self._library_call(function, call, parents)
         if isinstance(function, Attr) and function.name in SAME and call.receiver and _is_model(call.receiver):
             return call.receiver
+        if isinstance(function, Attr) and function.name in ADDS and call.receiver:
+            for held in options(call.receiver):  # a list that is appended to is made from what it is given
+                held.parents = (*held.parents, *call.args)
+                if isinstance(held, Items) and function.name == "append":
+                    held.items = (*held.items, *call.args)
         if isinstance(function, Attr) and function.name == "enter_context" and call.args:
             self.stack.extend(managed(call.node, call.args[0]))
             return call.args[0]

@@ -166,6 +166,8 @@ def _computed(value: Computed, rank: int) -> Any:
         return not parts[0]
     if value.op == "USub":
         return -parts[0]
+    if value.op in ("Eq", "NotEq") and {type(part) for part in parts} == {int, str}:  # os.environ["RANK"] == "0"
+        parts = [str(part) for part in parts]
     try:
         return _OPERATORS[value.op](*parts) if value.op in _OPERATORS and len(parts) == 2 else UNKNOWN
     except (TypeError, ValueError, ArithmeticError):
@@ -174,7 +176,13 @@ def _computed(value: Computed, rank: int) -> Any:
 
 def rank_branch(happening: Happening) -> Branch | None:
     """The innermost branch that only some ranks take and that this stands in."""
-    return next((branch for branch in happening.inside(Branch) if depends_on_rank(branch.test)), None)
+    return next((branch for branch in happening.inside(Branch) if depends_on_rank(branch.test) and not _for_all(branch)), None)
+
+
+def _for_all(branch: Branch) -> bool:
+    """`if int(os.environ.get("RANK", -1)) != -1` asks for the rank, and all ranks take it."""
+    found = [on_rank(branch.test, rank) for rank in range(4)]
+    return UNKNOWN not in found and len({bool(way) for way in found}) == 1
 
 
 def who_takes(branch: Branch) -> str:

@@ -275,13 +275,13 @@ def same(one: Value, other: Value) -> bool:
         return True
     if type(one) is not type(other) or len(one.parents) != len(other.parents):
         return False
-    alike = all(same(a, b) for a, b in zip(one.parents, other.parents, strict=True))
     if isinstance(one, Constant) and isinstance(other, Constant):
         return type(one.value) is type(other.value) and bool(one.value == other.value)
     if isinstance(one, Attr) and isinstance(other, Attr):
         return one.name == other.name and same(one.base, other.base)
     if isinstance(one, Computed) and isinstance(other, Computed):
-        return one.op == other.op and bool(one.parents) and alike
+        return one.op == other.op and bool(one.parents) and all(map(same, one.parents, other.parents))
     if isinstance(one, Made) and isinstance(other, Made):
-        return one.call.target == other.call.target and one.call.target.startswith(ASKED) and alike
+        asked = one.call.target == other.call.target and one.call.target.startswith(ASKED)
+        return asked and all(map(same, one.parents, other.parents))
     return isinstance(one, Dotted) and isinstance(other, Dotted) and one.name == other.name
