@@ -8,7 +8,7 @@ from __future__ import annotations
 from paralab.doctor.script.naming import COLLECTIVES, DDP
 from paralab.doctor.script.questions import UNKNOWN, comes_from, depends_on_rank, is_forward, on_rank, roles
 from paralab.doctor.script.reading import Script
-from paralab.doctor.script.values import Attr, Call, Choice, Computed, Constant, Happening, Items, Made, Value, options
+from paralab.doctor.script.values import Attr, Call, Choice, Computed, Constant, Entered, Happening, Items, Made, Value, options
 
 # Collectives after which one of their arguments holds the same on all ranks (reduce and gather: on one of them).
 _AGREED = {
@@ -132,5 +132,4 @@ def in_a_job(script: Script) -> bool:
 
 def is_alone(happening: Happening) -> bool:
     """In a function that nothing in the script calls."""
-    first = next(iter(happening.context), None)
-    return getattr(first, "call", first) is None
+    return bool(happening.context) and isinstance(happening.context[0], Entered) and happening.context[0].call is None

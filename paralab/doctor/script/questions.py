@@ -228,7 +228,7 @@ def number(value: Value | None) -> int | float | None:
     if isinstance(value, Constant) and isinstance(value.value, int | float) and not isinstance(value.value, bool):
         return value.value
     if isinstance(value, Computed):
-        found = _computed(value, 0) if not depends_on_rank(value) else UNKNOWN
+        found = _computed(value, 0) if not depends_on_rank(value) and not comes_from(value, "world") else UNKNOWN
         return found if isinstance(found, int | float) else None
     return None
 
