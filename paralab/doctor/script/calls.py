@@ -28,6 +28,7 @@ from paralab.doctor.script.values import (
     Scope,
     Value,
     With,
+    either,
     options,
 )
 
@@ -96,7 +97,7 @@ class Calls(Expressions):
         call: Call = self.record(Call, node, target=target, written=written, **fields)
         results = tuple(self._result(way, call) for way in ways)
         tests = function.tests if isinstance(function, Choice) else ()
-        call.result = results[0] if len(results) == 1 else Choice(results, tests, parents=(*results, *tests))
+        call.result = either(results, tests)
         return call.result
 
     def _target(self, function: Value) -> tuple[str, str]:
@@ -242,7 +243,7 @@ class Calls(Expressions):
         if yielded:
             contexts = tuple(context for inside, _ in yielded for context in inside[depth:])
             return Generated(contexts, parents=(*(value for _, value in yielded), *given))
-        self.last[node] = _either(found)
+        self.last[node] = _returned(found)
         return self.last[node]
 
     def returned(self, value: Value) -> None:
@@ -304,7 +305,7 @@ def managed(node: ast.AST, manager: Value) -> list[Any]:
     return [With(node, (manager,))]
 
 
-def _either(found: list[tuple[Value, Ways]]) -> Value:
+def _returned(found: list[tuple[Value, Ways]]) -> Value:
     if not found:
         return Constant(None)
     if len(found) == 1:
@@ -312,5 +313,4 @@ def _either(found: list[tuple[Value, Ways]]) -> Value:
     tests = tuple(dict.fromkeys(test for _, ways in found for test, _ in ways))
     if len(found) == 2 and len(tests) == 1 and found[0][1] and not found[0][1][0][1]:
         found = found[::-1]  # of one test, the first option is what holds if it is true
-    values = tuple(value for value, _ in found)
-    return Choice(values, tests, parents=(*values, *tests))
+    return either([value for value, _ in found], tests)

@@ -24,6 +24,7 @@ from paralab.doctor.script.values import (
     Object,
     Scope,
     Value,
+    either,
     options,
 )
 
@@ -74,7 +75,7 @@ class Expressions(State):
         """An attribute of a value: followed into modules, objects and classes of the script, a longer name for a library's."""
         if isinstance(base, Choice):
             found = tuple(self.attribute(option, name) for option in base.options)
-            return Choice(found, base.tests, parents=(*found, *base.tests))
+            return either(found, base.tests)
         if isinstance(base, Dotted):
             module = self.modules.get(base.name)
             known = self.names.get((module, name)) if module else None
@@ -147,7 +148,7 @@ class Expressions(State):
         for part, taken in ((node.body, True), (node.orelse, False)):
             with self.within(Branch(node, test, taken)):
                 found.append(self.value(part, scope))
-        return Choice(tuple(found), (test,), parents=(*found, test))
+        return either(found, (test,))
 
     def _boolop(self, node: ast.BoolOp, scope: Scope) -> Value:
         """`a and f()`: what follows stands in a branch."""
@@ -240,7 +241,7 @@ class Expressions(State):
                 option.items for option in value.options if isinstance(option, Items) and len(option.items) == len(target.elts)
             ]
             if len(pairs) == len(value.options):
-                joined = tuple(Choice(tuple(way), value.tests, parents=(*way, *value.tests)) for way in zip(*pairs, strict=True))
+                joined = tuple(either(way, value.tests) for way in zip(*pairs, strict=True))
                 value = Items(joined, parents=joined)
         known = value.items if isinstance(value, Items) and len(value.items) == len(target.elts) else None
         for number, part in enumerate(target.elts):

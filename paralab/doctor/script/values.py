@@ -13,7 +13,7 @@ Every call, store and leave remembers its context: the branches, loops, with-blo
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ class Choice(Value):
 
     options: tuple[Value, ...]
     tests: tuple[Value, ...] = ()
+    leaves: tuple[Value, ...] = ()  # the options of the options
 
 
 @dataclass(eq=False, repr=False)
@@ -252,6 +253,21 @@ class Leave(Happening):
 
     kind: str = ""
     value: Value | None = None
+
+
+MOST_OPTIONS = 8
+
+
+def either(ways: Sequence[Value], tests: tuple[Value, ...]) -> Value:
+    """One of several values; of two, the first is taken when the test holds. A name that changes in a hundred branches stays small:
+    where there are too many options, choices among them are opened, and what decided is forgotten."""
+    if all(way is ways[0] for way in ways):
+        return ways[0]
+    leaves = [option for way in ways for option in (way.leaves if isinstance(way, Choice) else (way,))]
+    kept = tuple(dict.fromkeys(leaves))[:MOST_OPTIONS]
+    if len(leaves) <= MOST_OPTIONS:
+        return Choice(tuple(ways), tests, kept, parents=(*ways, *tests))
+    return Choice(kept, (), kept, parents=(*kept, *tests))
 
 
 def options(value: Value, known: tuple[tuple[Value, bool], ...] = ()) -> Iterator[Value]:
