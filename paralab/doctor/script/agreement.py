@@ -5,6 +5,8 @@ A loss is a rank's own until it was all-reduced. `dist.all_reduce(x)` changes x 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from paralab.doctor.script.naming import COLLECTIVES, DDP
 from paralab.doctor.script.questions import UNKNOWN, comes_from, depends_on_rank, is_forward, on_rank, roles
 from paralab.doctor.script.reading import Script
@@ -119,6 +121,7 @@ def synchronises(call: Call) -> bool:
     return is_collective(call) or call.target == DDP or is_ddp_backward(call)
 
 
+@lru_cache(maxsize=100_000)
 def is_ddp_backward(call: Call) -> bool:
     if call.method != "backward":
         return False

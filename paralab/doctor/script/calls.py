@@ -36,7 +36,7 @@ MOST_RUNS = 6  # of one function: each run may come from another place
 DEEPEST = 25
 # A module's methods that give the module back, and functions that give back what they were given, wrapped in what does not matter.
 SAME = {"to", "cuda", "cpu", "train", "eval", "float", "double", "half", "bfloat16", "requires_grad_", "xpu", "to_empty"}
-PASSED_ON = {"torch.compile", "torch.nn.SyncBatchNorm.convert_sync_batchnorm", "copy.copy", "copy.deepcopy", "typing.cast"}
+PASSED_ON = {"torch.compile", "torch.nn.SyncBatchNorm.convert_sync_batchnorm", "copy.copy", "typing.cast"}
 ADDS = {"append", "extend", "appendleft", "insert"}
 EXITS = {"sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort"}
 SPAWNS = {"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes", "torch.multiprocessing.spawn.spawn"}
@@ -161,6 +161,8 @@ class Calls(Expressions):
 
     def _library_call(self, function: Dotted, call: Call, parents: tuple[Value, ...]) -> Value:
         name, args = function.name, call.args
+        if name == "copy.deepcopy" and args:
+            return self.copied(args[0])
         if name in PASSED_ON and args:
             return args[-1] if name == "typing.cast" else args[0]
         if name in EXITS:
@@ -185,6 +187,22 @@ class Calls(Expressions):
         elif name == "builtins.dict" and not args:
             return Mapping(dict(call.keywords), parents=parents)
         return Made(call, parents=parents)
+
+    def copied(self, value: Value) -> Value:
+        """A deep copy of a module is another module; any other copy is as good as the value."""
+        if isinstance(value, Choice):
+            copies = tuple(self.copied(option) for option in value.options)
+            return Choice(copies, value.tests, parents=(*copies, *value.tests))
+        if isinstance(value, Attr) and value.name == "module" and isinstance(value.base, Made):
+            module = value.base.call.argument(0, "module")
+            return self.copied(module) if module and _is_model(value.base) else value
+        if isinstance(value, Object):
+            made = Object(value.of, Scope(value.scope.file), value.made)
+            for (scope, name), held in list(self.names.items()):
+                if scope is value.scope:
+                    self.names[made.scope, name] = self.copied(held) if _is_model(held) else held
+            return made
+        return Made(value.call) if isinstance(value, Made) and _is_model(value) else value
 
     def _start_process(self, call: Call) -> None:
         """A process per rank, started by hand: the loop's variable among the arguments is the rank."""

@@ -5,6 +5,8 @@ A module of the script holds what its methods have stored in it; a container of 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from paralab.doctor.script.naming import DDP
 from paralab.doctor.script.questions import origins, roles
 from paralab.doctor.script.reading import Script
@@ -24,10 +26,7 @@ _NO_WEIGHTS = frozenset(
 
 def parts(script: Script, module: Value | None) -> dict[int, Value]:
     """The module and all that belongs to it, by identity."""
-    held: dict[int, list[Value]] = {}
-    for store in script.stores:
-        for owner in options(store.base):
-            held.setdefault(id(owner), []).append(store.value)
+    held = _held(script)
     found: dict[int, Value] = {}
     waiting = [module] if module else []
     while waiting:
@@ -41,6 +40,16 @@ def parts(script: Script, module: Value | None) -> dict[int, Value]:
             waiting.extend(held.get(id(value), []))
             waiting.extend(value.parents if not isinstance(value, Object) else ())
     return found
+
+
+@lru_cache(maxsize=64)
+def _held(script: Script) -> dict[int, list[Value]]:
+    """What was stored in each value, by its identity."""
+    held: dict[int, list[Value]] = {}
+    for store in script.stores:
+        for owner in options(store.base):
+            held.setdefault(id(owner), []).append(store.value)
+    return held
 
 
 def _is_list(value: Value) -> bool:

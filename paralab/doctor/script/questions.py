@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 from paralab.doctor.script.calls import library_base
@@ -75,9 +77,9 @@ def _variable(call: Call) -> Any:
 def origins(value: Value, stop: Callable[[Value], bool] = lambda value: False) -> Iterator[Value]:
     """The value and all that it was computed from, nearest first; not past what `stop` says."""
     seen = {id(value)}
-    waiting = [value]
+    waiting = deque([value])
     while waiting:
-        current = waiting.pop(0)
+        current = waiting.popleft()
         yield current
         if not stop(current):
             for parent in current.parents:
@@ -176,7 +178,12 @@ def _computed(value: Computed, rank: int) -> Any:
 
 def rank_branch(happening: Happening) -> Branch | None:
     """The innermost branch that only some ranks take and that this stands in."""
-    return next((branch for branch in happening.inside(Branch) if depends_on_rank(branch.test) and not _for_all(branch)), None)
+    return next((branch for branch in happening.inside(Branch) if _parts_ranks(branch)), None)
+
+
+@lru_cache(maxsize=100_000)
+def _parts_ranks(branch: Branch) -> bool:
+    return depends_on_rank(branch.test) and not _for_all(branch)
 
 
 def _for_all(branch: Branch) -> bool:

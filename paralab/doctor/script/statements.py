@@ -182,6 +182,10 @@ class Run(Calls):
             if item and not isinstance(node, ast.While):
                 self.bind(node.target, item, scope)
             self.block(node.body, scope)
+            if isinstance(node, ast.While):
+                happened = len(self.happened)
+                loop.again.append(self.value(node.test, scope))
+                del self.happened[happened:]  # its calls are there already, from before the turn
         self.names.join(self.names.undo(), {})
         self.block(node.orelse, scope)
 

@@ -156,11 +156,12 @@ class Branch:
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """`over`: what is iterated, or the test of a while loop."""
+    """`over`: what is iterated, or the test of a while loop. `again`: that test after a turn."""
 
     node: ast.For | ast.AsyncFor | ast.While | ast.comprehension
     over: Value
     file: Path
+    again: list[Value] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)

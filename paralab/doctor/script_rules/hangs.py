@@ -10,7 +10,17 @@ from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import Agreement, in_a_job, is_alone, is_collective, is_ddp_backward, synchronises
 from paralab.doctor.script.naming import LOADER
 from paralab.doctor.script.pointing import called, file_of, found, line_of, short, test_of
-from paralab.doctor.script.questions import comes_from, depends_on_rank, iterated, origins, rank_branch, roles, under, who_takes
+from paralab.doctor.script.questions import (
+    comes_from,
+    depends_on_rank,
+    iterated,
+    number,
+    origins,
+    rank_branch,
+    roles,
+    under,
+    who_takes,
+)
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import INIT, SET_DEVICE, backends
 from paralab.doctor.script.values import (
@@ -28,6 +38,8 @@ from paralab.doctor.script.values import (
     options,
 )
 from paralab.doctor.script_rules.partings import goers, is_failure
+
+_MAKE_TENSORS = ("randn", "rand", "zeros", "ones", "empty", "arange")
 
 # --- H01: every n-th item --------------------------------------------------------------------------------------------------------
 
@@ -123,7 +135,16 @@ def _is_stride(first: Value, step: Value) -> bool:
 
 
 def _is_trimmed(value: Value) -> bool:
+    if any((rows := _rows(origin)) is not None and rows % 8 == 0 for origin in origins(value)):
+        return True  # equal shares on any usual number of ranks
     return any(isinstance(o, Computed) and o.op in ("Mod", "FloorDiv") and comes_from(o, "world") for o in origins(value))
+
+
+def _rows(value: Value) -> float | None:
+    """How many samples a TensorDataset has, where its first tensor is made with numbers."""
+    tensor = value.call.args[0] if isinstance(value, Made) and value.call.method == "TensorDataset" and value.call.args else None
+    made = isinstance(tensor, Made) and tensor.call.target.startswith("torch.") and tensor.call.method in _MAKE_TENSORS
+    return number(tensor.call.args[0]) if isinstance(tensor, Made) and made and tensor.call.args else None
 
 
 def _strided_iteration(script: Script, dataset: Value) -> Iterator[ast.AST]:
@@ -179,7 +200,7 @@ def loop_while_own_numbers(script: Script) -> Iterator[Finding]:
         return
     agreement = Agreement(script)
     for loop, backward in _training_loops(script):
-        if isinstance(loop.node, ast.While) and agreement.own(loop.over) is not None:
+        if isinstance(loop.node, ast.While) and any(agreement.own(test) is not None for test in (loop.over, *loop.again)):
             at = Happening(backward.number, loop.node, loop.file, ())
             why = (
                 f"`while {short(loop.node.test)}` is worked out from each rank's own batches. The rank where it becomes "
