@@ -27,6 +27,7 @@ class Value:
     """Something unknown, computed from its parents. The parts of a tuple that is not known have the whole as their parent."""
 
     parents: tuple[Value, ...] = field(default=(), kw_only=True)
+    known: dict[Any, Any] = field(default_factory=dict, kw_only=True)  # answers to questions that were asked before
 
     def __repr__(self) -> str:  # a value may refer to the whole run
         return f"<{type(self).__name__}>"
@@ -257,6 +258,7 @@ class Leave(Happening):
 
 
 MOST_OPTIONS = 8
+DEEPEST = 20  # values that were computed from values; past that a question is not answered
 
 
 def either(ways: Sequence[Value], tests: tuple[Value, ...]) -> Value:
@@ -286,19 +288,20 @@ def options(value: Value, known: tuple[tuple[Value, bool], ...] = ()) -> Iterato
             yield from options(option, known)
 
 
-def same(one: Value, other: Value) -> bool:
+def same(one: Value, other: Value, depth: int = 0) -> bool:
     """Certainly the same, if nothing was stored in between: one value, or the same attribute, comparison or question twice."""
     if one is other:
         return True
-    if type(one) is not type(other) or len(one.parents) != len(other.parents):
+    if type(one) is not type(other) or len(one.parents) != len(other.parents) or depth > DEEPEST:
         return False
+    pairs = zip(one.parents, other.parents, strict=True)
     if isinstance(one, Constant) and isinstance(other, Constant):
         return type(one.value) is type(other.value) and bool(one.value == other.value)
     if isinstance(one, Attr) and isinstance(other, Attr):
-        return one.name == other.name and same(one.base, other.base)
+        return one.name == other.name and same(one.base, other.base, depth + 1)
     if isinstance(one, Computed) and isinstance(other, Computed):
-        return one.op == other.op and bool(one.parents) and all(map(same, one.parents, other.parents))
+        return one.op == other.op and bool(one.parents) and all(same(*pair, depth + 1) for pair in pairs)
     if isinstance(one, Made) and isinstance(other, Made):
         asked = one.call.target == other.call.target and one.call.target.startswith(ASKED)
-        return asked and all(map(same, one.parents, other.parents))
+        return asked and all(same(*pair, depth + 1) for pair in pairs)
     return isinstance(one, Dotted) and isinstance(other, Dotted) and one.name == other.name
