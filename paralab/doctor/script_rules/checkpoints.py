@@ -9,7 +9,7 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import in_a_job, is_alone
 from paralab.doctor.script.modules import is_off, is_wrapper
-from paralab.doctor.script.pointing import called, found, line_of
+from paralab.doctor.script.pointing import called, found, line_of, place
 from paralab.doctor.script.questions import comes_from, origins, rank_branch, roles, sources
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import INIT, uses_cuda
@@ -47,9 +47,11 @@ def wrapper_is_saved(script: Script) -> Iterator[Finding]:
     save = saves[0]
     state = _state_of_wrapper(save.argument(0, "obj"))
     assert state
-    why = f"`{called(state)}()` (line {state.line}) is the state of the DDP wrapper, whose names all begin with `module.`"
+    why = f"`{called(state)}()` ({place(state, save)}) is the state of the DDP wrapper, whose names all begin with `module.`"
     if strict:
-        why += f"; `{called(strict[0])}` in line {strict[0].line} reads it into a plain model, which has no such names: it raises."
+        why += (
+            f"; `{called(strict[0])}` in {place(strict[0], save)} reads it into a plain model, which has no such names: it raises."
+        )
         yield found(script, "C01", "error", save, why, "Save `model.module.state_dict()`.", also=(state, strict[0]))
     else:
         why += ", so a model without DDP cannot read the file. Certain if it is ever read without DDP."
@@ -89,8 +91,8 @@ def loads_perhaps_nothing(script: Script) -> Iterator[Finding]:
             continue
         if wrapped:
             why = (
-                "With strict=False names that do not fit are passed over. The file holds the state of the DDP wrapper (line "
-                f"{wrapped.line}), whose names all begin with `module.`: nothing is read, and the weights stay random."
+                "With strict=False names that do not fit are passed over. The file holds the state of the DDP wrapper ("
+                f"{place(wrapped, call)}), whose names all begin with `module.`: nothing is read, and the weights stay random."
             )
             yield found(
                 script,

@@ -9,7 +9,7 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import Agreement, in_a_job, is_alone, is_collective, is_ddp_backward, synchronises
 from paralab.doctor.script.naming import LOADER
-from paralab.doctor.script.pointing import called, file_of, found, line_of, short, test_of
+from paralab.doctor.script.pointing import called, file_of, found, line_of, place, short, test_of
 from paralab.doctor.script.questions import (
     comes_from,
     depends_on_rank,
@@ -60,7 +60,7 @@ def shards_of_different_length(script: Script) -> Iterator[Finding]:
                 why = (
                     f"`{short(node)}` gives rank r every n-th item from r on: if the items cannot be divided by the "
                     f"number of ranks, the "
-                    f"first ranks have one more, call `backward` (line {backward.line}) once more and wait there for the others. "
+                    f"first ranks have one more, call `backward` ({place(backward, at)}) once more and wait there for the others. "
                     "Certain if the number of items is not a multiple of the number of ranks times the batch size."
                 )
                 fix = (
@@ -184,7 +184,7 @@ def stop_on_own_numbers(script: Script) -> Iterator[Finding]:
             why = (
                 f"`{test_of(branch)}` is worked out from each rank's {whose} and was not reduced over the ranks. The "
                 f"rank where it comes "
-                f"out differently {what} here, and the others wait for it in `{called(wait)}` (line {wait.line})."
+                f"out differently {what} here, and the others wait for it in `{called(wait)}` ({place(wait, leave)})."
             )
             fix = (
                 "Decide together: all_reduce the number (or a 0/1 flag with ReduceOp.MAX) before the test, so that "
@@ -205,7 +205,7 @@ def loop_while_own_numbers(script: Script) -> Iterator[Finding]:
             why = (
                 f"`while {short(loop.node.test)}` is worked out from each rank's own batches. The rank where it becomes "
                 f"false first leaves, "
-                f"and the others wait for it in `{called(backward)}` (line {backward.line})."
+                f"and the others wait for it in `{called(backward)}` ({place(backward, at)})."
             )
             yield found(
                 script,
@@ -255,7 +255,8 @@ def barrier_without_device(script: Script) -> Iterator[Finding]:
         why = (
             f"The backend is nccl and no device was chosen before `{called(first)}()`: neither torch.cuda.set_device nor "
             f"device_id in "
-            f"init_process_group (line {starts[0].line}). NCCL guesses the device from the rank and can hang if the guess is wrong."
+            f"init_process_group ({place(starts[0], first)}). NCCL guesses the device from the rank and can hang if the "
+            f"guess is wrong."
         )
         fix = (
             "torch.cuda.set_device(local_rank) before init_process_group, or init_process_group(…, "
@@ -282,8 +283,8 @@ def waiting_for_preprocessing(script: Script) -> Iterator[Finding]:
             continue
         minutes = 10 if "nccl" in backends(script) else 30
         why = (
-            f"The other ranks wait here while rank 0 is in `{called(long)}` (line {long.line}). init_process_group (line "
-            f"{starts[0].line}) "
+            f"The other ranks wait here while rank 0 is in `{called(long)}` ({place(long, barrier)}). init_process_group ("
+            f"{place(starts[0], barrier)}) "
             f"has no timeout=, so the waiting ends with an error after {minutes} minutes. Certain if that takes longer "
             f"on the real data."
         )

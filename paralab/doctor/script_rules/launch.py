@@ -10,7 +10,7 @@ from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import is_alone
 from paralab.doctor.script.modules import layers, parts, wrappings
 from paralab.doctor.script.naming import COLLECTIVES, DDP, SAMPLER
-from paralab.doctor.script.pointing import called, found, line_of, short
+from paralab.doctor.script.pointing import called, found, line_of, place, short
 from paralab.doctor.script.questions import depends_on_rank, origins, roles
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import INIT, SET_DEVICE, backends, destination, is_global_rank, where
@@ -34,7 +34,7 @@ def before_the_group_exists(script: Script) -> Iterator[Finding]:
         if any(_asks_for_group(branch) for branch in call.inside(Branch)) or any(call.inside(Trying)):
             continue
         why = (
-            f"`{called(call)}` needs a process group, and comes before `{called(first)}` in {first.file.name} line {first.line}: "
+            f"`{called(call)}` needs a process group, and comes before `{called(first)}` in {place(first, call)}: "
             '"Default process group has not been initialized".'
         )
         fix = f"Call `{called(first)}` first."
@@ -111,8 +111,8 @@ def cuda_before_the_device_is_chosen(script: Script) -> Iterator[Finding]:
             break
         if call.method in ("cuda", "to") and call.receiver is not None and where(destination(call)) == "cuda":
             why = (
-                f"`{line_of(script, call)}` uses the current CUDA device before `{called(chosen[0])}` (line "
-                f"{chosen[0].line}) has chosen "
+                f"`{line_of(script, call)}` uses the current CUDA device before `{called(chosen[0])}` ("
+                f"{place(chosen[0], call)}) has chosen "
                 "it: every rank puts this on GPU 0, and keeps some hundred MB there."
             )
             fix = f"Call `{called(chosen[0])}` before the first use of CUDA."
@@ -180,8 +180,8 @@ def model_differs_between_ranks(script: Script) -> Iterator[Finding]:
             sizes = [*layer.args, *(value for name, value in layer.keywords.items() if name not in ("device", "dtype"))]
             if any(not isinstance(value, Made) and depends_on_rank(value) for value in sizes):
                 why = (
-                    f"The size of `{short(layer.node)}` depends on the rank, so the ranks build different models; DDP (line "
-                    f"{wrapping.line}) refuses them, or mixes up their gradients."
+                    f"The size of `{short(layer.node)}` depends on the rank, so the ranks build different models; DDP ("
+                    f"{place(wrapping, layer)}) refuses them, or mixes up their gradients."
                 )
                 fix = "Build the model from values that are the same on all ranks; broadcast what one rank has found out."
                 yield found(script, "L07", "error", layer, why, fix, also=(wrapping,))

@@ -9,7 +9,7 @@ from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import Agreement
 from paralab.doctor.script.modules import wrappings
 from paralab.doctor.script.naming import LOADER
-from paralab.doctor.script.pointing import called, found, line_of, test_of
+from paralab.doctor.script.pointing import called, found, line_of, place, test_of
 from paralab.doctor.script.questions import comes_from, is_dotted, is_forward, origins, rank_branch, roles, under, who_takes
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import default_of
@@ -46,8 +46,8 @@ def reduced_before_backward(script: Script) -> Iterator[Finding]:
                 continue
             if any(any(origin is option for option in options(given)) for origin in origins(loss)):
                 why = (
-                    f"`{line_of(script, reduce)}` changes the loss itself before `{called(backward)}()` (line "
-                    f"{backward.line}). Autograd knows "
+                    f"`{line_of(script, reduce)}` changes the loss itself before `{called(backward)}()` ("
+                    f"{place(backward, reduce)}). Autograd knows "
                     "nothing of the all-reduce, so what follows it (a division by the ranks) makes the gradients too "
                     "small or wrong."
                 )
@@ -77,7 +77,7 @@ def sum_is_shown_as_mean(script: Script) -> Iterator[Finding]:
         shown = next((call for call in script.calls if call.number > reduce.number and _shows_undivided(call, given)), None)
         if shown and not scaled:
             why = (
-                f"`{line_of(script, reduce)}` adds up the mean losses of all ranks, and line {shown.line} shows the sum: "
+                f"`{line_of(script, reduce)}` adds up the mean losses of all ranks, and {place(shown, reduce)} shows the sum: "
                 f"with 8 ranks it is 8 "
                 "times too large."
             )
@@ -132,7 +132,7 @@ def metric_of_one_share(script: Script) -> Iterator[Finding]:
             if share is not None and not agreement.comes_from_agreed(value):
                 why = (
                     f"`{line_of(script, call)}` shows what rank 0 has found on its own share of the samples (the loader "
-                    f"of line {share.line} "
+                    f"of {place(share, call)} "
                     f"has a DistributedSampler, under `{test_of(branch)}` only rank 0 reports). Certain if it is meant "
                     f"for all samples."
                 )

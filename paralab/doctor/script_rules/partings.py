@@ -10,7 +10,7 @@ from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import is_collective, is_ddp_backward, synchronises
 from paralab.doctor.script.modules import has_buffers, is_off
 from paralab.doctor.script.naming import DDP
-from paralab.doctor.script.pointing import called, found, line_of, node_of, test_of
+from paralab.doctor.script.pointing import called, found, line_of, node_of, place, test_of
 from paralab.doctor.script.questions import is_forward, rank_branch, roles, under, who_takes
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.values import Branch, Call, Constant, Entered, Leave, Loop, Made, Value, options
@@ -24,7 +24,8 @@ def a_rank_goes_away(script: Script) -> Iterator[Finding]:
         who = who_takes(branch)
         why = (
             f"{who[0].upper()}{who[1:]}: `{line_of(script, leave)}` under `{test_of(branch)}` ends the work of these ranks, with "
-            f"no error, while the others go on to `{called(waits)}` in line {waits.line} and wait there for ranks that are gone."
+            f"no error, while the others go on to `{called(waits)}` in {place(waits, leave)} and wait there for ranks "
+            f"that are gone."
         )
         fix = "Let all ranks leave at the same place; do only what is for one rank (printing, saving) in the branch."
         yield found(script, "H02", "error", leave, why, fix, also=(waits,))
@@ -113,7 +114,7 @@ def collectives_in_another_order(script: Script) -> Iterator[Finding]:
             assert branch
             why = (
                 f"Under `{test_of(branch)}` the first collective is `{called(one)}` (line {one.line}), on the other ranks it is "
-                f"`{called(other)}` (line {other.line}). Collectives meet by their order, so these two wait for each other."
+                f"`{called(other)}` ({place(other, one)}). Collectives meet by their order, so these two wait for each other."
             )
             yield found(script, "H04", "error", one, why, "Call the collectives in the same order on all ranks.", also=(other,))
 
@@ -130,8 +131,8 @@ def collectives_swapped(script: Script) -> Iterator[Finding]:
         if swapped:
             one, other = mine[swapped[0]], others[swapped[0]]
             why = (
-                f"In the same place some ranks reduce `{_written(one)}` (line {one.line}) and the others `{_written(other)}` (line "
-                f"{other.line}). Collectives meet by their order, not by name: the two are mixed up, without any message."
+                f"In the same place some ranks reduce `{_written(one)}` (line {one.line}) and the others `{_written(other)}` ("
+                f"{place(other, one)}). Collectives meet by their order, not by name: the two are mixed up, without any message."
             )
             fix = "Reduce them in the same order on all ranks, or stack them into one tensor and reduce that."
             yield found(script, "H05", "error", one, why, fix, also=(other,))

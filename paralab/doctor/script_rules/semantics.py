@@ -20,7 +20,7 @@ from paralab.doctor.script.modules import (
     wrappings,
 )
 from paralab.doctor.script.naming import DDP
-from paralab.doctor.script.pointing import called, found, line_of, test_of
+from paralab.doctor.script.pointing import called, found, line_of, place, test_of
 from paralab.doctor.script.questions import (
     is_forward,
     rank_branch,
@@ -85,8 +85,8 @@ def part_is_never_used(script: Script) -> Iterator[Finding]:
                 unused = store.name not in read and store.name not in words and has_weights(store.value)
                 if unused and any(option is model for option in options(store.base)) and not _is_frozen(script, store.value):
                     why = (
-                        f"`self.{store.name}` has parameters and no method reads it, so they take no part in the loss. DDP (line "
-                        f"{wrapping.line}) waits for their gradients and raises in the second step."
+                        f"`self.{store.name}` has parameters and no method reads it, so they take no part in the loss. DDP ("
+                        f"{place(wrapping, store)}) waits for their gradients and raises in the second step."
                     )
                     fix = (
                         f"Remove `self.{store.name}`, freeze it before DDP, or use it; find_unused_parameters=True if "
@@ -115,7 +115,7 @@ def reentrant_checkpoint(script: Script) -> Iterator[Finding]:
             how = "use_reentrant=True" if given else "no use_reentrant=, which means True"
             why = (
                 f"`{called(call)}` with {how} runs a second backward inside the first, and find_unused_parameters=True "
-                f"(line {looking.line}) "
+                f"({place(looking, call)}) "
                 'has marked its parameters as done by then: "Expected to mark a variable ready only once".'
             )
             yield found(script, "S02", "error", call, why, "Pass use_reentrant=False.", also=(looking,))
@@ -134,9 +134,9 @@ def two_forwards_before_backward(script: Script) -> Iterator[Finding]:
             if len(calls) > 1:
                 first, second = sorted(calls.values(), key=lambda call: call.number)[:2]
                 why = (
-                    f"`{called(second)}` is called a second time (first in line {first.line}) before backward. Each "
+                    f"`{called(second)}` is called a second time (first in {place(first, second)}) before backward. Each "
                     f"forward overwrites the "
-                    f"buffers of {kind(norms[0])} (line {norms[0].line}) with rank 0's, which the first one's backward "
+                    f"buffers of {kind(norms[0])} ({place(norms[0], second)}) with rank 0's, which the first one's backward "
                     f"may still need. "
                     'Certain if backward says "modified by an inplace operation".'
                 )
@@ -165,8 +165,8 @@ def forward_past_the_wrapper(script: Script) -> Iterator[Finding]:
                 continue
             seen.add(id(past.node))
             why = (
-                f"`{called(past)}(…)` goes past DDP: DDP.forward does not run, so the gradients of `{called(backward)}()` (line "
-                f"{backward.line}) are not averaged. The ranks' models drift apart, with no message."
+                f"`{called(past)}(…)` goes past DDP: DDP.forward does not run, so the gradients of `{called(backward)}()` ("
+                f"{place(backward, past)}) are not averaged. The ranks' models drift apart, with no message."
             )
             fix = "Call the wrapped model itself; let its forward do what the method does."
             yield found(script, "S06", "error", past, why, fix, also=(backward,), edits=_without_module(script, past))
@@ -238,7 +238,7 @@ def requires_grad_after_wrapping(script: Script) -> Iterator[Finding]:
                 if to is not False
                 else " Certain if they stay so."
             )
-            why = f"`{line_of(script, at)}` changes requires_grad after DDP was made in line {wrapping.line}: {what}.{more}"
+            why = f"`{line_of(script, at)}` changes requires_grad after DDP was made in {place(wrapping, at)}: {what}.{more}"
             fix = "Change requires_grad before DDP(…), or wrap the module again afterwards (and make the optimizer anew)."
             yield found(script, "S07", "error" if sure else "suspect", at, why, fix, also=(wrapping,))
 
@@ -283,9 +283,10 @@ def wrapped_model_is_moved(script: Script) -> Iterator[Finding]:
         later = [b for b in backwards if b.number > call.number or any(loop in b.context for loop in loops)]
         if later:
             why = (
-                f"`{line_of(script, call)}` moves the parameters of the DDP model (line {wrapping.line}), and it is "
-                f"trained again in line "
-                f"{later[0].line}. DDP's buckets still belong to the old place: gradients are no longer averaged, with no message."
+                f"`{line_of(script, call)}` moves the parameters of the DDP model ({place(wrapping, call)}), and it is "
+                f"trained again in "
+                f"{place(later[0], call)}. DDP's buckets still belong to the old place: gradients are no longer "
+                f"averaged, with no message."
             )
             fix = "Copy the state instead: {name: tensor.cpu() for name, tensor in model.module.state_dict().items()}."
             yield found(script, "S12", "error", call, why, fix, also=(wrapping,))
