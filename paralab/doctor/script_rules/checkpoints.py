@@ -9,7 +9,7 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import in_a_job, is_alone
 from paralab.doctor.script.modules import is_off, is_wrapper
-from paralab.doctor.script.pointing import called, found, line_of, place
+from paralab.doctor.script.pointing import called, found, line_of, place, with_argument, with_module
 from paralab.doctor.script.questions import comes_from, origins, rank_branch, roles, sources
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import INIT, uses_cuda
@@ -52,7 +52,9 @@ def wrapper_is_saved(script: Script) -> Iterator[Finding]:
         why += (
             f"; `{called(strict[0])}` in {place(strict[0], save)} reads it into a plain model, which has no such names: it raises."
         )
-        yield found(script, "C01", "error", save, why, "Save `model.module.state_dict()`.", also=(state, strict[0]))
+        func = state.node.func if isinstance(state.node, ast.Call) else None
+        edits = with_module(script, state.file, func.value) if isinstance(func, ast.Attribute) else ()
+        yield found(script, "C01", "error", save, why, "Save `model.module.state_dict()`.", also=(state, strict[0]), edits=edits)
     else:
         why += ", so a model without DDP cannot read the file. Certain if it is ever read without DDP."
         yield found(script, "C01", "suspect", save, why, "Save `model.module.state_dict()`.", also=(state,))
@@ -161,4 +163,5 @@ def loads_to_the_device_of_the_saver(script: Script) -> Iterator[Finding]:
                 f"the machine keeps a "
                 "copy of the checkpoint on GPU 0."
             )
-            yield found(script, "C04", "warning", call, why, 'torch.load(…, map_location="cpu"), or the rank\'s own device.')
+            fix = 'torch.load(…, map_location="cpu"), or the rank\'s own device.'
+            yield found(script, "C04", "warning", call, why, fix, edits=with_argument(script, call, 'map_location="cpu"'))

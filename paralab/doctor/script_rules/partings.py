@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.finding import Finding
+from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import is_collective, is_ddp_backward, synchronises
-from paralab.doctor.script.modules import has_buffers, is_off
+from paralab.doctor.script.modules import has_buffers, is_off, is_wrapper
 from paralab.doctor.script.naming import DDP
-from paralab.doctor.script.pointing import called, found, line_of, node_of, place, test_of
+from paralab.doctor.script.pointing import called, found, line_of, node_of, place, test_of, with_module
 from paralab.doctor.script.questions import is_forward, rank_branch, roles, under, who_takes
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.values import Branch, Call, Constant, Entered, Leave, Loop, Made, Value, options
@@ -228,7 +228,14 @@ def ddp_forward_of_some_ranks(script: Script) -> Iterator[Finding]:
         else:
             why += "sends the model's buffers to all ranks, which do not come. Certain if the model has buffers (BatchNorm has)."
         fix = f"Call `{name}.module(…)` in this branch, or validate on all ranks."
-        yield found(script, "H07", "error" if buffers else "suspect", call, why, fix)
+        yield found(script, "H07", "error" if buffers else "suspect", call, why, fix, edits=_to_module(script, call))
+
+
+def _to_module(script: Script, call: Call) -> tuple[Edit, ...]:
+    """`model(x)` → `model.module(x)`, if the model is the wrapper whenever this line is reached, and always on the same ranks."""
+    reached = [other for other in script.calls if other.node is call.node]
+    sure = all(is_wrapper(other.receiver) and rank_branch(other) is not None for other in reached)
+    return with_module(script, call.file, call.node.func) if sure and isinstance(call.node, ast.Call) else ()
 
 
 def _wrappers(value: Value) -> list[Made]:

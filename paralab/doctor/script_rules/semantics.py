@@ -20,7 +20,7 @@ from paralab.doctor.script.modules import (
     wrappings,
 )
 from paralab.doctor.script.naming import DDP
-from paralab.doctor.script.pointing import called, found, line_of, place, test_of
+from paralab.doctor.script.pointing import called, found, line_of, place, replaced, test_of, with_argument
 from paralab.doctor.script.questions import (
     is_forward,
     rank_branch,
@@ -118,7 +118,17 @@ def reentrant_checkpoint(script: Script) -> Iterator[Finding]:
                 f"({place(looking, call)}) "
                 'has marked its parameters as done by then: "Expected to mark a variable ready only once".'
             )
-            yield found(script, "S02", "error", call, why, "Pass use_reentrant=False.", also=(looking,))
+            yield found(
+                script, "S02", "error", call, why, "Pass use_reentrant=False.", also=(looking,), edits=_not_reentrant(script, call)
+            )
+
+
+def _not_reentrant(script: Script, call: Call) -> tuple[Edit, ...]:
+    keywords = call.node.keywords if isinstance(call.node, ast.Call) else []
+    given = next((keyword.value for keyword in keywords if keyword.arg == "use_reentrant"), None)
+    if isinstance(given, ast.Constant):
+        return replaced(script, call.file, given.lineno, given.col_offset, given.end_col_offset, "False")
+    return with_argument(script, call, "use_reentrant=False") if given is None else ()
 
 
 @in_script("S05")
@@ -198,11 +208,9 @@ def _without_module(script: Script, call: Call) -> tuple[Edit, ...]:
     node = call.node
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "module":
         return ()
-    base, end = node.func.value.end_col_offset, node.func.end_col_offset
-    if node.func.lineno != node.func.end_lineno or base is None or end is None:
+    if node.func.value.end_lineno != node.func.end_lineno:
         return ()
-    line = script.lines(call.file)[node.func.lineno - 1].encode()
-    return (Edit(script.shown(call.file), node.func.lineno, node.func.lineno, ((line[:base] + line[end:]).decode(),)),)
+    return replaced(script, call.file, node.func.end_lineno, node.func.value.end_col_offset, node.func.end_col_offset, "")
 
 
 # --- S07, S08, S12: changes after wrapping ----------------------------------------------------------------------------------------
