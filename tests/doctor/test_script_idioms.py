@@ -284,6 +284,87 @@ for p in plain[0].parameters():
 model = DDP(plain)
 train_epoch(0)
 """,
+    "points between two batches": """
+for x, y in loader:
+    made = model(x)
+    between = (0.5 * made.detach() + 0.5 * y).requires_grad_(True)
+    slope = torch.autograd.grad(between.square().sum(), between, create_graph=True)[0]
+    loss = nn.functional.mse_loss(made, y) + slope.square().mean()
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad.requires_grad_(False)
+    loss.backward()
+    optimizer.step()
+""",
+    "a copy that is on the device": """
+net = nn.Linear(4, 1).cuda(args.local_rank)
+other = DDP(copy.deepcopy(net), device_ids=[args.local_rank])
+""",
+    "a group by its place": """
+pair = dist.new_group([0, 1])
+if rank in (0, 1):
+    dist.barrier(pair)
+    dist.broadcast(torch.zeros(1), 0, pair)
+""",
+    "closed at the end by the interpreter": """
+import atexit
+atexit.register(dist.destroy_process_group)
+""",
+    "what was printed before": """
+import builtins
+def quiet(is_main):
+    show = builtins.print
+    def printing(*things, **named):
+        if is_main or named.pop("force", False):
+            show(*things, **named)
+    builtins.print = printing
+
+quiet(rank == 0)
+print("epoch", train_epoch(0).item())
+""",
+    "meters that agree": """
+class Meter:
+    def __init__(self):
+        self.total, self.count = 0.0, 0
+
+    def update(self, value, n=1):
+        self.total += value * n
+        self.count += n
+
+    def synchronize(self):
+        if not (dist.is_available() and dist.is_initialized()):
+            return
+        both = torch.tensor([self.count, self.total], dtype=torch.float64)
+        dist.barrier()
+        dist.all_reduce(both)
+        self.count, self.total = int(both[0]), both[1].item()
+
+    @property
+    def mean(self):
+        return self.total / self.count
+
+@torch.no_grad()
+def evaluate():
+    meter = Meter()
+    model.eval()
+    for x, y in loader:
+        meter.update(nn.functional.mse_loss(model(x), y).item(), len(x))
+    meter.synchronize()
+    return meter
+
+best = math.inf
+for epoch in range(3):
+    train_epoch(epoch)
+    mean = evaluate().mean
+    if mean < best:
+        best = mean
+        if rank == 0:
+            torch.save(model.module.state_dict(), args.out)
+    elif epoch > 1:
+        break
+    if rank == 0:
+        print(epoch, mean)
+""",
     "each rank has its own stage": """
 stage = nn.Linear(4, 4 + rank)
 own = torch.optim.SGD(stage.parameters(), lr=0.1)
@@ -390,6 +471,11 @@ from pathlib import Path
 out = Path("runs") / "one"
 train_epoch(0)
 torch.save(model.module.state_dict(), out / "model.pt")  # finds C03
+""",
+    "a chief that is an option": """
+parser.add_argument("--chief", type=int, default=0)
+if rank == parser.parse_args().chief:
+    dist.barrier()  # finds H03
 """,
     "thawed by name": """
 for name, p in model.named_parameters():

@@ -300,19 +300,25 @@ def _takes_long(call: Call) -> bool:
     return call.method.startswith(_LONG)
 
 
+def _is_named(script: Script, name: str) -> bool:
+    nodes = (node for tree in script.trees.values() for node in ast.walk(tree))
+    return any(getattr(node, "attr", getattr(node, "id", None)) == name for node in nodes)
+
+
 @in_script("H17")
 def group_is_not_closed(script: Script) -> Iterator[Finding]:
     starts = [call for call in script.calls_of(INIT) if not is_alone(call)]
     if not starts:
         return
     ends = list(script.calls_of("torch.distributed.destroy_process_group"))
-    if not ends:
+    if not ends and not _is_named(script, "destroy_process_group"):  # atexit.register(dist.destroy_process_group) closes it too
         why = (
             f"`{called(starts[0])}` opens a process group and nothing in the script closes it: torch warns at the end, "
             f"and NCCL may hang there."
         )
         fix = "Call torch.distributed.destroy_process_group() on all ranks at the end, in a `finally`."
         yield found(script, "H17", "warning", starts[0], why, fix)
+    if not ends:
         return
     gone = {branch.node for _, branch, _ in goers(script)}
     branches = [(end, rank_branch(end)) for end in ends]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from paralab.doctor.finding import Finding
 from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import is_alone
-from paralab.doctor.script.modules import layers, parts, wrappings
+from paralab.doctor.script.modules import is_copy, layers, parts, wrappings
 from paralab.doctor.script.naming import COLLECTIVES, DDP, SAMPLER
 from paralab.doctor.script.pointing import called, found, line_of, place, short
 from paralab.doctor.script.questions import depends_on_rank, origins, roles
@@ -156,7 +156,7 @@ def _is_device_list(value: Value) -> bool:
 
 def _is_plain(script: Script, module: Value) -> bool:
     """A module that is made in the script, so that all that happens to it is known; with no device given where it is made."""
-    known = all(isinstance(way, Object) or (isinstance(way, Made) and "module" in roles(way)) for way in options(module))
+    known = all((isinstance(way, Object) or "module" in roles(way)) and not is_copy(way) for way in options(module))
     made = [value.made for value in parts(script, module).values() if isinstance(value, Object) and value.made]
     return known and not any("device" in call.keywords for call in (*layers(script, module), *made))
 

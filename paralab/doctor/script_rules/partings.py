@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.finding import Edit, Finding
+from paralab.doctor.finding import Edit, Finding, Severity
 from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import is_collective, is_ddp_backward, synchronises
 from paralab.doctor.script.modules import has_buffers, is_off, is_wrapper
 from paralab.doctor.script.naming import DDP
 from paralab.doctor.script.pointing import called, found, line_of, node_of, place, test_of, with_module
-from paralab.doctor.script.questions import is_forward, rank_branch, roles, under, who_takes
+from paralab.doctor.script.questions import is_certain, is_forward, rank_branch, roles, under, who_takes
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.values import Branch, Call, Constant, Entered, Leave, Loop, Made, Value, options
 
@@ -28,7 +28,7 @@ def a_rank_goes_away(script: Script) -> Iterator[Finding]:
             f"that are gone."
         )
         fix = "Let all ranks leave at the same place; do only what is for one rank (printing, saving) in the branch."
-        yield found(script, "H02", "error", leave, why, fix, also=(waits,))
+        yield found(script, "H02", sure(branch), leave, why + if_so(branch), fix, also=(waits,))
 
 
 def goers(script: Script) -> Iterator[tuple[Leave, Branch, Call]]:
@@ -79,6 +79,15 @@ def is_failure(leave: Leave) -> bool:
     return not (isinstance(leave.value, Constant) and leave.value.value in (0, None))
 
 
+def sure(branch: Branch) -> Severity:
+    """A test that we cannot work out (`rank == options.chief`) may be the same on all ranks."""
+    return "error" if is_certain(branch) else "suspect"
+
+
+def if_so(branch: Branch) -> str:
+    return "" if is_certain(branch) else f" Certain if `{test_of(branch)}` differs between ranks."
+
+
 # --- collectives of some ranks --------------------------------------------------------------------------------------------------
 
 
@@ -101,7 +110,7 @@ def collective_of_some_ranks(script: Script) -> Iterator[Finding]:
                 "It ends when all ranks have called it, so it never ends."
             )
             fix = f"Call `{called(call)}` on all ranks, before or after the branch; keep only printing and saving in the branch."
-            yield found(script, "H03", "error", call, why, fix)
+            yield found(script, "H03", sure(branch), call, why + if_so(branch), fix)
 
 
 @in_script("H04")
@@ -116,7 +125,15 @@ def collectives_in_another_order(script: Script) -> Iterator[Finding]:
                 f"Under `{test_of(branch)}` the first collective is `{called(one)}` (line {one.line}), on the other ranks it is "
                 f"`{called(other)}` ({place(other, one)}). Collectives meet by their order, so these two wait for each other."
             )
-            yield found(script, "H04", "error", one, why, "Call the collectives in the same order on all ranks.", also=(other,))
+            yield found(
+                script,
+                "H04",
+                sure(branch),
+                one,
+                why + if_so(branch),
+                "Call the collectives in the same order on all ranks.",
+                also=(other,),
+            )
 
 
 @in_script("H05")

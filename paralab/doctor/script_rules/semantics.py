@@ -44,6 +44,7 @@ from paralab.doctor.script.values import (
     Value,
     options,
 )
+from paralab.doctor.script_rules.partings import if_so, sure
 
 
 def _backwards(script: Script) -> list[tuple[Call, Value]]:
@@ -275,7 +276,14 @@ def step_of_some_ranks(script: Script) -> Iterator[Finding]:
             f"old weights, and the "
             "models of the ranks differ from the first step on, with no message."
         )
-        yield found(script, "S08", "error", call, why, "Step on all ranks; keep only printing and saving in the branch.")
+        yield found(
+            script,
+            "S08",
+            sure(branch),
+            call,
+            why + if_so(branch),
+            "Step on all ranks; keep only printing and saving in the branch.",
+        )
 
 
 @in_script("S12")
