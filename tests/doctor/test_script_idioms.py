@@ -502,3 +502,11 @@ def test_mistakes_in_unusual_clothes_are_found(name, tmp_path):
     path, findings = read(BROKEN[name], tmp_path)
     wanted = {(mark.id, mark.line) for mark in marks_in(path)}
     assert wanted == {(finding.id, finding.line) for finding in findings}
+
+
+def test_what_cannot_be_worked_out_is_a_suspicion(tmp_path):
+    _, findings = read(BROKEN["a chief that is an option"], tmp_path)
+    assert [finding.severity for finding in findings] == ["suspect"]
+    assert "Certain if" in findings[0].why
+    _, findings = read(BROKEN["not rank"], tmp_path)
+    assert [finding.severity for finding in findings] == ["error"]
