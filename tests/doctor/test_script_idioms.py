@@ -365,6 +365,43 @@ for epoch in range(3):
     if rank == 0:
         print(epoch, mean)
 """,
+    "one rank is profiled": """
+for x, y in loader:
+    if rank == 0:
+        with torch.autograd.profiler.profile():
+            guess = model(x)
+    else:
+        guess = model(x)
+    optimizer.zero_grad()
+    nn.functional.mse_loss(guess, y).backward()
+    optimizer.step()
+""",
+    "with or without autocast": """
+for x, y in loader:
+    if args.out:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = nn.functional.mse_loss(model(x), y)
+    else:
+        loss = nn.functional.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+    "one rank looks for the best": """
+train_epoch(0)
+if rank == 0:
+    for number in range(9):
+        if number > 3:
+            break
+""",
+    "a model without buffers": """
+small = DDP(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+for x, y in loader:
+    small(x).sum().backward()
+if rank == 0:
+    with torch.no_grad():
+        print(small(torch.zeros(1, 4)))
+""",
     "each rank has its own stage": """
 stage = nn.Linear(4, 4 + rank)
 own = torch.optim.SGD(stage.parameters(), lr=0.1)
@@ -471,6 +508,19 @@ from pathlib import Path
 out = Path("runs") / "one"
 train_epoch(0)
 torch.save(model.module.state_dict(), out / "model.pt")  # finds C03
+""",
+    "gone after the first epoch": """
+train_epoch(0)
+if rank == 1:
+    os._exit(0)  # finds H02
+train_epoch(1)
+""",
+    "one rank breaks off": """
+for x, y in loader:
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    if rank == 0 and x.sum() > 3:
+        break  # finds H02
 """,
     "a chief that is an option": """
 parser.add_argument("--chief", type=int, default=0)

@@ -108,6 +108,12 @@ def has_buffers(script: Script, module: Value | None) -> str | None:
     return f"register_buffer in line {own.line}" if own else None
 
 
+def is_known(script: Script, module: Value | None) -> bool:
+    """Is all that belongs to the module seen: layers of torch and modules of the script, and nothing else that is made?"""
+    made = (value for value in parts(script, module).values() if isinstance(value, Made | Attr))
+    return all("module" in roles(value) for value in made)
+
+
 def has_weights(value: Value) -> bool:
     """Certainly a module with parameters of its own."""
     if not isinstance(value, Made) or "module" not in roles(value):

@@ -208,6 +208,12 @@ def _for_all(branch: Branch) -> bool:
     return UNKNOWN not in found and len({bool(way) for way in found}) == 1
 
 
+def exclusive(one: Happening, other: Happening) -> bool:
+    """On the two ways of one branch: never both."""
+    ways = {id(branch.node): branch.taken for branch in one.inside(Branch)}
+    return any(ways.get(id(branch.node), branch.taken) is not branch.taken for branch in other.inside(Branch))
+
+
 def who_takes(branch: Branch) -> str:
     """`rank 0 only`, `all ranks but 0`, or `only some ranks`."""
     taken = _taken(branch)

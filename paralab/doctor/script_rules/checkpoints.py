@@ -93,8 +93,9 @@ def loads_perhaps_nothing(script: Script) -> Iterator[Finding]:
             continue
         if wrapped:
             why = (
-                "With strict=False names that do not fit are passed over. The file holds the state of the DDP wrapper ("
-                f"{place(wrapped, call)}), whose names all begin with `module.`: nothing is read, and the weights stay random."
+                "With strict=False names that do not fit are passed over. The file holds the state of the DDP wrapper "
+                f"({place(wrapped, call)}), whose names all begin with `module.`: nothing is read, and the weights stay "
+                "random."
             )
             yield found(
                 script,
@@ -107,10 +108,9 @@ def loads_perhaps_nothing(script: Script) -> Iterator[Finding]:
             )
         else:
             why = (
-                f"`{line_of(script, call)}` passes over names that do not fit, and what it returns (missing and "
-                f"unexpected names) is "
-                "not looked at. If the file was saved from a DDP model, nothing is read. Certain once `missing_keys` "
-                "holds all names."
+                f"`{line_of(script, call)}` passes over names that do not fit, and what it returns (missing and unexpected "
+                "names) is not looked at. If the file was saved from a DDP model, nothing is read. Certain once "
+                "`missing_keys` holds all names."
             )
             fix = "missing, unexpected = model.load_state_dict(…, strict=False), and check both."
             yield found(script, "C02", "suspect", call, why, fix)
@@ -159,9 +159,8 @@ def loads_to_the_device_of_the_saver(script: Script) -> Iterator[Finding]:
             and not rank_branch(call)
         ):
             why = (
-                f"`{line_of(script, call)}` puts the tensors where they were saved from, usually cuda:0: every rank of "
-                f"the machine keeps a "
-                "copy of the checkpoint on GPU 0."
+                f"`{line_of(script, call)}` puts the tensors where they were saved from, usually cuda:0: every rank of the "
+                "machine keeps a copy of the checkpoint on GPU 0."
             )
             fix = 'torch.load(…, map_location="cpu"), or the rank\'s own device.'
             yield found(script, "C04", "warning", call, why, fix, edits=with_argument(script, call, 'map_location="cpu"'))

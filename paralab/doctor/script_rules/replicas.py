@@ -33,14 +33,13 @@ def batch_norm_of_small_batches(script: Script) -> Iterator[Finding]:
             continue
         size, loader = min(sizes.items())
         why = (
-            f"{kind(norms[0])} ({place(norms[0], wrapping)}) takes mean and variance of each rank's own batch, and a batch has "
-            f"{size} samples "
-            f"({place(loader, wrapping)}): noisy statistics, and only rank 0's are kept. One process with the whole batch would "
-            f"train better."
+            f"{kind(norms[0])} ({place(norms[0], wrapping)}) takes mean and variance of each rank's own batch, and a batch "
+            f"has {size} samples ({place(loader, wrapping)}): noisy statistics, and only rank 0's are kept. One process with "
+            "the whole batch would train better."
         )
         fix = (
-            "model = nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP (GPUs only), or GroupNorm or "
-            "LayerNorm, or larger batches."
+            "model = nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP (GPUs only), or GroupNorm or LayerNorm, or "
+            "larger batches."
         )
         yield found(script, "S09", "warning", wrapping, why, fix, also=(norms[0], loader))
 
@@ -74,8 +73,8 @@ def same_seed_on_all_ranks(script: Script) -> Iterator[Finding]:
     if drawn is None:
         return
     why = (
-        f"`{line_of(script, seeds[0])}` gives all ranks the same random numbers, so {drawn} the same on every rank: less variety "
-        "per step than the ranks could give, with no message."
+        f"`{line_of(script, seeds[0])}` gives all ranks the same random numbers, so {drawn} the same on every rank: less "
+        "variety per step than the ranks could give, with no message."
     )
     fix = "Seed with the rank (`torch.manual_seed(seed + rank)`); DDP makes the first weights equal by itself."
     yield found(script, "S10", "warning", seeds[0], why, fix)
@@ -120,9 +119,8 @@ def own_first_weights(script: Script) -> Iterator[Finding]:
         return
     start = f"the seed differs between ranks ({place(seeds[0], reduces[0])})" if seeds else "no seed is set"
     why = (
-        f"Gradients are averaged by hand in line {reduces[0].line}, but the ranks begin with different weights: {start}, "
-        f"and nothing sends "
-        "rank 0's weights to the others. They never become equal."
+        f"Gradients are averaged by hand in line {reduces[0].line}, but the ranks begin with different weights: {start}, and "
+        "nothing sends rank 0's weights to the others. They never become equal."
     )
     fix = "Before training: for p in model.parameters(): dist.broadcast(p.detach(), src=0); the same for buffers."
     yield found(script, "S11", "error", reduces[0], why, fix)

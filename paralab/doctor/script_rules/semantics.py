@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Edit, Finding
@@ -22,6 +23,7 @@ from paralab.doctor.script.modules import (
 from paralab.doctor.script.naming import DDP
 from paralab.doctor.script.pointing import called, found, line_of, place, replaced, test_of, with_argument
 from paralab.doctor.script.questions import (
+    exclusive,
     is_forward,
     rank_branch,
     roles,
@@ -44,7 +46,7 @@ from paralab.doctor.script.values import (
     Value,
     options,
 )
-from paralab.doctor.script_rules.partings import if_so, sure
+from paralab.doctor.script_rules.partings import goers, if_so, sure
 
 
 def _backwards(script: Script) -> list[tuple[Call, Value]]:
@@ -86,12 +88,12 @@ def part_is_never_used(script: Script) -> Iterator[Finding]:
                 unused = store.name not in read and store.name not in words and has_weights(store.value)
                 if unused and any(option is model for option in options(store.base)) and not _is_frozen(script, store.value):
                     why = (
-                        f"`self.{store.name}` has parameters and no method reads it, so they take no part in the loss. DDP ("
-                        f"{place(wrapping, store)}) waits for their gradients and raises in the second step."
+                        f"`self.{store.name}` has parameters and no method reads it, so they take no part in the loss. DDP "
+                        f"({place(wrapping, store)}) waits for their gradients and raises in the second step."
                     )
                     fix = (
-                        f"Remove `self.{store.name}`, freeze it before DDP, or use it; find_unused_parameters=True if "
-                        f"it is used at times."
+                        f"Remove `self.{store.name}`, freeze it before DDP, or use it; find_unused_parameters=True if it is "
+                        "used at times."
                     )
                     yield found(script, "S01", "error", store, why, fix, also=(wrapping,))
 
@@ -142,13 +144,14 @@ def two_forwards_before_backward(script: Script) -> Iterator[Finding]:
             continue
         for _, loss in _backwards(script):
             calls = {id(call.node): call for call in sources(loss) if _is_forward_of(call, wrapping) and not under(call, "no_grad")}
-            if len(calls) > 1:
-                first, second = sorted(calls.values(), key=lambda call: call.number)[:2]
+            ordered = sorted(calls.values(), key=lambda call: call.number)
+            pairs = [(one, two) for one, two in itertools.combinations(ordered, 2) if not exclusive(one, two)]
+            if pairs:
+                first, second = pairs[0]
                 why = (
                     f"`{called(second)}` is called a second time (first in {place(first, second)}) before backward. Each "
-                    f"forward overwrites the "
-                    f"buffers of {kind(norms[0])} ({place(norms[0], second)}) with rank 0's, which the first one's backward "
-                    f"may still need. "
+                    f"forward overwrites the buffers of {kind(norms[0])} ({place(norms[0], second)}) with rank 0's, which the "
+                    "first one's backward may still need. "
                     'Certain if backward says "modified by an inplace operation".'
                 )
                 fix = "DDP(…, broadcast_buffers=False), SyncBatchNorm, or one forward on both batches together."
@@ -176,8 +179,8 @@ def forward_past_the_wrapper(script: Script) -> Iterator[Finding]:
                 continue
             seen.add(id(past.node))
             why = (
-                f"`{called(past)}(…)` goes past DDP: DDP.forward does not run, so the gradients of `{called(backward)}()` ("
-                f"{place(backward, past)}) are not averaged. The ranks' models drift apart, with no message."
+                f"`{called(past)}(…)` goes past DDP: DDP.forward does not run, so the gradients of `{called(backward)}()` "
+                f"({place(backward, past)}) are not averaged. The ranks' models drift apart, with no message."
             )
             fix = "Call the wrapped model itself; let its forward do what the method does."
             yield found(script, "S06", "error", past, why, fix, also=(backward,), edits=_without_module(script, past))
@@ -234,9 +237,8 @@ def requires_grad_after_wrapping(script: Script) -> Iterator[Finding]:
             both = {way for other, way in mine if other.number > wrapping.number} >= {True, False}
             sure = (to is True and bool(frozen)) or (to is False and not both)
             what = (
-                "DDP averages the gradients of the parameters that required one when it was made; these were frozen "
-                "then, so every rank "
-                "trains them on its own batches only, with no message"
+                "DDP averages the gradients of the parameters that required one when it was made; these were frozen then, so "
+                "every rank trains them on its own batches only, with no message"
                 if to is not False
                 else "DDP still waits for the gradients of these parameters, and raises in the next step"
             )
@@ -267,14 +269,14 @@ def step_of_some_ranks(script: Script) -> Iterator[Finding]:
     if not any(is_ddp_backward(call) for call in script.calls):
         return
     steps = [(call, rank_branch(call)) for call in script.methods("step") if roles(call.receiver) & {"optimizer", "scaler"}]
-    parted = [(call, branch) for call, branch in steps if branch is not None]
+    gone = {branch.node for _, branch, _ in goers(script)}
+    parted = [(call, branch) for call, branch in steps if branch is not None and branch.node not in gone]
     if {who_takes(branch) for _, branch in parted} >= {"rank 0 only", "all ranks but 0"}:
         return  # each has its own
     for call, branch in parted:
         why = (
-            f"`{line_of(script, call)}` is called by {who_takes(branch)} (`{test_of(branch)}`): the others keep their "
-            f"old weights, and the "
-            "models of the ranks differ from the first step on, with no message."
+            f"`{line_of(script, call)}` is called by {who_takes(branch)} (`{test_of(branch)}`): the others keep their old "
+            "weights, and the models of the ranks differ from the first step on, with no message."
         )
         yield found(
             script,
@@ -300,9 +302,8 @@ def wrapped_model_is_moved(script: Script) -> Iterator[Finding]:
         if later:
             why = (
                 f"`{line_of(script, call)}` moves the parameters of the DDP model ({place(wrapping, call)}), and it is "
-                f"trained again in "
-                f"{place(later[0], call)}. DDP's buckets still belong to the old place: gradients are no longer "
-                f"averaged, with no message."
+                f"trained again in {place(later[0], call)}. DDP's buckets still belong to the old place: gradients are no "
+                "longer averaged, with no message."
             )
             fix = "Copy the state instead: {name: tensor.cpu() for name, tensor in model.module.state_dict().items()}."
             yield found(script, "S12", "error", call, why, fix, also=(wrapping,))
