@@ -240,6 +240,11 @@ class SetEpoch(Event):
 
 
 @dataclass(frozen=True)
+class Join(Event):
+    """A `with model.join()` is entered: unequal numbers of batches are provided for."""
+
+
+@dataclass(frozen=True)
 class Seed(Event):
     """torch.manual_seed."""
 
@@ -371,7 +376,8 @@ class Off(Event):
 KINDS: dict[str, type[Event]] = {
     "start": Start, "init": Init, "group": Group, "destroy": Destroy, "wrap": Wrap, "forward": Forward, "backward": Backward,
     "step": Step, "zero_grad": ZeroGrad, "scheduler": Scheduled, "clip": Clip, "autocast": Autocast, "amp": Amp, "loader": Loader,
-    "batch": Batch, "epoch": Epoch, "set_epoch": SetEpoch, "seed": Seed, "collective": Collective, "loss": Loss, "save": Save,
+    "batch": Batch, "epoch": Epoch, "set_epoch": SetEpoch, "seed": Seed, "join": Join, "collective": Collective, "loss": Loss,
+    "save": Save,
     "load": Load, "load_state": LoadState, "pipeline": Pipeline, "exception": Raised, "exit": Exit, "end": End, "held": Held,
     "replaced": Replaced, "off": Off,
 }  # fmt: skip

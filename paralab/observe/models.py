@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from paralab.observe.collectives import rank_first, sequence
@@ -34,6 +35,7 @@ class Models:
         wrap(self.rank, DataParallel, "__init__", "wrap", self._wrap("data_parallel"), self._wrapped("data_parallel"))
         wrap(self.rank, DistributedDataParallel, "forward", "forward", self._forward, self._forwarded)
         wrap(self.rank, DataParallel, "forward", "forward", self._forward, self._forwarded)
+        wrap(self.rank, Join, "__enter__", "join", lambda context: {})
         wrap(self.rank, torch.autograd, "backward", "backward", self._backward, self._backwarded)
 
     # --- wrapping ----------------------------------------------------------------------------------------------------------------
