@@ -31,6 +31,7 @@ TASKS = {
     "lint": "ruff and mypy",
     "bench": "paralab against loops written by hand, the cost of measuring, and tune over a slow link",
     "faults": "have every fault on purpose, and print what was survived (half an hour; as root also those of a cluster)",
+    "docs": "write docs/doctor/ from the doctor's catalogue",
     "screenshots": "run a comparison and take the pictures of its page that the README shows",
     "gpu": "every CUDA path on one GPU, as a short table (uses the Python that runs this, if it has torch)",
 }
@@ -102,6 +103,11 @@ def faults() -> None:
     system()
     run(PYTHON, "-m", "paralab", "faults")
     run(PYTHON, "bench/cluster_faults.py")
+
+
+def docs() -> None:
+    setup()
+    run(PYTHON, "docs/catalogue.py")
 
 
 def screenshots() -> None:

@@ -19,6 +19,7 @@ import click
 
 from paralab import __version__
 from paralab.cli_checkpoint import checkpoint
+from paralab.cli_doctor import doctor
 from paralab.cli_options import OUT, request_options, say_to_user, written
 from paralab.cli_practical import practical
 from paralab.cli_run import run
@@ -45,6 +46,12 @@ def _leave_it_to_rank_0() -> None:
             sys.exit(UsageError.exit_code)
 
 
+def _json_is_asked_for() -> bool:
+    """Of us: what stands after -- is another program's."""
+    own = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv
+    return "--json" in own
+
+
 class Commands(click.Group):
     """Prints our own errors as they are: what, why, what to write instead; no traceback."""
 
@@ -56,18 +63,18 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except click.UsageError as error:
             _leave_it_to_rank_0()
-            if "--json" in sys.argv:
+            if _json_is_asked_for():
                 click.echo(json.dumps({"error": error.format_message(), "detail": None, "cure": "--help"}))
             raise
         except ParalabError as error:
             if isinstance(error, UsageError):
                 _leave_it_to_rank_0()
-            if "--json" in sys.argv:
+            if _json_is_asked_for():
                 click.echo(json.dumps({"error": error.problem, "detail": error.detail, "cure": error.cure}))
             click.echo(f"paralab: {error}", err=True)
             sys.exit(error.exit_code)
         except KeyboardInterrupt:
-            if "--json" in sys.argv:
+            if _json_is_asked_for():
                 click.echo(json.dumps({"error": "stopped by Ctrl-C", "detail": None, "cure": None}))
             click.echo("paralab: stopped by Ctrl-C; nothing was left running.", err=True)
             sys.exit(130)
@@ -87,6 +94,7 @@ def main() -> None:
     paralab run ddp --replicas 2 --live          train on two ranks, and watch
     paralab verify all                           prove every strategy equal to one device
     paralab practical 5                          a practical of the course, filled in
+    paralab doctor train.py                      what is wrong with a script that knows nothing of paralab
     """
 
 
@@ -285,6 +293,7 @@ def env(as_json: bool) -> None:
 main.add_command(run)
 main.add_command(practical)
 main.add_command(checkpoint)
+main.add_command(doctor)
 
 
 def _parsed(text: str, options: dict[str, Any]) -> Request:

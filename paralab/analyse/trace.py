@@ -56,7 +56,8 @@ def trace_of(folder: Path) -> dict[str, Any]:
         found += _counters(rank["rank"], own)
     found += [_complete(slice_) for slice_ in slices]
     found += _loss(recording)
-    found += _flows(slices)
+    # A process per stage: a replica is several ranks. Recordings from before that do not say.
+    found += _flows(slices, {rank["rank"]: rank.get("replica", rank["rank"]) for rank in plan["ranks"]})
     # Names first, then time. What begins together: the longer slice first, since it holds the other, and arrows after their slices.
     found.sort(key=lambda event: (event.get("ts", -1), -event.get("dur", 0)))
     return {
@@ -92,7 +93,7 @@ def _placed(rank: int, events: list[Event], devices: list[str]) -> tuple[list[Sl
         times = [(start := _us(event["start"]), max(start, _us(event["end"]))) for event in list_]
         numbers = lanes(times, nested=name != COMMUNICATION)
         tids = [_pid(rank) * TIDS_PER_PID + len(names) + 1 + lane for lane in range(max(numbers, default=0) + 1)]
-        if list_ or name in devices:
+        if list_ or name in (STEPS, *devices):
             names |= {tid: name if lane == 0 else f"{name} ({lane + 1})" for lane, tid in enumerate(tids)}
         for event, (start, end), lane in zip(list_, times, numbers, strict=True):
             slices.append(Slice(event, rank, tids[lane], start, end))
@@ -136,15 +137,18 @@ def _arguments(event: Event) -> dict[str, Any]:
 
 
 def _instants(rank: int, events: list[Event], tids: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """What arrived in a device, on its lane; an error, across the whole process."""
+    """What arrived in a device, and an error, across the whole process.
+
+    Both on the lane of the steps: on a device's lane Perfetto would bind the arrow of the pass around the instant to the instant.
+    """
     for event in events:
-        if event["event"] == "split" and event.get("device") in tids:
-            name, scope, tid = f"split {event['shape']}", "t", tids[event["device"]]
+        if event["event"] == "split":
+            name, scope = f"split {event['shape']} on {event['device']}", "t"
         elif event["event"] == "error":
-            name, scope, tid = event["error"], "p", min(tids.values(), default=0)
+            name, scope = event["error"], "p"
         else:
             continue
-        where = {"pid": _pid(rank), "tid": tid}
+        where = {"pid": _pid(rank), "tid": tids[STEPS]}
         yield {
             "ph": "i",
             "name": name,
@@ -157,7 +161,10 @@ def _instants(rank: int, events: list[Event], tids: dict[str, int]) -> Iterator[
 
 
 def _counters(rank: int, events: list[Event]) -> Iterator[dict[str, Any]]:
-    """Load and memory over time, of the process and of its devices. What is unknown (null) draws nothing."""
+    """Load and memory over time, of the process and of its devices. What is unknown (null) draws nothing.
+
+    Perfetto shows a counter's name and unit as one phrase, so the units are words that follow.
+    """
 
     def counter(name: str, event: Event, unit: str, value: float | None) -> Iterator[dict[str, Any]]:
         if value is not None:
@@ -165,15 +172,15 @@ def _counters(rank: int, events: list[Event]) -> Iterator[dict[str, Any]]:
 
     for event in events:
         if event["event"] == "load":
-            yield from counter("load of the process", event, "cores", event.get("cpu_share"))
-            yield from counter("memory of the process", event, "bytes", event.get("rss_bytes"))
+            yield from counter("load of the process", event, "in cores", event.get("cpu_share"))
+            yield from counter("memory of the process", event, "in bytes", event.get("rss_bytes"))
             for device in event.get("devices") or ():
                 name = device["device"]
-                yield from counter(f"load {name}", event, "share", device.get("utilization"))
-                yield from counter(f"memory {name} allocated", event, "bytes", device.get("allocated_bytes"))
-                yield from counter(f"memory {name} used by all", event, "bytes", device.get("used_bytes"))
+                yield from counter(f"load {name}", event, "as a share", device.get("utilization"))
+                yield from counter(f"memory {name} allocated", event, "in bytes", device.get("allocated_bytes"))
+                yield from counter(f"memory {name} used by all", event, "in bytes", device.get("used_bytes"))
         elif event["event"] == "memory":
-            yield from counter(f"peak memory {event['device']}", event, "bytes", event["bytes"])
+            yield from counter(f"peak memory {event['device']}", event, "in bytes", event["bytes"])
 
 
 def _loss(recording: Recording) -> Iterator[dict[str, Any]]:
@@ -182,13 +189,13 @@ def _loss(recording: Recording) -> Iterator[dict[str, Any]]:
         loss = sum(event["loss"] for event in step)
         if math.isfinite(loss):
             end = max(event["end"] for event in step)
-            yield {"ph": "C", "name": "loss", "pid": _pid(0), "ts": _us(end), "args": {"loss": loss}}
+            yield {"ph": "C", "name": "loss", "pid": _pid(0), "ts": _us(end), "args": {"of the batch": loss}}
 
 
-def _flows(slices: list[Slice]) -> list[dict[str, Any]]:
+def _flows(slices: list[Slice], replica_of: dict[int, int]) -> list[dict[str, Any]]:
     """Every arrow, numbered."""
     chains = [("all-reduce", chain) for chain in _collectives(slices)]
-    chains += [("micro-batch", chain) for chain in _stage_to_stage(slices)]
+    chains += [("micro-batch", chain) for chain in _stage_to_stage(slices, replica_of)]
     chains += [("replica", chain) for chain in _scatter_to_gather(slices)]
     found: list[dict[str, Any]] = []
     for name, chain in chains:
@@ -216,13 +223,16 @@ def _collectives(slices: list[Slice]) -> Iterator[list[Slice]]:
         yield sorted(chain, key=lambda slice_: slice_.start_us)
 
 
-def _stage_to_stage(slices: list[Slice]) -> Iterator[list[Slice]]:
-    """A micro-batch leaves a stage and arrives in the next one: forwards in their order, backwards against it."""
+def _stage_to_stage(slices: list[Slice], replica_of: dict[int, int]) -> Iterator[list[Slice]]:
+    """A micro-batch leaves a stage and arrives in the next one, on whatever rank: forwards in their order, backwards against it."""
     for event, direction in (("forward", 1), ("backward", -1)):
-        found = _by_key(slices, event)
-        for (name, rank, step, accumulation, stage, *rest), list_ in found.items():
+        found: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
+        for (_, rank, step, accumulation, stage, micro, *_), list_ in _by_key(slices, event).items():
+            # The half of a backward pass that only the weights need sends nothing on.
+            found[replica_of[rank], step, accumulation, stage, micro] += [s for s in list_ if not s.event.get("weights")]
+        for (replica, step, accumulation, stage, micro), list_ in found.items():
             if stage is not None:
-                following = found.get((name, rank, step, accumulation, stage + direction, *rest), [])
+                following = found.get((replica, step, accumulation, stage + direction, micro), [])
                 yield from (list(pair) for pair in zip(list_, following, strict=False))
 
 

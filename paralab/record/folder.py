@@ -92,7 +92,8 @@ class RunFolder:
 
     def write_trace(self, trace: dict[str, Any]) -> None:
         """Compact: it is for programs to read, and has a line's worth for every event."""
-        _write_new(self.trace_path, trace, indent=None)
+        # Perfetto does not decode \u escapes: it would show `rank 0 \u00b7 cpu:0`.
+        _write_new(self.trace_path, trace, indent=None, ensure_ascii=False)
 
 
 def version(package: str) -> str | None:
@@ -114,12 +115,13 @@ def write_new(path: Path, text: str) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}.", cure="a file in a folder that exists") from error
 
 
-def _write_new(path: Path, value: dict[str, Any], indent: int | None = 1) -> None:
+def _write_new(path: Path, value: dict[str, Any], indent: int | None = 1, ensure_ascii: bool = True) -> None:
     """Whole or not at all: written beside, then renamed."""
     assert not path.exists(), path
     beside = path.with_suffix(".part")
     try:
-        beside.write_text(json.dumps(value, indent=indent, separators=None if indent else (",", ":")))
+        text = json.dumps(value, indent=indent, separators=None if indent else (",", ":"), ensure_ascii=ensure_ascii)
+        beside.write_text(text, encoding="utf-8", errors="replace")  # a lone surrogate is no text, and must not cost the file
         beside.rename(path)
     except OSError as error:
         raise ParalabError(f"{path} cannot be written: {error.strerror}.", cure="--out DIR on a disk with room") from error

@@ -1,15 +1,12 @@
 """The page in a real browser: what a reader sees, hovers, zooms, types, prints, and what is left without scripts.
 
-One browser for the file; needs Playwright and a Chromium. Where they are missing it says so, or fails if
-PARALAB_REQUIRE_BROWSER=1.
+Needs Playwright and a Chromium (conftest.py).
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +24,6 @@ from tests.analyse.recordings import write
 from tests.analyse.test_metrics import pipelined
 from tests.show.sample_document import sample, without_numbers
 
-QUIET = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update")
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
 BLOCKS = [block for section in sample().sections for block in section.blocks]
 TIMELINE = next(block for block in BLOCKS if isinstance(block, Timeline))
@@ -44,26 +40,6 @@ CONTRAST = """(element) => {
   const [a, b] = [light(text), light(getComputedStyle(under).backgroundColor)].sort((x, y) => y - x);
   return (a + 0.05) / (b + 0.05);
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """One Chromium for all tests of this file."""
-    missing = pytest.fail if os.environ.get("PARALAB_REQUIRE_BROWSER") == "1" else pytest.skip
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        missing("needs Playwright: pip install playwright")
-    with sync_playwright() as playwright:
-        found = [shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")] + [
-            playwright.chromium.executable_path
-        ]
-        program = next((path for path in found if path and Path(path).exists()), None)
-        if program is None:
-            missing("needs a Chromium: apt-get install chromium, or playwright install chromium")
-        launched = playwright.chromium.launch(executable_path=program, args=list(QUIET))
-        yield launched
-        launched.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,224 @@
+"""Questions that rules ask about values: what part does it play, what was it computed from, does it differ between ranks."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from paralab.doctor.script.calls import library_base
+from paralab.doctor.script.naming import role_of_made
+from paralab.doctor.script.values import (
+    Attr,
+    Branch,
+    Call,
+    Choice,
+    Class,
+    Computed,
+    Constant,
+    Dotted,
+    Happening,
+    Items,
+    Loop,
+    Made,
+    Object,
+    Parameter,
+    Value,
+    With,
+    options,
+)
+
+RANK_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"}
+RANK_NAMES = {"rank", "local_rank", "global_rank", "proc_id", "rank_id"}
+# A number stays what it is through these; through any other call of a library (torch.device) it becomes something else.
+_TRANSPARENT = {"builtins.int", "builtins.str", "builtins.bool", "builtins.max", "builtins.min", "os.environ"}
+_THROUGH_LOOPS = ("builtins.enumerate", "builtins.zip", "builtins.iter", "builtins.range", "builtins.len", "tqdm", "itertools.")
+
+
+def roles(value: Value | None) -> set[str]:
+    """The parts that a value may play: ddp, dp, fsdp, module, scaler, loader, sampler, dataset, iterable dataset, optimizer,
+    scheduler, loss, autocast, no_sync, no_grad, rank, world, …"""
+    return {role for option in options(value) for role in _roles(option)} if value else set()
+
+
+def _roles(value: Value) -> Iterator[str]:
+    if isinstance(value, Made):
+        yield from [role] if (role := role_of_made(value.call.target)) else []
+        if value.call.target == "os.environ" and _variable(value.call) in RANK_VARIABLES:
+            yield "rank"
+        if value.call.target == "os.environ" and _variable(value.call) in ("WORLD_SIZE", "SLURM_NTASKS"):
+            yield "world"
+        if value.call.target == "torch.multiprocessing.spawn.rank":
+            yield "rank"
+    elif isinstance(value, Object | Class):
+        yield from _roles_of_class(value.of if isinstance(value, Object) else value)
+    elif isinstance(value, Parameter | Attr) and value.name in RANK_NAMES:
+        given = isinstance(value, Parameter) or isinstance(value.base, Parameter) or bool(roles(value.base) & {"arguments"})
+        yield from ["rank"] if given else []
+
+
+def _roles_of_class(of: Class) -> Iterator[str]:
+    base = library_base(of)
+    if base is None:
+        return
+    last = base.name.rpartition(".")[2]
+    if base.name.startswith("torch.utils.data") or last in ("Dataset", "IterableDataset"):
+        yield "iterable dataset" if last == "IterableDataset" else "sampler-plain" if last.endswith("Sampler") else "dataset"
+    elif role := role_of_made(base.name):
+        yield role
+
+
+def _variable(call: Call) -> Any:
+    return call.args[0].value if call.args and isinstance(call.args[0], Constant) else None
+
+
+def origins(value: Value, stop: Callable[[Value], bool] = lambda value: False) -> Iterator[Value]:
+    """The value and all that it was computed from, nearest first; not past what `stop` says."""
+    seen = {id(value)}
+    waiting = [value]
+    while waiting:
+        current = waiting.pop(0)
+        yield current
+        if not stop(current):
+            for parent in current.parents:
+                if id(parent) not in seen:
+                    seen.add(id(parent))
+                    waiting.append(parent)
+
+
+def sources(value: Value, stop: Callable[[Call], bool] = lambda call: False) -> Iterator[Call]:
+    """The library's and modules' calls that a value was computed from, nearest first; not past what `stop` says."""
+    made = (origin for origin in origins(value, lambda v: isinstance(v, Made) and stop(v.call)) if isinstance(origin, Made))
+    yield from dict.fromkeys(origin.call for origin in made)
+
+
+def comes_from(value: Value | None, role: str) -> bool:
+    """Is the value computed from something that plays this part?"""
+    return value is not None and any(role in roles(origin) for origin in origins(value))
+
+
+def is_forward(call: Call) -> bool:
+    """A call of a model: wrapped or not, not a loss."""
+    return call.method in ("__call__", "forward") and bool(roles(call.receiver) & {"ddp", "dp", "fsdp", "module"})
+
+
+def depends_on_rank(value: Value | None) -> bool:
+    """Does a test come out differently on different ranks? `torch.device(local_rank).type == "cuda"` does not."""
+    if value is None:
+        return False
+
+    def opaque(v: Value) -> bool:
+        return (isinstance(v, Made) and v.call.target not in _TRANSPARENT) or isinstance(v, Attr)
+
+    return any("rank" in roles(origin) for origin in origins(value, opaque))
+
+
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "Eq": operator.eq, "NotEq": operator.ne, "Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge,
+    "Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "FloorDiv": operator.floordiv, "Mod": operator.mod,
+    "Div": operator.truediv, "Pow": operator.pow, "In": lambda a, b: a in b, "NotIn": lambda a, b: a not in b,
+    "Is": operator.is_, "IsNot": operator.is_not,
+}  # fmt: skip
+UNKNOWN = object()
+SEVERAL = 4  # ranks, where a test asks how many there are
+
+
+def on_rank(value: Value, rank: int) -> Any:
+    """What a value is on a rank of a job of several, or UNKNOWN. Used for tests: `rank == 0`, `not is_main()`, `rank % 2`."""
+    if isinstance(value, Constant):
+        return value.value
+    if isinstance(value, Items):
+        return [on_rank(item, rank) for item in value.items]
+    if isinstance(value, Made) and value.call.target in ("torch.distributed.is_initialized", "torch.distributed.is_available"):
+        return True
+    if "world" in roles(value):
+        return SEVERAL
+    if "rank" in roles(value) and not isinstance(value, Choice):
+        return rank
+    if isinstance(value, Made) and value.call.target in ("builtins.int", "builtins.bool") and value.call.args:
+        return on_rank(value.call.args[0], rank)
+    if isinstance(value, Choice):
+        found = {repr(on_rank(option, rank)): on_rank(option, rank) for option in value.options}
+        found.pop(repr(UNKNOWN), None)
+        if len(value.tests) == 1 and len(value.options) == 2:
+            test = on_rank(value.tests[0], rank)
+            if test is not UNKNOWN:
+                return on_rank(value.options[0 if test else 1], rank)
+        return next(iter(found.values())) if len(found) == 1 else UNKNOWN
+    if isinstance(value, Computed):
+        return _computed(value, rank)
+    return UNKNOWN
+
+
+def _computed(value: Computed, rank: int) -> Any:
+    parts = [on_rank(parent, rank) for parent in value.parents]
+    if value.op in ("And", "Or"):
+        deciding = value.op == "Or"
+        if any(part is not UNKNOWN and bool(part) is deciding for part in parts):
+            return deciding
+        return UNKNOWN if UNKNOWN in parts else not deciding
+    if UNKNOWN in parts:
+        return UNKNOWN
+    if value.op == "Not":
+        return not parts[0]
+    try:
+        return _OPERATORS[value.op](*parts) if value.op in _OPERATORS and len(parts) == 2 else UNKNOWN
+    except (TypeError, ValueError, ArithmeticError):
+        return UNKNOWN
+
+
+def rank_branch(happening: Happening) -> Branch | None:
+    """The innermost branch that only some ranks take and that this stands in."""
+    return next((branch for branch in happening.inside(Branch) if depends_on_rank(branch.test)), None)
+
+
+def who_takes(branch: Branch) -> str:
+    """`rank 0 only`, `all ranks but 0`, or `only some ranks`."""
+    taken = [on_rank(branch.test, rank) for rank in (0, 1, 2)]
+    if UNKNOWN in taken:
+        # `dist.is_initialized() and rank != 0`: what else is asked does not differ between ranks
+        parts = branch.test.parents if isinstance(branch.test, Computed) and branch.test.op in ("And", "Or") else ()
+        deciding = [part for part in parts if depends_on_rank(part)]
+        taken = [on_rank(deciding[0], rank) for rank in (0, 1, 2)] if len(deciding) == 1 else taken
+    if UNKNOWN in taken:
+        return "only some ranks"
+    ways = [bool(way) is branch.taken for way in taken]
+    return {(True, False, False): "rank 0 only", (False, True, True): "all ranks but 0"}.get(tuple(ways), "only some ranks")  # type: ignore[arg-type]
+
+
+def iterated(loop: Loop) -> Iterator[Value]:
+    """What a loop goes over, seen through enumerate, zip, tqdm, range(len(…))."""
+
+    def opaque(value: Value) -> bool:
+        return isinstance(value, Made) and not value.call.target.startswith(_THROUGH_LOOPS)
+
+    return origins(loop.over, opaque)
+
+
+def loop_over(happening: Happening, role: str) -> Loop | None:
+    """The innermost loop around this that goes over something that plays this part: `loop_over(call, "loader")`."""
+    return next((loop for loop in happening.inside(Loop) if any(role in roles(value) for value in iterated(loop))), None)
+
+
+def under(happening: Happening, role: str) -> With | None:
+    """The innermost with-block around this whose manager plays (or may play) this part: `under(call, "no_sync")`."""
+    return next((block for block in happening.inside(With) if any(role in roles(manager) for manager in block.managers)), None)
+
+
+def is_conditional(value: Value) -> bool:
+    """A value that is something else on another way: `nullcontext() if last else model.no_sync()`."""
+    return isinstance(value, Choice) and len(list(options(value))) > 1
+
+
+def number(value: Value | None) -> int | float | None:
+    """A number that is known."""
+    if isinstance(value, Constant) and isinstance(value.value, int | float) and not isinstance(value.value, bool):
+        return value.value
+    if isinstance(value, Computed):
+        found = _computed(value, 0) if not depends_on_rank(value) else UNKNOWN
+        return found if isinstance(found, int | float) else None
+    return None
+
+
+def is_dotted(value: Value | None, name: str) -> bool:
+    return isinstance(value, Dotted) and value.name == name

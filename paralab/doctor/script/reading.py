@@ -1,0 +1,93 @@
+"""A training script as the rules see it: the symbolic run of the file and of the modules of its folder that it imports.
+
+Nothing of the script is executed, torch is not imported.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from paralab.doctor.script.naming import canonical
+from paralab.doctor.script.statements import Run
+from paralab.doctor.script.values import Call, Happening, Leave, Store
+from paralab.errors import UsageError
+
+
+@dataclass(eq=False)
+class Script:
+    """`happened`: every call, store and leave, in program order. Loops are run once, both ways of a branch are taken, functions are
+    run where they are called (so what happens in them is there once per call, with the caller's context)."""
+
+    path: Path
+    happened: list[Happening]
+    trees: dict[Path, ast.Module]
+
+    @cached_property
+    def calls(self) -> list[Call]:
+        return [happening for happening in self.happened if isinstance(happening, Call)]
+
+    @cached_property
+    def stores(self) -> list[Store]:
+        return [happening for happening in self.happened if isinstance(happening, Store)]
+
+    @cached_property
+    def leaves(self) -> list[Leave]:
+        return [happening for happening in self.happened if isinstance(happening, Leave)]
+
+    @cached_property
+    def _by_target(self) -> dict[str, list[Call]]:
+        found: dict[str, list[Call]] = {}
+        for call in self.calls:
+            found.setdefault(call.target, []).append(call)
+        return found
+
+    def calls_of(self, *targets: str) -> Iterator[Call]:
+        """Calls of these canonical names, in program order within each."""
+        return (call for target in targets for call in self._by_target.get(target, []))
+
+    def methods(self, *names: str) -> Iterator[Call]:
+        """Calls of methods (or functions) by their last name: `methods("backward")`."""
+        return (call for call in self.calls if call.method in names)
+
+    def imports(self, *packages: str) -> bool:
+        """Is one of these packages imported anywhere?"""
+        return any(name.split(".")[0] in packages or name in packages for tree in self.trees.values() for name in _imported(tree))
+
+    def lines(self, file: Path) -> list[str]:
+        return _lines(file)
+
+    def shown(self, file: Path) -> str:
+        """A file's name in findings: as the user gave it, or beside it."""
+        return str(file)
+
+
+def read_script(path: Path) -> Script:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.", cure="the path of a Python file") from error
+    try:
+        tree = ast.parse(text, str(path))
+    except (SyntaxError, ValueError) as error:
+        place = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) else str(path)
+        raise UsageError(f"{place} is not Python: {getattr(error, 'msg', error)}.", cure="a file that Python can parse") from error
+    run = Run(path.parent)
+    run.module(path, tree, "__main__")
+    run.run_the_rest(path)
+    return Script(path, run.happened, run.sources)
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (canonical(alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module

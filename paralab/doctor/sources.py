@@ -1,0 +1,48 @@
+"""The user's files, each read once: what was judged, what is shown and what a patch starts from are the same text."""
+
+from __future__ import annotations
+
+import io
+import tokenize
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines with their ends, as Python counts them: str.splitlines would also break at form feeds and the like."""
+    return list(io.StringIO(text, newline=""))
+
+
+@dataclass
+class Sources:
+    _texts: dict[str, str | None] = field(default_factory=dict)
+
+    def text(self, file: str) -> str | None:
+        """None: there is no such file here, or it is no text (a log may tell of files on another machine)."""
+        if file not in self._texts:
+            self._texts[file] = read(Path(file))
+        return self._texts[file]
+
+    def lines(self, file: str) -> list[str]:
+        """Without their ends; empty if there is no such file."""
+        return [line.rstrip("\r\n") for line in lines_of(self.text(file) or "")]
+
+    def line(self, file: str | None, number: int | None) -> str | None:
+        lines = self.lines(file) if file and number else []
+        return lines[number - 1] if number and 1 <= number <= len(lines) else None
+
+    def forget(self) -> None:
+        """They were changed."""
+        self._texts.clear()
+
+
+def encoding_of(path: Path) -> str:
+    with path.open("rb") as stream:
+        return tokenize.detect_encoding(stream.readline)[0]
+
+
+def read(path: Path) -> str | None:
+    try:
+        return path.read_bytes().decode(encoding_of(path))
+    except (OSError, SyntaxError, UnicodeDecodeError, LookupError):
+        return None

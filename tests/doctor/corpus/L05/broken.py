@@ -1,0 +1,23 @@
+# ways: ranks, log
+"""Says how many ranks there are."""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+def main():
+    dist.init_process_group("nccl", timeout=timedelta(seconds=20))  # finds L05
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = f"cuda:{dist.get_node_local_rank()}"
+        torch.cuda.set_device(device)
+    total = torch.ones(1, device=device)
+    dist.all_reduce(total)
+    print(f"rank {dist.get_rank()}: {int(total)} ranks")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

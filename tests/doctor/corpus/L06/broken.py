@@ -1,0 +1,26 @@
+# ways: script, ranks, log
+"""A few steps on every rank."""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+def main():
+    model = DDP(nn.Linear(8, 4))  # finds L06
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    torch.manual_seed(1 + dist.get_rank())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        loss = model(torch.randn(8, 8)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+# start: python
+"""Starts its own processes, one for each part of the machine."""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+def work(rank, world):
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29581")
+    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=20))
+    torch.manual_seed(1 + rank)
+    model = DDP(nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        loss = model(torch.randn(64, 64)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    mp.spawn(work, args=(2,), nprocs=2)

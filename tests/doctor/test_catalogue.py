@@ -1,0 +1,49 @@
+"""The catalogue in words: complete, in its groups, and with code that a Python can read."""
+
+import ast
+import re
+from collections import Counter
+
+import pytest
+
+from paralab.doctor.known import ENTRIES, GROUPS, entry
+from paralab.errors import UsageError
+
+MANY = {"H": 19, "L": 11, "S": 17, "T": 6, "G": 9, "A": 11, "D": 7, "P": 6, "C": 4}
+
+
+def test_all_ninety_are_there_in_their_groups():
+    assert Counter(id[0] for id in ENTRIES) == MANY
+    assert list(MANY) == list(GROUPS)
+    assert list(ENTRIES) == [f"{group}{number:02}" for group, many in MANY.items() for number in range(1, many + 1)]
+    assert all(id == known.id for id, known in ENTRIES.items())
+
+
+def test_thirty_four_are_reported_by_no_other_tool():
+    assert sum(known.silent for known in ENTRIES.values()) == 34
+
+
+@pytest.mark.parametrize("known", ENTRIES.values(), ids=lambda known: known.id)
+def test_every_entry_is_whole(known):
+    for code in (known.wrong, known.right):
+        ast.parse(code)
+        assert code.endswith("\n")
+        assert not code.startswith((" ", "\n"))
+        assert max(map(len, code.splitlines())) <= 112, "a terminal and a page must hold it"
+    assert known.wrong != known.right
+    for words in (known.symptom, known.cause, known.fix):
+        assert words.rstrip("'\"")[-1] in ".`)" or words[-1] in "'\"", words
+        assert len(words) > 10
+    assert not known.title.endswith(".")
+    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", source) for source in known.sources)
+    assert len(set(known.sources)) == len(known.sources)
+
+
+def test_an_id_may_be_written_carelessly():
+    assert entry("g1") is entry("G01") is ENTRIES["G01"]
+
+
+@pytest.mark.parametrize(("id", "words"), [("G77", "G01, G02"), ("X01", "There is no entry 'X01'"), ("", "no entry")])
+def test_an_unknown_id_names_those_that_are_near(id, words):
+    with pytest.raises(UsageError, match=re.escape(words)):
+        entry(id)

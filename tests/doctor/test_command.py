@@ -1,0 +1,224 @@
+"""`paralab doctor` as a user types it: what is given decides who looks, wrong use is told, outputs are separate."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from paralab import cli, diagnosis
+from paralab.doctor.finding import Edit, Finding
+from tests.conftest import ROOT, run_paralab
+
+SCRIPT = "loss = f(x)\nloss.backward()\n"
+
+
+def undivided(path):
+    """A rule for these tests: line 1 lacks its `/ 4`."""
+    lines = path.read_text().splitlines()
+    if "/ 4" in lines[0]:
+        return []
+    edit = Edit(str(path), 1, 1, (lines[0] + " / 4",))
+    return [Finding("G01", "error", "not divided by 4", "divide", str(path), 1, edits=(edit,))]
+
+
+class Observed:
+    def __init__(self, findings, exit_code):
+        self.findings, self.exit_code = findings, exit_code
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch):
+    """Type a command; the parts that look are replaced, so that only what they are asked is seen."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    asked = []
+
+    def apply(way, subject):
+        asked.append((way, subject))
+        return undivided(subject) if way == "script" else []
+
+    def observe(command, **options):
+        os.write(1, b"epoch 1\n")  # as a child would
+        asked.append((command, options.pop("say") and options))
+        return Observed(undivided(Path("train.py")), 1)
+
+    parts = {
+        "read_script": lambda path: path,
+        "read_logs": lambda paths: [str(path) for path in paths],
+        "observe": observe,
+        "attach": lambda pid: [Finding("H03", "error", "rank 1 is missing", "call it", rank=1)],
+    }
+    monkeypatch.setattr(diagnosis, "apply", apply)
+    monkeypatch.setattr(diagnosis, "_part", lambda module, name: parts[name])
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["paralab", "doctor", *words])
+        done = CliRunner().invoke(cli.main, ["doctor", *words])
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        done.asked = asked
+        return done
+
+    return run
+
+
+def test_a_script_is_read(typed):
+    done = typed("train.py")
+    assert done.exit_code == 1
+    assert "error G01" in done.stdout
+    assert done.asked == [("script", Path("train.py"))]
+
+
+def test_scripts_and_logs_may_be_given_together(typed, tmp_path):
+    (tmp_path / "job.log").touch()
+    (tmp_path / "ranks").mkdir()
+    done = typed("train.py", "job.log", "ranks", "-")
+    assert done.asked == [("script", Path("train.py")), ("log", ["job.log", "ranks", "-"])]
+
+
+def test_what_stands_after_the_dashes_is_watched_as_it_is(typed):
+    done = typed("--try", "3", "--stall", "5", "--", "torchrun", "train.py", "--json", "--", "x y")
+    asked = {"steps": 3, "stall_seconds": 5.0, "folder": None}
+    assert done.asked == [(["torchrun", "train.py", "--json", "--", "x y"], asked)]
+    assert done.exit_code == 1
+    assert "error G01" in done.stdout
+
+
+def test_a_job_that_hangs(typed):
+    done = typed("--attach", "4711")
+    assert "error H03" in done.stdout
+    assert "rank 1" in done.stdout
+
+
+def test_json_is_one_object(typed):
+    told = json.loads(typed("train.py", "--json").stdout)
+    assert [(finding["id"], finding["line"]) for finding in told["findings"]] == [("G01", 1)]
+    assert told["exit_code"] == 1
+    assert told["fixed"] is None
+
+
+@pytest.mark.parametrize(("words", "goes_to"), [([], "out"), (["--json"], "err"), (["--sarif"], "err")])
+def test_what_the_watched_command_prints_is_never_mixed_with_an_object(typed, capfd, words, goes_to):
+    typed(*words, "--", "torchrun", "train.py")
+    assert getattr(capfd.readouterr(), goes_to) == "epoch 1\n"
+
+
+def test_fix_changes_the_script_and_looks_again(typed, tmp_path):
+    done = typed("train.py", "--fix", "--json")
+    told = json.loads(done.stdout)
+    assert (tmp_path / "train.py").read_text() == "loss = f(x) / 4\nloss.backward()\n"
+    assert done.exit_code == 0
+    assert told["findings"] == []
+    assert told["fixed"]["ids"] == ["G01"]
+    assert "+loss = f(x) / 4" in told["fixed"]["files"]["train.py"]
+
+
+def test_fix_says_what_it_changed(typed):
+    done = typed("train.py", "--fix")
+    assert "changed train.py\n" in done.stdout
+    assert "+loss = f(x) / 4" in done.stdout
+    assert "nothing found in train.py" in done.stdout
+
+
+def test_a_comment_silences_also_what_was_seen_in_a_run(typed, tmp_path):
+    (tmp_path / "train.py").write_text("loss = f(x)  # paralab: ignore[G01] f divides\nloss.backward()\n")
+    for words in (["train.py"], ["--", "torchrun", "train.py"]):
+        told = json.loads(typed("--json", *words).stdout)
+        assert told["findings"] == []
+        assert [(each["id"], each["reason"]) for each in told["ignored"]] == [("G01", "f divides")]
+
+
+def test_a_comment_that_silences_nothing_is_told(typed, tmp_path, monkeypatch):
+    monkeypatch.setattr(diagnosis, "rules", lambda way: {len: "G01"})
+    (tmp_path / "train.py").write_text("loss = f(x) / 4  # paralab: ignore[G01] f divides\n")
+    done = typed("train.py")
+    assert done.exit_code == 0
+    assert "note train.py:1: ignore[G01] silences nothing" in done.stdout
+
+
+@pytest.mark.parametrize("words", [["--sarif", "train.py"], ["train.py", "--sarif"], ["train.py", "--sarif", "-"]])
+def test_sarif_on_stdout(typed, words):
+    told = json.loads(typed(*words).stdout)
+    assert [result["ruleId"] for result in told["runs"][0]["results"]] == ["G01"]
+
+
+def test_sarif_in_a_new_file(typed, tmp_path):
+    done = typed("--sarif", "found.sarif", "train.py")
+    assert "error G01" in done.stdout
+    assert json.loads((tmp_path / "found.sarif").read_text())["version"] == "2.1.0"
+    assert typed("--sarif", "found.sarif", "train.py").exit_code == 2
+    assert (tmp_path / "train.py").read_text() == SCRIPT
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["nowhere.py"], "nowhere.py does not exist"),
+        (["--"], "no command after --"),
+        (["--try", "3", "train.py"], "--try is for a command that is watched"),
+        (["--stall", "3"], "--stall is for a command that is watched"),
+        (["--fix"], "--fix changes scripts"),
+        (["train.py", "--attach", "3"], "both given"),
+        (["train.py", "--", "torchrun"], "both given"),
+        (["--explain", "G77"], "G01, G02"),
+        (["--json", "--sarif", "-", "train.py"], "both print on stdout"),
+        (["--try", "0", "--", "torchrun"], "0 is not in the range"),
+    ],
+)
+def test_wrong_use(typed, words, problem):
+    done = typed(*words)
+    assert done.exit_code == 2
+    assert problem in done.stderr
+    assert done.asked == []
+
+
+def test_an_entry_is_explained(typed):
+    done = typed("--explain", "h3")
+    assert done.exit_code == 0
+    for words in ("H03  A collective that only some ranks call", "symptom", "wrong\n  if dist.get_rank() == 0:\n", "right\n"):
+        assert words in done.stdout
+    assert json.loads(typed("--explain", "H03", "--json").stdout)["entries"][0]["id"] == "H03"
+    listed = typed("--explain", "all").stdout
+    assert listed.count("\n") == 90 + 9
+
+
+def test_reading_a_script_needs_neither_torch_nor_rich_and_is_quick(tmp_path):
+    step = "def step{}(model, x):\n    loss = model(x).sum()\n    loss.backward()\n    return loss\n\n\n"
+    body = "".join(step.format(number) for number in range(166))
+    (tmp_path / "long.py").write_text("import torch\n\n" + body)
+    assert 990 <= (tmp_path / "long.py").read_text().count("\n") <= 1010
+    code = (
+        "import sys, time; sys.argv = ['paralab', 'doctor', 'long.py', '--json']\n"
+        "from paralab.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'rich', 'numpy'} & sys.modules.keys(), sorted(sys.modules)\n"
+        "assert time.process_time() < 1, time.process_time()\n"  # of the CPU, start of Python included: others may use it too
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    json.loads(done.stdout)
+
+
+def test_the_command_is_attached(tmp_path):
+    done = run_paralab("doctor", "--explain", "G01", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.out.startswith("G01  The loss is not divided")
+
+
+def test_the_hook_needs_python_alone(tmp_path):
+    """-S: no package that is installed can be imported."""
+    (tmp_path / "train.py").write_text("import torch\n")
+    command = [sys.executable, "-S", str(ROOT / "hooks" / "doctor.py"), "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    (tmp_path / "train.py").write_text("def (\n")
+    done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "train.py" in done.stderr
+    hook = (ROOT / ".pre-commit-hooks.yaml").read_text()
+    assert "id: paralab-doctor" in hook
+    assert "entry: hooks/doctor.py" in hook

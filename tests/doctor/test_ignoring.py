@@ -1,0 +1,79 @@
+"""Comments that silence: which statement they cover, and what is said about the comments themselves."""
+
+import pytest
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.ignoring import Silence, ignores
+from paralab.doctor.sources import Sources
+
+SCRIPT = """\
+loss.backward()  # paralab: ignore[G01] divided by the loss function
+# paralab: ignore[H03, h07] rank 1 takes part in another branch
+if rank == 0:
+    dist.barrier()
+loader = DataLoader(
+    data,
+    batch_size=4,
+)  # paralab: ignore[T01] every rank has its own files
+text = "# paralab: ignore[A01] a string is no comment"
+"""
+
+
+def at(line, id):
+    return Finding(id, "error", "why", "fix", "train.py", line)
+
+
+@pytest.fixture
+def silence(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def of(text):
+        (tmp_path / "train.py").write_text(text)
+        return Silence(Sources())
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("line", "id", "heard"),
+    [
+        (1, "G01", False),
+        (1, "G02", True),  # another entry
+        (2, "H03", True),  # nothing can be wrong with a comment
+        (3, "H03", False),  # the line after it
+        (3, "H07", False),
+        (4, "H03", True),  # one line further
+        (5, "T01", False),  # the comment stands at the end of the statement, the finding at its start
+        (7, "T01", False),
+        (9, "A01", True),
+    ],
+)
+def test_a_comment_covers_its_statement(silence, line, id, heard):
+    assert silence(SCRIPT).heard(at(line, id)) is heard
+
+
+def test_a_finding_without_a_place_is_always_heard(silence):
+    assert silence(SCRIPT).heard(Finding("G01", "error", "why", "fix"))
+
+
+def test_the_reason_is_kept(silence):
+    all_of = silence(SCRIPT)
+    all_of.heard(at(1, "G01"))
+    assert [(each.finding.id, each.by.reason) for each in all_of.ignored] == [("G01", "divided by the loss function")]
+
+
+def test_what_is_wrong_with_the_comments(silence):
+    comments = silence(
+        "a()  # paralab: ignore[G01]\nb()  # paralab: ignore\nc()  # paralab: ignore[X99] why not\n"
+        "d()  # paralab: ignore[T02] old\ne()  # paralab: ignore[H12] seen in a run\n"
+    )
+    assert not comments.heard(at(1, "G01")), "a comment without a reason silences, and is told"
+    notes = comments.notes(["train.py"], {"G01", "T02"})
+    assert [note.split(": ", 1)[0] for note in notes] == ["train.py:1", "train.py:2", "train.py:3", "train.py:4"]
+    for note, words in zip(notes, ("gives no reason", "names no entry", "no entry 'X99'", "silences nothing"), strict=True):
+        assert words in note
+
+
+def test_a_file_that_is_no_python_is_no_reason_to_fail():
+    (half,) = ignores("x.py", "x = (\n# paralab: ignore[G01] reason\n")
+    assert not half.silences(at(1, "G01"))
