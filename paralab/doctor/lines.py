@@ -27,7 +27,7 @@ class Condition:
 
     @property
     def is_about_the_rank(self) -> bool:
-        return bool(RANK.search(self.test))
+        return bool(RANK.search(self.test)) and "__name__" not in self.test
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,15 @@ def opposite(one: Site, other: Site) -> bool:
     """The two calls stand on the two sides of one `if`."""
     mine = {(c.file, c.line): c.side for c in site_conditions(one)}
     return any(mine.get((c.file, c.line), c.side) != c.side for c in site_conditions(other))
+
+
+def written(place: Place) -> str:
+    """The statement of a line, without its comment."""
+    tree = _tree(place.file)
+    inner = _around(tree, place.line)[-1] if tree else None
+    if isinstance(inner, (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)):
+        return ast.unparse(inner)
+    return place.code.partition("  #")[0]
 
 
 def ways_out_of_loops(site: Site, loop_line: int | None, only_around: bool) -> list[Leaving]:

@@ -129,9 +129,11 @@ class Watch:
         self._named |= late | {(-1, self._moved)}
         self.reader.ask()
         stalled = max([still, *(time.time() - since for _, since in late)])
-        for finding in apply("ranks", self.reader.read(over=False, stalled_seconds=stalled)):
+        found = apply("ranks", self.reader.read(over=False, stalled_seconds=stalled))
+        for finding in found:
             self.tell(finding)
-        return self.ends and still > self.stall_seconds
+        certain = any(finding.severity == "error" for finding in found)
+        return self.ends and certain and still > self.stall_seconds
 
 
 def notes_of(seen: Observation) -> tuple[str, ...]:
