@@ -49,13 +49,20 @@ class Difference:
 
 
 def stuck(rank: RankSeen) -> Stuck | None:
-    for operation in reversed(rank.doing):
-        if isinstance(operation, Numbered) and operation.seq:
+    for operation in reversed(rank.doing if rank.settled else ()):
+        if isinstance(operation, Numbered) and operation.seq and _is_waiting(rank, operation):
             return _stuck(rank, operation, None)
     last = next((event for event in reversed(rank.events) if isinstance(event, Numbered) and event.seq), None)
     if last is not None and last.error and TRANSPORT.search(last.error):
         return _stuck(rank, last, last.error)
     return None
+
+
+def _is_waiting(rank: RankSeen, operation: Numbered) -> bool:
+    """A forward or backward that takes long may just compute: the flight recorder knows, where the rank could be asked."""
+    if isinstance(operation, Collective) or rank.said is None or not rank.said.collectives:
+        return True
+    return any(not entry.get("retired") for entry in rank.said.collectives)
 
 
 def _stuck(rank: RankSeen, operation: Numbered, failed: str | None) -> Stuck:

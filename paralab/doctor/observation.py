@@ -62,6 +62,7 @@ class RankSeen:
     lives: bool | None
     state: str | None  # of its process, one letter as `ps` shows it; None: gone, or not of this machine
     progress: int
+    settled: bool = True  # it has stopped where `doing` says (it hangs, or is over); False: it is on its way
     said: Testimony | None = None  # its stacks and collectives, once asked
 
     def of(self, kind: type[Kind]) -> list[Kind]:
@@ -187,7 +188,7 @@ class Reader:
             self._files[path].grow()
             if self._files[path].events:
                 latest[_numbered(path)[0]] = self._files[path]
-        ranks = [_seen(number, file) for number, file in sorted(latest.items())]
+        ranks = [_seen(number, file, over or stalled_seconds is not None) for number, file in sorted(latest.items())]
         world = max((rank.start.world for rank in ranks), default=0)
         notes = tuple(path.read_text().strip() for path in sorted(self.folder.glob("off-*.txt")))
         return Observation(self.folder, ranks, max(world, len(ranks)), over, exit_code, stalled_seconds, ended_by_us, notes)
@@ -208,12 +209,12 @@ def _answered(path: Path, asked: float) -> bool:
     return answer.exists() and answer.stat().st_mtime >= asked - 0.01
 
 
-def _seen(number: int, file: _File) -> RankSeen:
+def _seen(number: int, file: _File, settled: bool) -> RankSeen:
     count, doing = read_slot(file.path.with_suffix(".now"))
     open_ = tuple(event for raw in doing if (event := typed(raw, file.sites)) is not None)
     said = Testimony.read(file.path.parent, number) if file.path.with_suffix(".json").exists() else None
     start, events = _start(file), tuple(file.events)
-    return RankSeen(number, start, events, open_, _lives(start), _state(start), count + len(events), said)
+    return RankSeen(number, start, events, open_, _lives(start), _state(start), count + len(events), settled, said)
 
 
 def _start(file: _File) -> Start:
