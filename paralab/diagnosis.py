@@ -127,6 +127,7 @@ def observe(command: Sequence[str], *, steps: int | None, stall_seconds: float |
     watch = _part("paralab.doctor.observing", "observe")
     observed = watch(list(command), steps=steps, stall_seconds=stall_seconds, folder=folder, say=heard)
     case.add(observed.findings)
+    case.notes.extend(observed.notes)
     code = observed.exit_code
     many = f" {plural(steps, 'step')}" if steps else ""
     if code and not case.findings:

@@ -17,6 +17,7 @@ KNOWN = re.compile(
     rf"{UNUSED}|DDP expects same model|appears not to match sizes|marked as ready|Expected more than 1 value per channel|"
     r"Failed to run stage|num_chunks|arg_mbs|microbatches|state_dict|unscale|_scale is None|inf checks|process group has not been"
 )
+NO_GPU = re.compile(r"CUDA|NVIDIA|cuda")
 TIMED_OUT = re.compile(r"Timed out waiting|timed out|timeout", re.IGNORECASE)
 STOPPED = {"T": "is stopped (SIGSTOP, or Ctrl-Z)", "t": "is held by a debugger", "D": "waits for a disk that does not answer"}
 
@@ -65,6 +66,8 @@ def raised_alone(seen: Observation) -> Finding | None:
     if not seen.over and seen.stalled_seconds is None:
         return None  # the same may come on the others in the next moment
     own = [rank for rank in seen.ranks if rank.raised and not TRANSPORT.search(f"{rank.raised.type}: {rank.raised.message}")]
+    if any(is_for_want_of_a_gpu(rank) for rank in own):
+        return None
     if not own or len(own) == len(seen.ranks) or any(KNOWN.search(rank.raised.message) for rank in own if rank.raised):
         return None
     rank = min(own, key=lambda rank: rank.raised.t if rank.raised else 0.0)
@@ -84,6 +87,10 @@ def raised_alone(seen: Observation) -> Finding | None:
         rank.rank,
         tuple(f"rank {victim.rank}: {_fate(victim)}" for victim in victims),
     )
+
+
+def is_for_want_of_a_gpu(rank: RankSeen) -> bool:
+    return bool(rank.start.gpus == 0 and rank.raised and NO_GPU.search(f"{rank.raised.type}: {rank.raised.message}"))
 
 
 def _fate(rank: RankSeen) -> str:

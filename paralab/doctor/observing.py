@@ -21,6 +21,7 @@ from typing import Any
 
 from paralab.doctor.events import Held, Off, Replaced
 from paralab.doctor.finding import Finding, ordered
+from paralab.doctor.missing import is_for_want_of_a_gpu
 from paralab.doctor.observation import Observation, Reader, waits_since
 from paralab.doctor.rules import apply
 from paralab.errors import UsageError
@@ -35,11 +36,11 @@ STALL_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Observed:
-    """`exit_code`: the command's own; negative: a signal ended it. `stopped`: we ended it (a trial was over, or it hung for good),
-    so its exit code says nothing. `notes`: what a reader must know that is not a mistake of the script."""
+    """`exit_code`: the command's own; negative: a signal ended it; None with `stopped`: we ended it, because a trial was over or it
+    hung for good. `notes`: what a reader must know that is not a mistake of the script."""
 
     findings: list[Finding]
-    exit_code: int
+    exit_code: int | None
     folder: Path
     stopped: bool = False
     notes: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ def observe(
     command: Sequence[str],
     *,
     steps: int | None = None,
-    stall_seconds: float = STALL_SECONDS,
+    stall_seconds: float | None = None,
     folder: Path | None = None,
     say: Callable[[Finding], None] = lambda finding: None,
     end_when_hung: bool | None = None,
@@ -60,7 +61,9 @@ def observe(
     folder = folder or Path(tempfile.mkdtemp(prefix="paralab-doctor-"))
     folder.mkdir(parents=True, exist_ok=True)
     job = _start(command, _environment(folder, steps))
-    watch = Watch(job, Reader(folder), stall_seconds, say, steps is not None if end_when_hung is None else end_when_hung)
+    watch = Watch(
+        job, Reader(folder), stall_seconds or STALL_SECONDS, say, steps is not None if end_when_hung is None else end_when_hung
+    )
     with _passing_signals_on(job):
         try:
             watch.until_the_end()
@@ -71,7 +74,7 @@ def observe(
     findings = ordered(list(dict.fromkeys([*watch.said, *apply("ranks", final)])))
     for finding in findings:
         watch.tell(finding)
-    return Observed(findings, code, folder, watch.stopped, notes_of(final))
+    return Observed(findings, None if watch.stopped else code, folder, watch.stopped, notes_of(final))
 
 
 class Watch:
@@ -89,7 +92,9 @@ class Watch:
     def until_the_end(self) -> None:
         while self.job.poll() is None:
             seen = self.reader.read(over=False)
-            if self._trial_is_over(seen) or self._is_hung(seen):
+            if self._trial_is_over(seen):
+                self._let_go()
+            if self.stopped or self._is_hung(seen):
                 self.stopped = True
                 return
             self._look(seen)
@@ -116,6 +121,13 @@ class Watch:
         held = [rank for rank in seen.ranks if rank.lives is not False and isinstance(rank.doing[-1:] and rank.doing[-1], Held)]
         return bool(held) and len(seen.ranks) >= seen.world and all(rank in held or rank.ended for rank in seen.ranks)
 
+    def _let_go(self) -> None:
+        """The ranks wait for this file; then they leave with success, and their launcher with them."""
+        self.stopped = True
+        (self.reader.folder / "stop").touch()
+        with suppress(subprocess.TimeoutExpired):
+            self.job.wait(GRACE_SECONDS)
+
     def _is_hung(self, seen: Observation) -> bool:
         """A rank waits for longer than the patience, or none has moved for so long: ask them all, name it, once for each stall."""
         progress = tuple(rank.progress for rank in seen.ranks)
@@ -139,6 +151,8 @@ class Watch:
 def notes_of(seen: Observation) -> tuple[str, ...]:
     found = [f"replaced for the trial: {event.what} by {event.by}" for rank in seen.ranks for event in rank.of(Replaced)]
     found += [f"rank {rank.rank}: the observation switched itself off: {e.error}" for rank in seen.ranks for e in rank.of(Off)]
+    needs = [rank.raised for rank in seen.ranks if rank.raised and is_for_want_of_a_gpu(rank)]
+    found += [f"this script cannot be tried without a GPU: {needs[0].type}: {needs[0].message.splitlines()[0]}"] if needs else []
     found += [f"a process could not be observed: {note}" for note in seen.notes]
     if not seen.ranks:
         found.append("no rank was seen: the command started no Python program that trains with torch")
@@ -158,11 +172,10 @@ def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Po
         return subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=_with_the_parent())
     except FileNotFoundError:
         raise UsageError(
-            f"there is no command {command[0]!r}: write it as you would without paralab, after --, as in\n"
-            "    paralab doctor -- torchrun --nproc_per_node=2 train.py"
+            f"There is no command {command[0]!r} on this machine.", cure="paralab doctor -- torchrun --nproc_per_node=2 train.py"
         ) from None
     except PermissionError:
-        raise UsageError(f"{command[0]} may not be executed; for a script write: python {command[0]}") from None
+        raise UsageError(f"{command[0]} may not be executed.", cure=f"paralab doctor -- python {command[0]}") from None
 
 
 def _with_the_parent() -> Callable[[], Any] | None:

@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from paralab.observe import collectives, endings, files, losses, pipelines
+from paralab.observe import collectives, endings, files, losses, pipelines, trial, without_gpu
 from paralab.observe.answering import answer_when_asked
 from paralab.observe.data import Loaders
 from paralab.observe.models import Models
@@ -19,6 +19,9 @@ from paralab.observe.wrapping import wrap
 def begin(folder: str) -> Rank:
     trial_steps = os.environ.get("PARALAB_TRIAL_STEPS")
     rank = Rank(folder, int(trial_steps) if trial_steps else None)
+    if rank.trial_steps is not None:
+        trial.spare_files(rank)
+        without_gpu.install(rank)
     models = Models(rank)
     collectives.install(rank)
     models.install()

@@ -1,4 +1,5 @@
-"""The corpus on observed ranks: every mistake that has a rule is found with its id, line and culprit; healthy twins have no error."""
+"""The corpus on observed ranks: every mistake that has a rule is found with its id, line and culprit; healthy twins have no "
+"error."""
 
 import pytest
 
