@@ -144,7 +144,9 @@ def observe(command: Sequence[str], *, steps: int | None, stall_seconds: float |
 def attach(pid: int) -> Diagnosis:
     """A job that stands still now."""
     case = Case()
-    case.add(_part("paralab.doctor.attaching", "attach")(pid))
+    attached = _part("paralab.doctor.attaching", "attach")(pid)
+    case.add(attached.findings)
+    case.notes.extend(attached.notes)
     return case.closed(
         f"process {pid}",
         ("ranks",),
