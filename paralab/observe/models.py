@@ -12,7 +12,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from paralab.observe.collectives import rank_first, sequence
-from paralab.observe.digests import is_sampled, of_tensors, tensors_in
+from paralab.observe.digests import is_sampled, is_watched, of_tensors, tensors_in
 from paralab.observe.rank import Rank, guarded
 from paralab.observe.wrapping import argument, is_inside, wrap
 
@@ -100,10 +100,13 @@ class Models:
         self.backwards += 1
         first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
         fields: dict[str, Any] = {"seq": spanned(sequence()), "autocast": autocast_now()}
-        if first is not None and first.numel() == 1 and (first.device.type == "cpu" or is_sampled(self.backwards)):
+        if first is not None and first.numel() == 1 and self._looks_at(first):
             value = float(first.detach())
             fields["loss"] = value if value == value and abs(value) != float("inf") else str(value)
         return fields
+
+    def _looks_at(self, loss: torch.Tensor) -> bool:
+        return is_watched(self.rank.steps) if loss.device.type == "cpu" else is_sampled(self.backwards)
 
     def _backwarded(self, result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         fields: dict[str, Any] = {"seq": spanned(rank_first(self.rank), sequence(), begun=True)}

@@ -27,7 +27,21 @@ from paralab.record.slot import Slot
 
 MAY_WAIT = {"init", "destroy", "group", "wrap", "forward", "backward", "collective", "pipeline", "save", "load", "held"}
 MOST_WAITING = 10_000  # events before it is known which rank this is
-_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
+
+
+def _encoder() -> Callable[[Any], str]:
+    """JSON, with one encoder for all events: the standard library makes a new one for each, which costs more than the encoding."""
+    slow = json.JSONEncoder(separators=(",", ":"), default=str)
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
+    try:
+        encode = make(None, str, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)
+        assert "".join(encode({"a": [1, None]}, 0)) == '{"a":[1,null]}'
+    except Exception:  # a Python that makes its encoders in another way
+        return slow.encode
+    return lambda value: "".join(encode(value, 0))
+
+
+_encode = _encoder()
 
 
 class Rank:
@@ -48,8 +62,6 @@ class Rank:
         self.journal: Journal | None = None
         self.slot: Slot | None = None
         self.doing: list[dict[str, Any]] = []  # open operations of the main thread, outermost first
-        self.count = 0  # events and openings: a sign of progress
-        self.last = time.time()
         self.main = threading.main_thread().ident
         self.path: Path | None = None
 
@@ -70,8 +82,6 @@ class Rank:
         return number
 
     def _write(self, event: dict[str, Any]) -> None:
-        self.count += 1
-        self.last = time.time()
         if self.journal is None:
             if len(self.waiting) < MOST_WAITING:
                 self.waiting.append(event)
@@ -93,16 +103,21 @@ class Rank:
         return operation
 
     def close(self, operation: dict[str, Any], **more: Any) -> None:
-        if operation in self.doing:
-            del self.doing[self.doing.index(operation) :]
+        doing = self.doing
+        if operation in doing:
+            del doing[doing.index(operation) :]
             if operation["event"] in MAY_WAIT:
                 self._say()
-        self._write({**operation, **more, "seconds": round(time.time() - operation["t"], 6)})
+        operation.update(more)
+        operation["seconds"] = round(time.time() - operation["t"], 6)
+        self._write(operation)
 
     def _say(self) -> None:
-        self.count += 1
-        self.last = time.time()
-        if self.slot is not None:
+        if self.slot is None:
+            return
+        if not self.doing:
+            self.slot.write(b"[]")
+        else:
             waiting = [operation for operation in self.doing if operation["event"] in MAY_WAIT]
             self.slot.write(_encode([_brief(operation) for operation in waiting[-3:]]).encode() if waiting else b"[]")
 
