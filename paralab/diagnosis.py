@@ -127,6 +127,7 @@ def observe(command: Sequence[str], *, steps: int | None, stall_seconds: float |
     watch = _part("paralab.doctor.observing", "observe")
     observed = watch(list(command), steps=steps, stall_seconds=stall_seconds, folder=folder, say=heard)
     case.add(observed.findings)
+    case.notes.extend(observed.notes)
     code = observed.exit_code
     many = f" {plural(steps, 'step')}" if steps else ""
     if code and not case.findings:
@@ -143,7 +144,9 @@ def observe(command: Sequence[str], *, steps: int | None, stall_seconds: float |
 def attach(pid: int) -> Diagnosis:
     """A job that stands still now."""
     case = Case()
-    case.add(_part("paralab.doctor.attaching", "attach")(pid))
+    attached = _part("paralab.doctor.attaching", "attach")(pid)
+    case.add(attached.findings)
+    case.notes.extend(attached.notes)
     return case.closed(
         f"process {pid}",
         ("ranks",),
