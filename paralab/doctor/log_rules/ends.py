@@ -1,0 +1,259 @@
+"""The root cause: a rank's own exception or signal, a rank that left without a word, and what torchrun made of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.logs.blame import Event
+from paralab.doctor.logs.cuda import cuda_trouble, driver_line
+from paralab.doctor.logs.job import Logs
+from paralab.doctor.logs.said import blamed, errors, is_claimed, lines
+from paralab.doctor.rules import in_log
+
+OOM_KILL = re.compile(r"oom[-_]kill|Out Of Memory|Out of memory: Killed process|OOM Killed|Killed process \d+", re.IGNORECASE)
+CANCELLED = re.compile(
+    r"(?:JOB|STEP) (\S+) ON (\S+) CANCELLED AT (\S+)(?: DUE TO (TIME LIMIT|PREEMPTION|NODE FAILURE[^*]*|\w[\w ]*?))? ?\*\*\*"
+)
+NODE = re.compile(r"Node failure on (\S+)")
+PID = re.compile(r"\bpid=(\d+)")
+ILLEGAL = re.compile(r"Fatal Python error: Illegal instruction")
+DETAIL = re.compile(r"TORCH_DISTRIBUTED_DEBUG\W{0,3}DETAIL|set_construction_data_and_log")
+_error: Severity = "error"
+_suspect: Severity = "suspect"
+REASONS = {
+    "SIGSEGV": "touched memory that is not its own: a bug in a compiled extension, mixed library versions, or a full stack",
+    "SIGABRT": "aborted itself: a failed check in compiled code; the lines before it tell which",
+    "SIGFPE": "divided an integer by zero in compiled code",
+}
+
+
+def first_root(logs: Logs) -> Event | None:
+    roots = blamed(logs).roots
+    return roots[0] if roots else None
+
+
+@in_log("H11")
+def own_exception(logs: Logs) -> Iterator[Finding]:
+    """Any exception that no other rule knows; CUDA's words are explained."""
+    root = first_root(logs)
+    if root is None or root.trace is None or is_claimed(logs, root.trace.text) or "Fatal Python error" in root.trace.error:
+        return
+    same = [e for e in blamed(logs).roots if e.trace and e.trace.kind == root.trace.kind and e.where == root.where]
+    ranks = sorted({event.rank for event in same if event.rank is not None})
+    at = root.trace.where
+    place = f" at {at.file}:{at.line} (`{at.code}`)" if at else ""
+    alone = len(same) == 1
+    who = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))}" if ranks else "A process"
+    others = sorted({event.rank for event in blamed(logs).victims if event.rank is not None} - set(ranks))
+    noticed = f" What rank {', '.join(map(str, others))} said is a consequence: it waited for this one." if others else ""
+    known = cuda_trouble(root.trace.text)
+    why = f"{who} raised `{_shortened(root.trace.error)}`{place}." + (f" {known.why}" if known else "") + noticed
+    fix = known.fix if known else "repair this line; the other ranks' errors go with it"
+    rank = root.rank if alone and len(logs.ranks) > 1 else None
+    yield Finding("H11", "error", why, fix, at.file if at else None, at.line if at else None, rank, root.evidence())
+
+
+@in_log("H11")
+def hardware(logs: Logs) -> Iterator[Finding]:
+    """The driver's and the kernel's lines, where no Python exception tells of them."""
+    if not any(event.trace for event in blamed(logs).roots) and (told := driver_line(logs)):
+        line, known = told
+        pid = PID.search(line.text)
+        owner = next((exit_.rank for exit_ in logs.exits if pid and exit_.pid == int(pid[1])), line.rank)
+        yield Finding("H11", "error", known.why, known.fix, rank=owner, evidence=(str(line),))
+
+
+@in_log("H11")
+def silent_exit(logs: Logs) -> Iterator[Finding]:
+    """An exit code and nothing else: sys.exit(3), or the rank's own words are in another file."""
+    blame = blamed(logs)
+    codes = [event for event in blame.unknown if event.exit is not None and (event.exit.code or 0) > 0]
+    if blame.roots or not codes or driver_line(logs) or list(_killed(logs)):
+        return
+    first = next((event for event in codes if event.exit and event.exit.first), codes[0])
+    assert first.exit is not None
+    together = len(logs.sources) == 1 and blame.victims and first.exit.code != 1  # others' words are here: so would be its own
+    yield Finding(
+        "H11",
+        "error" if together else "suspect",
+        f"Rank {first.rank} ended itself with code {first.exit.code} and without an exception"
+        + (
+            "; the other ranks lost it."
+            if together
+            else " that these logs hold; what it wrote itself (standard error) would make it certain."
+        ),
+        "look for sys.exit and os._exit in this rank's code, and keep a log per rank: torchrun --log-dir=logs --redirects=3",
+        rank=first.rank,
+        evidence=(str(first.line),),
+    )
+
+
+@in_log("H12")
+def killed(logs: Logs) -> Iterator[Finding]:
+    yield from _killed(logs)
+
+
+def _killed(logs: Logs) -> Iterator[Finding]:
+    cancelled = lines(logs, CANCELLED)
+    if cancelled and (reason := cancelled.match[4]):
+        job, node, at = cancelled.match.group(1, 2, 3)
+        fix = {
+            "TIME LIMIT": "ask for more time (#SBATCH --time), or save checkpoints and resume: #SBATCH --signal=B:USR1@120",
+            "PREEMPTION": "save checkpoints and let the job be requeued: #SBATCH --requeue",
+        }.get(reason, "start the job again from its last checkpoint, without that node: --exclude=" + node)
+        yield cancelled.finding(
+            "H12", "error", f"Slurm ended job {job} on {node} at {at} because of its {reason.lower()}; no rank is to blame.", fix
+        )
+        return
+    if node_failure := lines(logs, NODE):
+        name = node_failure.match[1]
+        yield node_failure.finding(
+            "H12", "error", f"The node {name} failed, and its ranks with it.", f"start again with --exclude={name}"
+        )
+        return
+    roots = [event for event in blamed(logs).roots if event.exit and event.exit.signal == "SIGKILL"]
+    memory = lines(logs, OOM_KILL)
+    if memory is None and (not roots or (root := first_root(logs)) is None or root.exit is not roots[0].exit):
+        return
+    if memory is not None and any(event.trace for event in blamed(logs).roots) and not roots:
+        return  # a rank's own exception came first; what was killed was its data worker or another job's
+    evidence = (*(memory.evidence if memory else ()), *(str(event.line) for event in roots))
+    rank = roots[0].rank if len(roots) == 1 else memory.rank if memory else None
+    who = f"Rank {rank}" if rank is not None else "A rank"
+    said = (
+        "the kernel says that memory ran out"
+        if memory
+        else "the process could not say a word: that is how the kernel's memory killer and schedulers end it"
+    )
+    yield Finding(
+        "H12",
+        "error",
+        f"{who} was killed with SIGKILL from outside; {said}. The others only lost their connection to it.",
+        "less host memory per rank: fewer num_workers, a smaller prefetch_factor, no pin_memory, or ask for more (#SBATCH "
+        "--mem); `dmesg | grep -i oom` and memory.events of the cgroup tell whether it was memory",
+        rank=rank,
+        evidence=evidence,
+    )
+
+
+@in_log("L10")
+def illegal_instruction(logs: Logs) -> Iterator[Finding]:
+    said = errors(logs, ILLEGAL)
+    roots = [event for event in blamed(logs).roots if event.exit and event.exit.signal == "SIGILL"]
+    if said is None and not roots:
+        return
+    rank = said.rank if said else roots[0].rank
+    at = said.at if said else ""
+    evidence = (*(said.evidence if said else ()), *(str(event.line) for event in roots))
+    yield Finding(
+        "L10",
+        "error",
+        f"{f'Rank {rank}' if rank is not None else 'A process'} met a machine instruction{at} that this CPU does not carry out. "
+        "With bfloat16 or float16 on a virtual machine it is AMX: the CPU lists it and the hypervisor does not allow it.",
+        "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment, before torch is imported",
+        said.file if said else None,
+        said.line if said else None,
+        rank,
+        evidence,
+    )
+
+
+@in_log("H11")
+def other_signal(logs: Logs) -> Iterator[Finding]:
+    """Also H19: the debug level that crashes DDP on gloo, and L11: a bus error."""
+    root = first_root(logs)
+    fault = root is not None and root.trace is not None and root.trace.error.startswith("Fatal Python error")
+    if root is None or not (root.exit or fault):
+        return
+    name = (root.exit.signal if root.exit else None) or _signal_of(root.trace.error if root.trace else "")
+    if name in ("SIGKILL", "SIGILL"):
+        return
+    at = root.trace.where if root.trace else None
+    where = f" at {at.file}:{at.line}" if at else ""
+    text = root.trace.text if root.trace else ""
+    evidence = (*(str(line) for line in logs.lines if "terminate called" in line.text or "what():" in line.text), *root.evidence())
+    id, severity = "H11", _error
+    if name == "SIGSEGV" and (DETAIL.search(text) or any(DETAIL.search(line.text) for line in logs.lines)):
+        id, fix = "H19", "TORCH_DISTRIBUTED_DEBUG=INFO"
+        why = f"crashed in the constructor of DDP{where} under TORCH_DISTRIBUTED_DEBUG=DETAIL, as healthy scripts do on gloo"
+    elif name == "SIGBUS":
+        id, severity = "L11", _suspect
+        why = f"died of SIGBUS{where}: a page of shared memory or of a mapped file could not be had; /dev/shm is full, as a rule"
+        fix = "df -h /dev/shm while it runs makes it certain; --shm-size=8g for containers"
+    else:
+        why = f"died of {name}{where}: it {REASONS.get(name, 'was ended by this signal')}"
+        fix = "python -X faulthandler shows the line; the last lines of this rank help"
+    who = f"Rank {root.rank}" if root.rank is not None else "A process"
+    yield Finding(id, severity, f"{who} {why}.", fix, at.file if at else None, at.line if at else None, root.rank, evidence)
+
+
+def _signal_of(error: str) -> str:
+    words = {"Segmentation fault": "SIGSEGV", "Bus error": "SIGBUS", "Aborted": "SIGABRT", "Illegal instruction": "SIGILL"}
+    return next((name for word, name in words.items() if word in error), "SIGFPE" if "Floating" in error else "a fatal error")
+
+
+@in_log("H02")
+def left_without_a_word(logs: Logs) -> Iterator[Finding]:
+    """Nobody has an error of its own, and somebody is gone: the rank that ended well, and too early."""
+    blame = blamed(logs)
+    gone = [event for event in blame.victims if event.trace and not event.waited]
+    if blame.roots or not gone or any(event.waited for event in blame.victims) or any(event.exit for event in blame.victims):
+        return
+    if blame.unknown:
+        return  # a rank ended with a code, and its words are not here
+    rank = blame.silent[0] if len(blame.silent) == 1 else None
+    first = gone[0]
+    at = first.trace.where if first.trace else None
+    place = f" at {at.file}:{at.line} (`{at.code}`)" if at else ""
+    who = (
+        f"Rank {rank}"
+        if rank is not None
+        else "One of the ranks " + ", ".join(map(str, blame.silent))
+        if blame.silent
+        else "Another rank"
+    )
+    last = logs.last.get(rank) if rank is not None else None
+    says = f" Its last line is `{_shortened(last.text.strip())}` ({last.place})." if last else ""
+    yield Finding(
+        "H02",
+        "error" if rank is not None else "suspect",
+        f"{who} left no error and ended with code 0 while rank {first.rank} still needed it{place}: it returned or called "
+        f"sys.exit before the others were done.{says}"
+        + ("" if rank is not None else " The number of ranks is not in this log; all ranks' own logs would make it certain."),
+        "let all ranks leave together: no return or sys.exit under a rank condition, and dist.barrier() before the end",
+        rank=rank,
+        evidence=(*first.evidence(), *((str(last),) if last else ())),
+    )
+
+
+@in_log("H16")
+def torchrun_names_the_victim(logs: Logs) -> Iterator[Finding]:
+    accused, blame = logs.accused, blamed(logs)
+    if accused is None:
+        return
+    of_accused = [event for event in (*blame.roots, *blame.unknown) if event.rank == accused.rank]
+    only_noticed = not of_accused and any(event.rank == accused.rank for event in blame.victims)
+    mismatched = any(event.rank == accused.rank and event.exit for event in blame.victims)  # one side of a mismatch, like the other
+    if not only_noticed or mismatched or any(event.rank is None for event in blame.roots):
+        return
+    root = blame.roots[0].rank if blame.roots else blame.absent[0] if len(blame.absent) == 1 else None
+    instead = f"rank {root}" if root is not None else "a rank that left no error"
+    why = "whose own error came first" if blame.roots else "which left no error at all"
+    victim = next(event for event in blame.victims if event.rank == accused.rank)
+    yield Finding(
+        "H16",
+        "warning",
+        f"torchrun's root cause is rank {accused.rank}, the first process whose end it saw; that rank only noticed that another "
+        "one was gone "
+        f"or did not come. Look at {instead}" + (f", {why}." if root is not None else "."),
+        "decorate main with torch.distributed.elastic.multiprocessing.errors.record, and keep a log per rank (--log-dir, "
+        "--redirects=3)",
+        rank=root,
+        evidence=(str(accused.line), *victim.evidence()[-1:]),
+    )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 200 else text[:200] + " …"

@@ -1,0 +1,109 @@
+"""Logs of broken jobs, most of them written by real runs: each is told with its id, its culprit and its line, no "
+"victim is blamed."""
+
+from pathlib import Path
+
+import pytest
+
+from paralab.doctor.logs.reading import read_logs
+from paralab.doctor.rules import apply
+
+LOGS = Path(__file__).parent / "logs"
+
+# log -> what is found, as (id, rank, line of train.py). Rank None: all ranks said it, or which one it was is not in the log.
+EXPECTED = {
+    "A02_twice": [("A02", None, 16)],
+    "A03_no_update": [("A03", None, 16)],
+    "A04_plain_step": [("A04", None, 17)],
+    "A05_half": [("A05", None, 16)],
+    "A06_bf16": [("A06", 0, 63)],
+    "A07_skipped": [("A07", None, 19)],
+    "A10_no_cuda": [("A10", None, 11)],
+    "A11_unscaled": [("A11", None, 16)],
+    "C01_prefix": [("C01", None, 11)],
+    "C03_torn": [("C03", 1, 33)],
+    "D01_mean": [("D01", None, None)],
+    "D01_scalars": [("D01", None, 41)],
+    "D03_replica": [("D03", None, 41)],
+    "D05_attribute": [("D05", None, 10)],
+    "D07_unequal": [("D07", None, None)],
+    "H01_uneven": [("H01", 1, 13), ("H16", 1, None)],
+    "H02_early_exit": [("H02", 0, None), ("H16", 0, None)],
+    "H02_early_return_unknown_world": [("H02", None, None), ("H16", None, None)],
+    "H03_rank0_barrier": [("H03", 1, 12), ("H16", 1, None)],
+    "H04_nccl_mismatch": [("H04", None, None)],
+    "H04_order": [("H04", None, 13), ("H16", None, None)],
+    "H06_nccl_sizes": [("H06", None, None)],
+    "H06_ragged_gather": [("H06", None, None)],
+    "H07_nccl_broadcast": [("H07", 0, None)],
+    "H07_nccl_two_ranks": [("H07", None, None)],
+    "H07_rank0_validation": [("H07", 0, 15)],
+    "H09_guess": [("H09", None, None)],
+    "H09_newer": [("H09", 0, None)],
+    "H10_behind": [("H10", 1, None)],
+    "H10_missing": [("H10", 1, None)],
+    "H11_bad_sample": [("H11", 1, 15)],
+    "H11_cuda_oom": [("H11", 2, 57)],
+    "H11_device_assert": [("H11", 1, 59)],
+    "H11_ecc_xid": [("H11", 1, None)],
+    "H11_illegal_access": [("H11", 0, 44)],
+    "H11_unhandled_cuda": [("H11", 1, 61)],
+    "H12_killed": [("H12", 1, None)],
+    "H12_slurm_node": [("H12", None, None)],
+    "H12_slurm_oom": [("H12", 2, None)],
+    "H12_slurm_time": [("H12", None, None)],
+    "H13_barrier": [("H13", 0, None)],
+    "H13_store": [("H13", 0, 31), ("H16", 0, None)],
+    "H14_branch": [("H14", 1, 19), ("H16", 1, None)],
+    "H15_all_equal": [("H15", None, None)],
+    "H17_not_destroyed": [("H17", 0, None)],
+    "L03_duplicate_gpu": [("L03", None, 23)],
+    "L05_nccl": [("L05", None, 5)],
+    "L06_before_init": [("L06", None, 5)],
+    "L07_count": [("L07", None, 9)],
+    "L07_shape": [("L07", 1, 9)],
+    "L08_device_ids": [("L08", None, 9)],
+    "L11_shm": [("H16", 0, None), ("L11", 0, 52)],
+    "P01_uneven_chunks": [("P01", 1, 18)],
+    "P02_small_batch": [("P02", None, 16)],
+    "P03_one_chunk": [("P03", None, 12)],
+    "P04_broadcast": [("P04", 0, 16)],
+    "S01_unused": [("S01", None, 19)],
+    "S02_checkpoint": [("S02", None, 20)],
+    "S03_static_graph": [("S03", None, 19)],
+    "S04_find_unused": [("S04", None, None)],
+    "S05_inplace": [("S05", None, 61)],
+    "S09_one_row": [("S09", None, 12)],
+    "S13_attached_loss": [("S13", None, None)],
+    "S17_strides": [("S17", None, None)],
+    "T03_shuffle": [("T03", None, 10)],
+    "T04_stream": [("T04", None, 17)],
+    "healthy_restarted": [],
+    "healthy_run": [],
+    "healthy_words": [],
+}
+
+
+def diagnosed(*paths):
+    return apply("log", read_logs(paths))
+
+
+def told(*paths):
+    return sorted(((f.id, f.rank, f.line) for f in diagnosed(*paths)), key=str)
+
+
+def test_every_log_has_an_expectation():
+    assert sorted(EXPECTED) == sorted(path.stem for path in LOGS.glob("*.log"))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_log(name):
+    found = diagnosed(LOGS / f"{name}.log")
+    assert sorted(((f.id, f.rank, f.line) for f in found), key=str) == sorted(EXPECTED[name], key=str)
+    text = (LOGS / f"{name}.log").read_text().splitlines()
+    for finding in found:
+        assert finding.evidence
+        for evidence in finding.evidence:  # "…/H01_uneven.log:19: RuntimeError: …" is that line of the file
+            place, _, words = evidence.partition(": ")
+            assert words.removesuffix(" …") in text[int(place.rpartition(":")[2]) - 1]
+        assert finding.file is None or finding.file.endswith("train.py")
