@@ -9,7 +9,7 @@ from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.blame import Event
 from paralab.doctor.logs.cuda import cuda_trouble, driver_line
 from paralab.doctor.logs.job import Logs
-from paralab.doctor.logs.said import blamed, errors, is_claimed, lines
+from paralab.doctor.logs.said import blamed, errors, is_claimed, lines, tells
 from paralab.doctor.rules import in_log
 
 OOM_KILL = re.compile(r"oom[-_]kill|Out Of Memory|Out of memory: Killed process|OOM Killed|Killed process \d+", re.IGNORECASE)
@@ -17,6 +17,7 @@ CANCELLED = re.compile(
     r"(?:JOB|STEP) (\S+) ON (\S+) CANCELLED AT (\S+)(?: DUE TO (TIME LIMIT|PREEMPTION|NODE FAILURE[^*]*|\w[\w ]*?))? ?\*\*\*"
 )
 NODE = re.compile(r"Node failure on (\S+)")
+SIGNALLED = re.compile(r"SignalException: Process \d+ got signal: (\d+)")
 PID = re.compile(r"\bpid=(\d+)")
 ILLEGAL = re.compile(r"Fatal Python error: Illegal instruction")
 DETAIL = re.compile(r"TORCH_DISTRIBUTED_DEBUG\W{0,3}DETAIL|set_construction_data_and_log")
@@ -113,6 +114,9 @@ def _killed(logs: Logs) -> Iterator[Finding]:
             "H12", "error", f"The node {name} failed, and its ranks with it.", f"start again with --exclude={name}"
         )
         return
+    if (ended := _launcher_ended(logs)) and not blamed(logs).roots:
+        yield ended
+        return
     roots = [event for event in blamed(logs).roots if event.exit and event.exit.signal == "SIGKILL"]
     memory = lines(logs, OOM_KILL)
     if memory is None and (not roots or (root := first_root(logs)) is None or root.exit is not roots[0].exit):
@@ -138,6 +142,21 @@ def _killed(logs: Logs) -> Iterator[Finding]:
     )
 
 
+def _launcher_ended(logs: Logs) -> Finding | None:
+    """torchrun itself got a signal: SIGINT is the user's own hand and no mistake."""
+    told = [trace for trace in logs.tracebacks if (found := SIGNALLED.search(trace.error)) and found[1] != "2"]
+    if not told:
+        return None
+    return Finding(
+        "H12",
+        "suspect",
+        "torchrun itself was told to end (SIGTERM or alike) and passed it on: the job was ended from outside, by the scheduler "
+        "or a person; no rank is to blame. The scheduler's own log (scontrol show job, sacct) makes it certain.",
+        "look for a time limit, preemption or scancel; save checkpoints and resume",
+        evidence=(str(told[0].errors[-1]),),
+    )
+
+
 @in_log("L10")
 def illegal_instruction(logs: Logs) -> Iterator[Finding]:
     said = errors(logs, ILLEGAL)
@@ -160,7 +179,7 @@ def illegal_instruction(logs: Logs) -> Iterator[Finding]:
     )
 
 
-@in_log("H11")
+@tells("H11", "H19", "L11")
 def other_signal(logs: Logs) -> Iterator[Finding]:
     """Also H19: the debug level that crashes DDP on gloo, and L11: a bus error."""
     root = first_root(logs)

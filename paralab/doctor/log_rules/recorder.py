@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paralab.doctor.collectives import Collective, Mismatch, mismatches
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.job import Logs
-from paralab.doctor.rules import in_log
+from paralab.doctor.logs.said import tells
 
 IDS = {"behind": "H01", "operation": "H04", "size": "H06", "site": "H05", "stuck": "H15"}
 FIXES = {
@@ -20,7 +20,7 @@ FIXES = {
 }
 
 
-@in_log("H05")
+@tells("H01", "H03", "H04", "H05", "H06", "H15")
 def dumps_differ(logs: Logs) -> Iterator[Finding]:
     """H01 or H03 (a rank is behind), H04, H05, H06, H15. The first place where the ranks part; what follows is its consequence."""
     for mismatch in mismatches(logs.dumps, over=True)[:1]:

@@ -10,7 +10,7 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.logs.blame import Event
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
-from paralab.doctor.logs.said import blamed, claims, errors, victims
+from paralab.doctor.logs.said import blamed, claims, errors, tells, victims
 from paralab.doctor.rules import in_log
 
 FINGERPRINTS = claims(
@@ -50,7 +50,7 @@ def _finding(id: str, event: Event, why: str, fix: str, rank: int | None, more: 
     return Finding(id, "suspect", why, fix, at.file if at else None, at.line if at else None, rank, evidence)
 
 
-@in_log("H04")
+@tells("H04", "H06")
 def fingerprints_differ(logs: Logs) -> Iterator[Finding]:
     """Also H06: the same operation with other sizes."""
     if said := errors(logs, FINGERPRINTS):
@@ -67,7 +67,7 @@ def fingerprints_differ(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("H06")
+@tells("H06", "H07")
 def sizes_differ(logs: Logs) -> Iterator[Finding]:
     """Also H07: what met the other rank's collective was DDP's broadcast of buffers."""
     found: list[Line] = [line for line in logs.lines if UNEQUAL.search(line.text) or BYTES.search(line.text)]
@@ -127,7 +127,7 @@ def did_not_pass_the_barrier(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("H01")
+@tells("H01", "H03", "H04", "H07", "H13", "H15")
 def waited_in_vain(logs: Logs) -> Iterator[Finding]:
     """H01, H03, H04, H07, H13: whoever timed out is a victim; the place where it waited tells of what."""
     blame = blamed(logs)

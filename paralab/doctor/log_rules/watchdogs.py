@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.cuda import driver_line
 from paralab.doctor.logs.job import Logs
-from paralab.doctor.logs.said import blamed
+from paralab.doctor.logs.said import blamed, tells
 from paralab.doctor.logs.watchdog import Dog, dogs, sized
-from paralab.doctor.rules import in_log
 from paralab.units import seconds
 
 RECORD = "TORCH_FR_BUFFER_SIZE=2000 with TORCH_NCCL_DUMP_ON_TIMEOUT=1 keeps the calls of every rank for the next time"
 
 
-@in_log("H10")
+@tells("H10", "H04", "H06", "H07", "H13", "H15")
 def collective_timed_out(logs: Logs) -> Iterator[Finding]:
     """Also H04, H06, H07, H13 and H15, which are what a timeout can mean."""
     if blamed(logs).roots or driver_line(logs):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.job import Logs
-from paralab.doctor.logs.said import blamed, claims, errors, lines
+from paralab.doctor.logs.said import blamed, claims, errors, lines, tells
 from paralab.doctor.rules import in_log
 
 UNFINISHED = claims(r"Expected to have finished reduction in the prior iteration before starting a new one")
@@ -36,7 +36,7 @@ ON_CPU = claims(
 )
 
 
-@in_log("S01")
+@tells("S01", "S03", "H14")
 def unused_parameters(logs: Logs) -> Iterator[Finding]:
     """Also S03 and H14: the same words of DDP with another reason."""
     said = errors(logs, UNFINISHED)

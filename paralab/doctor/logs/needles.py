@@ -74,3 +74,7 @@ NEEDLES: tuple[bytes, ...] = (
     b"Grad strides do not match",
     b"Error initializing torch.distributed",
 )
+
+# These begin or make up something of several lines, so they are looked for to the end, however often they come.
+_STARTS = (b"Traceback", b"Fatal", b"exitcode", b"closing", b"Root", b"Failures", b"  ", b"srun", b"slurmstepd", b"Watchdog")
+STRUCTURE: frozenset[bytes] = frozenset(needle for needle in NEEDLES if needle.startswith(_STARTS))

@@ -18,7 +18,7 @@ from paralab.doctor.collectives import from_recorder
 from paralab.doctor.logs import dumps
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import LABEL, Line, clean, parse
-from paralab.doctor.logs.needles import NEEDLES
+from paralab.doctor.logs.needles import NEEDLES, STRUCTURE
 from paralab.doctor.logs.report import Ends
 from paralab.doctor.logs.traceback import HEADER, Assembler
 from paralab.errors import UsageError
@@ -26,7 +26,9 @@ from paralab.errors import UsageError
 BLOCK = 1 << 18  # bytes
 LONGEST_LINE = 1 << 16
 SAME = 300  # lines kept per needle
-TAIL = 40  # lines of a block without needles that are looked at
+TAIL = 40  # lines at the end of a block that are looked at whatever they say,
+BEFORE = 3  # and lines before one with a needle: they tell the time, and whether a logger wrote it
+FULLY = 20_000  # lines: a file of up to this length is read line by line
 LAUNCHER = re.compile(r"torch/distributed/(?:run|elastic|launcher|agent)")
 MENTIONED = re.compile(r"\brank[ _:=]{0,2}(\d{1,5})\b", re.IGNORECASE)
 WORLD = re.compile(r"\bworld[ _-]?size[ =:]+(\d{1,6})\b|nproc[_-]per[_-]node[ =]+(\d+)", re.IGNORECASE)
@@ -124,6 +126,8 @@ class _File:
         self.ends: dict[int | None, Ends] = {}
         self.clock: float | None = None  # lines without a stamp lie where the stamped line before them lies
         self.kept: Counter[bytes] = Counter()
+        self.needles = list(NEEDLES)
+        self.busy = False  # inside a traceback
 
     def read(self, file: IO[bytes]) -> None:
         rest = b""
@@ -152,28 +156,38 @@ class _File:
 
     def _block(self, block: bytes) -> None:
         if b"\0" in block[:4096] and block.count(0) > len(block) // 4:
-            block = block.replace(b"\0", b"")
-        present = [needle for needle in NEEDLES if needle in block]
-        busy = any(stream.open is not None or stream.fatal is not None for stream in self.streams.values())
+            block = block.replace(b"\0", b"")  # UTF-16, or a file that was copied while it grew
+        present = [needle for needle in self.needles if needle in block]
+        start = self.number
+        self.number += block.count(b"\n") + (not block.endswith(b"\n"))
+        if not present and not self.busy and start > FULLY:
+            block = block[-TAIL * 200 :]
         lines = block.split(b"\n")
-        if lines and not lines[-1]:
+        if not lines[-1]:
             lines.pop()
-        if not present and not busy:
-            for stream in self.streams.values():
-                if stream.done:
-                    stream.done[-1].followed += len(lines) if stream.done[-1].rank in (None, self.rank) else 0
-            skipped = max(0, len(lines) - TAIL)
-            self.number += skipped
-            lines = lines[skipped:]
-        for raw in lines:
-            self.number += 1
-            self._line(raw[:LONGEST_LINE] if len(raw) < LONGEST_LINE * 4 else raw[-LONGEST_LINE:], present)
+        start = self.number - len(lines)
+        seen = 0  # lines before this one are done with
+        for index, raw in enumerate(lines):
+            near_an_end = start + index < FULLY or index >= len(lines) - TAIL
+            if self.busy or near_an_end or any(needle in raw for needle in present):
+                first = max(seen, index - BEFORE)
+                self._skip(first - seen)
+                for at in range(first, index + 1):
+                    self._line(lines[at], present, start + at + 1)
+                seen = index + 1
+        self.needles = [needle for needle in self.needles if self.kept[needle] < SAME or needle in STRUCTURE]
 
-    def _line(self, raw: bytes, present: list[bytes]) -> None:
-        text = clean(raw)
+    def _skip(self, number: int) -> None:
+        """Lines that nobody looks at still tell that the process went on after its last traceback."""
+        stream = self.streams.get(self.rank)
+        if number and stream is not None and stream.done:
+            stream.done[-1].followed += number
+
+    def _line(self, raw: bytes, present: list[bytes], number: int) -> None:
+        text = clean(raw if len(raw) < LONGEST_LINE else raw[-LONGEST_LINE:])
         if HEADER in text and (at := text.rfind("[rank", 0, text.find(HEADER))) > 0:
             text = text[at:]  # behind a progress bar
-        line = parse(self.name, self.number, text, self.rank, None, self.labelled)
+        line = parse(self.name, number, text, self.rank, None, self.labelled)
         if line.time is not None:
             self.clock = line.time
         elif self.clock is not None:
@@ -183,17 +197,17 @@ class _File:
         taken = stream.feed(line)
         if stream.open is not None and stream.open.reported and stream.open.rank is None:
             stream.open.rank = ends.entry_rank
-        if not text:
+        self.busy = any(other.open is not None or other.fatal is not None for other in self.streams.values())
+        if not text or taken:
             return
-        if not taken:
-            self._notice(line)
-        if not taken and (needle := next((needle for needle in present if needle in raw), None)) is not None:
+        self._notice(line)
+        needle = next((needle for needle in present if needle in raw), None)
+        if needle is not None or text.startswith("  "):
             ends.feed(line)
+        if needle is not None:
             self.kept[needle] += 1
             if self.kept[needle] <= SAME:
                 self.logs.lines.append(line)
-        elif not taken and text.startswith("  "):
-            ends.feed(line)
 
     def _notice(self, line: Line) -> None:
         """Where each rank was last, and which ranks there are."""

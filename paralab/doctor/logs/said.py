@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from paralab.doctor.finding import Finding, Severity
@@ -12,6 +13,7 @@ from paralab.doctor.logs.blame import Blame, Event, blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
 from paralab.doctor.logs.traceback import LIBRARIES, Frame
+from paralab.doctor.rules import Check, in_log
 
 WARNED = re.compile(r"(.+?):(\d+): \w*Warning: ")
 _claimed: list[tuple[re.Pattern[str], Callable[[Logs], bool]]] = []
@@ -59,6 +61,21 @@ def claims(pattern: str, only: Callable[[Logs], bool] = lambda logs: True) -> re
 
 def is_claimed(logs: Logs, text: str) -> bool:
     return any(pattern.search(text) and only(logs) for pattern, only in _claimed)
+
+
+def tells(*ids: str) -> Callable[[Check], Check]:
+    """For a rule that finds out which of several entries it is: it stands in the list of rules once for each of them."""
+
+    def register(check: Check) -> Check:
+        for id in ids:
+            in_log(id)(partial(_only, id, check))
+        return check
+
+    return register
+
+
+def _only(id: str, check: Check, logs: Logs) -> Iterator[Finding]:
+    yield from (finding for finding in check(logs) if finding.id == id)
 
 
 _blames: WeakKeyDictionary[Logs, Blame] = WeakKeyDictionary()

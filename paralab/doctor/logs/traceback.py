@@ -83,11 +83,9 @@ class Traceback:
 
     @property
     def of_launcher(self) -> bool:
-        return (
-            "ChildFailedError" in self.error
-            or "SignalException" in self.error
-            or any("bin/torchrun" in f.file for f in self.frames)
-        )
+        """The launcher's own, about its children. (A launcher that cannot start has a traceback of another kind.)"""
+        names = ("ChildFailedError", "SignalException", "ProcessRaisedException", "ProcessExitedException")
+        return any(name in self.error for name in names)
 
     def evidence(self) -> tuple[str, ...]:
         """The user's own frame and what was raised."""
