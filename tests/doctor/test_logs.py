@@ -27,12 +27,18 @@ EXPECTED = {
     "D03_replica": [("D03", None, 41)],
     "D05_attribute": [("D05", None, 10)],
     "D07_unequal": [("D07", None, None)],
+    "H01_final_barrier": [("H01", 1, 7), ("H16", None, None)],
     "H01_uneven": [("H01", 1, 13), ("H16", 1, None)],
     "H02_early_exit": [("H02", 0, None), ("H16", 0, None)],
     "H02_early_return_unknown_world": [("H02", None, None), ("H16", None, None)],
+    "H02_srun": [("H02", 0, None)],
+    "H03_detail": [("H03", 1, 9), ("H16", 1, None)],
+    "H03_late": [("H03", 0, 6), ("H16", 0, None)],
     "H03_rank0_barrier": [("H03", 1, 12), ("H16", 1, None)],
+    "H04_detail": [("H04", None, 6)],
     "H04_nccl_mismatch": [("H04", None, None)],
     "H04_order": [("H04", None, 13), ("H16", None, None)],
+    "H06_detail": [("H06", None, 9)],
     "H06_nccl_sizes": [("H06", None, None)],
     "H06_ragged_gather": [("H06", None, None)],
     "H07_nccl_broadcast": [("H07", 0, None)],
@@ -44,10 +50,21 @@ EXPECTED = {
     "H10_missing": [("H10", 1, None)],
     "H11_bad_sample": [("H11", 1, 15)],
     "H11_cuda_oom": [("H11", 2, 57)],
+    "H11_data_worker": [("H11", 1, 10)],
     "H11_device_assert": [("H11", 1, 59)],
     "H11_ecc_xid": [("H11", 1, None)],
+    "H11_exit_code": [("H11", 1, None)],
     "H11_illegal_access": [("H11", 0, 44)],
+    "H11_raised_from": [("H11", 0, 4)],
+    "H11_record": [("H11", 1, 7)],
+    "H11_restarted": [("H11", 1, 15)],
+    "H11_sigsegv": [("H11", 1, 8)],
+    "H11_sigsegv_silent": [("H11", None, None)],
+    "H11_spawn": [("H11", 1, 5)],
+    "H11_srun": [("H11", 1, 15)],
+    "H11_tee": [("H11", 1, 15)],
     "H11_unhandled_cuda": [("H11", 1, 61)],
+    "H11_words_elsewhere": [("H11", None, None)],
     "H12_killed": [("H12", 1, None)],
     "H12_slurm_node": [("H12", None, None)],
     "H12_slurm_oom": [("H12", 2, None)],
@@ -57,13 +74,21 @@ EXPECTED = {
     "H14_branch": [("H14", 1, 19), ("H16", 1, None)],
     "H15_all_equal": [("H15", None, None)],
     "H17_not_destroyed": [("H17", 0, None)],
+    "H18_client": [("H18", None, 2)],
+    "H18_server": [("H18", None, 2)],
+    "H19_detail": [("H19", None, 9)],
+    "L01_rank": [("L01", None, 2)],
+    "L01_torchrun": [("L01", None, None)],
+    "L02_python": [("L02", None, 2)],
     "L03_duplicate_gpu": [("L03", None, 23)],
     "L05_nccl": [("L05", None, 5)],
     "L06_before_init": [("L06", None, 5)],
     "L07_count": [("L07", None, 9)],
     "L07_shape": [("L07", 1, 9)],
     "L08_device_ids": [("L08", None, 9)],
+    "L10_sigill": [("L10", 1, 8)],
     "L11_shm": [("H16", 0, None), ("L11", 0, 52)],
+    "L11_sigbus": [("L11", 1, 8)],
     "P01_uneven_chunks": [("P01", 1, 18)],
     "P02_small_batch": [("P02", None, 16)],
     "P03_one_chunk": [("P03", None, 12)],
@@ -107,3 +132,18 @@ def test_log(name):
             place, _, words = evidence.partition(": ")
             assert words.removesuffix(" …") in text[int(place.rpartition(":")[2]) - 1]
         assert finding.file is None or finding.file.endswith("train.py")
+
+
+# What torchrun --log-dir leaves: the launcher's own output, and a file per rank and stream.
+FOLDERS = {
+    "folder_H01": [("H01", 1, 13), ("H16", 1, None)],
+    "folder_H02": [("H02", 1, None), ("H16", 1, None)],  # the rank without an error has files, so it is known to exist
+    "folder_H11": [("H11", 1, 15)],
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folder_of_torchrun(name):
+    assert told(LOGS / name) == sorted(FOLDERS[name], key=str)
+    files = sorted((LOGS / name).rglob("*.*"), reverse=True)
+    assert told(*files) == sorted(FOLDERS[name], key=str)  # in whatever order they are given

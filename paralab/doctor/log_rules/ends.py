@@ -11,6 +11,7 @@ from paralab.doctor.logs.cuda import cuda_trouble, driver_line
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.said import blamed, errors, is_claimed, lines, tells
 from paralab.doctor.rules import in_log
+from paralab.units import plural
 
 OOM_KILL = re.compile(r"oom[-_]kill|Out Of Memory|Out of memory: Killed process|OOM Killed|Killed process \d+", re.IGNORECASE)
 CANCELLED = re.compile(
@@ -20,13 +21,12 @@ NODE = re.compile(r"Node failure on (\S+)")
 SIGNALLED = re.compile(r"SignalException: Process \d+ got signal: (\d+)")
 PID = re.compile(r"\bpid=(\d+)")
 ILLEGAL = re.compile(r"Fatal Python error: Illegal instruction")
-DETAIL = re.compile(r"TORCH_DISTRIBUTED_DEBUG\W{0,3}DETAIL|set_construction_data_and_log")
 _error: Severity = "error"
 _suspect: Severity = "suspect"
 REASONS = {
-    "SIGSEGV": "touched memory that is not its own: a bug in a compiled extension, mixed library versions, or a full stack",
-    "SIGABRT": "aborted itself: a failed check in compiled code; the lines before it tell which",
-    "SIGFPE": "divided an integer by zero in compiled code",
+    "SIGSEGV": "memory was touched that is not its own; a bug in a compiled extension, mixed library versions, or a full stack",
+    "SIGABRT": "a check in compiled code failed; the lines before it tell which",
+    "SIGFPE": "an integer was divided by zero in compiled code",
 }
 
 
@@ -76,17 +76,19 @@ def silent_exit(logs: Logs) -> Iterator[Finding]:
     first = next((event for event in codes if event.exit and event.exit.first), codes[0])
     assert first.exit is not None
     together = len(logs.sources) == 1 and blame.victims and first.exit.code != 1  # others' words are here: so would be its own
+    accused = f"Rank {first.rank} ended itself with code {first.exit.code} and without an exception"
+    if together:
+        why = f"{accused}; the other ranks lost it."
+    else:
+        why = f"{accused} that these logs hold. Whether it is the cause or a victim, its own words (standard error) would tell."
     yield Finding(
         "H11",
         "error" if together else "suspect",
-        f"Rank {first.rank} ended itself with code {first.exit.code} and without an exception"
-        + (
-            "; the other ranks lost it."
-            if together
-            else " that these logs hold; what it wrote itself (standard error) would make it certain."
-        ),
-        "look for sys.exit and os._exit in this rank's code, and keep a log per rank: torchrun --log-dir=logs --redirects=3",
-        rank=first.rank,
+        why,
+        "look for sys.exit and os._exit in this rank's code"
+        if together
+        else "give the logs of all ranks too: torchrun --log-dir=logs --redirects=3, then paralab doctor job.log logs",
+        rank=first.rank if together else None,
         evidence=(str(first.line),),
     )
 
@@ -191,21 +193,30 @@ def other_signal(logs: Logs) -> Iterator[Finding]:
         return
     at = root.trace.where if root.trace else None
     where = f" at {at.file}:{at.line}" if at else ""
-    text = root.trace.text if root.trace else ""
     evidence = (*(str(line) for line in logs.lines if "terminate called" in line.text or "what():" in line.text), *root.evidence())
     id, severity = "H11", _error
-    if name == "SIGSEGV" and (DETAIL.search(text) or any(DETAIL.search(line.text) for line in logs.lines)):
-        id, fix = "H19", "TORCH_DISTRIBUTED_DEBUG=INFO"
-        why = f"crashed in the constructor of DDP{where} under TORCH_DISTRIBUTED_DEBUG=DETAIL, as healthy scripts do on gloo"
+    if name == "SIGSEGV" and _in_constructor(root):
+        id, severity, fix = "H19", _suspect, "TORCH_DISTRIBUTED_DEBUG=INFO"
+        why = f"crashed in the constructor of DDP{where}, as healthy scripts do on gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL"
+        why += "; certain if that is set"
     elif name == "SIGBUS":
         id, severity = "L11", _suspect
         why = f"died of SIGBUS{where}: a page of shared memory or of a mapped file could not be had; /dev/shm is full, as a rule"
         fix = "df -h /dev/shm while it runs makes it certain; --shm-size=8g for containers"
     else:
-        why = f"died of {name}{where}: it {REASONS.get(name, 'was ended by this signal')}"
+        why = f"died of {name}{where}: {REASONS.get(name, 'ended by this signal')}"
         fix = "python -X faulthandler shows the line; the last lines of this rank help"
-    who = f"Rank {root.rank}" if root.rank is not None else "A process"
-    yield Finding(id, severity, f"{who} {why}.", fix, at.file if at else None, at.line if at else None, root.rank, evidence)
+    same = {event.rank for event in blamed(logs).roots if (event.exit or event is root) and event.rank is not None}
+    rank = root.rank if len(same) == 1 and len(logs.ranks) > 1 else None
+    who = f"Rank {rank}" if rank is not None else f"{plural(len(same), 'rank')}" if len(same) > 1 else "A process"
+    yield Finding(id, severity, f"{who} {why}.", fix, at.file if at else None, at.line if at else None, rank, evidence)
+
+
+def _in_constructor(root: Event) -> bool:
+    """It was DDP's own __init__ that it died in."""
+    frames = root.trace.frames if root.trace else []
+    own = [frame.file.endswith("nn/parallel/distributed.py") for frame in frames]
+    return bool(frames) and own[-1] and any(ours and frame.function == "__init__" for ours, frame in zip(own, frames, strict=True))
 
 
 def _signal_of(error: str) -> str:

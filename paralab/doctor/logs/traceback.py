@@ -95,7 +95,9 @@ class Traceback:
             lines += [
                 str(line) for line in self.lines if (m := FRAME.match(line.text)) and (m[1], int(m[2])) == (at.file, at.line)
             ][-1:]
-        if self.errors:
+        if self.errors and self.errors[0] is self.first:  # the fault handler's: the error comes first, then the frames
+            lines.append(str(self.first))
+        elif self.errors:
             start = self.lines.index(self.errors[-1])
             lines += [str(line) for line in self.lines[start : start + 4] if line.text.strip()]
         return tuple(lines)
