@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from paralab.doctor.logs.reading import read_logs
+from paralab.doctor.logs.source import _parsed
 from paralab.doctor.rules import apply
 
 LOGS = Path(__file__).parent / "logs"
@@ -29,27 +30,27 @@ EXPECTED = {
     "D07_unequal": [("D07", None, None)],
     "H01_final_barrier": [("H01", 1, 7), ("H16", None, None)],
     "H01_uneven": [("H01", 1, 13), ("H16", 1, None)],
-    "H02_early_exit": [("H02", 0, None), ("H16", 0, None)],
-    "H02_early_return_unknown_world": [("H02", None, None), ("H16", None, None)],
-    "H02_srun": [("H02", 0, None)],
-    "H03_detail": [("H03", 1, 9), ("H16", 1, None)],
-    "H03_late": [("H03", 0, 6), ("H16", 0, None)],
-    "H03_rank0_barrier": [("H03", 1, 12), ("H16", 1, None)],
+    "H02_early_exit": [("H01", 0, 14), ("H02", 0, None), ("H16", 0, None)],
+    "H02_early_return_unknown_world": [("H02", None, None)],
+    "H02_srun": [("H01", 0, 14), ("H02", 0, None)],
+    "H03_detail": [("H03", None, 9)],
+    "H03_late": [("H03", None, 6)],
+    "H03_rank0_barrier": [("H03", None, 12)],
     "H04_detail": [("H04", None, 6)],
     "H04_nccl_mismatch": [("H04", None, None)],
-    "H04_order": [("H04", None, 13), ("H16", None, None)],
+    "H04_order": [("H04", None, 13)],
     "H06_detail": [("H06", None, 9)],
     "H06_nccl_sizes": [("H06", None, None)],
     "H06_ragged_gather": [("H06", None, None)],
     "H07_nccl_broadcast": [("H07", 0, None)],
     "H07_nccl_two_ranks": [("H07", None, None)],
-    "H07_rank0_validation": [("H07", 0, 15)],
+    "H07_rank0_validation": [("H07", None, 15)],
     "H09_guess": [("H09", None, None)],
     "H09_newer": [("H09", 0, None)],
     "H10_behind": [("H10", 1, None)],
     "H10_missing": [("H10", 1, None)],
     "H11_bad_sample": [("H11", 1, 15)],
-    "H11_cuda_oom": [("H11", 2, 57)],
+    "H11_cuda_oom": [("H11", 2, 57), ("H16", 2, None)],
     "H11_data_worker": [("H11", 1, 10)],
     "H11_device_assert": [("H11", 1, 59)],
     "H11_ecc_xid": [("H11", 1, None)],
@@ -70,7 +71,7 @@ EXPECTED = {
     "H12_slurm_oom": [("H12", 2, None)],
     "H12_slurm_time": [("H12", None, None)],
     "H13_barrier": [("H13", 0, None)],
-    "H13_store": [("H13", 0, 31), ("H16", 0, None)],
+    "H13_store": [("H13", 0, 31)],
     "H14_branch": [("H14", 1, 19), ("H16", 1, None)],
     "H15_all_equal": [("H15", None, None)],
     "H17_not_destroyed": [("H17", 0, None)],
@@ -137,7 +138,7 @@ def test_log(name):
 # What torchrun --log-dir leaves: the launcher's own output, and a file per rank and stream.
 FOLDERS = {
     "folder_H01": [("H01", 1, 13), ("H16", 1, None)],
-    "folder_H02": [("H02", 1, None), ("H16", 1, None)],  # the rank without an error has files, so it is known to exist
+    "folder_H02": [("H02", None, None)],
     "folder_H11": [("H11", 1, 15)],
 }
 
@@ -147,3 +148,43 @@ def test_folder_of_torchrun(name):
     assert told(LOGS / name) == sorted(FOLDERS[name], key=str)
     files = sorted((LOGS / name).rglob("*.*"), reverse=True)
     assert told(*files) == sorted(FOLDERS[name], key=str)  # in whatever order they are given
+
+
+ALONE = """
+import torch.distributed as dist
+
+def save(model):
+    {condition}
+        dist.barrier()
+"""
+WAITED = """[rank0]: Traceback (most recent call last):
+[rank0]:   File "{file}", line 6, in save
+[rank0]:     dist.barrier()
+[rank0]:   File "/opt/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 5356, in barrier
+[rank0]:     work.wait()
+[rank0]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/{what}
+rank 1 saved
+"""
+LOST = "pair.cc:553] Connection closed by peer [127.0.0.1]:7555."
+LATE = "unbound_buffer.cc:78] Timed out waiting 4000ms for recv operation to complete"
+
+
+@pytest.mark.parametrize(
+    ("condition", "what", "expected"),
+    [
+        ("if dist.get_rank() == 0:", LOST, [("H03", 0, 6)]),  # it waits alone, and the others are right
+        ("if dist.get_rank() == 0:", LATE, [("H03", 0, 6)]),
+        ("if model:", LOST, [("H02", 1, None)]),  # all should be here, and one is gone
+        ("if model:", LATE, [("H03", 1, 6)]),
+    ],
+)
+def test_the_file_tells_who_of_two_is_to_blame(tmp_path, condition, what, expected):
+    script = tmp_path / "train.py"
+    script.write_text(ALONE.format(condition=condition))
+    log = tmp_path / "job.log"
+    log.write_text(WAITED.format(file=script, what=what))
+    assert told(log) == expected
+    script.unlink()  # without the file nobody is accused; the doctor remembers files that it has read
+    _parsed.cache_clear()
+    assert [rank for _, rank, _ in told(log)] == [None]
+    _parsed.cache_clear()

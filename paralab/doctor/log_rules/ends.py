@@ -9,6 +9,7 @@ from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.blame import Event
 from paralab.doctor.logs.cuda import cuda_trouble, driver_line
 from paralab.doctor.logs.job import Logs
+from paralab.doctor.logs.places import alone, stands
 from paralab.doctor.logs.said import blamed, errors, is_claimed, lines, tells
 from paralab.doctor.rules import in_log
 from paralab.units import plural
@@ -224,60 +225,67 @@ def _signal_of(error: str) -> str:
     return next((name for word, name in words.items() if word in error), "SIGFPE" if "Floating" in error else "a fatal error")
 
 
-@in_log("H02")
+@tells("H01", "H02", "H03", "H07")
 def left_without_a_word(logs: Logs) -> Iterator[Finding]:
-    """Nobody has an error of its own, and somebody is gone: the rank that ended well, and too early."""
+    """Nobody has an error of its own, and somebody is gone: the rank that ended well, and too early; or all others have ended as
+    they should, and one calls a collective alone."""
     blame = blamed(logs)
     gone = [event for event in blame.victims if event.trace and not event.waited]
-    if blame.roots or not gone or any(event.waited for event in blame.victims) or any(event.exit for event in blame.victims):
+    if blame.roots or blame.unknown or not gone or any(event.waited or event.exit for event in blame.victims):
         return
-    if blame.unknown:
-        return  # a rank ended with a code, and its words are not here
-    rank = blame.silent[0] if len(blame.silent) == 1 else None
     first = gone[0]
+    if first.alone:
+        yield alone(first, f"Rank {first.rank} was {stands(first)}, under a rank condition, when the others had already ended.")
+        return
     at = first.trace.where if first.trace else None
-    place = f" at {at.file}:{at.line} (`{at.code}`)" if at else ""
-    who = (
-        f"Rank {rank}"
-        if rank is not None
-        else "One of the ranks " + ", ".join(map(str, blame.silent))
-        if blame.silent
-        else "Another rank"
-    )
+    sure = first.alone is False
+    rank = blame.silent[0] if len(blame.silent) == 1 and sure else None
+    names = ", ".join(map(str, blame.silent))
+    who = f"Rank {rank}" if rank is not None else f"Of the ranks {names} one" if blame.silent else "Another rank"
     last = logs.last.get(rank) if rank is not None else None
     says = f" Its last line is `{_shortened(last.text.strip())}` ({last.place})." if last else ""
-    yield Finding(
-        "H02",
-        "error" if rank is not None else "suspect",
-        f"{who} left no error and ended with code 0 while rank {first.rank} still needed it{place}: it returned or called "
-        f"sys.exit before the others were done.{says}"
-        + ("" if rank is not None else " The number of ranks is not in this log; all ranks' own logs would make it certain."),
-        "let all ranks leave together: no return or sys.exit under a rank condition, and dist.barrier() before the end",
-        rank=rank,
-        evidence=(*first.evidence(), *((str(last),) if last else ())),
-    )
+    why = f"{who} left no error and ended with code 0 while rank {first.rank} still needed it: that was {stands(first)}.{says}"
+    if not sure:
+        why += " Certain if that line is not under a rank condition; if it is, that rank calls it alone and the others are right."
+    elif rank is None:
+        why += " Which rank it was would be certain with the logs of all ranks."
+    evidence = (*first.evidence(), *((str(last),) if last else ()))
+    fix = "let all ranks leave together: no return or sys.exit under a rank condition, and dist.barrier() before the end"
+    yield Finding("H02", "error" if rank is not None else "suspect", why, fix, rank=rank, evidence=evidence)
+    if first.in_backward:
+        yield Finding(
+            "H01",
+            "suspect",
+            f"{who} ended while rank {first.rank} was {stands(first)}: if it came to the end of its loop, it had fewer batches. "
+            "Certain with len(loader) of each rank.",
+            "DistributedSampler with drop_last=True, the same number of steps everywhere, or `with model.join():`",
+            at.file if at else None,
+            at.line if at else None,
+            rank,
+            evidence,
+        )
 
 
 @in_log("H16")
 def torchrun_names_the_victim(logs: Logs) -> Iterator[Finding]:
     accused, blame = logs.accused, blamed(logs)
-    if accused is None:
+    if accused is None or any(event.rank is None for event in blame.roots):
         return
-    of_accused = [event for event in (*blame.roots, *blame.unknown) if event.rank == accused.rank]
-    only_noticed = not of_accused and any(event.rank == accused.rank for event in blame.victims)
-    mismatched = any(event.rank == accused.rank and event.exit for event in blame.victims)  # one side of a mismatch, like the other
-    if not only_noticed or mismatched or any(event.rank is None for event in blame.roots):
+    of_accused = [event for event in blame.victims if event.rank == accused.rank]
+    own = [event for event in (*blame.roots, *blame.unknown) if event.rank == accused.rank]
+    if own or not of_accused or of_accused[0].exit:  # an abort in a mismatch: one side of it, like the other
         return
+    victim = of_accused[0]
+    if not blame.roots and victim.alone is not False:
+        return  # it may have called a collective alone, and torchrun may be right
     root = blame.roots[0].rank if blame.roots else blame.absent[0] if len(blame.absent) == 1 else None
-    instead = f"rank {root}" if root is not None else "a rank that left no error"
     why = "whose own error came first" if blame.roots else "which left no error at all"
-    victim = next(event for event in blame.victims if event.rank == accused.rank)
     yield Finding(
         "H16",
         "warning",
         f"torchrun's root cause is rank {accused.rank}, the first process whose end it saw; that rank only noticed that another "
         "one was gone "
-        f"or did not come. Look at {instead}" + (f", {why}." if root is not None else "."),
+        "or did not come. " + (f"Look at rank {root}, {why}." if root is not None else "Look at a rank that left no error."),
         "decorate main with torch.distributed.elastic.multiprocessing.errors.record, and keep a log per rank (--log-dir, "
         "--redirects=3)",
         rank=root,

@@ -32,8 +32,10 @@ def _told(logs: Logs, mismatch: Mismatch) -> Finding:
     site = next((call.site for _, call in calls if call.site), None)
     file, _, line = site.rpartition(":") if site else ("", "", "")
     id, severity = IDS[mismatch.kind], _severity(mismatch)
+    rank = mismatch.rank
     if mismatch.kind == "behind" and not any(_is_gradient(call) for _, call in calls):
         id = "H03"
+        rank = _who(mismatch)
     evidence = tuple(
         f"{logs.dump_names[rank]}: rank {rank}, collective {mismatch.number}: {call or 'not called'}"
         for rank, call in mismatch.calls
@@ -45,13 +47,22 @@ def _told(logs: Logs, mismatch: Mismatch) -> Finding:
         FIXES[mismatch.kind],
         file or None,
         int(line) if line.isdigit() else None,
-        mismatch.rank,
+        rank,
         evidence,
     )
 
 
+def _who(mismatch: Mismatch) -> int | None:
+    """Of a call that is not a gradient: most came, and one is missing; or one came, and calls it alone. Of two, either may be."""
+    came = [rank for rank, call in mismatch.calls if call is not None]
+    if len(mismatch.calls) < 3:
+        return None
+    return mismatch.rank if len(came) > 1 else came[0]
+
+
 def _severity(mismatch: Mismatch) -> Severity:
-    return "suspect" if mismatch.kind in ("behind", "stuck") else "error"
+    certain = mismatch.kind in ("operation", "size") or mismatch.swapped
+    return "error" if certain else "suspect"
 
 
 def _is_gradient(call: Collective) -> bool:
@@ -71,5 +82,6 @@ def _why(mismatch: Mismatch) -> str:
         )
     odd = f" Rank {mismatch.rank} differs from all others." if mismatch.rank is not None else ""
     if mismatch.kind == "site":
-        return f"At {number} {said}: operation and size agree, so nothing fails, and the sums mix two different values.{odd}"
+        certain = "" if mismatch.swapped else " Certain if the two lines do not reduce the same value."
+        return f"At {number} {said}: operation and size agree, so nothing fails, and the sums mix two values.{odd}{certain}"
     return f"At {number} {said}: collectives meet by their order, not by their name.{odd}"

@@ -10,8 +10,9 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.logs.blame import Event
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
-from paralab.doctor.logs.said import blamed, claims, errors, tells, victims
-from paralab.doctor.rules import in_log
+from paralab.doctor.logs.places import alone, stands
+from paralab.doctor.logs.said import blamed, claims, errors, tells
+from paralab.units import plural
 
 FINGERPRINTS = claims(
     r"Detected mismatch between collectives on ranks\. Rank (\d+) is running collective: CollectiveFingerPrint\("
@@ -23,25 +24,6 @@ UNEQUAL = re.compile(r"collective mismatch in your code")
 MONITORED = re.compile(r"\[Rank (\d+)\]: Ranks ([\d, ]+) failed to pass monitoredBarrier in (\d+) ms")
 PATIENCE = re.compile(r"Timed out waiting (\d+) ?ms")
 EVALUATING = re.compile(r"eval|valid|\btest|predict|infer|accuracy", re.IGNORECASE)
-
-
-def in_backward(event: Event) -> bool:
-    return event.trace is not None and any(
-        "torch/autograd" in frame.file or frame.function == "backward" for frame in event.trace.frames
-    )
-
-
-def in_buffers(event: Event) -> bool:
-    return event.trace is not None and any(f.function in ("_sync_buffers", "_sync_module_buffers") for f in event.trace.frames)
-
-
-def stands(event: Event) -> str:
-    """ "in the gradient all-reduce of `loss.backward()` (train.py:31)"."""
-    at = event.trace.where if event.trace else None
-    if at is None:
-        return "somewhere that its traceback does not tell"
-    what = "the gradient all-reduce of " if in_backward(event) else "DDP's broadcast of buffers in " if in_buffers(event) else ""
-    return f"in {what}`{at.code}` ({at.file}:{at.line})"
 
 
 def _finding(id: str, event: Event, why: str, fix: str, rank: int | None, more: tuple[str, ...] = ()) -> Finding:
@@ -67,7 +49,7 @@ def fingerprints_differ(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@tells("H06", "H07")
+@tells("H03", "H06", "H07")
 def sizes_differ(logs: Logs) -> Iterator[Finding]:
     """Also H07: what met the other rank's collective was DDP's broadcast of buffers."""
     found: list[Line] = [line for line in logs.lines if UNEQUAL.search(line.text) or BYTES.search(line.text)]
@@ -77,8 +59,11 @@ def sizes_differ(logs: Logs) -> Iterator[Finding]:
     counted = f"{sizes[1]} bytes came where {sizes[2]} were expected" if sizes else "another size came than was expected"
     evidence = tuple(str(line) for line in found[:2])
     for event in blamed(logs).victims:
-        if in_buffers(event):
+        if event.in_buffers:
             yield _of_buffers(event, f"{counted}: ", evidence)
+            return
+        if event.in_backward:
+            yield _beside_the_gradients(logs, event, counted, sizes, evidence)
             return
     told = [event for event in blamed(logs).victims if event.trace and event.trace.where]
     at = told[0].trace.where if told and told[0].trace else None
@@ -96,35 +81,62 @@ def sizes_differ(logs: Logs) -> Iterator[Finding]:
     )
 
 
+def _beside_the_gradients(
+    logs: Logs, event: Event, counted: str, sizes: re.Match[str] | None, evidence: tuple[str, ...]
+) -> Finding:
+    """DDP's buckets are equal on all ranks, so what met them was another collective."""
+    aborted = [other.rank for other in blamed(logs).victims if other.exit and other.rank is not None]
+    rank = aborted[0] if len(aborted) == 1 and len(logs.ranks) == 2 else None
+    least = min(int(sizes[1]), int(sizes[2])) if sizes else None
+    small = (
+        f" ({least} bytes: {plural(least // 4, 'value')} in float32, as a metric or a flag has)" if least and least <= 64 else ""
+    )
+    who = f"rank {rank}" if rank is not None else "another rank"
+    return Finding(  # without a place: the line that is known is the victim's
+        "H03",
+        "suspect",
+        f"{counted[:1].upper()}{counted[1:]}: while rank {event.rank} was {stands(event)}, {who} was in another collective{small}. "
+        "Either it calls that one alone, under a rank condition, or it had fewer batches (H01) and has gone on. Certain with the "
+        "flight recorder.",
+        "call every collective on all ranks, after the same number of steps",
+        rank=rank,
+        evidence=(*evidence, *event.evidence()),
+    )
+
+
 def _of_buffers(event: Event, counted: str, evidence: tuple[str, ...]) -> Finding:
+    if event.alone:
+        return alone(event, f"{counted}rank {event.rank} was {stands(event)}, under a rank condition.", evidence)
     at = event.trace.where if event.trace else None
-    alone = at is not None and bool(EVALUATING.search(at.function) or EVALUATING.search(at.code))
+    looks = at is not None and bool(EVALUATING.search(at.function) or EVALUATING.search(at.code))
     return _finding(
         "H07",
         event,
         f"{counted}rank {event.rank} was {stands(event)}, and another rank was not. "
-        + ("It looks like an evaluation that only this rank does" if alone else "One of them calls the model alone")
+        + ("It looks like an evaluation that only this rank does" if looks else "One of them calls the model alone")
         + "; the wrapper broadcasts buffers (BatchNorm) at every forward, and that takes all ranks. Certain if that line "
         "is under a rank condition.",
         "evaluate on all ranks, or through model.module(...) under the rank condition",
-        event.rank if alone else None,
+        None,
         evidence,
     )
 
 
-@in_log("H03")
+@tells("H03", "H07")
 def did_not_pass_the_barrier(logs: Logs) -> Iterator[Finding]:
-    if (said := victims(logs, MONITORED)) and not blamed(logs).roots:
-        waiting, missing, patience = said.match.groups()
-        ranks = [int(rank) for rank in missing.replace(" ", "").split(",") if rank]
-        yield said.finding(
-            "H03",
-            "error",
-            f"Rank {waiting} waited {int(patience) / 1000:g} s{said.at} and rank {missing.strip()} did not come: the collective "
-            "is called by some ranks only, or that rank hangs elsewhere.",
-            "move the collective out of the rank condition, so that all ranks call it",
-            rank=ranks[0] if len(ranks) == 1 else None,
-        )
+    waiting = [(event, found) for event in blamed(logs).victims if event.trace and (found := MONITORED.search(event.trace.text))]
+    if blamed(logs).roots or not waiting:
+        return
+    event, found = waiting[0]
+    who, missing, patience = found.groups()
+    ranks = [int(rank) for rank in missing.replace(" ", "").split(",") if rank]
+    why = f"Rank {who} waited {int(patience) / 1000:g} s {stands(event)}, and rank {missing.strip()} did not come."
+    if event.alone:
+        yield alone(event, f"{why} The call stands under a rank condition.")
+        return
+    rank = ranks[0] if len(ranks) == 1 and event.alone is False else None
+    why += " Either the call stands under a rank condition, or that rank hangs elsewhere."
+    yield _finding("H03", event, why, "move the collective out of the rank condition, so that all ranks call it", rank)
 
 
 @tells("H01", "H03", "H04", "H07", "H13", "H15")
@@ -152,9 +164,11 @@ def _nobody_came(logs: Logs, first: Event, waited: str) -> Finding:
     says = f" Its last line is `{last.text.strip()[:160]}`." if last else ""
     came = f"{waited}, and {who}, which left no error, did not come.{says}"
     more = (str(last),) if last else ()
-    if in_buffers(first):
+    if first.alone:
+        return alone(first, f"{came} The call stands under a rank condition.", more)
+    if first.in_buffers:
         return _of_buffers(first, f"{came} ", more)
-    if in_backward(first):
+    if first.in_backward:
         return _finding(
             "H01",
             first,
@@ -167,10 +181,16 @@ def _nobody_came(logs: Logs, first: Event, waited: str) -> Finding:
     return _finding(
         "H03",
         first,
-        f"{came} Either the call stands under a rank condition, or {who} is busy for longer than the timeout, hangs, or left "
-        "elsewhere. Certain if that line is under `if rank == …`.",
+        f"{came} "
+        + (
+            "The call does not stand under a rank condition: that rank is busy for longer than the timeout, hangs, or left "
+            "elsewhere."
+            if first.alone is False
+            else "Either the call stands under a rank condition, or that rank is busy for longer than the timeout, hangs, or left "
+            "elsewhere. Certain with that line: is it under `if rank == …`?"
+        ),
         "call the collective on all ranks; do only the local work (saving, printing) under the rank condition",
-        rank,
+        rank if first.alone is False else None,
         more,
     )
 
@@ -195,11 +215,11 @@ def _two_places(first: Event, other: Event, waited: str) -> Finding:
             other.rank if not other.waited else None,
             other.evidence(),
         )
-    if in_backward(first) != in_backward(other):
-        behind = other if in_backward(first) else first
+    if first.in_backward != other.in_backward:
+        behind = other if first.in_backward else first
         return _finding(
             "H01",
-            first if in_backward(first) else other,
+            first if first.in_backward else other,
             f"{both} Rank {behind.rank} has left the training loop, the other one has not: it had fewer batches, or broke off. "
             "Certain with len(loader) of each rank.",
             "DistributedSampler with drop_last=True, the same number of steps everywhere, or break together on an all-reduced flag",

@@ -54,7 +54,8 @@ def _interpreted(logs: Logs, heard: list[Dog], whole: bool) -> Finding:
             evidence=evidence,
         )
     meaning, id, fix = _meaning(first)
-    if id == "H07" and len(timed) == 1:  # a rank that waits alone may have called the model alone, and is then the culprit itself
+    if len(timed) == 1 and len(heard) == 1 and (id == "H07" or first.values == 1):
+        # a rank that waits alone for something else than gradients may have called it alone, and is then the culprit itself
         behind, told = (timed[0].rank, "is the only one that came to it") if len(logs.ranks) > 2 else (None, "")
     who = (
         f"Rank {behind} {told}" if behind is not None else "Which rank is to blame is not in these logs: all ranks' logs would tell"

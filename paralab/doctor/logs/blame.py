@@ -15,6 +15,7 @@ from typing import Literal
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
 from paralab.doctor.logs.report import Exit
+from paralab.doctor.logs.source import called_alone
 from paralab.doctor.logs.traceback import Traceback
 
 Role = Literal["root", "victim", "unknown"]
@@ -47,6 +48,24 @@ class Event:
     def where(self) -> str:
         at = self.trace.where if self.trace else None
         return f"{at.file}:{at.line}" if at else ""
+
+    @property
+    def in_backward(self) -> bool:
+        """It waited for gradients: in those all ranks have the same part, so whoever does not come is to blame."""
+        frames = self.trace.frames if self.trace else []
+        return any("torch/autograd" in frame.file or frame.function == "backward" for frame in frames)
+
+    @property
+    def in_buffers(self) -> bool:
+        frames = self.trace.frames if self.trace else []
+        return any(frame.function in ("_sync_buffers", "_sync_module_buffers") for frame in frames)
+
+    @property
+    def alone(self) -> bool | None:
+        """It called a collective under a rank condition, and is the culprit itself. None: nobody can tell."""
+        if self.trace is None:
+            return None
+        return False if self.in_backward else called_alone(self.trace)
 
     def evidence(self) -> tuple[str, ...]:
         return self.trace.evidence() if self.trace else (str(self.line),)

@@ -16,12 +16,16 @@ from paralab.errors import UsageError
 LARGEST = 256 << 20  # bytes
 
 
+class Refused(pickle.UnpicklingError):
+    pass
+
+
 class PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it wants to build {module}.{name}, which no Flight Recorder writes")
+        raise Refused(f"it wants to build {module}.{name}, which no Flight Recorder writes")
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        raise pickle.UnpicklingError("it refers to objects outside itself")
+        raise Refused("it refers to objects outside itself")
 
 
 def looks_like_pickle(start: bytes) -> bool:
@@ -41,11 +45,22 @@ def read_dump(path: Path, start: bytes) -> dict[str, Any] | None:
     try:
         content = path.read_bytes()
         value = PlainUnpickler(io.BytesIO(content)).load() if looks_like_pickle(start) else json.loads(content)
-    except pickle.UnpicklingError as error:
+    except Refused as error:
         raise UsageError(
             f"{path} is a pickle that was not opened: {error}.", cure="give the file that NCCL wrote, unchanged"
         ) from error
-    except (OSError, ValueError, EOFError, IndexError, KeyError, TypeError, AttributeError, MemoryError, OverflowError):
+    except (
+        pickle.UnpicklingError,
+        OSError,
+        ValueError,
+        EOFError,
+        IndexError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        MemoryError,
+        OverflowError,
+    ):
         return None  # torn off in the middle, or another program's
     return value if isinstance(value, dict) else None
 

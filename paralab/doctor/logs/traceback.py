@@ -25,6 +25,7 @@ LIBRARIES = (
 )
 SPAWNED = re.compile(r"-- Process (\d+) terminated with the following error:")  # torch.multiprocessing.spawn
 LONGEST = 200  # lines
+LONGEST_MESSAGE = 8  # lines of an exception's message, where nothing tells them from what the process prints next
 
 
 @dataclass(frozen=True)
@@ -211,8 +212,13 @@ class Assembler:
 
     def _is_over(self, text: str, hooked: bool) -> bool:
         """After the message: a rule of torchrun's report, or a blank line that no chained exception follows."""
-        chained = CAUSE in text or MEANWHILE in text
-        return text.startswith(("====", "----", "Failures:")) or (self._blank and not hooked and not chained)
+        assert self.open is not None
+        if text.startswith(("====", "----", "Failures:")):
+            return True
+        if hooked or CAUSE in text or MEANWHILE in text or text.startswith(("\t", "  ")):
+            return False
+        told = len(self.open.lines) - self.open.lines.index(self.open.errors[-1])
+        return self._blank or told > LONGEST_MESSAGE
 
     def _count(self, line: Line) -> None:
         if self.done and line.text.strip():
