@@ -71,13 +71,15 @@ def hardware(logs: Logs) -> Iterator[Finding]:
 def silent_exit(logs: Logs) -> Iterator[Finding]:
     """An exit code and nothing else: sys.exit(3), or the rank's own words are in another file."""
     blame = blamed(logs)
-    codes = [event for event in blame.unknown if event.exit is not None and (event.exit.code or 0) > 0]
+    codes = [event for event in blame.unknown if event.exit is not None and event.exit.code != -2]
     if blame.roots or not codes or driver_line(logs) or list(_killed(logs)):
         return
     first = next((event for event in codes if event.exit and event.exit.first), codes[0])
     assert first.exit is not None
-    together = len(logs.sources) == 1 and blame.victims and first.exit.code != 1  # others' words are here: so would be its own
-    accused = f"Rank {first.rank} ended itself with code {first.exit.code} and without an exception"
+    together = (
+        len(logs.sources) == 1 and blame.victims and (first.exit.code or 0) > 1
+    )  # others' words are here: so would be its own
+    accused = f"Rank {first.rank} ended itself with {first.exit.signal or f'code {first.exit.code}'} and without an exception"
     if together:
         why = f"{accused}; the other ranks lost it."
     else:
@@ -244,14 +246,18 @@ def left_without_a_word(logs: Logs) -> Iterator[Finding]:
     who = f"Rank {rank}" if rank is not None else f"Of the ranks {names} one" if blame.silent else "Another rank"
     last = logs.last.get(rank) if rank is not None else None
     says = f" Its last line is `{_shortened(last.text.strip())}` ({last.place})." if last else ""
-    why = f"{who} left no error and ended with code 0 while rank {first.rank} still needed it: that was {stands(first)}.{says}"
+    reported = bool(logs.exits)  # the launcher names all that failed, and this one is not among them
+    how = "ended with code 0" if reported else "is gone"
+    why = f"{who} left no error and {how} while rank {first.rank} still needed it: that was {stands(first)}.{says}"
+    if not reported:
+        why += " How it ended would be certain with the launcher's own output."
     if not sure:
         why += " Certain if that line is not under a rank condition; if it is, that rank calls it alone and the others are right."
     elif rank is None:
         why += " Which rank it was would be certain with the logs of all ranks."
     evidence = (*first.evidence(), *((str(last),) if last else ()))
     fix = "let all ranks leave together: no return or sys.exit under a rank condition, and dist.barrier() before the end"
-    yield Finding("H02", "error" if rank is not None else "suspect", why, fix, rank=rank, evidence=evidence)
+    yield Finding("H02", "error" if rank is not None and reported else "suspect", why, fix, rank=rank, evidence=evidence)
     if first.in_backward:
         yield Finding(
             "H01",

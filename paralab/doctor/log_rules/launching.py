@@ -68,7 +68,7 @@ def two_ranks_on_one_gpu(logs: Logs) -> Iterator[Finding]:
     said = errors(logs, DUPLICATE) or lines(logs, DUPLICATE)
     if said is not None:
         first, second, device = said.match.groups()
-        yield said.finding(
+        yield said.of_all().finding(
             "L03",
             "error",
             f"Ranks {first} and {second} both use the GPU {device}, and NCCL takes one rank per GPU: "
@@ -165,19 +165,18 @@ def rendezvous(logs: Logs) -> Iterator[Finding]:
     said = victims(logs, JOINED) or lines(logs, JOINED)
     if said is not None:
         seconds, came, wanted = (int(group) for group in said.match.groups())
-        yield said.finding(
+        yield said.of_all().finding(
             "H18",
             "error",
             f"{came} of {wanted} processes met within {seconds} s{said.at}; {wanted - came} never came: not started, started "
             "with another MASTER_ADDR or MASTER_PORT, or behind a firewall. The one that waited is not to blame.",
             f"start all {wanted} with the same WORLD_SIZE={wanted}, MASTER_ADDR and MASTER_PORT, each with its own RANK",
-            rank=None,
         )
         return
     said = victims(logs, CLIENT) or lines(logs, CLIENT)
     if said is not None:
         milliseconds, host, port = said.match.groups()
-        yield said.finding(
+        yield said.of_all().finding(
             "H18",
             "error",
             f"{said.who} asked {host.strip(chr(39))}:{port} for {int(milliseconds) / 1000:g} s{said.at} and nobody answered: "

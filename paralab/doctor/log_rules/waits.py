@@ -40,7 +40,7 @@ def fingerprints_differ(logs: Logs) -> Iterator[Finding]:
         id, fix = ("H04", "call the same collectives in the same order on all ranks: no rank condition around them")
         if operation == others:
             id, fix = "H06", "pad to the largest size, use all_gather_object, or drop the ragged last batch (drop_last=True)"
-        yield said.finding(
+        yield said.of_all().finding(
             id,
             "error",
             f"At collective {number or '?'} rank {one} calls {operation} with shape {shape or '?'} and rank {other} calls "

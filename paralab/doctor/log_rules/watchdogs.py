@@ -56,7 +56,9 @@ def _interpreted(logs: Logs, heard: list[Dog], whole: bool) -> Finding:
     meaning, id, fix = _meaning(first)
     if len(timed) == 1 and len(heard) == 1 and (id == "H07" or first.values == 1):
         # a rank that waits alone for something else than gradients may have called it alone, and is then the culprit itself
-        behind, told = (timed[0].rank, "is the only one that came to it") if len(logs.ranks) > 2 else (None, "")
+        others = {exit_.rank for exit_ in logs.exits if exit_.code == -6} - {timed[0].rank}  # they waited too
+        lone = len(logs.ranks) > 2 and not others
+        behind, told = (timed[0].rank, "is the only one that came to it") if lone else (None, "")
     who = (
         f"Rank {behind} {told}" if behind is not None else "Which rank is to blame is not in these logs: all ranks' logs would tell"
     )
@@ -67,7 +69,8 @@ def _interpreted(logs: Logs, heard: list[Dog], whole: bool) -> Finding:
 def _behind(logs: Logs, heard: list[Dog], whole: bool) -> tuple[int | None, str]:
     """The rank with the smallest last enqueued; else the one rank of the job whose watchdog had nothing to wait for."""
     counted = [dog for dog in heard if dog.enqueued is not None and dog.rank is not None]
-    missing = sorted(set(logs.ranks) - {dog.rank for dog in heard if dog.rank is not None})
+    aborted = {exit_.rank for exit_ in logs.exits if exit_.code == -6}  # by its own watchdog, whose words are not in these logs
+    missing = sorted(set(logs.ranks) - {dog.rank for dog in heard if dog.rank is not None} - aborted)
     if len(counted) > 1:
         least = min(dog.enqueued or 0 for dog in counted)
         most = max(dog.enqueued or 0 for dog in counted)
@@ -76,7 +79,8 @@ def _behind(logs: Logs, heard: list[Dog], whole: bool) -> tuple[int | None, str]
             return last[0].rank, f"had enqueued {least} of {most} collectives: it is the one that did not come"
     if whole and len(missing) == 1 and heard:
         return missing[0], "has no collective that timed out: it never came to this one"
-    if len(counted) > 1 and len({dog.enqueued for dog in counted}) == 1 and not missing:
+    everybody = {dog.rank for dog in heard} >= set(logs.ranks)
+    if len(counted) > 1 and len({dog.enqueued for dog in counted}) == 1 and everybody:
         return None, "equal"
     return None, ""
 

@@ -169,7 +169,7 @@ def gradient_layout(logs: Logs) -> Iterator[Finding]:
 def different_models(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, COUNTS):
         rank, own, other, others = said.match.groups()
-        yield said.finding(
+        yield said.of_all().finding(
             "L07",
             "error",
             f"Rank {rank} wraps a model with {own} parameters, rank {other} one with {others}{said.at}: DDP pairs parameters by "

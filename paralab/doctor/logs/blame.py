@@ -144,11 +144,21 @@ def _of_exit(exit_: Exit, logs: Logs, traces: list[Event]) -> Event | None:
     if exit_.code > 0:
         nameless = any(event.rank is None for event in traces)
         return None if nameless else Event("unknown", exit_.rank, exit_.line, exit=exit_)
-    if exit_.code == -6 and any(MISMATCH.search(line.text) or "Watchdog caught" in line.text for line in logs.lines):
-        return Event("victim", exit_.rank, exit_.line, exit=exit_)
+    if exit_.code == -6:
+        return Event(_aborted(logs), exit_.rank, exit_.line, exit=exit_)
     if exit_.code == -2:
         return Event("unknown", exit_.rank, exit_.line, exit=exit_)
     return Event("root", exit_.rank, exit_.line, exit=exit_)
+
+
+def _aborted(logs: Logs) -> Role:
+    """Compiled code that gives up says why. Between ranks it is a victim as a rule, and without words nobody can tell."""
+    words = [
+        line.text for line in logs.lines if "what():" in line.text or "Watchdog caught" in line.text or MISMATCH.search(line.text)
+    ]
+    if not words:
+        return "unknown"
+    return "victim" if any(BETWEEN_RANKS.search(text) or MISMATCH.search(text) for text in words) else "root"
 
 
 def _when(event: Event, logs: Logs) -> tuple[float, int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -45,6 +45,10 @@ class Said:
         if self.file is None:
             return ""
         return f" at {self.file}:{self.line}" + (f" (`{self.code}`)" if self.code else "")
+
+    def of_all(self) -> Said:
+        """The same, with nobody named: the mistake lies between ranks, whoever spoke of it."""
+        return replace(self, rank=None)
 
     def finding(self, id: str, severity: Severity, why: str, fix: str, rank: int | None = None) -> Finding:
         named = self.rank if rank is None else rank
