@@ -209,3 +209,10 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"builtins\.exec"):
         read_logs([path])
     assert told(written(tmp_path, pickle.dumps({"entries": []})[:-5], "nccl_trace_rank_1")) == []  # torn off
+
+
+def test_an_exception_that_torch_logs_is_none(tmp_path):
+    """torch's own loggers write the rank and a stamp before every line; an interpreter that dies writes the rank alone."""
+    lines = CRASH.replace("[rank1]: ", "").splitlines()
+    logged = [f"[rank1]:E1115 12:00:00.000000 4711 torch/_dynamo/utils.py:12] {line}" for line in lines]
+    assert told(written(tmp_path, "\n".join(logged) + "\nstep 1\n" * 9)) == []
