@@ -284,6 +284,8 @@ def torchrun_names_the_victim(logs: Logs) -> Iterator[Finding]:
     victim = of_accused[0]
     if not blame.roots and victim.alone is not False:
         return  # it may have called a collective alone, and torchrun may be right
+    if not blame.roots and not blame.absent:
+        return  # all ranks noticed something: another rule tells what
     root = blame.roots[0].rank if blame.roots else blame.absent[0] if len(blame.absent) == 1 else None
     why = "whose own error came first" if blame.roots else "which left no error at all"
     yield Finding(

@@ -77,7 +77,7 @@ def _behind(logs: Logs, heard: list[Dog], whole: bool) -> tuple[int | None, str]
         last = [dog for dog in counted if dog.enqueued == least]
         if least < most and len(last) == 1:
             return last[0].rank, f"had enqueued {least} of {most} collectives: it is the one that did not come"
-    if whole and len(missing) == 1 and heard:
+    if whole and len(missing) == 1 and missing[0] in logs.heard:
         return missing[0], "has no collective that timed out: it never came to this one"
     everybody = {dog.rank for dog in heard} >= set(logs.ranks)
     if len(counted) > 1 and len({dog.enqueued for dog in counted}) == 1 and everybody:

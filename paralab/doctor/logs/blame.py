@@ -97,7 +97,7 @@ def blame(logs: Logs) -> Blame:
     failed = {event.rank for event in events if event.role != "unknown"}
     ended = {exit_.rank for exit_ in logs.exits if exit_.rank is not None and (exit_.asked or exit_.code == -15)} - failed
     exited = {exit_.rank for exit_ in logs.exits if exit_.rank is not None}
-    silent = set(logs.ranks) - failed - ended - exited
+    silent = logs.heard - failed - ended - exited
 
     def of(role: Role) -> tuple[Event, ...]:
         return tuple(event for event in events if event.role == role)

@@ -74,14 +74,18 @@ class Logs:
         return next((exit_ for exit_ in self.exits if exit_.first), None)
 
     @cached_property
-    def ranks(self) -> list[int]:
-        """All ranks of the job that are known of; with a gap, those between exist too."""
+    def heard(self) -> set[int]:
+        """The ranks that these logs speak of: only of them can be said that they left no error."""
         known = {rank for rank in self.sources.values() if rank is not None} | set(self.last) | set(self.dumps)
         known |= {exit_.rank for exit_ in self.exits if exit_.rank is not None}
         known |= {line.rank for line in self.lines if line.rank is not None}
         known |= {trace.rank for trace in self.tracebacks if trace.rank is not None}
-        count = max([max(known, default=-1) + 1, *self.worlds])
-        return list(range(count))
+        return known | set(range(max(self.worlds, default=0)))
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """All ranks of the job that are known of; those below one that was heard exist too."""
+        return list(range(max(self.heard, default=-1) + 1))
 
     def _settle_ranks(self) -> None:
         """An error before init_process_group bears no rank. If the launcher's report leaves one rank that can have raised it, it is

@@ -50,9 +50,12 @@ def sized(values: int) -> str:
 def dogs(logs: Logs) -> list[Dog]:
     """One per rank and group; the first timeout counts, later lines repeat it."""
     found: dict[tuple[int | None, str], Dog] = {}
+    latest: Dog | None = None
     for line in logs.lines:
         group = GROUP.search(line.text)
         key = (line.rank, group[1] or group[2] if group else "0")
+        if line.rank is None and latest is not None and latest.lines[0].source == line.source:
+            key = (latest.rank, latest.group)  # it goes on about the line before
         if timeout := TIMEOUT.search(line.text):
             dog = found.setdefault(key, Dog(*key))
             if dog.number is None:
@@ -60,6 +63,7 @@ def dogs(logs: Logs) -> list[Dog]:
                 dog.values = int(timeout[3]) if timeout[3] else None
                 dog.timeout_ms = int(timeout[5])
                 dog.lines.append(line)
+            latest = dog
         if progress := PROGRESS.search(line.text):
             dog = found.setdefault(key, Dog(*key))
             if dog.enqueued is None:
