@@ -123,6 +123,13 @@ def test_ranks_whose_lines_lie_between_each_other(tmp_path):
     assert told(written(tmp_path, "\n".join(both) + "\n")) == [("H11", 1, 12)]
 
 
+def test_ranks_without_names_between_each_other(tmp_path):
+    """Before init_process_group no line bears a rank: the two tracebacks cannot be parted, but both say the same."""
+    lines = (LOGS / "L06_before_init.log").read_text().splitlines()
+    mixed = [line for pair in zip(lines[:10], lines[10:20], strict=True) for line in pair] + lines[20:]
+    assert [(id, line) for id, _, line in told(written(tmp_path, "\n".join(mixed)))] == [("L06", 5)]
+
+
 def test_a_file_per_rank(tmp_path):
     bare = CRASH.replace("[rank1]: ", "")
     files = [written(tmp_path, LOST, "rank0.err"), written(tmp_path, bare, "rank1.err")]

@@ -28,6 +28,8 @@ UNKNOWN_DEVICE = re.compile(
 NOT_DESTROYED = re.compile(r"destroy_process_group\(\) was not called before program exit")
 JOINED = re.compile(r"Timed out after (\d+) seconds waiting for clients\. (\d+)/(\d+) clients joined")
 CLIENT = re.compile(r"client socket has timed out after (\d+) ?ms while trying to connect to \(([^,)]+), (\d+)\)")
+MEETING = claims(r"Rendezvous(?:Timeout|Connection|Closed|GracefulExit)Error")
+NAMELESS = re.compile(r"network addresses of \(([^,)]+), (\d+)\) cannot be retrieved")
 STORE = re.compile(
     r"\[(\d+)\] is setting up NCCL communicator and retrieving ncclUniqueId from \[(\d+)\] via c10d key-value store by "
     r"key '[^']*', "
@@ -173,16 +175,30 @@ def rendezvous(logs: Logs) -> Iterator[Finding]:
             f"start all {wanted} with the same WORLD_SIZE={wanted}, MASTER_ADDR and MASTER_PORT, each with its own RANK",
         )
         return
-    said = victims(logs, CLIENT) or lines(logs, CLIENT)
+    said = victims(logs, CLIENT) or errors(logs, CLIENT) or lines(logs, CLIENT)
     if said is not None:
         milliseconds, host, port = said.match.groups()
+        host = host.strip("'")
+        unknown = lines(logs, NAMELESS)
+        why = f"{said.who} asked {host}:{port} for {int(milliseconds) / 1000:g} s{said.at} and nobody answered: "
+        why += (
+            f"the name {host} has no address on this machine."
+            if unknown
+            else "rank 0 is not running there, listens on another port, or a firewall is between."
+        )
         yield said.of_all().finding(
             "H18",
             "error",
-            f"{said.who} asked {host.strip(chr(39))}:{port} for {int(milliseconds) / 1000:g} s{said.at} and nobody answered: "
-            "rank 0 is not running there, listens on another port, or a firewall is between.",
-            f"start rank 0 on {host.strip(chr(39))} with MASTER_PORT={port}; try `nc -vz {host.strip(chr(39))} {port}` from the "
-            "other node",
+            why,
+            f"start rank 0 on {host} with MASTER_PORT={port}; try `nc -vz {host} {port}` from the other node",
+        )
+    elif said := errors(logs, MEETING):
+        yield said.of_all().finding(
+            "H18",
+            "error",
+            f"The launchers of the nodes did not meet: `{said.match[0]}`. One was not started, or has another "
+            "--rdzv-endpoint or --nnodes.",
+            "start torchrun on every node with the same --rdzv-id, --rdzv-endpoint and --nnodes",
         )
 
 
