@@ -60,14 +60,10 @@ def found(facts):
     return [(finding.id, finding.severity) for finding in apply("machine", facts)]
 
 
-TORCHRUN = {
-    "RANK": "0",
-    "WORLD_SIZE": "2",
-    "LOCAL_RANK": "0",
-    "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29500",
-}
+MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", **MEETING}
+EIGHT = {**TORCHRUN, "OMP_NUM_THREADS": "8"}
+ILLEGAL = Probe(True, "a trial process was killed by SIGILL; …", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"})
 NCCL_LINK = Link("nccl", ("cuda:0", "cuda:1"), 25 * 2**20, 0.001, 0.0001)
 DEAD = replace(NCCL_LINK, seconds=None, copy_seconds=None, problem="no answer within 20 s")
 
@@ -108,15 +104,11 @@ def test_sound_machines_give_nothing():
         (machine(torch=replace(CPU_TORCH, backends=())), ("L05", "error"), "without torch.distributed"),
         (with_gpus(H200, H200, environment={"CUDA_VISIBLE_DEVICES": "0,0"}), ("L03", "error"), "names GPU 0 twice"),
         (with_gpus(H200, H200, environment={"CUDA_VISIBLE_DEVICES": "0,2"}), ("L03", "error"), "ignores 2 and all after it"),
-        (with_gpus(H200, environment={**TORCHRUN, "OMP_NUM_THREADS": "8"}), ("L03", "error"), "2 ranks on this machine, and torch sees 1 GPU"),
-        (machine({**TORCHRUN, "OMP_NUM_THREADS": "8"}, torch=replace(CPU_TORCH, threads=8)), ("L09", "warning"), "2 ranks × 8 compute"),
+        (with_gpus(H200, environment=EIGHT), ("L03", "error"), "2 ranks on this machine, and torch sees 1 GPU"),
+        (machine(EIGHT, torch=replace(CPU_TORCH, threads=8)), ("L09", "warning"), "2 ranks × 8 compute"),
         (machine({**TORCHRUN, "OMP_NUM_THREADS": "1"}), ("L09", "suspect"), "one thread where 4 are free"),
         (with_gpus(H200, H200, cores=2), ("T06", "suspect"), "2 cores (of 64 of this machine) for 2 ranks"),
-        (
-            machine(precisions={"bf16": Probe(True, "a trial process was killed by SIGILL; …", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"})}),
-            ("L10", "error"),
-            "killed by SIGILL",
-        ),
+        (machine(precisions={"bf16": ILLEGAL}), ("L10", "error"), "killed by SIGILL"),
         (machine(shared_bytes=64 * 2**20), ("L11", "suspect"), "/dev/shm has 64.0 MiB; 2 ranks × 2 loader workers"),
         (with_gpus(H200, Gpu("NVIDIA T4", 16 * GIB, 40)), ("D07", "warning"), "GPU 1 (NVIDIA T4, 16.0 GiB) is weaker"),
         (machine(cgroup=Memory(4 * GIB, 3 * GIB, 0)), ("H12", "suspect"), "1.0 GiB of the 4.0 GiB"),
@@ -136,7 +128,7 @@ def test_sound_machines_give_nothing():
         (with_gpus(H200, H200, pairs=(Pair(DEAD, DEAD),)), ("H15", "suspect"), "with NCCL_P2P_DISABLE=1 neither"),
         (with_gpus(H200, H200, pairs=(Pair(replace(NCCL_LINK, seconds=1.0), None),)), ("M03", "suspect"), "exchange 25.0 MiB/s"),
     ],
-)  # fmt: skip
+)
 def test_each_rule_bites_alone(facts, expected, words):
     (finding,) = apply("machine", facts)
     assert (finding.id, finding.severity) == expected
@@ -159,8 +151,7 @@ def test_gpus_that_are_hidden_from_torch():
 
 
 def test_an_illegal_instruction_comes_with_its_tried_cure():
-    probe = Probe(True, "a trial process was killed by SIGILL; with … it trained", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"})
-    (finding,) = apply("machine", machine(precisions={"bf16": probe}))
+    (finding,) = apply("machine", machine(precisions={"bf16": ILLEGAL}))
     assert finding.fix.startswith("export ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16")
     slow = Probe(False, "a trial process did not finish within 15 s")
     assert found(machine(precisions={"bf16": slow})) == [], "a busy machine is no broken one"
