@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from paralab.doctor.finding import Finding
+from paralab.doctor.finding import Finding, Looked
 from paralab.doctor.surroundings import (
     Address,
     Disk,
@@ -193,8 +192,8 @@ def rows(facts: Facts) -> Iterator[tuple[str, str | None]]:
         yield f"GPU pair {'-'.join(pair.direct.ranks)}", _link(pair.direct)
 
 
-def table(facts: Facts, findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """What was looked at, with its verdict: `name`, `value`, `verdict`, `findings`."""
+def table(facts: Facts, findings: Sequence[Finding]) -> list[Looked]:
+    """What was looked at, with its verdict."""
     found = []
     for name, value in rows(facts):
         about = [finding for finding in findings if any(line.startswith(f"{name}: ") for line in finding.evidence)]
@@ -202,14 +201,8 @@ def table(facts: Facts, findings: Sequence[Finding]) -> list[dict[str, Any]]:
             verdict = ", ".join(dict.fromkeys(f"{finding.severity} {finding.id}" for finding in about))
         else:
             verdict = "good" if value is not None else "not looked at" if name in facts.unknown else "not set"
-        found.append(
-            {
-                "name": name,
-                "value": value if value is not None else facts.unknown.get(name),
-                "verdict": verdict,
-                "findings": [finding.id for finding in about],
-            }
-        )
+        shown = value if value is not None else facts.unknown.get(name)
+        found.append(Looked(name, shown, verdict, tuple(finding.id for finding in about)))
     return found
 
 

@@ -1,7 +1,6 @@
 """The preflight: every machine rule bites on facts that are laid out and is silent on sound ones; and this machine, really "
 "looked at."""
 
-import json
 import os
 import resource
 import socket
@@ -18,7 +17,7 @@ from paralab.doctor.rules import apply, rules
 from paralab.doctor.surroundings import Address, Disk, Interface, Memory, Port, launch_of
 from paralab.doctor.trials import Gpu, Link, Pair, Torch
 from paralab.machine.precision import Probe
-from paralab.show.preflight import preflight_json, print_preflight
+from paralab.show.preflight import print_looked
 
 GIB = 2**30
 H200 = Gpu("NVIDIA H200", 141 * GIB, 132)
@@ -133,7 +132,7 @@ def test_each_rule_bites_alone(facts, expected, words):
     (finding,) = apply("machine", facts)
     assert (finding.id, finding.severity) == expected
     assert words in finding.why
-    assert any(row["findings"] == [finding.id] for row in table(facts, [finding])), "the table shows it where it was seen"
+    assert any(row.findings == (finding.id,) for row in table(facts, [finding])), "the table shows it where it was seen"
     if finding.severity == "suspect":
         assert "Certain" in finding.why
 
@@ -247,9 +246,7 @@ def test_this_machine_is_looked_at_in_time_and_nothing_is_left_running(capsys):
     assert set(facts.precisions) == {"bf16", "fp16"}
     assert facts.link.seconds or facts.link.problem.startswith("no answer"), facts.link
     findings = apply("machine", facts)
-    told = json.loads(json.dumps(preflight_json(facts, findings)))
-    assert {"name", "value", "verdict", "findings"} == set(told["looked_at"][0])
-    print_preflight(facts, findings)
+    print_looked(table(facts, findings))
     shown = capsys.readouterr().out
     assert "all-reduce" in shown
     assert "GPU pairs" in shown
