@@ -107,7 +107,7 @@ def straggler(rank: int, waited: float, step: float, last_in: int, of: int) -> F
 def data_wait(waited: float, step: float, rank: int | None = None) -> Finding | None:
     """`waited`: between two steps, for the next batch. `step`: the step without it."""
     whole = waited + step
-    if not step or waited < DATA_SHARE * whole:
+    if not step or waited < max(DATA_SHARE * whole, JITTER_SECONDS):
         return None
     who = "every rank" if rank is None else f"rank {rank}"
     long = f"{seconds(waited)} for its next batch, {waited / whole:.0%} of the time (a step takes {seconds(step)})"
@@ -165,12 +165,14 @@ def needless_search(parameters: int | None = None) -> Finding:
     )
 
 
-def idle_stages(measured: float, stages: int, micro_batches: int, schedule: str, samples: int | None) -> Finding | None:
-    """Too few micro-batches. `samples`: of one pass; None: unknown. With no more samples to cut there is nothing to say."""
+def idle_stages(measured: float | None, stages: int, micro_batches: int, schedule: str, samples: int | None) -> Finding | None:
+    """Too few micro-batches. `measured`: None where the bubble was not: then only one micro-batch is too few for certain.
+    `samples`: of one pass; None: unknown. With no more samples to cut there is nothing to say."""
     ideal = ideal_bubble(stages, micro_batches, schedule)
     enough = min(ENOUGH_MICRO_BATCHES * stages, samples or ENOUGH_MICRO_BATCHES * stages)
     better = ideal_bubble(stages, enough, schedule)
-    if enough <= micro_batches or ideal < IDLE or measured < IDLE:
+    idle = ideal if measured is None else measured
+    if enough <= micro_batches or min(ideal, idle) < IDLE or (measured is None and micro_batches > 1):
         return None
     passes = (
         "the whole batch in one piece: the stages work one after the other"
@@ -178,12 +180,12 @@ def idle_stages(measured: float, stages: int, micro_batches: int, schedule: str,
         else plural(micro_batches, "micro-batch")
     )
     why = (
-        f"{plural(stages, 'stage')} and {passes}. The stages idle {measured:.0%} of the time; {ideal:.0%} is the best that "
+        f"{plural(stages, 'stage')} and {passes}. The stages idle {idle:.0%} of the time; {ideal:.0%} is the best that "
         f"{schedule} can do with so few."
     )
     fix = f"{enough} micro-batches (n_microbatches={enough}, paralab: --micro-batches {enough}): {better:.0%} idle at best."
-    evidence = (f"idle {measured:.0%}", f"ideal {ideal:.0%}", f"with {enough} micro-batches {better:.0%}")
-    return Finding("P05", "warning", why, fix, evidence=evidence, gain=max(0.0, measured - better))
+    evidence = (f"idle {idle:.0%}", f"ideal {ideal:.0%}", f"with {enough} micro-batches {better:.0%}")
+    return Finding("P05", "warning", why, fix, evidence=evidence, gain=max(0.0, idle - better))
 
 
 def uneven_stages(measured: float, ideal: float, busy: Sequence[float]) -> Finding | None:
@@ -203,16 +205,18 @@ def uneven_stages(measured: float, ideal: float, busy: Sequence[float]) -> Findi
 
 
 def synced_every_pass(
-    all_reduces: float, buckets: int, passes: int, exposed: float, step: float, stages: int = 1
+    all_reduces: float, buckets: int, passes: int, exposed: float | None, step: float, stages: int = 1
 ) -> Finding | None:
-    """More all-reduces per optimiser step than buckets: gradients that were not complete were sent, and are sent again."""
-    if passes < 2 or not buckets or not step or all_reduces < 2 * buckets:
+    """More all-reduces per optimiser step than buckets: gradients that were not complete were sent, and are sent again. `exposed`:
+    None where it was not measured what that costs."""
+    if passes < 2 or not buckets or all_reduces < 2 * buckets or (exposed is not None and not step):
         return None
     times = all_reduces / buckets
-    gain = exposed * (1 - 1 / times) / step
+    gain = None if exposed is None else exposed * (1 - 1 / times) / step
+    cost = "" if exposed is None else f" {seconds(exposed)} per step ({exposed / step:.0%}) is exposed."
     why = (
         f"{all_reduces:g} all-reduces per optimiser step for {plural(buckets, 'bucket')}: the gradients are synchronised {times:g} "
-        f"times, in {passes} backward passes, where once is enough. {seconds(exposed)} per step ({exposed / step:.0%}) is exposed."
+        f"times, in {passes} backward passes, where once is enough.{cost}"
     )
     fix = "`with model.no_sync():` around forward and backward of all passes but the last (paralab: without --sync-every-pass)."
     evidence = (f"{all_reduces:g} all-reduces per step, {plural(buckets, 'bucket')}, {passes} passes",)
