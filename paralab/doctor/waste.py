@@ -17,8 +17,10 @@ from paralab.units import plural, seconds, size
 WORTH = 0.05  # of the step: what a change of the code should gain
 SMALL = 0.02  # of the step: what cannot gain more is not worth a word
 BY_CHANCE = 0.20  # of the step: a busy machine can make others wait so long
-JITTER_SECONDS = 0.002  # of an operating system: who comes last by less is nobody's fault
+JITTER_SECONDS = 0.002  # of an operating system
+SLICE_SECONDS = 0.005  # so long another program may have a core: who comes last by less is nobody's fault
 ENOUGH_STEPS = 6  # to say that a rank is always last
+ALWAYS = 0.90
 ONE_LARGE = 0.80  # of the bytes in one bucket: the others have little to hide
 SPLITTABLE_BYTES = 2**20  # below this a transfer is all latency, and two are slower than one
 PARTS = 4  # so many buckets are tried: enough to hide three quarters
@@ -88,10 +90,10 @@ def one_bucket(sizes: Sequence[int], backward: float, transfer: float, exposed: 
 
 def straggler(rank: int, waited: float, step: float, last_in: int, of: int) -> Finding | None:
     """A rank for which the others wait, step after step."""
-    if not step or waited < max(RULE * step, JITTER_SECONDS):
+    if not step or waited < max(RULE * step, SLICE_SECONDS):
         return None
     share = waited / step
-    sure = share >= BY_CHANCE and of >= ENOUGH_STEPS
+    sure = share >= BY_CHANCE and of >= ENOUGH_STEPS and last_in >= ALWAYS * of and waited >= 2 * SLICE_SECONDS
     doubt = "" if sure else " A busy machine can do that: certain if it is the same rank in a second, longer run."
     waits = f"another rank waits {seconds(waited)} of every step ({share:.0%}) for it"
     why = f"Rank {rank} comes last in {last_in} of {of} steps; {waits}.{doubt}"
