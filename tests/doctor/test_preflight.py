@@ -70,6 +70,7 @@ DEAD = replace(NCCL_LINK, seconds=None, copy_seconds=None, problem="no answer wi
 def test_sound_machines_give_nothing():
     assert found(machine()) == []
     assert found(with_gpus(H200, H200, pairs=(Pair(NCCL_LINK, None),))) == []
+    assert found(machine(TORCHRUN, address=Address("127.0.0.1", "127.0.0.1"))) == [], "one machine may meet on its own address"
     assert found(machine({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "OMP_NUM_THREADS": "1"}, cores=2)) == []
     served = Port(29500, True, False, 77, "torchrun")  # by torchrun itself
     assert found(machine({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}, port=served)) == []

@@ -39,6 +39,11 @@ def test_the_root_cause_comes_first_and_no_victim_is_blamed(run, id, rank, words
     assert all(finding.severity != "error" for finding in rest)
 
 
+def test_too_few_steps_are_not_judged():
+    """Of one measured step of this run, rank 0 came last by 8 ms: it was no straggler, and rank 1 was the one that stopped."""
+    assert [finding.id for finding in diagnosed(RUNS / "stopped")] == ["W07"]
+
+
 def test_the_evidence_of_a_hang_is_where_the_others_wait():
     assert "rank 0 waits in all_reduce of 1,088 values" in diagnosed(RUNS / "stopped")[0].evidence[0]
 
