@@ -158,13 +158,14 @@ def crowded(threads: int, processes: int, cores: int, each_is: str = "process") 
     return Finding("L09", "warning", why, fix, evidence=(f"{threads} threads × {processes} > {cores} cores",))
 
 
-def needless_search(parameters: int | None = None) -> Finding:
-    """find_unused_parameters=True, and every parameter got a gradient."""
+def needless_search(parameters: int | None = None, passes: int | None = None) -> Finding:
+    """find_unused_parameters=True, and every parameter was used, in so many passes (None: in all of them)."""
     all_ = "every parameter" if parameters is None else f"each of {plural(parameters, 'parameter')}"
-    why = f"find_unused_parameters=True walks the graph after every forward pass, and {all_} got its gradient in every step seen."
-    return Finding(
-        "S04", "warning", why, "Leave find_unused_parameters out; DDP then also puts its buckets in the order of the gradients."
-    )
+    seen = "" if passes is None else f" in each of {plural(passes, 'pass')} that DDP has looked at"
+    why = f"find_unused_parameters=True walks the graph after every forward pass, and {all_} was used{seen}."
+    doubt = "" if passes is None else " Certain if no later batch leaves a layer out."
+    fix = "Leave find_unused_parameters out; DDP then also puts its buckets in the order of the gradients."
+    return Finding("S04", "suspect" if doubt else "warning", why + doubt, fix)
 
 
 def idle_stages(measured: float | None, stages: int, micro_batches: int, schedule: str, samples: int | None) -> Finding | None:

@@ -133,3 +133,5 @@ def test_a_loss_that_is_lost():
 def test_a_needless_search_for_unused_parameters():
     assert waste.needless_search(12).id == "S04"
     assert "12 parameters" in waste.needless_search(12).why
+    assert waste.needless_search(12).severity == "warning"
+    assert waste.needless_search(12, passes=3).severity == "suspect"

@@ -15,14 +15,15 @@ from itertools import pairwise
 from paralab.analyse.metrics import LATE_STEPS
 from paralab.analyse.recording import WARM_UP
 from paralab.doctor import waste
-from paralab.doctor.events import Amp, Backward, Batch, Collective, Event, Init, Loader, Pipeline, Step, Wrap, ZeroGrad
+from paralab.doctor.events import Amp, Backward, Batch, Collective, Event, Init, Loader, Pipeline, Reduced, Step, Wrap, ZeroGrad
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.place import Site
 from paralab.doctor.rules import in_ranks
-from paralab.units import plural
+from paralab.units import plural, size
 
 FEWEST = 6  # windows after the warm-up
+FEWEST_PASSES = 4  # of DDP, which measures its first ten
 SCHEDULES = {"ScheduleGPipe": "gpipe", "Schedule1F1B": "1f1b", "ScheduleInterleaved1F1B": "interleaved"}
 
 
@@ -65,7 +66,7 @@ def _reduced(event: Event) -> bool:
 
 @in_ranks("W01")
 def over_a_tenth(observation: Observation) -> Iterator[Finding]:
-    """What the user's own collectives cost; of DDP's, how much longer a backward pass takes that reduces than one that does not."""
+    """What the user's own collectives cost, and what DDP measured of its own."""
     found = measured(observation)
     if len(found) < 2:
         return
@@ -80,13 +81,47 @@ def over_a_tenth(observation: Observation) -> Iterator[Finding]:
         how = f"{plural(round(statistics.median(map(len, calls))), 'collective')} per step, most of it at {largest.site}"
         if finding := waste.over_a_tenth(spent, spent, step, how):
             yield at(finding, largest.site)
-    passes = [event for window in found[0] for event in window.events if isinstance(event, Backward) and event.seconds]
-    reducing, quiet = [p for p in passes if _reduced(p)], [p for p in passes if not _reduced(p)]
-    if len(reducing) >= FEWEST and len(quiet) >= FEWEST:
-        exposed = max(0.0, statistics.median(map(_took, reducing)) - statistics.median(map(_took, quiet)))
-        how = "a backward pass that reduces the gradients takes so much longer than one inside no_sync()"
-        if finding := waste.over_a_tenth(exposed, exposed, step, how):
-            yield at(finding, reducing[-1].site)
+    if reduced := reductions(observation):
+        how = f"DDP sends {plural(len(reduced.sizes), 'bucket')} of together {size(sum(reduced.sizes))} in every step"
+        finding = waste.over_a_tenth(reduced.transfer, reduced.exposed, step, how)
+        yield from [at(finding, reduced.site)] if finding else []
+
+
+@in_ranks("W02")
+def one_bucket(observation: Observation) -> Iterator[Finding]:
+    found, reduced = measured(observation), reductions(observation)
+    if found and reduced:
+        step = statistics.median(window.seconds for window in found[0])
+        finding = waste.one_bucket(reduced.sizes, reduced.compute, reduced.transfer, reduced.exposed, step)
+        yield from [at(finding, reduced.site)] if finding else []
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A usual backward pass of the first DDP model, in seconds. `site`: where the model was wrapped."""
+
+    sizes: list[int]
+    compute: float
+    transfer: float
+    exposed: float
+    site: Site | None
+
+
+def reductions(observation: Observation) -> Reduction | None:
+    """The rank that waits least in a pass came last to it, and shows what sending takes."""
+    per_rank = [{e.iteration: e for e in rank.of(Reduced) if e.model == 0 and e.iteration > WARM_UP} for rank in observation.ranks]
+    common = set.intersection(*map(set, per_rank)) if per_rank else set()
+    if len(common) < FEWEST_PASSES or len(per_rank) < 2:
+        return None
+    passes = [[rank[number] for rank in per_rank] for number in sorted(common)]
+    wrap = next((wrap for wrap in observation.ranks[0].of(Wrap) if wrap.model == 0), None)
+    return Reduction(
+        passes[-1][0].buckets,
+        statistics.median(statistics.mean(e.compute for e in ranks) for ranks in passes),
+        statistics.median(min(e.transfer for e in ranks) for ranks in passes),
+        statistics.median(min(max(0.0, e.transfer - e.hidden) for e in ranks) for ranks in passes),
+        wrap.site if wrap else None,
+    )
 
 
 def _collectives(window: Window) -> list[Collective]:
@@ -178,15 +213,13 @@ def crowd_of_threads(observation: Observation) -> Iterator[Finding]:
 
 @in_ranks("S04")
 def needless_search(observation: Observation) -> Iterator[Finding]:
-    """A gradient may also be another rank's, for a layer that only that one used: so it is a suspicion."""
+    """DDP itself counts what each rank left unused in its first passes."""
     if not observation.over or not observation.ranks:
         return
     for wrap in observation.ranks[0].of(Wrap):
-        looked = [b.without_grad for rank in observation.ranks for b in rank.of(Backward) if b.without_grad is not None]
-        if wrap.options.get("find_unused_parameters") and looked and not any(looked):
-            finding = waste.needless_search(sum(wrap.trainable))
-            why = f"{finding.why} Certain if no batch leaves a layer out, on any rank."
-            yield at(replace(finding, severity="suspect", why=why), wrap.site)
+        looked = [[e.unused_bytes for e in rank.of(Reduced) if e.model == wrap.model] for rank in observation.ranks]
+        if wrap.options.get("find_unused_parameters") and all(looked) and not any(used for rank in looked for used in rank):
+            yield at(waste.needless_search(sum(wrap.trainable), min(map(len, looked))), wrap.site)
 
 
 @in_ranks("G02")
