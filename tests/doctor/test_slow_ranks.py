@@ -35,9 +35,8 @@ def observation(window, ranks=2, over=True, **options):
 
 def found(seen):
     """Of the rules in slow.py only: others look at the same events."""
-    return [
-        finding for finding in apply("ranks", seen) if finding.id in {"W01", "W02", "W03", "W06", "T06", "L09", "S04", "G02", "P05"}
-    ]
+    mine = {"W01", "W02", "W03", "W06", "T06", "L09", "S04", "G02", "P05"}
+    return [finding for finding in apply("ranks", seen) if finding.id in mine]
 
 
 def backward(t=0.04, seconds=0.03, buckets=1, line=30, **more):
