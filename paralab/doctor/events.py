@@ -312,7 +312,7 @@ class LoadState(Event):
 class Reduced(Event):
     """What DDP measured of one of its first passes. `compute`, `transfer`: seconds of the backward pass, and from its first bucket
     on its way to the last one's arrival, waiting for other ranks included; `hidden`: both at once. `buckets`: bytes, in the order
-    of sending. `unused_bytes`: of parameters that this rank did not use; None where DDP was not asked to look."""
+    of sending."""
 
     model: int | None = None
     iteration: int = 0
@@ -320,7 +320,6 @@ class Reduced(Event):
     transfer: float = 0.0
     hidden: float = 0.0
     buckets: list[int] = field(default_factory=list)
-    unused_bytes: int | None = None
 
 
 @dataclass(frozen=True)

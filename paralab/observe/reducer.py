@@ -34,5 +34,4 @@ def note(rank: Rank, model: Any, number: int | None, forwards: int) -> None:
         transfer=reduced * SECONDS,
         hidden=said.get("backward_compute_comm_overlap_time", 0) * SECONDS,
         buckets=[int(size) for size in sizes.split(",") if size.strip().isdigit()],
-        unused_bytes=said.get("unused_parameter_size", 0) if said.get("find_unused_parameters") else None,
     )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from paralab.analyse.failure import last_lines
-from paralab.analyse.hang import who_hung
+from paralab.analyse.hang import Testimony, who_hung
 from paralab.doctor.finding import Finding
 from paralab.doctor.recorded import Recorded, Run
 from paralab.doctor.rules import in_run
@@ -78,7 +78,8 @@ def _hang(run: Run, problem: str, attempt: int) -> Finding:
         fix = "Try NCCL_P2P_DISABLE=1; then the network: firewall, interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)."
         why = f"{problem} Certain if it runs with NCCL_P2P_DISABLE=1."
         return Finding("H15", "suspect", why, fix, where, evidence=evidence)
-    if "did not arrive" in hang.why:
+    stuck = Testimony.read(RunFolder(run.folder).testimonies(attempt), hang.rank)
+    if "did not arrive" in hang.why and stuck.waits_in:  # in another collective than the others
         fix = "Every rank must call the same collectives in the same order: look at both places."
         return Finding("H04", "error", problem, fix, where, rank=hang.rank, evidence=evidence)
     fix = "Continue it (kill -CONT) if it is stopped; else look at where it is. A longer deadline, if it only needs longer."
