@@ -160,12 +160,13 @@ def preflight() -> Diagnosis:
     case = Case()
     facts = _part("paralab.doctor.preflight", "look")()
     case.add(apply("machine", facts))
+    table = _part("paralab.doctor.preflight", "table")(facts, case.findings)
     return case.closed(
         "this machine",
         ("machine",),
         f"devices, backends, ports, memory, cores and links, {_rules_of('machine')}",
         "any training: give a script, a command after --, a run folder or logs",
-        facts=tuple(facts.lines()),
+        facts=tuple(table),
     )
 
 

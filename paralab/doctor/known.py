@@ -1,4 +1,5 @@
-"""The whole catalogue by id: 90 ways in which parallel training goes wrong, in the order in which one meets them."""
+"""The whole catalogue by id: 90 ways in which parallel training goes wrong, in the order in which one meets them; then what
+wastes time, and what is wrong with a machine."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ from paralab.doctor.catalogue import (
     dataparallel,
     hangs,
     launch,
+    machine,
     pipeline,
     precision,
     reports,
     semantics,
+    waste,
 )
 from paralab.doctor.entry import Entry
 from paralab.errors import UsageError
@@ -27,8 +30,10 @@ GROUPS = {
     "D": "nn.DataParallel",
     "P": "Pipelines",
     "C": "Checkpoints",
+    "W": "Waste",
+    "M": "Machines",
 }
-_PARTS = (hangs, reports, launch, semantics, data, accumulation, precision, dataparallel, pipeline, checkpoints)
+_PARTS = (hangs, reports, launch, semantics, data, accumulation, precision, dataparallel, pipeline, checkpoints, waste, machine)
 ENTRIES: dict[str, Entry] = {
     entry.id: entry
     for entry in sorted((entry for part in _PARTS for entry in part.ENTRIES), key=lambda e: (list(GROUPS).index(e.id[0]), e.id))

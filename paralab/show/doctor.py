@@ -10,6 +10,7 @@ from paralab.doctor.patch import Fixes, diff, shown_path
 from paralab.doctor.report import Diagnosis
 from paralab.doctor.sources import Sources
 from paralab.show.console import console, errors, fact_table, show_table
+from paralab.show.preflight import print_looked
 from paralab.units import plural
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "suspect": "bold cyan"}
@@ -18,8 +19,7 @@ AROUND = 2  # lines shown before and after the one that is meant
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
-    for fact in diagnosis.facts:
-        console.print(Text(fact), soft_wrap=True)
+    print_looked(diagnosis.facts)
     for finding in diagnosis.findings:
         print_finding(finding, diagnosis.sources)
     for note in diagnosis.notes:

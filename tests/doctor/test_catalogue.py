@@ -9,10 +9,10 @@ import pytest
 from paralab.doctor.known import ENTRIES, GROUPS, entry
 from paralab.errors import UsageError
 
-MANY = {"H": 19, "L": 11, "S": 17, "T": 6, "G": 9, "A": 11, "D": 7, "P": 6, "C": 4}
+MANY = {"H": 19, "L": 11, "S": 17, "T": 6, "G": 9, "A": 11, "D": 7, "P": 6, "C": 4, "W": 7, "M": 3}
 
 
-def test_all_ninety_are_there_in_their_groups():
+def test_all_ninety_are_there_in_their_groups_and_ten_more():
     assert Counter(id[0] for id in ENTRIES) == MANY
     assert list(MANY) == list(GROUPS)
     assert list(ENTRIES) == [f"{group}{number:02}" for group, many in MANY.items() for number in range(1, many + 1)]

@@ -182,7 +182,7 @@ def test_an_entry_is_explained(typed):
         assert words in done.stdout
     assert json.loads(typed("--explain", "H03", "--json").stdout)["entries"][0]["id"] == "H03"
     listed = typed("--explain", "all").stdout
-    assert listed.count("\n") == 90 + 9
+    assert listed.count("\n") == 100 + 11
 
 
 def test_reading_a_script_needs_neither_torch_nor_rich_and_is_quick(tmp_path):
