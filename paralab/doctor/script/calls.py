@@ -54,6 +54,7 @@ class Calls(Expressions):
         self.turns: dict[tuple[ast.AST, Scope], int] = {}  # as runs, but a closure counts for each function that it wraps
         self.last: dict[ast.AST, Value] = {}  # what a function gave when it was run last
         self.objects: dict[ast.ClassDef, Object] = {}
+        self.entered: list[Value] = []  # by ExitStack.enter_context
 
     def block(self, statements: list[ast.stmt], scope: Scope) -> bool:
         raise NotImplementedError
@@ -149,6 +150,7 @@ class Calls(Expressions):
                 if isinstance(held, Items) and function.name == "append":
                     held.items = (*held.items, *call.args)
         if isinstance(function, Attr) and function.name == "enter_context" and call.args:
+            self.entered.append(call.args[0])
             self.stack.extend(managed(call.node, call.args[0]))
             return call.args[0]
         return Made(call, parents=parents)
