@@ -18,7 +18,7 @@ from paralab.doctor.script.values import Attr, Call, Computed, Constant, Loop, M
 
 _SCALINGS = {"div", "div_", "mul", "mul_", "true_divide", "multiply", "divide"}
 
-# --- G01: the loss is not divided -------------------------------------------------------------------------------------------------
+# --- G01: the loss is not divided ------------------------------------------------------------------------------------------------
 
 
 @in_script("G01")
@@ -172,7 +172,7 @@ def _division(script: Script, window: Window, size: str | None) -> tuple[Edit, .
     return swapped(script, call.file, receiver, f"({ast.unparse(receiver)} / {size})") if isinstance(receiver, ast.Name) else ()
 
 
-# --- G02, G03: exchanged more often than needed -----------------------------------------------------------------------------------
+# --- G02, G03: exchanged more often than needed ----------------------------------------------------------------------------------
 
 
 @in_script("G02")
@@ -234,7 +234,7 @@ def no_sync_around_backward_only(script: Script) -> Iterator[Finding]:
         )
 
 
-# --- G04, G05: a step on gradients that were not exchanged ------------------------------------------------------------------------
+# --- G04, G05: a step on gradients that were not exchanged -----------------------------------------------------------------------
 
 
 @in_script("G05")
@@ -309,7 +309,7 @@ def _others_outside(script: Script, window: Window) -> bool:
     return any(window.loop in other.call.context for other in others)
 
 
-# --- G06: the rest of an epoch; G09: the schedule runs ahead ----------------------------------------------------------------------
+# --- G06: the rest of an epoch; G09: the schedule runs ahead ---------------------------------------------------------------------
 
 
 @in_script("G06")
@@ -372,7 +372,8 @@ def schedule_runs_ahead(script: Script) -> Iterator[Finding]:
             size = window.number or f"`{_size_text(window) or 'n'}`"
             why = (
                 f"`{called(call)}()` runs with every micro-batch, `{called(window.step)}()` in line {window.step.line} once in "
-                f"{size}: the learning rate moves {size} times as fast as the optimizer. Right only if the schedule counts micro-batches."
+                f"{size}: the learning rate moves {size} times as fast as the optimizer. Right only if the schedule counts "
+                "micro-batches."
             )
             fix = f"Step the schedule where the optimizer steps, after line {window.step.line}."
             yield found(script, "G09", "warning", call, why, fix, also=(window.step,))
