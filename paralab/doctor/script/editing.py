@@ -19,6 +19,14 @@ def swapped(script: Script, file: Path, node: ast.AST, text: str) -> tuple[Edit,
     return (Edit(script.shown(file), first, first, (new.decode(),)),)
 
 
+def with_keyword(script: Script, file: Path, node: ast.AST, text: str) -> tuple[Edit, ...]:
+    """A call with one more keyword argument at its end."""
+    if not isinstance(node, ast.Call) or not (node.args or node.keywords):
+        return ()
+    code = ast.get_source_segment("\n".join(script.lines(file)), node) or ""
+    return swapped(script, file, node, f"{code[:-1].rstrip().rstrip(',')}, {text})")
+
+
 def inserted(script: Script, file: Path, before: ast.stmt, *texts: str) -> tuple[Edit, ...]:
     """New statements before a statement, at its indent. Nothing where several statements share a line."""
     line = script.lines(file)[before.lineno - 1]

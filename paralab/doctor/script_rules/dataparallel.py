@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.rules import in_script
-from paralab.doctor.script.editing import swapped
+from paralab.doctor.script.editing import swapped, with_keyword
 from paralab.doctor.script.feeding import loaders_of
 from paralab.doctor.script.naming import DP
 from paralab.doctor.script.pointing import called, found
@@ -143,7 +143,8 @@ def batch_that_does_not_reach_all_gpus(script: Script) -> Iterator[Finding]:
                 "missing argument."
             )
             fix = f"A batch that is a multiple of {gpus}, and `drop_last=True`."
-            yield found(script, "D03", "warning", loader, why, fix, also=(wrapper,))
+            edits = with_keyword(script, loader.file, loader.node, "drop_last=True") if short != size else ()
+            yield found(script, "D03", "warning", loader, why, fix, also=(wrapper,), edits=edits)
 
 
 def _last(loader: Call, size: int) -> int | None:

@@ -246,7 +246,17 @@ def never_scaled(script: Script) -> Iterator[Finding]:
             why = f"`{name}.scale(loss)` is never called, and `{called(stepping[0])}(…)` refuses with an AssertionError.{where}"
             fix = f"`{name}.scale(loss).backward()`"
             also = (plain.call,) if plain else ()
-            yield found(script, "A11", "error", stepping[0], why, fix, also=also)
+            yield found(script, "A11", "error", stepping[0], why, fix, also=also, edits=_scaling(script, plain, stepping[0], name))
+
+
+def _scaling(script: Script, plain: Backward | None, step: Call, name: str) -> tuple[Edit, ...]:
+    """`loss.backward()` → `scaler.scale(loss).backward()`"""
+    node = plain.call.node if plain else None
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not plain or plain.call.file != step.file:
+        return ()
+    if function_of(script, step.file, node) is not function_of(script, step.file, step.node) and not name.startswith("self."):
+        return ()
+    return swapped(script, step.file, node.func.value, f"{name}.scale({ast.unparse(node.func.value)})")
 
 
 # --- A05, A06, A09: number formats -----------------------------------------------------------------------------------------------
