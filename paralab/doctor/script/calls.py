@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import Any
 
 from paralab.doctor.script.expressions import Expressions, wrapped_by
@@ -96,7 +97,12 @@ class Calls(Expressions):
         into = next((way for way in ways if isinstance(way, Function)), None)
         fields = {"function": function, "receiver": receiver, "args": args, "keywords": keywords, "into": into}
         call: Call = self.record(Call, node, target=target, written=written, **fields)
-        results = tuple(self._result(way, call) for way in ways)
+        # `quiet = model.no_sync if more else nullcontext`: what comes back is of the one or of the other
+        several = any(isinstance(way, Dotted) for way in ways)
+        results = tuple(
+            self._result(way, replace(call, target=name, written=as_written) if several and name != target else call)
+            for way, (name, as_written) in zip(ways, named, strict=True)
+        )
         tests = function.tests if isinstance(function, Choice) else ()
         call.result = either(results, tests)
         return call.result

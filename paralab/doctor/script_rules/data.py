@@ -12,7 +12,7 @@ from paralab.doctor.script.editing import function_of, inserted, swapped
 from paralab.doctor.script.feeding import content, loaders_of, may_be
 from paralab.doctor.script.naming import LOADER, SAMPLER
 from paralab.doctor.script.pointing import called, found, short
-from paralab.doctor.script.questions import comes_from, depends_on_rank, is_forward, iterated, roles, under
+from paralab.doctor.script.questions import comes_from, depends_on_rank, is_forward, iterated, rank_branch, roles, under
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.turns import length
 from paralab.doctor.script.updates import Backward, backwards
@@ -49,7 +49,7 @@ def _trained(script: Script) -> list[Trained]:
     """Each loader once."""
     found: dict[int, Trained] = {}
     for backward in backwards(script):
-        for loader in loaders_of(backward.wrapped):
+        for loader in loaders_of(backward.wrapped) if rank_branch(backward.call) is None else ():
             found.setdefault(id(loader), Trained(loader, backward))
     return list(found.values())
 
