@@ -11,7 +11,7 @@ from paralab.doctor.script.reading import read_script
 from tests.doctor.cases import broken
 
 # Entries whose broken.py comes with a cure: the least that must hold.
-CURED = {"A01", "A03", "A04", "A11", "D01", "D05", "G01", "T02", "T03"}
+CURED = {"A01", "A03", "A04", "A11", "C01", "C04", "D01", "D05", "G01", "H07", "S02", "S06", "S08", "T02", "T03"}
 
 
 def read(path):

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 from paralab.doctor.finding import Edit
+from paralab.doctor.script.pointing import file_of
 from paralab.doctor.script.reading import Script
 
 
@@ -53,3 +54,20 @@ def function_of(script: Script, file: Path, node: ast.AST) -> ast.AST | None:
         if is_one and any(part is node for part in ast.walk(function)):
             found = function
     return found
+
+
+def out_of_branch(script: Script, file: Path, branch: ast.AST, inside: ast.AST | None) -> tuple[Edit, ...]:
+    """The first line under `if …:` moves before it; an `if` that has nothing left goes away."""
+    if not isinstance(branch, ast.If) or branch.orelse or file_of(script, branch) != file:
+        return ()
+    body = branch.body[0]
+    lines = script.lines(file)
+    header = lines[branch.lineno - 1]
+    indent = header[: branch.col_offset]
+    if indent.strip() or not header.split("#")[0].rstrip().endswith(":"):
+        return ()
+    if not (body.lineno == body.end_lineno == branch.lineno + 1) or not any(part is inside for part in ast.walk(body)):
+        return ()
+    moved = indent + lines[body.lineno - 1][body.col_offset :]
+    left = (header,) if len(branch.body) > 1 else ()
+    return (Edit(script.shown(file), branch.lineno, body.lineno, (moved, *left)),)
