@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.text import Text
 
 from paralab.doctor.finding import Finding
@@ -40,12 +42,14 @@ def _closing(diagnosis: Diagnosis) -> Text:
 
 def print_finding(finding: Finding, sources: Sources) -> None:
     console.print(_headline(finding), soft_wrap=True)
-    for line in _context(finding, sources):
+    context = _context(finding, sources)
+    for line in context:
         console.print(line, soft_wrap=True, crop=False)
     table = fact_table()
     table.add_row("  why", Text(finding.why))
     table.add_row("  fix", Text(finding.fix))
-    for evidence in finding.evidence:
+    own = f"{Path(finding.file).name}:{finding.line}:" if finding.file and context else None  # the line that stands above
+    for evidence in (evidence for evidence in finding.evidence if not (own and evidence.startswith(own))):
         table.add_row("  seen", Text(evidence))
     if finding.gain:
         table.add_row("  gain", f"{finding.gain:.0%} of the step")
