@@ -388,12 +388,13 @@ class Off(Event):
 
 
 KINDS: dict[str, type[Event]] = {
+    "reduced": Reduced,
     "start": Start, "init": Init, "group": Group, "destroy": Destroy, "wrap": Wrap, "forward": Forward, "backward": Backward,
     "step": Step, "zero_grad": ZeroGrad, "scheduler": Scheduled, "clip": Clip, "autocast": Autocast, "amp": Amp, "loader": Loader,
     "batch": Batch, "epoch": Epoch, "set_epoch": SetEpoch, "seed": Seed, "join": Join, "collective": Collective, "loss": Loss,
     "save": Save,
     "load": Load, "load_state": LoadState, "pipeline": Pipeline, "exception": Raised, "exit": Exit, "end": End, "held": Held,
-    "replaced": Replaced, "off": Off, "reduced": Reduced,
+    "replaced": Replaced, "off": Off,
 }  # fmt: skip
 _FIELDS = {kind: {f.name for f in fields(kind)} for kind in KINDS.values()}
 

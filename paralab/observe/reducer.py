@@ -16,7 +16,7 @@ MEASURED_PASSES = 10  # then DDP measures one in a hundred only
 SECONDS = 1e-9  # it counts in nanoseconds
 
 
-def note(rank: Rank, model: Any, number: int | None, forwards: int) -> None:
+def note_reduction(rank: Rank, model: Any, number: int | None, forwards: int) -> None:
     """Called after every forward of a wrapped model; cheap, and silent after the first few."""
     if forwards > MEASURED_PASSES + 1 or not isinstance(model, DistributedDataParallel):
         return

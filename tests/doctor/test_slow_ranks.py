@@ -1,5 +1,6 @@
 """Slow training of observed ranks: windows laid out on one clock, so that who waits for what can be read off."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,8 @@ def training(window, rank=0, steps=STEPS, before=(), threads=1, cores=8, host="l
             events.append(type(event)(**{**vars(event), "t": begin + event.t, "step": number}))
         events.append(Step(t=begin + STEP - 0.001, step=number + 1, seconds=0.001, number=number + 1, site=site(40)))
     start = Start(rank=rank, world=2, host=host, threads=threads, cores=cores, t=-1.0)
-    return RankSeen(rank, start, tuple(events), (), None, len(events))
+    parts = {"rank": rank, "start": start, "events": tuple(events), "doing": (), "lives": None, "state": None, "progress": 0}
+    return RankSeen(**{each.name: parts[each.name] for each in fields(RankSeen) if each.name in parts})
 
 
 def observation(window, ranks=2, over=True, **options):
@@ -54,6 +56,11 @@ def test_who_comes_last_is_named():
     assert found(few) == [], "too few steps to say"
     running = observation(lambda rank: [backward(t=0.01 + 0.03 * (rank == 1))], over=False)
     assert found(running) == [], "numbers are told at the end"
+
+
+def test_the_steps_of_a_toy_are_not_judged(monkeypatch):
+    monkeypatch.setattr("tests.doctor.test_slow_ranks.STEP", 0.015)
+    assert found(observation(lambda rank: [Collective(t=0.001, op="all_reduce", seq=[3, 3], seconds=0.01, site=site(33))])) == []
 
 
 def test_clocks_of_two_machines_are_not_compared():

@@ -24,6 +24,7 @@ from paralab.doctor.rules import in_ranks
 from paralab.units import plural, seconds, size
 
 FEWEST = 6  # windows after the warm-up
+TOY_SECONDS = 0.02  # a step on the CPU: what it wastes, nobody waits for
 FEWEST_PASSES = 4  # of DDP, which measures its first ten
 
 
@@ -52,7 +53,9 @@ def measured(observation: Observation) -> list[list[Window]]:
         return []
     per_rank = [windows(rank) for rank in observation.ranks]
     many = min(map(len, per_rank))
-    return [each[WARM_UP:many] for each in per_rank] if many - WARM_UP >= FEWEST else []
+    kept = [each[WARM_UP:many] for each in per_rank] if many - WARM_UP >= FEWEST else []
+    toy = kept and not observation.ranks[0].start.gpus and statistics.median(w.seconds for w in kept[0]) < TOY_SECONDS
+    return [] if toy else kept
 
 
 def at(finding: Finding, site: Site | None) -> Finding:
