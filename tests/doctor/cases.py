@@ -6,7 +6,7 @@
 
 A line that a finding must point at ends with `# finds H03`; `# finds H03 rank 1` also names the culprit that observed runs must
 name; `# finds H03 by script` holds for one way only. A script without marks has a mistake that has no line. Scripts are started by
-torchrun with two ranks; one whose second line is `# start: python` is started alone.
+torchrun with two ranks; one whose second line is `# start: python` is started alone, `# start: never` needs GPUs and is only read.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _case(script: Path) -> Case:
     alone = script.name != "train.py"
     files = [script] if alone else sorted(script.parent.glob("**/*.py"))
     first, second = script.read_text().split("\n", 2)[:2]
-    start = "python" if "# start: python" in (first, second) else "torchrun"
+    start = next((line.removeprefix("# start: ") for line in (first, second) if line.startswith("# start: ")), "torchrun")
     ways = tuple(word.strip() for word in first.removeprefix("# ways:").split(",")) if first.startswith("# ways:") else ()
     folder = script.parent if alone else script.parent.parent
     marks = tuple(mark for file in files for mark in marks_in(file))

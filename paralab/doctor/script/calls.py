@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from paralab.doctor.script.expressions import Expressions
+from paralab.doctor.script.expressions import Expressions, wrapped_by
 from paralab.doctor.script.naming import canonical
 from paralab.doctor.script.state import MOST_STEPS
 from paralab.doctor.script.values import (
@@ -28,6 +28,7 @@ from paralab.doctor.script.values import (
     Scope,
     Value,
     With,
+    either,
     options,
 )
 
@@ -35,19 +36,22 @@ MOST_RUNS = 6  # of one function: each run may come from another place
 DEEPEST = 25
 # A module's methods that give the module back, and functions that give back what they were given, wrapped in what does not matter.
 SAME = {"to", "cuda", "cpu", "train", "eval", "float", "double", "half", "bfloat16", "requires_grad_", "xpu", "to_empty"}
-PASSED_ON = {"torch.compile", "torch.nn.SyncBatchNorm.convert_sync_batchnorm", "copy.copy", "copy.deepcopy", "typing.cast"}
+PASSED_ON = {"torch.compile", "torch.nn.SyncBatchNorm.convert_sync_batchnorm", "copy.copy", "typing.cast"}
+ADDS = {"append", "extend", "appendleft", "insert"}
 EXITS = {"sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort"}
 SPAWNS = {"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes", "torch.multiprocessing.spawn.spawn"}
 PROCESSES = {"torch.multiprocessing.Process", "multiprocessing.Process"}
 Keywords = dict[str, Value]
+Ways = tuple[tuple[Value, bool], ...]  # the tests on the way, and how they came out
 
 
 class Calls(Expressions):
     def __init__(self) -> None:
         super().__init__()
         self.active: list[Function] = []
-        self.returns: list[list[tuple[Value, tuple[Value, ...]]]] = []
+        self.returns: list[list[tuple[Value, Ways]]] = []
         self.runs: dict[ast.AST, int] = {}
+        self.turns: dict[tuple[ast.AST, Scope], int] = {}  # as runs, but a closure counts for each function that it wraps
         self.last: dict[ast.AST, Value] = {}  # what a function gave when it was run last
         self.objects: dict[ast.ClassDef, Object] = {}
 
@@ -61,6 +65,8 @@ class Calls(Expressions):
             function = self.attribute(receiver, node.func.attr)
             if isinstance(receiver, Dotted):
                 receiver = None
+            elif not any(isinstance(way, Attr | Function | Class | Dotted) for way in options(function)):
+                receiver = function  # `self.net(x)` calls what self holds
         else:
             function = self.value(node.func, scope)
             if isinstance(function, Attr):
@@ -91,7 +97,7 @@ class Calls(Expressions):
         call: Call = self.record(Call, node, target=target, written=written, **fields)
         results = tuple(self._result(way, call) for way in ways)
         tests = function.tests if isinstance(function, Choice) else ()
-        call.result = results[0] if len(results) == 1 else Choice(results, tests, parents=(*results, *tests))
+        call.result = either(results, tests)
         return call.result
 
     def _target(self, function: Value) -> tuple[str, str]:
@@ -137,6 +143,11 @@ class Calls(Expressions):
             return self._library_call(function, call, parents)
         if isinstance(function, Attr) and function.name in SAME and call.receiver and _is_model(call.receiver):
             return call.receiver
+        if isinstance(function, Attr) and function.name in ADDS and call.receiver:
+            for held in options(call.receiver):  # a list that is appended to is made from what it is given
+                held.parents = (*held.parents, *call.args)
+                if isinstance(held, Items) and function.name == "append":
+                    held.items = (*held.items, *call.args)
         if isinstance(function, Attr) and function.name == "enter_context" and call.args:
             self.stack.extend(managed(call.node, call.args[0]))
             return call.args[0]
@@ -144,14 +155,14 @@ class Calls(Expressions):
 
     def _forward_of_wrapped(self, wrapper: Made, call: Call) -> tuple[Value, ...]:
         """`ddp(x)` runs the forward of the module inside."""
-        if not wrapper.call.target.endswith("DataParallel") or not wrapper.call.args:
-            return ()
-        inner = next((option for option in options(wrapper.call.args[0]) if isinstance(option, Object)), None)
+        inner = wrapped_by(wrapper)
         run = self.attribute(inner, "forward") if inner else None
         return (self.enter(run, call.args, call.keywords, call),) if isinstance(run, Function) else ()
 
     def _library_call(self, function: Dotted, call: Call, parents: tuple[Value, ...]) -> Value:
         name, args = function.name, call.args
+        if name == "copy.deepcopy" and args:
+            return self.copied(args[0])
         if name in PASSED_ON and args:
             return args[-1] if name == "typing.cast" else args[0]
         if name in EXITS:
@@ -176,6 +187,22 @@ class Calls(Expressions):
         elif name == "builtins.dict" and not args:
             return Mapping(dict(call.keywords), parents=parents)
         return Made(call, parents=parents)
+
+    def copied(self, value: Value) -> Value:
+        """A deep copy of a module is another module; any other copy is as good as the value."""
+        if isinstance(value, Choice):
+            copies = tuple(self.copied(option) for option in value.options)
+            return Choice(copies, value.tests, parents=(*copies, *value.tests))
+        if isinstance(value, Attr) and value.name == "module" and isinstance(value.base, Made):
+            module = value.base.call.argument(0, "module")
+            return self.copied(module) if module and _is_model(value.base) else value
+        if isinstance(value, Object):
+            made = Object(value.of, Scope(value.scope.file), value.made)
+            for (scope, name), held in list(self.names.items()):
+                if scope is value.scope:
+                    self.names[made.scope, name] = self.copied(held) if _is_model(held) else held
+            return made
+        return Made(value.call) if isinstance(value, Made) and _is_model(value) else value
 
     def _start_process(self, call: Call) -> None:
         """A process per rank, started by hand: the loop's variable among the arguments is the rank."""
@@ -210,8 +237,9 @@ class Calls(Expressions):
         node = function.node
         given = (*args, *keywords.values())
         self.runs[node] = self.runs.get(node, 0) + 1
-        too_much = self.runs[node] > MOST_RUNS or len(self.active) > DEEPEST or self.steps > MOST_STEPS
-        if too_much or any(active.node is node for active in self.active):
+        self.turns[node, function.scope] = turns = self.turns.get((node, function.scope), 0) + 1
+        too_much = turns > MOST_RUNS or len(self.active) > DEEPEST or self.steps > MOST_STEPS
+        if too_much or any(active.node is node and active.scope is function.scope for active in self.active):
             last = (self.last[node],) if node in self.last else ()
             return Value(parents=(*last, *given))
         scope = Scope(function.scope.file, function.scope)
@@ -233,15 +261,15 @@ class Calls(Expressions):
         if yielded:
             contexts = tuple(context for inside, _ in yielded for context in inside[depth:])
             return Generated(contexts, parents=(*(value for _, value in yielded), *given))
-        self.last[node] = _either(found)
+        self.last[node] = _returned(found)
         return self.last[node]
 
     def returned(self, value: Value) -> None:
         """Note what the function under way gives back, and the tests on the way there."""
         if self.returns:
             start = max(number for number, context in enumerate(self.stack) if isinstance(context, Entered))
-            tests = tuple(context.test for context in self.stack[start:] if isinstance(context, Branch))
-            self.returns[-1].append((value, tests))
+            ways = tuple((context.test, context.taken) for context in self.stack[start:] if isinstance(context, Branch))
+            self.returns[-1].append((value, ways))
 
     def _bind_parameters(self, function: Function, args: tuple[Value, ...], keywords: Keywords, scope: Scope) -> None:
         wanted = function.node.args
@@ -295,11 +323,12 @@ def managed(node: ast.AST, manager: Value) -> list[Any]:
     return [With(node, (manager,))]
 
 
-def _either(found: list[tuple[Value, tuple[Value, ...]]]) -> Value:
+def _returned(found: list[tuple[Value, Ways]]) -> Value:
     if not found:
         return Constant(None)
     if len(found) == 1:
         return found[0][0]
-    tests = tuple(dict.fromkeys(test for _, on_the_way in found for test in on_the_way))
-    values = tuple(value for value, _ in found)
-    return Choice(values, tests, parents=(*values, *tests))
+    tests = tuple(dict.fromkeys(test for _, ways in found for test, _ in ways))
+    if len(found) == 2 and len(tests) == 1 and found[0][1] and not found[0][1][0][1]:
+        found = found[::-1]  # of one test, the first option is what holds if it is true
+    return either([value for value, _ in found], tests)

@@ -24,10 +24,19 @@ from paralab.doctor.script.values import (
     Object,
     Scope,
     Value,
+    either,
     options,
 )
 
 NAMESPACES = ("types.SimpleNamespace", "argparse.Namespace")
+
+
+def wrapped_by(value: Value) -> Object | None:
+    """The object of the script that a wrapper (DDP, DataParallel) holds."""
+    if not isinstance(value, Made) or not value.call.target.endswith("DataParallel"):
+        return None
+    module = value.call.argument(0, "module")
+    return next((option for option in options(module) if isinstance(option, Object)), None) if module else None
 
 
 class Expressions(State):
@@ -66,7 +75,7 @@ class Expressions(State):
         """An attribute of a value: followed into modules, objects and classes of the script, a longer name for a library's."""
         if isinstance(base, Choice):
             found = tuple(self.attribute(option, name) for option in base.options)
-            return Choice(found, base.tests, parents=(*found, *base.tests))
+            return either(found, base.tests)
         if isinstance(base, Dotted):
             module = self.modules.get(base.name)
             known = self.names.get((module, name)) if module else None
@@ -78,6 +87,9 @@ class Expressions(State):
             return self._of_class(base, None, name) or Attr(base, name, parents=(base,))
         if isinstance(base, Made) and base.call.target in NAMESPACES and name in base.call.keywords:
             return base.call.keywords[name]
+        if isinstance(base, Attr) and base.name == "module" and (inner := wrapped_by(base.base)):
+            held = self.attribute(inner, name)
+            return held if not isinstance(held, Attr) else Attr(base, name, parents=(base,))
         return Attr(base, name, parents=(base,))
 
     def _of_class(self, of: Class, owner: Object | None, name: str) -> Value | None:
@@ -136,7 +148,7 @@ class Expressions(State):
         for part, taken in ((node.body, True), (node.orelse, False)):
             with self.within(Branch(node, test, taken)):
                 found.append(self.value(part, scope))
-        return Choice(tuple(found), (test,), parents=(*found, test))
+        return either(found, (test,))
 
     def _boolop(self, node: ast.BoolOp, scope: Scope) -> Value:
         """`a and f()`: what follows stands in a branch."""
@@ -229,7 +241,7 @@ class Expressions(State):
                 option.items for option in value.options if isinstance(option, Items) and len(option.items) == len(target.elts)
             ]
             if len(pairs) == len(value.options):
-                joined = tuple(Choice(tuple(way), value.tests, parents=(*way, *value.tests)) for way in zip(*pairs, strict=True))
+                joined = tuple(either(way, value.tests) for way in zip(*pairs, strict=True))
                 value = Items(joined, parents=joined)
         known = value.items if isinstance(value, Items) and len(value.items) == len(target.elts) else None
         for number, part in enumerate(target.elts):

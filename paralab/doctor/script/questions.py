@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 from paralab.doctor.script.calls import library_base
 from paralab.doctor.script.naming import role_of_made
 from paralab.doctor.script.values import (
+    DEEPEST,
     Attr,
     Branch,
     Call,
@@ -35,10 +38,15 @@ _TRANSPARENT = {"builtins.int", "builtins.str", "builtins.bool", "builtins.max",
 _THROUGH_LOOPS = ("builtins.enumerate", "builtins.zip", "builtins.iter", "builtins.range", "builtins.len", "tqdm", "itertools.")
 
 
-def roles(value: Value | None) -> set[str]:
+def roles(value: Value | None) -> frozenset[str]:
     """The parts that a value may play: ddp, dp, fsdp, module, scaler, loader, sampler, dataset, iterable dataset, optimizer,
     scheduler, loss, autocast, no_sync, no_grad, rank, world, …"""
-    return {role for option in options(value) for role in _roles(option)} if value else set()
+    if value is None:
+        return frozenset()
+    if "roles" not in value.known:
+        value.known["roles"] = frozenset(role for option in options(value) for role in _roles(option))
+    found: frozenset[str] = value.known["roles"]
+    return found
 
 
 def _roles(value: Value) -> Iterator[str]:
@@ -75,9 +83,9 @@ def _variable(call: Call) -> Any:
 def origins(value: Value, stop: Callable[[Value], bool] = lambda value: False) -> Iterator[Value]:
     """The value and all that it was computed from, nearest first; not past what `stop` says."""
     seen = {id(value)}
-    waiting = [value]
+    waiting = deque([value])
     while waiting:
-        current = waiting.pop(0)
+        current = waiting.popleft()
         yield current
         if not stop(current):
             for parent in current.parents:
@@ -110,7 +118,9 @@ def depends_on_rank(value: Value | None) -> bool:
     def opaque(v: Value) -> bool:
         return (isinstance(v, Made) and v.call.target not in _TRANSPARENT) or isinstance(v, Attr)
 
-    return any("rank" in roles(origin) for origin in origins(value, opaque))
+    if "depends on rank" not in value.known:
+        value.known["depends on rank"] = any("rank" in roles(origin) for origin in origins(value, opaque))
+    return bool(value.known["depends on rank"])
 
 
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -119,16 +129,24 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "Div": operator.truediv, "Pow": operator.pow, "In": lambda a, b: a in b, "NotIn": lambda a, b: a not in b,
     "Is": operator.is_, "IsNot": operator.is_not,
 }  # fmt: skip
-UNKNOWN = object()
+UNKNOWN: Any = object()
 SEVERAL = 4  # ranks, where a test asks how many there are
 
 
-def on_rank(value: Value, rank: int) -> Any:
+def on_rank(value: Value, rank: int, depth: int = 0) -> Any:
     """What a value is on a rank of a job of several, or UNKNOWN. Used for tests: `rank == 0`, `not is_main()`, `rank % 2`."""
     if isinstance(value, Constant):
         return value.value
+    if depth > DEEPEST:
+        return UNKNOWN
+    if ("on rank", rank) not in value.known:
+        value.known["on rank", rank] = _on_rank(value, rank, depth + 1)
+    return value.known["on rank", rank]
+
+
+def _on_rank(value: Value, rank: int, depth: int) -> Any:
     if isinstance(value, Items):
-        return [on_rank(item, rank) for item in value.items]
+        return [on_rank(item, rank, depth) for item in value.items]
     if isinstance(value, Made) and value.call.target in ("torch.distributed.is_initialized", "torch.distributed.is_available"):
         return True
     if "world" in roles(value):
@@ -136,22 +154,25 @@ def on_rank(value: Value, rank: int) -> Any:
     if "rank" in roles(value) and not isinstance(value, Choice):
         return rank
     if isinstance(value, Made) and value.call.target in ("builtins.int", "builtins.bool") and value.call.args:
-        return on_rank(value.call.args[0], rank)
+        return on_rank(value.call.args[0], rank, depth)
     if isinstance(value, Choice):
-        found = {repr(on_rank(option, rank)): on_rank(option, rank) for option in value.options}
+        found = {repr(on_rank(option, rank, depth)): on_rank(option, rank, depth) for option in value.options}
         found.pop(repr(UNKNOWN), None)
         if len(value.tests) == 1 and len(value.options) == 2:
-            test = on_rank(value.tests[0], rank)
+            test = on_rank(value.tests[0], rank, depth)
             if test is not UNKNOWN:
-                return on_rank(value.options[0 if test else 1], rank)
+                return on_rank(value.options[0 if test else 1], rank, depth)
         return next(iter(found.values())) if len(found) == 1 else UNKNOWN
     if isinstance(value, Computed):
-        return _computed(value, rank)
+        return _computed(value, rank, depth)
     return UNKNOWN
 
 
-def _computed(value: Computed, rank: int) -> Any:
-    parts = [on_rank(parent, rank) for parent in value.parents]
+def _computed(value: Computed, rank: int, depth: int) -> Any:
+    if value.op in ("In", "NotIn") and is_dotted(value.parents[-1], "os.environ"):
+        asked = value.parents[0].value if isinstance(value.parents[0], Constant) else None
+        return (value.op == "In") if asked in (*RANK_VARIABLES, "WORLD_SIZE") else UNKNOWN
+    parts = [on_rank(parent, rank, depth) for parent in value.parents]
     if value.op in ("And", "Or"):
         deciding = value.op == "Or"
         if any(part is not UNKNOWN and bool(part) is deciding for part in parts):
@@ -161,6 +182,10 @@ def _computed(value: Computed, rank: int) -> Any:
         return UNKNOWN
     if value.op == "Not":
         return not parts[0]
+    if value.op == "USub":
+        return -parts[0]
+    if value.op in ("Eq", "NotEq") and {type(part) for part in parts} == {int, str}:  # os.environ["RANK"] == "0"
+        parts = [str(part) for part in parts]
     try:
         return _OPERATORS[value.op](*parts) if value.op in _OPERATORS and len(parts) == 2 else UNKNOWN
     except (TypeError, ValueError, ArithmeticError):
@@ -169,7 +194,18 @@ def _computed(value: Computed, rank: int) -> Any:
 
 def rank_branch(happening: Happening) -> Branch | None:
     """The innermost branch that only some ranks take and that this stands in."""
-    return next((branch for branch in happening.inside(Branch) if depends_on_rank(branch.test)), None)
+    return next((branch for branch in happening.inside(Branch) if _parts_ranks(branch)), None)
+
+
+@lru_cache(maxsize=100_000)
+def _parts_ranks(branch: Branch) -> bool:
+    return depends_on_rank(branch.test) and not _for_all(branch)
+
+
+def _for_all(branch: Branch) -> bool:
+    """`if int(os.environ.get("RANK", -1)) != -1` asks for the rank, and all ranks take it."""
+    found = [on_rank(branch.test, rank) for rank in range(4)]
+    return UNKNOWN not in found and len({bool(way) for way in found}) == 1
 
 
 def who_takes(branch: Branch) -> str:
@@ -215,7 +251,7 @@ def number(value: Value | None) -> int | float | None:
     if isinstance(value, Constant) and isinstance(value.value, int | float) and not isinstance(value.value, bool):
         return value.value
     if isinstance(value, Computed):
-        found = _computed(value, 0) if not depends_on_rank(value) else UNKNOWN
+        found = on_rank(value, 0) if not depends_on_rank(value) and not comes_from(value, "world") else UNKNOWN
         return found if isinstance(found, int | float) else None
     return None
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from paralab.doctor.script.values import Call, Choice, Context, Happening, Leave, Made, Scope, Store, Value
+from paralab.doctor.script.values import Call, Context, Happening, Leave, Made, Scope, Store, Value, either
 
 Key = tuple[Scope, str]
 Changes = dict[Key, Value]
@@ -49,8 +49,7 @@ class Names(dict[Key, Value]):
         for key in {**one, **other}:
             old = self.get(key)
             ways = [value for value in (one.get(key, old), other.get(key, old)) if value is not None]
-            same = len(ways) == 1 or ways[0] is ways[1]
-            self[key] = ways[0] if same else Choice(tuple(ways), tests, parents=(*ways, *tests))
+            self[key] = either(ways, tests)
 
 
 class State:

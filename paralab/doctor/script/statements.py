@@ -182,6 +182,10 @@ class Run(Calls):
             if item and not isinstance(node, ast.While):
                 self.bind(node.target, item, scope)
             self.block(node.body, scope)
+            if isinstance(node, ast.While):
+                happened = len(self.happened)
+                loop.again.append(self.value(node.test, scope))
+                del self.happened[happened:]  # its calls are there already, from before the turn
         self.names.join(self.names.undo(), {})
         self.block(node.orelse, scope)
 
@@ -229,8 +233,12 @@ class Run(Calls):
         decorators = tuple(self.value(decorator, scope) for decorator in node.decorator_list)
         sees = scope.outer if scope in self.class_scopes and scope.outer else scope  # a method does not see its class's names
         function = Function(node, sees, decorators=decorators)
-        self.names[scope, node.name] = function
         self.defined.append(function)
+        for decorator in reversed(decorators):
+            if isinstance(decorator, Function):  # what it gives back takes the place of the function
+                wrapped = self.enter(decorator, (function,), {}, None)
+                function = wrapped if isinstance(wrapped, Function) else function
+        self.names[scope, node.name] = function
 
     _do_asyncfunctiondef = _do_functiondef
 

@@ -13,10 +13,13 @@ Every call, store and leave remembers its context: the branches, loops, with-blo
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+# Questions that have the same answer whenever they are asked.
+ASKED = ("torch.distributed.is_", "torch.distributed.get_", "torch.cuda.is_available", "os.environ", "builtins.int")
 
 
 @dataclass(eq=False)
@@ -24,6 +27,7 @@ class Value:
     """Something unknown, computed from its parents. The parts of a tuple that is not known have the whole as their parent."""
 
     parents: tuple[Value, ...] = field(default=(), kw_only=True)
+    known: dict[Any, Any] = field(default_factory=dict, kw_only=True)  # answers to questions that were asked before
 
     def __repr__(self) -> str:  # a value may refer to the whole run
         return f"<{type(self).__name__}>"
@@ -63,6 +67,7 @@ class Choice(Value):
 
     options: tuple[Value, ...]
     tests: tuple[Value, ...] = ()
+    leaves: tuple[Value, ...] = ()  # the options of the options
 
 
 @dataclass(eq=False, repr=False)
@@ -152,11 +157,12 @@ class Branch:
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """`over`: what is iterated, or the test of a while loop."""
+    """`over`: what is iterated, or the test of a while loop. `again`: that test after a turn."""
 
     node: ast.For | ast.AsyncFor | ast.While | ast.comprehension
     over: Value
     file: Path
+    again: list[Value] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,10 +257,51 @@ class Leave(Happening):
     value: Value | None = None
 
 
-def options(value: Value) -> Iterator[Value]:
-    """The value, or what it may be."""
-    if isinstance(value, Choice):
-        for option in value.options:
-            yield from options(option)
-    else:
+MOST_OPTIONS = 8
+DEEPEST = 20  # values that were computed from values; past that a question is not answered
+
+
+def either(ways: Sequence[Value], tests: tuple[Value, ...]) -> Value:
+    """One of several values; of two, the first is taken when the test holds. A name that changes in a hundred branches stays small:
+    where there are too many options, choices among them are opened, and what decided is forgotten."""
+    if all(way is ways[0] for way in ways):
+        return ways[0]
+    leaves = [option for way in ways for option in (way.leaves if isinstance(way, Choice) else (way,))]
+    kept = tuple(dict.fromkeys(leaves))[:MOST_OPTIONS]
+    if len(leaves) <= MOST_OPTIONS:
+        return Choice(tuple(ways), tests, kept, parents=(*ways, *tests))
+    return Choice(kept, (), kept, parents=(*kept, *tests))
+
+
+def options(value: Value, known: tuple[tuple[Value, bool], ...] = ()) -> Iterator[Value]:
+    """The value, or what it may be. A test that decides twice comes out the same way both times:
+    `raw = model.module if ddp else model` is never the wrapper that `if ddp: model = DDP(model)` has made."""
+    if not isinstance(value, Choice):
         yield value
+    elif len(value.tests) == 1 and len(value.options) == 2:
+        test = value.tests[0]
+        ways = [way for other, way in known if same(test, other)] or [True, False]
+        for way in ways[:1] if len(ways) == 1 else ways:
+            yield from options(value.options[0 if way else 1], (*known, (test, way)))
+    else:
+        for option in value.options:
+            yield from options(option, known)
+
+
+def same(one: Value, other: Value, depth: int = 0) -> bool:
+    """Certainly the same, if nothing was stored in between: one value, or the same attribute, comparison or question twice."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or len(one.parents) != len(other.parents) or depth > DEEPEST:
+        return False
+    pairs = zip(one.parents, other.parents, strict=True)
+    if isinstance(one, Constant) and isinstance(other, Constant):
+        return type(one.value) is type(other.value) and bool(one.value == other.value)
+    if isinstance(one, Attr) and isinstance(other, Attr):
+        return one.name == other.name and same(one.base, other.base, depth + 1)
+    if isinstance(one, Computed) and isinstance(other, Computed):
+        return one.op == other.op and bool(one.parents) and all(same(*pair, depth + 1) for pair in pairs)
+    if isinstance(one, Made) and isinstance(other, Made):
+        asked = one.call.target == other.call.target and one.call.target.startswith(ASKED)
+        return asked and all(same(*pair, depth + 1) for pair in pairs)
+    return isinstance(one, Dotted) and isinstance(other, Dotted) and one.name == other.name

@@ -26,7 +26,7 @@ def main():
     model = DDP(Net(), static_graph=True)  # finds S03 by ranks
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(6):
-        loss = model(torch.randn(8, 8), both=step >= 3).square().mean()
+        loss = model(torch.randn(8, 8), both=step < 3).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,0 +1,162 @@
+"""Checkpoints: who writes them, under which names, and where they are read to."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.rules import in_script
+from paralab.doctor.script.agreement import in_a_job, is_alone
+from paralab.doctor.script.modules import is_off, is_wrapper
+from paralab.doctor.script.pointing import called, found, line_of
+from paralab.doctor.script.questions import comes_from, origins, rank_branch, roles, sources
+from paralab.doctor.script.reading import Script
+from paralab.doctor.script.settings import INIT, uses_cuda
+from paralab.doctor.script.values import Call, Computed, Constant, Made, Value
+
+SAVE, LOAD = "torch.save", "torch.load"
+_STRIPS = ("removeprefix", "replace", "lstrip", "consume_prefix_in_state_dict_if_present", "startswith", "partition", "split")
+# Paths that are different in every process, or no files at all.
+_OWN_PATHS = (
+    "tempfile.mk",
+    "tempfile.T",
+    "tempfile.N",
+    "uuid.",
+    "os.getpid",
+    "io.BytesIO",
+    "time.",
+    "datetime.",
+    "secrets.",
+    "random.",
+)
+
+
+@in_script("C01")
+def wrapper_is_saved(script: Script) -> Iterator[Finding]:
+    saves = [call for call in script.calls_of(SAVE) if _state_of_wrapper(call.argument(0, "obj")) is not None]
+    if not saves or _strips_names(script):
+        return
+    loads = [call for call in script.methods("load_state_dict") if _is_loaded(call)]
+    if any(is_wrapper(call.receiver) or "ddp" in roles(call.receiver) for call in loads):
+        return
+    plain = [call for call in loads if "module" in roles(call.receiver)]
+    strict = [call for call in plain if not is_off(call.argument(1, "strict"))]
+    if plain and not strict:
+        return  # C02
+    save = saves[0]
+    state = _state_of_wrapper(save.argument(0, "obj"))
+    assert state
+    why = f"`{called(state)}()` (line {state.line}) is the state of the DDP wrapper, whose names all begin with `module.`"
+    if strict:
+        why += f"; `{called(strict[0])}` in line {strict[0].line} reads it into a plain model, which has no such names: it raises."
+        yield found(script, "C01", "error", save, why, "Save `model.module.state_dict()`.", also=(state, strict[0]))
+    else:
+        why += ", so a model without DDP cannot read the file. Certain if it is ever read without DDP."
+        yield found(script, "C01", "suspect", save, why, "Save `model.module.state_dict()`.", also=(state,))
+
+
+def _state_of_wrapper(content: Value | None) -> Call | None:
+    """The call of `ddp.state_dict()` that this was made from."""
+    calls = sources(content) if content else iter(())
+    return next((call for call in calls if call.method == "state_dict" and is_wrapper(call.receiver)), None)
+
+
+def _is_loaded(call: Call) -> bool:
+    given = call.argument(0, "state_dict")
+    return given is not None and any(source.target == LOAD for source in sources(given))
+
+
+def _strips_names(script: Script) -> bool:
+    """Somewhere names of a state are changed: `name.removeprefix("module.")`, `name[7:]`."""
+    for tree in script.trees.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("module."):
+                return True
+    return any(call.method == "consume_prefix_in_state_dict_if_present" for call in script.calls)
+
+
+@in_script("C02")
+def loads_perhaps_nothing(script: Script) -> Iterator[Finding]:
+    if not in_a_job(script) or _strips_names(script):
+        return
+    unused = _statements(script)
+    wrapped = next((call for call in script.calls_of(SAVE) if _state_of_wrapper(call.argument(0, "obj"))), None)
+    for call in script.methods("load_state_dict"):
+        if not is_off(call.argument(1, "strict")) or id(call.node) not in unused or not _is_loaded(call):
+            continue
+        if is_wrapper(call.receiver):
+            continue
+        if wrapped:
+            why = (
+                "With strict=False names that do not fit are passed over. The file holds the state of the DDP wrapper (line "
+                f"{wrapped.line}), whose names all begin with `module.`: nothing is read, and the weights stay random."
+            )
+            yield found(
+                script,
+                "C02",
+                "error",
+                call,
+                why,
+                "Save `model.module.state_dict()`, and look at what is returned.",
+                also=(wrapped,),
+            )
+        else:
+            why = (
+                f"`{line_of(script, call)}` passes over names that do not fit, and what it returns (missing and "
+                f"unexpected names) is "
+                "not looked at. If the file was saved from a DDP model, nothing is read. Certain once `missing_keys` "
+                "holds all names."
+            )
+            fix = "missing, unexpected = model.load_state_dict(…, strict=False), and check both."
+            yield found(script, "C02", "suspect", call, why, fix)
+
+
+def _statements(script: Script) -> set[int]:
+    """The calls whose result is thrown away."""
+    return {id(node.value) for tree in script.trees.values() for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+
+
+@in_script("C03")
+def all_ranks_save_to_one_file(script: Script) -> Iterator[Finding]:
+    starts = [call for call in script.calls_of(INIT) if not is_alone(call)]
+    if not starts:
+        return
+    for call in script.calls_of(SAVE):
+        path = call.argument(1, "f")
+        if path is None or is_alone(call) or rank_branch(call) is not None or call.number < starts[0].number:
+            continue
+        if comes_from(path, "rank") or any(source.target.startswith(_OWN_PATHS) for source in sources(path)) or not _is_known(path):
+            continue
+        why = (
+            f"All ranks reach `{line_of(script, call)}` with the same path: they write one file at the same time and can spoil it."
+        )
+        fix = "Save on rank 0 only (`if rank == 0:`), then dist.barrier() before anybody reads it."
+        yield found(script, "C03", "error", call, why, fix)
+
+
+def _is_known(path: Value) -> bool:
+    """A path that is made of constants, options and counters: nothing that we cannot see."""
+    return any(isinstance(origin, Constant) and isinstance(origin.value, str) for origin in origins(path)) or any(
+        isinstance(origin, Computed) and origin.op == "FString" for origin in origins(path)
+    )
+
+
+@in_script("C04")
+def loads_to_the_device_of_the_saver(script: Script) -> Iterator[Finding]:
+    if not in_a_job(script) or not uses_cuda(script):
+        return
+    used = {id(o) for call in script.methods("load_state_dict") for a in call.args for o in origins(a) if isinstance(o, Made)}
+    for call in script.calls_of(LOAD):
+        if (
+            call.argument(1, "map_location") is None
+            and "**" not in call.keywords
+            and id(call.result) in used
+            and not rank_branch(call)
+        ):
+            why = (
+                f"`{line_of(script, call)}` puts the tensors where they were saved from, usually cuda:0: every rank of "
+                f"the machine keeps a "
+                "copy of the checkpoint on GPU 0."
+            )
+            yield found(script, "C04", "warning", call, why, 'torch.load(…, map_location="cpu"), or the rank\'s own device.')

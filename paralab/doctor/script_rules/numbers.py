@@ -1,0 +1,194 @@
+"""Numbers that are shown or set wrongly when there are several ranks: losses, metrics, learning rates, batch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.rules import in_script
+from paralab.doctor.script.agreement import Agreement
+from paralab.doctor.script.modules import wrappings
+from paralab.doctor.script.naming import LOADER
+from paralab.doctor.script.pointing import called, found, line_of, test_of
+from paralab.doctor.script.questions import comes_from, is_dotted, is_forward, origins, rank_branch, roles, under, who_takes
+from paralab.doctor.script.reading import Script
+from paralab.doctor.script.settings import default_of
+from paralab.doctor.script.values import Attr, Call, Choice, Computed, Made, Value, options
+
+ALL_REDUCE = "torch.distributed.all_reduce"
+_SHOWN = (
+    "print",
+    "info",
+    "debug",
+    "warning",
+    "log",
+    "add_scalar",
+    "add_scalars",
+    "log_metric",
+    "log_metrics",
+    "set_postfix",
+    "write",
+)
+_SCALES = ("div_", "div", "mul_", "mul", "true_divide", "true_divide_", "__itruediv__")
+# What keeps a mean a mean on its way into all_reduce.
+_KEEPS = ("detach", "clone", "item", "float", "to", "cuda", "cpu", "tensor", "as_tensor", "double", "reshape", "view", "squeeze")
+
+
+@in_script("S13")
+def reduced_before_backward(script: Script) -> Iterator[Finding]:
+    for reduce in script.calls_of(ALL_REDUCE, "torch.distributed.reduce"):
+        given = reduce.argument(0, "tensor")
+        if given is None or not _has_graph(given):
+            continue
+        for backward in script.methods("backward"):
+            loss = backward.receiver
+            if loss is None or backward.number < reduce.number:
+                continue
+            if any(any(origin is option for option in options(given)) for origin in origins(loss)):
+                why = (
+                    f"`{line_of(script, reduce)}` changes the loss itself before `{called(backward)}()` (line "
+                    f"{backward.line}). Autograd knows "
+                    "nothing of the all-reduce, so what follows it (a division by the ranks) makes the gradients too "
+                    "small or wrong."
+                )
+                fix = "Reduce a copy: shown = loss.detach().clone(); dist.all_reduce(shown)."
+                yield found(script, "S13", "error", reduce, why, fix, also=(backward,))
+                break
+
+
+def _has_graph(value: Value) -> bool:
+    """Computed from a forward, and not detached on the way."""
+
+    def cut(v: Value) -> bool:
+        if isinstance(v, Made) and (is_forward(v.call) or v.call.method in ("detach", "item", "tolist", "numpy")):
+            return True
+        return isinstance(v, Attr) and v.name in ("data", "grad")
+
+    return any(isinstance(o, Made) and is_forward(o.call) and not under(o.call, "no_grad") for o in origins(value, cut))
+
+
+@in_script("S14")
+def sum_is_shown_as_mean(script: Script) -> Iterator[Finding]:
+    for reduce in script.calls_of(ALL_REDUCE):
+        op, given = reduce.argument(1, "op"), reduce.argument(0, "tensor")
+        if given is None or not (op is None or is_dotted(op, "torch.distributed.ReduceOp.SUM")) or not _is_mean_loss(given):
+            continue
+        scaled = any(call.method in _SCALES and _is_one_of(call.receiver, given) for call in script.calls)
+        shown = next((call for call in script.calls if call.number > reduce.number and _shows_undivided(call, given)), None)
+        if shown and not scaled:
+            why = (
+                f"`{line_of(script, reduce)}` adds up the mean losses of all ranks, and line {shown.line} shows the sum: "
+                f"with 8 ranks it is 8 "
+                "times too large."
+            )
+            fix = "Divide by dist.get_world_size() after the all_reduce (with NCCL: op=dist.ReduceOp.AVG)."
+            yield found(script, "S14", "error", reduce, why, fix, also=(shown,))
+
+
+def _is_one_of(value: Value | None, given: Value) -> bool:
+    return value is not None and any(one is other for one in options(value) for other in options(given))
+
+
+def _is_mean_loss(value: Value) -> bool:
+    """A mean over a batch (a loss, `.mean()`) that reached this place unchanged. Sums and counts may be added up."""
+    for way in options(value):
+        current = way
+        while isinstance(current, Made) and current.call.method in _KEEPS:
+            before = current.call.receiver or (current.call.args[0] if current.call.args else None)
+            if before is None:
+                return False
+            current = next(iter(options(before)))
+        if not isinstance(current, Made):
+            return False
+        is_loss = "loss value" in roles(current) or (current.call.method == "__call__" and "loss" in roles(current.call.receiver))
+        summed = any(getattr(v, "value", None) in ("sum", "none") for v in current.call.keywords.values())
+        if summed or not (is_loss or current.call.method == "mean"):
+            return False
+    return True
+
+
+def _shows_undivided(call: Call, given: Value) -> bool:
+    """Is the value printed or logged, on a way with no division and no multiplication?"""
+    if call.method not in _SHOWN:
+        return False
+
+    def stop(value: Value) -> bool:
+        divided = isinstance(value, Computed) and value.op in ("Div", "Mult", "FloorDiv")
+        return divided or (isinstance(value, Made) and value.call.method in (*_SCALES, "mean"))
+
+    return any(_is_one_of(origin, given) for value in (*call.args, *call.keywords.values()) for origin in origins(value, stop))
+
+
+@in_script("S14")
+def metric_of_one_share(script: Script) -> Iterator[Finding]:
+    agreement = Agreement(script)
+    for call in script.calls:
+        branch = rank_branch(call)
+        if call.method not in _SHOWN or branch is None or who_takes(branch) != "rank 0 only":
+            continue
+        for value in (*call.args, *call.keywords.values()):
+            own = agreement.own(value)
+            share = _share(own) if own else None
+            if share is not None and not agreement.comes_from_agreed(value):
+                why = (
+                    f"`{line_of(script, call)}` shows what rank 0 has found on its own share of the samples (the loader "
+                    f"of line {share.line} "
+                    f"has a DistributedSampler, under `{test_of(branch)}` only rank 0 reports). Certain if it is meant "
+                    f"for all samples."
+                )
+                fix = "all_reduce the sums and the counts before dividing, on all ranks."
+                yield found(script, "S14", "suspect", call, why, fix)
+                break
+
+
+def _share(own: Value) -> Call | None:
+    """The loader with a DistributedSampler that an evaluated batch (under no_grad) comes from."""
+    if not isinstance(own, Made) or not under(own.call, "no_grad"):
+        return None
+    loaders = (o.call for o in origins(own) if isinstance(o, Made) and o.call.target == LOADER)
+    return next((loader for loader in loaders if "sampler" in roles(loader.keywords.get("sampler"))), None)
+
+
+@in_script("S15")
+def rate_scaled_twice(script: Script) -> Iterator[Finding]:
+    for call in script.calls:
+        if "optimizer" not in roles(call.result) or call.argument(1, "lr") is None:
+            continue
+        rate = call.argument(1, "lr")
+        assert rate is not None
+        products = {id(o.node): o for o in origins(rate) if isinstance(o, Computed) and o.op == "Mult" and _times_world(o)}
+        if len(products) > 1:
+            lines = sorted({getattr(product.node, "lineno", call.line) for product in products.values()})
+            why = (
+                f"The learning rate of `{called(call)}` is multiplied by the number of ranks {len(products)} times (lines "
+                f"{', '.join(map(str, lines))}): on 8 ranks it is {8 ** len(products)} times the base rate."
+            )
+            yield found(script, "S15", "error", call, why, "Multiply once, where the rate is decided.")
+
+
+def _times_world(product: Computed) -> bool:
+    return any("world" in roles(parent) for parent in product.parents)
+
+
+@in_script("S16")
+def whole_batch_on_every_rank(script: Script) -> Iterator[Finding]:
+    if not wrappings(script):
+        return
+    for call in script.calls_of(LOADER):
+        size = call.argument(1, "batch_size")
+        if (
+            isinstance(size, Attr)
+            and size.name.startswith(("global_batch", "total_batch", "effective_batch"))
+            and not comes_from(size, "world")
+        ):
+            if "sampler" not in roles(call.keywords.get("sampler")) or isinstance(size, Choice):
+                continue
+            default = default_of(script, size)
+            number = getattr(default, "value", None)
+            shown = f" ({number} by default)" if isinstance(number, int) else ""
+            why = (
+                f"Every rank takes `{size.name}`{shown} samples per step, so all ranks together take that many times the "
+                f"number of ranks. "
+                "Certain if the name means what it says: the batch of all ranks."
+            )
+            yield found(script, "S16", "suspect", call, why, f"batch_size={size.name} // dist.get_world_size().")

@@ -1,0 +1,295 @@
+"""What DDP does and does not do: which gradients it averages, and what makes the ranks' models differ."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Edit, Finding
+from paralab.doctor.rules import in_script
+from paralab.doctor.script.agreement import is_ddp_backward
+from paralab.doctor.script.modules import (
+    batch_norms,
+    belongs,
+    has_weights,
+    inside_wrapper,
+    is_off,
+    is_on,
+    is_wrapper,
+    kind,
+    wrappings,
+)
+from paralab.doctor.script.naming import DDP
+from paralab.doctor.script.pointing import called, found, line_of, test_of
+from paralab.doctor.script.questions import (
+    is_forward,
+    rank_branch,
+    roles,
+    sources,
+    under,
+    who_takes,
+)
+from paralab.doctor.script.reading import Script
+from paralab.doctor.script.settings import destination, uses_cuda, where
+from paralab.doctor.script.values import (
+    Call,
+    Class,
+    Constant,
+    Dotted,
+    Entered,
+    Happening,
+    Loop,
+    Made,
+    Object,
+    Value,
+    options,
+)
+
+
+def _backwards(script: Script) -> list[tuple[Call, Value]]:
+    """Backward calls with the loss that they start from."""
+    found = []
+    for call in script.methods("backward"):
+        loss = call.args[0] if call.target in ("torch.autograd.backward",) and call.args else call.receiver
+        if loss is not None:
+            found.append((call, loss))
+    return found
+
+
+# --- S01, S02, S05: the graph -----------------------------------------------------------------------------------------------------
+
+
+@in_script("S01")
+def part_is_never_used(script: Script) -> Iterator[Finding]:
+    read = {
+        node.attr
+        for tree in script.trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    words = {
+        node.value
+        for tree in script.trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    if read & {"children", "named_children", "_modules", "named_modules", "modules", "get_submodule", "__dict__"}:
+        return
+    for wrapping, module in wrappings(script):
+        if "find_unused_parameters" in wrapping.keywords or "static_graph" in wrapping.keywords or "**" in wrapping.keywords:
+            continue
+        for model in options(module):
+            if not isinstance(model, Object) or not _is_plain_module(model.of):
+                continue
+            for store in script.stores:
+                unused = store.name not in read and store.name not in words and has_weights(store.value)
+                if unused and any(option is model for option in options(store.base)) and not _is_frozen(script, store.value):
+                    why = (
+                        f"`self.{store.name}` has parameters and no method reads it, so they take no part in the loss. DDP (line "
+                        f"{wrapping.line}) waits for their gradients and raises in the second step."
+                    )
+                    fix = (
+                        f"Remove `self.{store.name}`, freeze it before DDP, or use it; find_unused_parameters=True if "
+                        f"it is used at times."
+                    )
+                    yield found(script, "S01", "error", store, why, fix, also=(wrapping,))
+
+
+def _is_plain_module(of: Class) -> bool:
+    return len(of.bases) == 1 and isinstance(of.bases[0], Dotted) and of.bases[0].name == "torch.nn.Module"
+
+
+def _is_frozen(script: Script, value: Value) -> bool:
+    off = (call for call in script.methods("requires_grad_") if is_off(call.argument(0, "requires_grad")))
+    return any(any(option is value for option in options(call.receiver or Value())) for call in off)
+
+
+@in_script("S02")
+def reentrant_checkpoint(script: Script) -> Iterator[Finding]:
+    looking = next((call for call in script.calls_of(DDP) if is_on(call.keywords.get("find_unused_parameters"))), None)
+    if looking is None or is_on(looking.keywords.get("static_graph")):
+        return
+    for call in script.calls_of("torch.utils.checkpoint.checkpoint"):
+        given = call.keywords.get("use_reentrant")
+        if given is None or is_on(given):
+            how = "use_reentrant=True" if given else "no use_reentrant=, which means True"
+            why = (
+                f"`{called(call)}` with {how} runs a second backward inside the first, and find_unused_parameters=True "
+                f"(line {looking.line}) "
+                'has marked its parameters as done by then: "Expected to mark a variable ready only once".'
+            )
+            yield found(script, "S02", "error", call, why, "Pass use_reentrant=False.", also=(looking,))
+
+
+@in_script("S05")
+def two_forwards_before_backward(script: Script) -> Iterator[Finding]:
+    for wrapping, module in wrappings(script):
+        if any(is_off(wrapping.keywords.get(name)) for name in ("broadcast_buffers", "forward_sync_buffers")):
+            continue
+        norms = batch_norms(script, module)
+        if not norms or any(True for _ in script.calls_of("torch.nn.SyncBatchNorm.convert_sync_batchnorm")):
+            continue
+        for _, loss in _backwards(script):
+            calls = {id(call.node): call for call in sources(loss) if _is_forward_of(call, wrapping) and not under(call, "no_grad")}
+            if len(calls) > 1:
+                first, second = sorted(calls.values(), key=lambda call: call.number)[:2]
+                why = (
+                    f"`{called(second)}` is called a second time (first in line {first.line}) before backward. Each "
+                    f"forward overwrites the "
+                    f"buffers of {kind(norms[0])} (line {norms[0].line}) with rank 0's, which the first one's backward "
+                    f"may still need. "
+                    'Certain if backward says "modified by an inplace operation".'
+                )
+                fix = "DDP(…, broadcast_buffers=False), SyncBatchNorm, or one forward on both batches together."
+                yield found(script, "S05", "suspect", second, why, fix, also=(first, wrapping))
+                break
+
+
+def _is_forward_of(call: Call, wrapping: Call) -> bool:
+    return is_forward(call) and any(isinstance(way, Made) and way.call is wrapping for way in options(call.receiver or Value()))
+
+
+# --- S06: past the wrapper --------------------------------------------------------------------------------------------------------
+
+
+@in_script("S06")
+def forward_past_the_wrapper(script: Script) -> Iterator[Finding]:
+    seen = set()
+    for backward, loss in _backwards(script):
+        calls = list(sources(loss))
+        if any(is_forward(call) and "ddp" in roles(call.receiver) for call in calls):
+            continue  # the hooks are armed
+        for call in calls:
+            past = _past_the_wrapper(script, call)
+            if past is None or under(past, "no_grad") or id(past.node) in seen:
+                continue
+            seen.add(id(past.node))
+            why = (
+                f"`{called(past)}(…)` goes past DDP: DDP.forward does not run, so the gradients of `{called(backward)}()` (line "
+                f"{backward.line}) are not averaged. The ranks' models drift apart, with no message."
+            )
+            fix = "Call the wrapped model itself; let its forward do what the method does."
+            yield found(script, "S06", "error", past, why, fix, also=(backward,), edits=_without_module(script, past))
+
+
+def _past_the_wrapper(script: Script, call: Call) -> Call | None:
+    """The call by which this was reached, if it is a module's that DDP has wrapped before, not by way of DDP."""
+    if call.method == "module" and is_wrapper(call.receiver):
+        return call  # ddp.module(x)
+    if inside_wrapper(call.receiver) and not call.method.startswith(("state_dict", "parameters", "named_", "get_")):
+        return call  # ddp.module.loss(x)
+    if not is_forward(call):
+        return None
+    wrapped = next((w for w, module in wrappings(script) if w.number < call.number and _is_of(call.receiver, module)), None)
+    if wrapped is None:
+        return None
+    entered = [context.call for context in call.inside(Entered) if context.call is not None]
+    if any("ddp" in roles(outer.receiver) and is_forward(outer) for outer in entered):
+        return None
+    return next((outer for outer in entered if inside_wrapper(outer.receiver)), call)
+
+
+def _is_of(value: Value | None, module: Value) -> bool:
+    return value is not None and any(one is other for one in options(value) for other in options(module))
+
+
+def _without_module(script: Script, call: Call) -> tuple[Edit, ...]:
+    """`model.module(x)` → `model(x)`, where it stands on one line."""
+    node = call.node
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "module":
+        return ()
+    base, end = node.func.value.end_col_offset, node.func.end_col_offset
+    if node.func.lineno != node.func.end_lineno or base is None or end is None:
+        return ()
+    line = script.lines(call.file)[node.func.lineno - 1].encode()
+    return (Edit(script.shown(call.file), node.func.lineno, node.func.lineno, ((line[:base] + line[end:]).decode(),)),)
+
+
+# --- S07, S08, S12: changes after wrapping ----------------------------------------------------------------------------------------
+
+
+@in_script("S07")
+def requires_grad_after_wrapping(script: Script) -> Iterator[Finding]:
+    changes = list(_requires_grad_changes(script))
+    for wrapping, module in wrappings(script):
+        again = [w.number for w, other in wrappings(script) if w.number > wrapping.number and _is_of(other, module)]
+        mine = [(at, to) for at, whose, to in changes if belongs(script, whose, module, wrapping)]
+        frozen = [at for at, to in mine if at.number < wrapping.number and to is False]
+        seen = set()
+        for at, to in mine:
+            if at.number < wrapping.number or any(number > at.number for number in again) or id(at.node) in seen:
+                continue
+            seen.add(id(at.node))
+            if to is False and "find_unused_parameters" in wrapping.keywords:
+                continue
+            both = {way for other, way in mine if other.number > wrapping.number} >= {True, False}
+            sure = (to is True and bool(frozen)) or (to is False and not both)
+            what = (
+                "DDP averages the gradients of the parameters that required one when it was made; these were frozen "
+                "then, so every rank "
+                "trains them on its own batches only, with no message"
+                if to is not False
+                else "DDP still waits for the gradients of these parameters, and raises in the next step"
+            )
+            more = (
+                ""
+                if sure
+                else " Certain if they were frozen when DDP was made."
+                if to is not False
+                else " Certain if they stay so."
+            )
+            why = f"`{line_of(script, at)}` changes requires_grad after DDP was made in line {wrapping.line}: {what}.{more}"
+            fix = "Change requires_grad before DDP(…), or wrap the module again afterwards (and make the optimizer anew)."
+            yield found(script, "S07", "error" if sure else "suspect", at, why, fix, also=(wrapping,))
+
+
+def _requires_grad_changes(script: Script) -> Iterator[tuple[Happening, Value, bool | None]]:
+    for store in script.stores:
+        if store.name == "requires_grad":
+            yield store, store.base, store.value.value if isinstance(store.value, Constant) else None
+    for call in script.methods("requires_grad_"):
+        to = call.argument(0, "requires_grad")
+        if call.receiver is not None:
+            yield call, call.receiver, True if to is None else to.value if isinstance(to, Constant) else None
+
+
+@in_script("S08")
+def step_of_some_ranks(script: Script) -> Iterator[Finding]:
+    if not any(is_ddp_backward(call) for call in script.calls):
+        return
+    steps = [(call, rank_branch(call)) for call in script.methods("step") if roles(call.receiver) & {"optimizer", "scaler"}]
+    parted = [(call, branch) for call, branch in steps if branch is not None]
+    if {who_takes(branch) for _, branch in parted} >= {"rank 0 only", "all ranks but 0"}:
+        return  # each has its own
+    for call, branch in parted:
+        why = (
+            f"`{line_of(script, call)}` is called by {who_takes(branch)} (`{test_of(branch)}`): the others keep their "
+            f"old weights, and the "
+            "models of the ranks differ from the first step on, with no message."
+        )
+        yield found(script, "S08", "error", call, why, "Step on all ranks; keep only printing and saving in the branch.")
+
+
+@in_script("S12")
+def wrapped_model_is_moved(script: Script) -> Iterator[Finding]:
+    if not uses_cuda(script):
+        return
+    backwards = [call for call in script.calls if is_ddp_backward(call)]
+    for call in script.methods("cpu", "to"):
+        wrapping = inside_wrapper(call.receiver) or next((w for w, _ in wrappings(script) if _is_made_by(call.receiver, w)), None)
+        if wrapping is None or (call.method == "to" and where(destination(call)) != "cpu"):
+            continue
+        loops = list(call.inside(Loop))
+        later = [b for b in backwards if b.number > call.number or any(loop in b.context for loop in loops)]
+        if later:
+            why = (
+                f"`{line_of(script, call)}` moves the parameters of the DDP model (line {wrapping.line}), and it is "
+                f"trained again in line "
+                f"{later[0].line}. DDP's buckets still belong to the old place: gradients are no longer averaged, with no message."
+            )
+            fix = "Copy the state instead: {name: tensor.cpu() for name, tensor in model.module.state_dict().items()}."
+            yield found(script, "S12", "error", call, why, fix, also=(wrapping,))
+
+
+def _is_made_by(value: Value | None, wrapping: Call) -> bool:
+    return value is not None and any(isinstance(way, Made) and way.call is wrapping for way in options(value))

@@ -1,0 +1,27 @@
+# ways: ranks
+# start: python
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def main():
+    torch.manual_seed(0)
+    dataset = TensorDataset(torch.randn(24, 8), 0.1 * torch.randn(24, 1))
+    loader = DataLoader(dataset, batch_size=4, shuffle=True)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scaler = torch.amp.GradScaler("cpu")
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            outputs = model(inputs)
+            loss = (outputs.float() - targets).square().mean(dim=0).log().sqrt().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        print(f"scale {scaler.get_scale()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+# ways: script
+# start: python
+import torch
+from torch import nn
+
+
+class Counted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 1)
+        self.seen = 0
+
+    def forward(self, x):
+        self.seen += x.shape[0]  # finds D04
+        return self.body(x)
+
+
+def main():
+    torch.manual_seed(0)
+    model = nn.DataParallel(Counted())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(16, 8)).square().mean().backward()
+        optimizer.step()
+    print("samples", model.module.seen)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,418 @@
+"""Idioms of real training scripts, in a few lines each: healthy ones that look like mistakes, and mistakes in unusual clothes."""
+
+from pathlib import Path
+
+import pytest
+
+from paralab.doctor.rules import apply
+from paralab.doctor.script.reading import read_script
+from tests.doctor.cases import marks_in
+
+START = """
+import argparse, contextlib, copy, itertools, math, os, sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=0)
+parser.add_argument("--out", default="out.pt")
+args = parser.parse_args()
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+data = TensorDataset(torch.zeros(64, 4), torch.zeros(64, 1))
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=16, sampler=sampler)
+checks = DataLoader(data, batch_size=16)
+plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+model = DDP(plain)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train_epoch(epoch):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        loss = nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss
+
+"""
+END = "\ndist.destroy_process_group()\n"
+
+HEALTHY = {
+    "one process first": """
+@contextlib.contextmanager
+def first(local_rank):
+    if local_rank not in (-1, 0):
+        dist.barrier()
+    yield
+    if local_rank == 0:
+        dist.barrier()
+
+with first(args.local_rank):
+    words = open("words.txt").read()
+for epoch in range(2):
+    train_epoch(epoch)
+""",
+    "first waits, then the others": """
+if rank != 0:
+    dist.barrier()
+words = open("words.txt").read()
+if rank == 0:
+    dist.barrier()
+""",
+    "both ways call the same": """
+parts = [torch.zeros(4) for _ in range(world)]
+mine = torch.zeros(4)
+if rank == 0:
+    dist.gather(mine, parts)
+else:
+    dist.gather(mine)
+""",
+    "a group of its own": """
+pair = dist.new_group([0, 1])
+if rank < 2:
+    dist.all_reduce(torch.zeros(1), group=pair)
+""",
+    "an argument of one rank": """
+found = [None] * world if rank == 0 else None
+dist.gather_object(rank, found, dst=0)
+if rank == 0:
+    print(found)
+""",
+    "a list of one rank": """
+names = ["a", "b"] if rank == 0 else [None, None]
+dist.broadcast_object_list(names, src=0)
+""",
+    "sorted names": """
+values = {"loss": torch.zeros(1), "error": torch.zeros(1)}
+for name in sorted(set(values)):
+    dist.all_reduce(values[name])
+    values[name] /= world
+""",
+    "stop by the first rank's word": """
+stop = torch.zeros(1)
+for epoch in range(9):
+    loss = train_epoch(epoch)
+    if rank == 0:
+        stop.fill_(float(loss < 0.1))
+    dist.broadcast(stop, 0)
+    if stop.item():
+        break
+""",
+    "stop by all ranks' words": """
+for epoch in range(9):
+    loss = train_epoch(epoch)
+    words = [None] * world
+    dist.all_gather_object(words, loss.item())
+    if sum(words) / world < 0.1:
+        break
+""",
+    "the mean of all ranks decides": """
+def mean_over_ranks(value):
+    value = value.detach().clone()
+    dist.all_reduce(value, op=dist.ReduceOp.SUM)
+    value /= world
+    return value
+
+for epoch in range(9):
+    loss = mean_over_ranks(train_epoch(epoch))
+    if loss.item() < 0.1:
+        break
+""",
+    "a failure ends all": """
+for x, y in loader:
+    loss = nn.functional.mse_loss(model(x), y)
+    if not math.isfinite(loss.item()):
+        print("not finite")
+        sys.exit(1)
+    loss.backward()
+""",
+    "a number of steps": """
+step = 0
+while True:
+    for x, y in loader:
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        step += 1
+        if step >= 100:
+            break
+    if step >= 100:
+        break
+""",
+    "a progress bar of one rank": """
+from tqdm import tqdm
+batches = tqdm(loader) if rank == 0 else loader
+for x, y in batches:
+    loss = nn.functional.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if rank == 0:
+        batches.set_postfix(loss=loss.item())
+""",
+    "an average of the weights on one rank": """
+average = copy.deepcopy(model.module)
+for p in average.parameters():
+    p.requires_grad_(False)
+average.eval()
+for epoch in range(2):
+    train_epoch(epoch)
+    if rank == 0:
+        with torch.no_grad():
+            print(sum(average(x).sum() for x, y in checks))
+""",
+    "saved by one of each machine": """
+ngpus = torch.cuda.device_count()
+for epoch in range(2):
+    train_epoch(epoch)
+    if rank % ngpus == 0:
+        torch.save(model.module.state_dict(), args.out)
+""",
+    "saved under the rank": """
+train_epoch(0)
+torch.save(optimizer.state_dict(), f"optimizer-{rank}.pt")
+""",
+    "saved by a helper": """
+def is_main():
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+def save_on_main(*things, **named):
+    if is_main():
+        torch.save(*things, **named)
+
+train_epoch(0)
+save_on_main({"model": model.module.state_dict()}, args.out)
+""",
+    "the wrapper is saved and read by the wrapper": """
+train_epoch(0)
+if rank == 0:
+    torch.save(model.state_dict(), args.out)
+dist.barrier()
+model.load_state_dict(torch.load(args.out, map_location="cpu"))
+""",
+    "the module under its own name": """
+without = model.module
+print(sum(p.numel() for p in without.parameters() if p.requires_grad))
+train_epoch(0)
+if rank == 0:
+    torch.save(without.state_dict(), args.out)
+""",
+    "a penalty on the weights": """
+for x, y in loader:
+    loss = nn.functional.mse_loss(model(x), y) + 0.01 * sum(p.square().sum() for p in model.module.parameters())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+    "a teacher without gradients": """
+for x, y in loader:
+    with torch.no_grad():
+        wanted = model.module(x)
+    loss = nn.functional.mse_loss(model(x), wanted)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+    "counts are added up": """
+count = torch.zeros(1)
+for x, y in loader:
+    count += len(x)
+dist.all_reduce(count)
+if rank == 0:
+    print(f"{count.item()} samples")
+""",
+    "divided where it is shown": """
+loss = train_epoch(0).detach()
+dist.all_reduce(loss)
+if rank == 0:
+    print("loss", loss.item() / world)
+""",
+    "divided in place": """
+loss = train_epoch(0).detach()
+dist.all_reduce(loss)
+loss.div_(world)
+print(loss.item())
+""",
+    "reduced after backward": """
+for x, y in loader:
+    loss = nn.functional.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        dist.all_reduce(loss)
+        loss /= world
+""",
+    "uneven inputs that join": """
+mine = DataLoader(torch.utils.data.Subset(data, range(rank, len(data), world)), batch_size=16)
+with model.join():
+    for x, y in mine:
+        loss = nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+    "cut to whole rounds": """
+whole = len(data) // world * world
+mine = DataLoader(torch.utils.data.Subset(data, range(rank, whole, world)), batch_size=16)
+for x, y in mine:
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+""",
+    "the others leave when all is done": """
+train_epoch(0)
+dist.barrier()
+dist.destroy_process_group()
+if rank != 0:
+    sys.exit(0)
+print("done")
+""",
+    "the rate grows once": """
+rate = 0.1 * world
+optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+train_epoch(0)
+""",
+    "frozen before wrapping": """
+for p in plain[0].parameters():
+    p.requires_grad = False
+model = DDP(plain)
+train_epoch(0)
+""",
+    "each rank has its own stage": """
+stage = nn.Linear(4, 4 + rank)
+own = torch.optim.SGD(stage.parameters(), lr=0.1)
+if rank == 0:
+    dist.send(stage(torch.zeros(1, 4)), 1)
+else:
+    dist.recv(torch.zeros(1, 4), 0)
+""",
+}
+
+BROKEN = {
+    "not rank": """
+first = not int(os.getenv("RANK", "0"))
+if first:
+    dist.barrier()  # finds H03
+""",
+    "another name for the function": """
+reduce = dist.all_reduce
+if args.local_rank == 0:
+    reduce(torch.zeros(1))  # finds H03
+""",
+    "in an expression": """
+rank == 0 and dist.barrier()  # finds H03
+""",
+    "in a conditional expression": """
+dist.barrier() if rank == 0 else None  # finds H03
+""",
+    "several tests": """
+if epoch_end := True:
+    if world > 1 and rank == 0:
+        with torch.no_grad():
+            dist.broadcast(torch.zeros(1), 0)  # finds H03
+""",
+    "the others only": """
+def wait():
+    dist.monitored_barrier()  # finds H03
+
+if rank > 0:
+    wait()
+""",
+    "a wrapped validation": """
+def score(net):
+    net.eval()
+    with torch.inference_mode():
+        return [net(x) for x, y in checks]  # finds H07
+
+train_epoch(0)
+if not rank:
+    print(score(model))
+""",
+    "training on one rank": """
+if rank == 0:
+    for x, y in checks:
+        nn.functional.mse_loss(model(x), y).backward()  # finds H03
+""",
+    "a flag of its own": """
+good = False
+for epoch in range(9):
+    for x, y in loader:
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        good = (loss < 0.1).item()
+    if good:
+        break  # finds H08
+""",
+    "a batch is left out": """
+for x, y in loader:
+    loss = nn.functional.mse_loss(model(x), y)
+    if torch.isnan(loss):
+        continue  # finds H08
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+    "while it is bad": """
+loss = torch.ones(1)
+x, y = next(iter(loader))
+while loss.item() > 0.1:  # finds H08
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+    "the forward of the module": """
+forward = model.module.forward
+for x, y in loader:
+    loss = nn.functional.mse_loss(forward(x), y)  # finds S06
+    loss.backward()
+    optimizer.step()
+""",
+    "the model that was wrapped": """
+for x, y in loader:
+    guess = plain(x)  # finds S06
+    (guess - y).square().mean().backward()
+    optimizer.step()
+""",
+    "a step in an expression": """
+for x, y in loader:
+    nn.functional.mse_loss(model(x), y).backward()
+    rank == 0 and optimizer.step()  # finds S08
+""",
+    "a path of parts": """
+from pathlib import Path
+out = Path("runs") / "one"
+train_epoch(0)
+torch.save(model.module.state_dict(), out / "model.pt")  # finds C03
+""",
+    "thawed by name": """
+for name, p in model.named_parameters():
+    if name.startswith("module.0"):
+        p.requires_grad_(False)  # finds S07
+train_epoch(0)
+""",
+}
+
+
+def read(code, folder):
+    path = Path(folder) / "train.py"
+    path.write_text(START + code + END)
+    return path, apply("script", read_script(path))
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_idioms_have_no_finding(name, tmp_path):
+    assert read(HEALTHY[name], tmp_path)[1] == []
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_mistakes_in_unusual_clothes_are_found(name, tmp_path):
+    path, findings = read(BROKEN[name], tmp_path)
+    wanted = {(mark.id, mark.line) for mark in marks_in(path)}
+    assert wanted == {(finding.id, finding.line) for finding in findings}
