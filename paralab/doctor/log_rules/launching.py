@@ -196,8 +196,8 @@ def rendezvous(logs: Logs) -> Iterator[Finding]:
         yield said.of_all().finding(
             "H18",
             "error",
-            f"The launchers of the nodes did not meet: `{said.match[0]}`. One was not started, or has another "
-            "--rdzv-endpoint or --nnodes.",
+            f"The launchers of the nodes did not meet: `{said.match[0]}`. One was not started, or has another --rdzv-endpoint or "
+            "--nnodes.",
             "start torchrun on every node with the same --rdzv-id, --rdzv-endpoint and --nnodes",
         )
 
