@@ -14,7 +14,10 @@ from paralab.doctor.logs.said import blamed, errors, is_claimed, lines, tells
 from paralab.doctor.rules import in_log
 from paralab.units import plural
 
-OOM_KILL = re.compile(r"oom[-_]kill|Out Of Memory|Out of memory: Killed process|OOM Killed|Killed process \d+", re.IGNORECASE)
+OOM_KILL = re.compile(
+    r"Detected \d+ oom[-_]kill event|oom-kill:|tasks? [\d,\-]+: Out Of Memory|Out of memory: Killed process|OOM "
+    r"Killed|Killed process \d+ \("
+)
 CANCELLED = re.compile(
     r"(?:JOB|STEP) (\S+) ON (\S+) CANCELLED AT (\S+)(?: DUE TO (TIME LIMIT|PREEMPTION|NODE FAILURE[^*]*|\w[\w ]*?))? ?\*\*\*"
 )
