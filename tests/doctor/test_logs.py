@@ -74,6 +74,7 @@ EXPECTED = {
     "H13_barrier": [("H13", 0, None)],
     "H13_store": [("H13", 0, 31)],
     "H14_branch": [("H14", 1, 19), ("H16", 1, None)],
+    "H15_ahead": [("H15", None, None)],  # rank 1 is less far ahead than the others, and has come to where they wait
     "H15_all_equal": [("H15", None, None)],
     "H17_not_destroyed": [("H17", 0, None)],
     "H18_client": [("H18", None, 2)],

@@ -14,7 +14,10 @@ from paralab.doctor.logs.said import blamed, errors, is_claimed, lines, tells
 from paralab.doctor.rules import in_log
 from paralab.units import plural
 
-OOM_KILL = re.compile(r"oom[-_]kill|Out Of Memory|Out of memory: Killed process|OOM Killed|Killed process \d+", re.IGNORECASE)
+OOM_KILL = re.compile(
+    r"Detected \d+ oom[-_]kill event|oom-kill:|tasks? [\d,\-]+: Out Of Memory|Out of memory: Killed process|OOM "
+    r"Killed|Killed process \d+ \("
+)
 CANCELLED = re.compile(
     r"(?:JOB|STEP) (\S+) ON (\S+) CANCELLED AT (\S+)(?: DUE TO (TIME LIMIT|PREEMPTION|NODE FAILURE[^*]*|\w[\w ]*?))? ?\*\*\*"
 )
@@ -49,7 +52,9 @@ def own_exception(logs: Logs) -> Iterator[Finding]:
     alone = len(same) == 1
     who = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))}" if ranks else "A process"
     others = sorted({event.rank for event in blamed(logs).victims if event.rank is not None} - set(ranks))
-    noticed = f" What rank {', '.join(map(str, others))} said is a consequence: it waited for this one." if others else ""
+    noticed = (
+        f" What {'rank' if len(others) == 1 else 'ranks'} {', '.join(map(str, others))} said follows from it." if others else ""
+    )
     known = cuda_trouble(root.trace.text)
     why = f"{who} raised `{_shortened(root.trace.error)}`{place}." + (f" {known.why}" if known else "") + noticed
     fix = known.fix if known else "repair this line; the other ranks' errors go with it"
@@ -128,7 +133,7 @@ def _killed(logs: Logs) -> Iterator[Finding]:
         return
     if memory is not None and any(event.trace for event in blamed(logs).roots) and not roots:
         return  # a rank's own exception came first; what was killed was its data worker or another job's
-    evidence = (*(memory.evidence if memory else ()), *(str(event.line) for event in roots))
+    evidence = tuple(dict.fromkeys((*(memory.evidence if memory else ()), *(str(event.line) for event in roots))))
     rank = roots[0].rank if len(roots) == 1 else memory.rank if memory else None
     who = f"Rank {rank}" if rank is not None else "A rank"
     said = (

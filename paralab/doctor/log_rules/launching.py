@@ -11,6 +11,7 @@ from paralab.doctor.logs.said import blamed, claims, errors, lines, victims
 from paralab.doctor.rules import in_log
 
 PORT = claims(r"(?:port: (\d+).{0,120})?EADDRINUSE|The server socket has failed to listen.{0,80}port: (\d+)|ddress already in use")
+LISTEN = re.compile(r"The server socket has failed to listen")
 NUMBER = re.compile(r"port: (\d+)|:(\d{4,5})\b")
 NO_RANK = claims(r"Error initializing torch\.distributed using env:// rendezvous: environment variable (\w+) expected, but not set")
 DUPLICATE = claims(r"Duplicate GPU detected : rank (\d+) and rank (\d+) both on CUDA device (\w+)")
@@ -21,6 +22,7 @@ WORKERS = re.compile(
     r"This DataLoader will create (\d+) worker processes in total\. Our suggested max number of worker .{0,80}?is (\d+)"
 )
 SHM = claims(r"DataLoader worker \(pid\(?s?\)? ?\d*\)? ?(?:is killed by signal: Bus error|.{0,40}Bus error)|out of shared memory")
+BUS = re.compile(r"DataLoader worker .{0,40}killed by signal: Bus error")
 UNKNOWN_DEVICE = re.compile(
     r"using GPU (\d+) (?:to perform barrier )?as (?:the )?devices? used by this process (?:is|are) currently "
     r"unknown|Guessing device ID based on global rank"
@@ -39,7 +41,7 @@ STORE = re.compile(
 
 @in_log("L01")
 def port_in_use(logs: Logs) -> Iterator[Finding]:
-    said = errors(logs, PORT) or victims(logs, PORT) or lines(logs, PORT)
+    said = errors(logs, PORT) or victims(logs, PORT) or lines(logs, LISTEN)  # other servers look for another port
     if said is None:
         return
     found = NUMBER.search(said.match.string)
@@ -126,7 +128,7 @@ def threads(logs: Logs) -> Iterator[Finding]:
 
 @in_log("L11")
 def shared_memory(logs: Logs) -> Iterator[Finding]:
-    if said := errors(logs, SHM) or lines(logs, SHM):
+    if said := errors(logs, SHM) or lines(logs, BUS):
         yield said.finding(
             "L11",
             "error",
@@ -196,8 +198,8 @@ def rendezvous(logs: Logs) -> Iterator[Finding]:
         yield said.of_all().finding(
             "H18",
             "error",
-            f"The launchers of the nodes did not meet: `{said.match[0]}`. One was not started, or has another "
-            "--rdzv-endpoint or --nnodes.",
+            f"The launchers of the nodes did not meet: `{said.match[0]}`. One was not started, or has another --rdzv-endpoint or "
+            "--nnodes.",
             "start torchrun on every node with the same --rdzv-id, --rdzv-endpoint and --nnodes",
         )
 

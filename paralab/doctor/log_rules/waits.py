@@ -95,9 +95,9 @@ def _beside_the_gradients(
     return Finding(  # without a place: the line that is known is the victim's
         "H03",
         "suspect",
-        f"{counted[:1].upper()}{counted[1:]}: while rank {event.rank} was {stands(event)}, {who} was in another collective{small}. "
-        "Either it calls that one alone, under a rank condition, or it had fewer batches (H01) and has gone on. Certain with the "
-        "flight recorder.",
+        f"{counted[:1].upper()}{counted[1:]}: while rank {event.rank} was {stands(event)}, {who} was in another "
+        f"collective{small}. Either it calls that one alone, under a rank condition, or it had fewer batches (H01) and has gone "
+        "on. Certain with the flight recorder.",
         "call every collective on all ranks, after the same number of steps",
         rank=rank,
         evidence=(*evidence, *event.evidence()),

@@ -39,14 +39,13 @@ def _interpreted(logs: Logs, heard: list[Dog], whole: bool) -> Finding:
             return _mismatch("H06", first, dog, evidence)
         if dog.operation != first.operation:
             return _mismatch("H04", first, dog, evidence)
-    behind, told = _behind(logs, heard, whole)
-    waited = f"{_ranks(timed)} waited {seconds(first.timeout_ms / 1000)} in {first}"
-    if behind is None and told == "equal":
+    behind, told = _behind(logs, heard, first.number or 0, whole)
+    waited = f"{_ranks([dog for dog in timed if dog.rank != behind])} waited {seconds(first.timeout_ms / 1000)} in {first}"
+    if behind is None and told == "all came":
         return Finding(
             "H15",
             "suspect",
-            f"{waited}, and all {len(heard)} ranks had enqueued the same {first.enqueued} collectives: nobody is missing, so "
-            "what lies between them is"
+            f"{waited}, and all {len(heard)} ranks have enqueued it: nobody is missing, so what lies between them is"
             + (" (it is the first collective: P2P between the GPUs does not work)." if (first.number or 0) <= 2 else ".")
             + " Certain if it works with NCCL_P2P_DISABLE=1.",
             "try NCCL_P2P_DISABLE=1, then switch off ACS / IOMMU in the BIOS (iommu=pt); between nodes check NCCL_SOCKET_IFNAME "
@@ -62,26 +61,25 @@ def _interpreted(logs: Logs, heard: list[Dog], whole: bool) -> Finding:
     who = (
         f"Rank {behind} {told}" if behind is not None else "Which rank is to blame is not in these logs: all ranks' logs would tell"
     )
-    sure = id == "H10" and behind is not None and len(timed) > 1
+    counted = any(dog.rank == behind for dog in heard)  # else it is known by its silence, which a report must confirm
+    sure = id == "H10" and behind is not None and len(timed) > 1 and bool(counted or logs.exits)
     return Finding(id, "error" if sure else "suspect", f"{waited}. {who}. {meaning}", fix, rank=behind, evidence=evidence)
 
 
-def _behind(logs: Logs, heard: list[Dog], whole: bool) -> tuple[int | None, str]:
-    """The rank with the smallest last enqueued; else the one rank of the job whose watchdog had nothing to wait for."""
+def _behind(logs: Logs, heard: list[Dog], number: int, whole: bool) -> tuple[int | None, str]:
+    """The rank that has not enqueued the collective which timed out; else the one rank of the job whose watchdog had nothing to
+    wait for. A rank that is less far ahead than others has come all the same: it is not behind."""
     counted = [dog for dog in heard if dog.enqueued is not None and dog.rank is not None]
     aborted = {exit_.rank for exit_ in logs.exits if exit_.code == -6}  # by its own watchdog, whose words are not in these logs
     missing = sorted(set(logs.ranks) - {dog.rank for dog in heard if dog.rank is not None} - aborted)
-    if len(counted) > 1:
-        least = min(dog.enqueued or 0 for dog in counted)
+    late = [dog for dog in counted if (dog.enqueued or 0) < number]
+    if len(late) == 1 and not missing:
         most = max(dog.enqueued or 0 for dog in counted)
-        last = [dog for dog in counted if dog.enqueued == least]
-        if least < most and len(last) == 1:
-            return last[0].rank, f"had enqueued {least} of {most} collectives: it is the one that did not come"
-    if whole and len(missing) == 1 and missing[0] in logs.heard:
+        return late[0].rank, f"had enqueued {late[0].enqueued} of {most} collectives: it is the one that did not come"
+    if whole and len(missing) == 1 and missing[0] in logs.heard and not late:
         return missing[0], "has no collective that timed out: it never came to this one"
-    everybody = {dog.rank for dog in heard} >= set(logs.ranks)
-    if len(counted) > 1 and len({dog.enqueued for dog in counted}) == 1 and everybody:
-        return None, "equal"
+    if len(counted) > 1 and not late and {dog.rank for dog in heard} >= set(logs.ranks):
+        return None, "all came"
     return None, ""
 
 

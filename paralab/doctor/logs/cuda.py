@@ -75,6 +75,7 @@ def cuda_trouble(text: str) -> Trouble | None:
 def driver_line(logs: Logs) -> tuple[Line, Trouble] | None:
     """The first line in which the driver itself speaks of a defect."""
     for line in logs.lines:
-        if ("Xid" in line.text or "ncorrectable ECC" in line.text) and (known := cuda_trouble(line.text)):
+        speaks = "NVRM: Xid" in line.text or ("ncorrectable ECC" in line.text and "encountered" in line.text)
+        if speaks and (known := cuda_trouble(line.text)):
             return line, known
     return None

@@ -35,7 +35,7 @@ NEEDLES: tuple[bytes, ...] = (
     b"Xid",
     # NCCL, gloo, the store
     b"Watchdog caught collective",
-    b"last enqueued",
+    b"ast enqueued",
     b"NCCL WARN",
     b"NCCL error",
     b"ncclUnhandledCudaError",

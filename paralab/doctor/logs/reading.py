@@ -33,7 +33,9 @@ LAUNCHER = re.compile(r"torch/distributed/(?:run|elastic|launcher|agent)")
 MENTIONED = re.compile(r"\brank[ _:=]{0,2}(\d{1,5})\b", re.IGNORECASE)
 WORLD = re.compile(r"\bworld[ _-]?size[ =:]+(\d{1,6})\b|nproc[_-]per[_-]node[ =]+(\d+)", re.IGNORECASE)
 OF_FILE = re.compile(
-    r"attempt_\d+[/\\](\d+)[/\\](?:stdout\.log|stderr\.log|error\.json)$|(?<![A-Za-z])rank[_.-]?(\d+)(?=\D|$)(?!.*[/\\])|(?:task|err|out|log)[._-](\d+)$"
+    r"attempt_\d+[/\\](\d+)[/\\](?:stdout\.log|stderr\.log|error\.json)$"
+    r"|(?<![A-Za-z])rank[_.-]?(\d+)(?=\D|$)(?!.*[/\\])"
+    r"|(?:task|err|out|log)[._-](\d+)$"
 )
 
 
