@@ -114,7 +114,8 @@ class Forward(Event):
 
 @dataclass(frozen=True)
 class Backward(Event):
-    """`loss`: the value it started from, if it is one number (always on CPU, sampled on a GPU). `without_grad`: trainable
+    """`loss`: the value it started from, if it is one number (on CPU the first 64 steps and one in 8, on a GPU sampled).
+    `without_grad`: trainable
     parameters of wrapped models that have no gradient after it (sampled; None where not looked). `seq`: as in Forward."""
 
     loss: float | str | None = None  # "nan", "inf" as text
@@ -126,8 +127,7 @@ class Backward(Event):
 @dataclass(frozen=True)
 class Step(Event):
     """An optimiser's step; `number` counts that optimiser's, from 1, and `step` of this event includes it. `gradients`: digest
-    before it, `parameters`: after it, both of the parameters `names` (sampled). `without_grad`: how many have no gradient (where
-    not sampled)."""
+    before it, `parameters`: after it, both of the parameters `names` (sampled)."""
 
     optimiser: int = 0
     optimiser_class: str = ""
@@ -136,7 +136,6 @@ class Step(Event):
     names: list[str] = field(default_factory=list)
     gradients: Digest | None = None
     parameters: Digest | None = None
-    without_grad: int | None = None
 
 
 @dataclass(frozen=True)
@@ -240,6 +239,11 @@ class SetEpoch(Event):
 
 
 @dataclass(frozen=True)
+class Join(Event):
+    """A `with model.join()` is entered: unequal numbers of batches are provided for."""
+
+
+@dataclass(frozen=True)
 class Seed(Event):
     """torch.manual_seed."""
 
@@ -266,7 +270,8 @@ class Collective(Event):
 
 @dataclass(frozen=True)
 class Loss(Event):
-    """A loss function. `valid`: targets that are not `ignore_index` (where counted)."""
+    """A loss function. `valid`: targets that are not `ignore_index` (on CPU the first 64 steps and one in 8, on a
+    GPU sampled; None where not counted)."""
 
     function: str = ""
     reduction: str = "mean"
@@ -306,6 +311,20 @@ class LoadState(Event):
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     total: int = 0
+
+
+@dataclass(frozen=True)
+class Reduced(Event):
+    """What DDP measured of one of its first passes. `compute`, `transfer`: seconds of the backward pass, and from its first bucket
+    on its way to the last one's arrival, waiting for other ranks included; `hidden`: both at once. `buckets`: bytes, in the order
+    of sending."""
+
+    model: int | None = None
+    iteration: int = 0
+    compute: float = 0.0
+    transfer: float = 0.0
+    hidden: float = 0.0
+    buckets: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -369,9 +388,11 @@ class Off(Event):
 
 
 KINDS: dict[str, type[Event]] = {
+    "reduced": Reduced,
     "start": Start, "init": Init, "group": Group, "destroy": Destroy, "wrap": Wrap, "forward": Forward, "backward": Backward,
     "step": Step, "zero_grad": ZeroGrad, "scheduler": Scheduled, "clip": Clip, "autocast": Autocast, "amp": Amp, "loader": Loader,
-    "batch": Batch, "epoch": Epoch, "set_epoch": SetEpoch, "seed": Seed, "collective": Collective, "loss": Loss, "save": Save,
+    "batch": Batch, "epoch": Epoch, "set_epoch": SetEpoch, "seed": Seed, "join": Join, "collective": Collective, "loss": Loss,
+    "save": Save,
     "load": Load, "load_state": LoadState, "pipeline": Pipeline, "exception": Raised, "exit": Exit, "end": End, "held": Held,
     "replaced": Replaced, "off": Off,
 }  # fmt: skip

@@ -23,16 +23,34 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paralab.analyse.hang import Testimony
-from paralab.doctor.events import Backward, Collective, End, Event, Exit, Forward, Off, Raised, Start, Step, Wrap, typed
+from paralab.doctor.events import (
+    Backward,
+    Collective,
+    Destroy,
+    End,
+    Event,
+    Exit,
+    Forward,
+    Group,
+    Init,
+    Off,
+    Pipeline,
+    Raised,
+    Start,
+    Step,
+    Wrap,
+    typed,
+)
 from paralab.doctor.place import Place, Site
 from paralab.record.reader import Tail
 from paralab.record.slot import read_slot
 
 Kind = TypeVar("Kind", bound=Event)
 Numbered = Collective | Forward | Backward | Wrap  # operations that make collectives, with their numbers in `seq`
+WAITING = (Collective, Forward, Backward, Wrap, Init, Group, Destroy, Pipeline)  # operations that need the other ranks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RankSeen:
     """One rank. `doing`: operations that had begun and were not over when the folder was read, outermost first. `lives`: its
     process is there (None: it runs on another machine). `progress`: grows with every event and every operation begun."""
@@ -42,7 +60,9 @@ class RankSeen:
     events: tuple[Event, ...]
     doing: tuple[Event, ...]
     lives: bool | None
+    state: str | None  # of its process, one letter as `ps` shows it; None: gone, or not of this machine
     progress: int
+    settled: bool = True  # it has stopped where `doing` says (it hangs, or is over); False: it is on its way
     said: Testimony | None = None  # its stacks and collectives, once asked
 
     def of(self, kind: type[Kind]) -> list[Kind]:
@@ -69,6 +89,11 @@ class RankSeen:
     def ended(self) -> bool:
         """It has come to its end, or its process is gone."""
         return self.last(End) is not None or self.left is not None or self.lives is False
+
+    @property
+    def came_to_its_end(self) -> bool:
+        """By itself: to the end of the program, or by an exit."""
+        return self.last(End) is not None or self.left is not None
 
     @property
     def left(self) -> Exit | None:
@@ -101,9 +126,10 @@ class RankSeen:
         return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Observation:
-    """`world`: how many ranks there should be. `over`: the command has ended, with `exit_code`. `stalled_seconds`: for how long no
+    """`world`: how many ranks there should be. `over`: the command has ended, with `exit_code`. Rules are also asked while it runs:
+    then one that argues from something missing (never called, too few) must wait until `over`. `stalled_seconds`: for how long no
     rank had made progress when the rules were asked, None where that is not the question."""
 
     folder: Path
@@ -112,6 +138,7 @@ class Observation:
     over: bool = True
     exit_code: int | None = None
     stalled_seconds: float | None = None
+    ended_by_us: bool = False  # a trial was over, or it hung for good
     notes: tuple[str, ...] = ()  # what kept a process from being observed
 
     @classmethod
@@ -151,7 +178,9 @@ class Reader:
         self.folder = folder
         self._files: dict[Path, _File] = {}
 
-    def read(self, over: bool = True, exit_code: int | None = None, stalled_seconds: float | None = None) -> Observation:
+    def read(
+        self, over: bool = True, exit_code: int | None = None, stalled_seconds: float | None = None, ended_by_us: bool = False
+    ) -> Observation:
         for path in self.folder.glob("rank[0-9]*.jsonl"):
             self._files.setdefault(path, _File(path, Tail(path)))
         latest: dict[int, _File] = {}
@@ -159,10 +188,10 @@ class Reader:
             self._files[path].grow()
             if self._files[path].events:
                 latest[_numbered(path)[0]] = self._files[path]
-        ranks = [_seen(number, file) for number, file in sorted(latest.items())]
+        ranks = [_seen(number, file, over or stalled_seconds is not None) for number, file in sorted(latest.items())]
         world = max((rank.start.world for rank in ranks), default=0)
         notes = tuple(path.read_text().strip() for path in sorted(self.folder.glob("off-*.txt")))
-        return Observation(self.folder, ranks, max(world, len(ranks)), over, exit_code, stalled_seconds, notes)
+        return Observation(self.folder, ranks, max(world, len(ranks)), over, exit_code, stalled_seconds, ended_by_us, notes)
 
     def ask(self, seconds: float = 1.0) -> None:
         """Let every rank that lives say where it is, and wait a moment for the answers."""
@@ -180,11 +209,12 @@ def _answered(path: Path, asked: float) -> bool:
     return answer.exists() and answer.stat().st_mtime >= asked - 0.01
 
 
-def _seen(number: int, file: _File) -> RankSeen:
+def _seen(number: int, file: _File, settled: bool) -> RankSeen:
     count, doing = read_slot(file.path.with_suffix(".now"))
     open_ = tuple(event for raw in doing if (event := typed(raw, file.sites)) is not None)
     said = Testimony.read(file.path.parent, number) if file.path.with_suffix(".json").exists() else None
-    return RankSeen(number, _start(file), tuple(file.events), open_, _lives(_start(file)), count + len(file.events), said)
+    start, events = _start(file), tuple(file.events)
+    return RankSeen(number, start, events, open_, _lives(start), _state(start), count + len(events), settled, said)
 
 
 def _start(file: _File) -> Start:
@@ -192,13 +222,18 @@ def _start(file: _File) -> Start:
 
 
 def _lives(start: Start) -> bool | None:
+    if start.host != socket.gethostname() or not Path("/proc/self").exists():
+        return None
+    return _state(start) not in (None, "Z", "X")
+
+
+def _state(start: Start) -> str | None:
     if start.host != socket.gethostname():
         return None
     try:
-        state = Path(f"/proc/{start.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{start.pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False if Path("/proc/self").exists() else None
-    return state not in ("Z", "X")
+        return None
 
 
 def _numbered(path: Path) -> tuple[int, int]:
@@ -210,3 +245,9 @@ def _numbered(path: Path) -> tuple[int, int]:
 def as_json(event: Event) -> dict[str, Any]:
     """For the evidence of a finding."""
     return {name: value for name, value in vars(event).items() if value not in (None, [], {})}
+
+
+def waits_since(rank: RankSeen) -> float | None:
+    """Since when (Unix seconds) a rank that lives is inside something that needs the others; None: it is not."""
+    inner = rank.doing[-1] if rank.doing else None
+    return inner.t if inner is not None and rank.lives is not False and isinstance(inner, WAITING) else None

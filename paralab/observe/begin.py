@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from paralab.observe import collectives, endings, files, losses, pipelines
+from paralab.observe import collectives, endings, files, losses, pipelines, trial, without_gpu
 from paralab.observe.answering import answer_when_asked
 from paralab.observe.data import Loaders
 from paralab.observe.models import Models
@@ -19,6 +19,9 @@ from paralab.observe.wrapping import wrap
 def begin(folder: str) -> Rank:
     trial_steps = os.environ.get("PARALAB_TRIAL_STEPS")
     rank = Rank(folder, int(trial_steps) if trial_steps else None)
+    if rank.trial_steps is not None:
+        trial.spare_files(rank)
+        without_gpu.install(rank)
     models = Models(rank)
     collectives.install(rank)
     models.install()
@@ -40,6 +43,6 @@ def begin(folder: str) -> Rank:
 
 def _forked(rank: Rank) -> None:
     """A forked child has none of the threads, and is another process: it may become a rank, or never be one."""
-    rank.parents = (rank.writer, rank.slot)  # not closed here: they are the parent's
+    rank.parents = (rank.journal, rank.slot)  # not closed here: they are the parent's
     rank.fresh()
     endings.children_end_too(rank)

@@ -22,6 +22,11 @@ def is_sampled(number: int) -> bool:
     return number <= FIRST or number % EVERY == 0 or (number < EVERY and number & (number - 1) == 0)
 
 
+def is_watched(step: int) -> bool:
+    """Steps in which small values are looked at that cost a few microseconds each: the first 64, then one in 8."""
+    return step < EVERY or step % 8 == 0
+
+
 @torch.no_grad()
 def of_tensors(tensors: Sequence[torch.Tensor | None]) -> list[list[float] | None]:
     """[norm, sum] of each; None for what is not there. One transfer from the device for all of them."""

@@ -32,7 +32,7 @@ def children_end_too(rank: Rank) -> None:
 
 
 def end(rank: Rank, how: str, **fields: Any) -> None:
-    if not rank.on or rank.writer is None or rank.pid != os.getpid():
+    if not rank.on or rank.journal is None or rank.pid != os.getpid():
         return
     try:
         rank.emit("end", how=how, **{"site": None, **fields})
@@ -61,7 +61,7 @@ def _observe_exits(rank: Rank) -> None:
         leave(status)
 
     def _exit(status: int) -> Any:
-        if rank.pid == os.getpid() and rank.writer is not None:
+        if rank.pid == os.getpid() and rank.journal is not None:
             try:
                 rank.emit("exit", code=status, call="os._exit")
                 rank.flush()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from paralab.observe.digests import is_sampled
+from paralab.observe.digests import is_sampled, is_watched
 from paralab.observe.rank import Rank
 from paralab.observe.wrapping import argument, is_inside, wrap
 
@@ -35,7 +35,7 @@ def _describe(rank: Rank, name: str) -> Any:
             ignored = argument(args, kwargs, 2, "ignore_index", -100)
             fields["ignore_index"] = ignored
             cheap = target.device.type == "cpu" and target.numel() <= MOST_COUNTED
-            if cheap or is_sampled(rank.steps + 1):
+            if is_watched(rank.steps) if cheap else is_sampled(rank.steps + 1):
                 fields["valid"] = int((target != ignored).sum())
         return fields
 

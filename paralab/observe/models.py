@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from paralab.observe.collectives import rank_first, sequence
-from paralab.observe.digests import is_sampled, of_tensors, tensors_in
+from paralab.observe.digests import is_sampled, is_watched, of_tensors, tensors_in
 from paralab.observe.rank import Rank, guarded
+from paralab.observe.reducer import note_reduction
 from paralab.observe.wrapping import argument, is_inside, wrap
 
 OPTIONS = ("find_unused_parameters", "static_graph", "broadcast_buffers", "forward_sync_buffers", "gradient_as_bucket_view")
@@ -34,6 +36,7 @@ class Models:
         wrap(self.rank, DataParallel, "__init__", "wrap", self._wrap("data_parallel"), self._wrapped("data_parallel"))
         wrap(self.rank, DistributedDataParallel, "forward", "forward", self._forward, self._forwarded)
         wrap(self.rank, DataParallel, "forward", "forward", self._forward, self._forwarded)
+        wrap(self.rank, Join, "__enter__", "join", lambda context: {})
         wrap(self.rank, torch.autograd, "backward", "backward", self._backward, self._backwarded)
 
     # --- wrapping ----------------------------------------------------------------------------------------------------------------
@@ -89,6 +92,7 @@ class Models:
         return {**fields, "through": "wrapper", "seq": spanned(sequence())}
 
     def _forwarded(self, result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        note_reduction(self.rank, args[0], self.numbers.get(id(args[0])), self.forwards)
         return {"seq": spanned(rank_first(self.rank), sequence(), begun=True)}
 
     def _backward(self, tensors: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
@@ -98,10 +102,13 @@ class Models:
         self.backwards += 1
         first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
         fields: dict[str, Any] = {"seq": spanned(sequence()), "autocast": autocast_now()}
-        if first is not None and first.numel() == 1 and (first.device.type == "cpu" or is_sampled(self.backwards)):
+        if first is not None and first.numel() == 1 and self._looks_at(first):
             value = float(first.detach())
             fields["loss"] = value if value == value and abs(value) != float("inf") else str(value)
         return fields
+
+    def _looks_at(self, loss: torch.Tensor) -> bool:
+        return is_watched(self.rank.steps) if loss.device.type == "cpu" else is_sampled(self.backwards)
 
     def _backwarded(self, result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         fields: dict[str, Any] = {"seq": spanned(rank_first(self.rank), sequence(), begun=True)}

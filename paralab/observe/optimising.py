@@ -59,12 +59,10 @@ class Optimisers:
             "number": made,
             "lr": [_number(group.get("lr")) for group in optimiser.param_groups],
         }
-        parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
         if is_sampled(made):
+            parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
             fields["names"] = [self.models.names.get(id(p), f"parameter {i}") for i, p in enumerate(parameters)]
             fields["gradients"] = of_tensors([parameter.grad for parameter in parameters])
-        else:
-            fields["without_grad"] = sum(parameter.grad is None for parameter in parameters)
         self.open[number] = self.rank.open("step", fields)
 
     def _after(self, optimiser: Optimizer, args: Any, kwargs: Any) -> None:

@@ -22,11 +22,26 @@ from typing import Any
 import torch
 
 from paralab.observe import sites
+from paralab.record.journal import Journal
 from paralab.record.slot import Slot
-from paralab.record.writer import EventWriter
 
+MAY_WAIT = {"init", "destroy", "group", "wrap", "forward", "backward", "collective", "pipeline", "save", "load", "held"}
 MOST_WAITING = 10_000  # events before it is known which rank this is
-_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
+
+
+def _encoder() -> Callable[[Any], str]:
+    """JSON, with one encoder for all events: the standard library makes a new one for each, which costs more than the encoding."""
+    slow = json.JSONEncoder(separators=(",", ":"), default=str)
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
+    try:
+        encode = make(None, str, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)
+        assert "".join(encode({"a": [1, None]}, 0)) == '{"a":[1,null]}'
+    except Exception:  # a Python that makes its encoders in another way
+        return slow.encode
+    return lambda value: "".join(encode(value, 0))
+
+
+_encode = _encoder()
 
 
 class Rank:
@@ -44,11 +59,9 @@ class Rank:
         self.rank: int | None = None
         self.steps = 0  # optimiser steps that are over, of the optimiser that made most
         self.waiting: list[dict[str, Any]] = []
-        self.writer: EventWriter | None = None
+        self.journal: Journal | None = None
         self.slot: Slot | None = None
         self.doing: list[dict[str, Any]] = []  # open operations of the main thread, outermost first
-        self.count = 0  # events and openings: a sign of progress
-        self.last = time.time()
         self.main = threading.main_thread().ident
         self.path: Path | None = None
 
@@ -69,14 +82,12 @@ class Rank:
         return number
 
     def _write(self, event: dict[str, Any]) -> None:
-        self.count += 1
-        self.last = time.time()
-        if self.writer is None:
+        if self.journal is None:
             if len(self.waiting) < MOST_WAITING:
                 self.waiting.append(event)
             return
         try:
-            self.writer.write([event])
+            self.journal.append(_encode(event).encode())
         except OSError:
             self.on = False  # the disk is full: there is no place to say so
 
@@ -87,20 +98,28 @@ class Rank:
         operation = {"event": event, "t": time.time(), "step": self.steps, "site": self.site(), **fields}
         if threading.get_ident() == self.main:
             self.doing.append(operation)
-            self._say()
+            if event in MAY_WAIT:
+                self._say()
         return operation
 
     def close(self, operation: dict[str, Any], **more: Any) -> None:
-        if operation in self.doing:
-            del self.doing[self.doing.index(operation) :]
-            self._say()
-        self._write({**operation, **more, "seconds": round(time.time() - operation["t"], 6)})
+        doing = self.doing
+        if operation in doing:
+            del doing[doing.index(operation) :]
+            if operation["event"] in MAY_WAIT:
+                self._say()
+        operation.update(more)
+        operation["seconds"] = round(time.time() - operation["t"], 6)
+        self._write(operation)
 
     def _say(self) -> None:
-        self.count += 1
-        self.last = time.time()
-        if self.slot is not None:
-            self.slot.write(_encode(self.doing[-4:]).encode())
+        if self.slot is None:
+            return
+        if not self.doing:
+            self.slot.write(b"[]")
+        else:
+            waiting = [operation for operation in self.doing if operation["event"] in MAY_WAIT]
+            self.slot.write(_encode([_brief(operation) for operation in waiting[-3:]]).encode() if waiting else b"[]")
 
     # --- who this is -------------------------------------------------------------------------------------------------------------
 
@@ -114,11 +133,12 @@ class Rank:
             self.on = False
             return
         world = int(environment.get("WORLD_SIZE", 1)) if world is None else world
-        stem, self.writer = self._opened()
+        stem, self.journal = self._opened()
         self.path = self.folder / f"{stem}.jsonl"
         self.slot = Slot(self.folder / f"{stem}.now")
         waiting, self.waiting = self.waiting, []
-        self.writer.write([self._start(world), *waiting])
+        for event in (self._start(world), *waiting):
+            self._write(event)
         self._say()
         self.when_known()
 
@@ -126,17 +146,18 @@ class Rank:
         """The rank of this number lives: this process is a tool that it has started, which has inherited its environment."""
         for path in self.folder.glob(f"rank{self.rank}.*jsonl"):
             with suppress(OSError, ValueError):
-                start = json.loads(path.open().readline())
+                with path.open() as file:
+                    start = json.loads(file.readline())
                 if start["host"] == socket.gethostname() and start["pid"] != self.pid and _lives(start["pid"]):
                     return True
         return False
 
-    def _opened(self) -> tuple[str, EventWriter]:
+    def _opened(self) -> tuple[str, Journal]:
         """rank0.jsonl; rank0.1.jsonl for a process that takes its place after a restart."""
         for attempt in range(1000):
             stem = f"rank{self.rank}" if attempt == 0 else f"rank{self.rank}.{attempt}"
             with suppress(FileExistsError):
-                return stem, EventWriter(self.folder / f"{stem}.jsonl")
+                return stem, Journal(self.folder / f"{stem}.jsonl")
         raise FileExistsError(f"{self.folder} holds 1,000 files of rank {self.rank}")
 
     def _start(self, world: int) -> dict[str, Any]:
@@ -172,12 +193,17 @@ class Rank:
             (self.folder / f"off-{self.pid}.txt").write_text(f"{type(error).__name__}: {error}\n")
 
     def flush(self) -> None:
-        """Before the process is gone: what is in the queue reaches the file."""
-        if self.writer is not None:
-            writer, self.writer = self.writer, None
+        """At the end: nothing more is written."""
+        if self.journal is not None:
+            journal, self.journal = self.journal, None
             self.on = False
             with suppress(Exception):
-                writer.close()
+                journal.close()
+
+
+def _brief(operation: dict[str, Any]) -> dict[str, Any]:
+    """Without the lists of names and numbers of a whole model."""
+    return {name: value for name, value in operation.items() if not (isinstance(value, list) and len(value) > 8)}
 
 
 def _lives(pid: int) -> bool:

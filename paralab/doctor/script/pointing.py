@@ -74,29 +74,3 @@ def node_of(value: Value) -> ast.AST | None:
         return value.node
     call = getattr(value, "call", None)
     return call.node if call else None
-
-
-def replaced(script: Script, file: Path, line: int | None, start: int | None, end: int | None, text: str) -> tuple[Edit, ...]:
-    """A cure within one line: the bytes from `start` to `end` (as syntax trees count them) become `text`."""
-    if line is None or start is None or end is None:
-        return ()
-    old = script.lines(file)[line - 1].encode()
-    return (Edit(script.shown(file), line, line, ((old[:start] + text.encode() + old[end:]).decode(),)),)
-
-
-def with_argument(script: Script, call: Happening, text: str) -> tuple[Edit, ...]:
-    """A cure that gives a call one more argument, where the call ends on the line of its last argument."""
-    node = call.node
-    if not isinstance(node, ast.Call):
-        return ()
-    last = max(
-        [*node.args, *(keyword.value for keyword in node.keywords)], key=lambda n: (n.end_lineno, n.end_col_offset), default=None
-    )
-    if last is None or last.end_lineno != node.end_lineno:
-        return ()
-    return replaced(script, call.file, last.end_lineno, last.end_col_offset, last.end_col_offset, f", {text}")
-
-
-def with_module(script: Script, file: Path, base: ast.expr) -> tuple[Edit, ...]:
-    """`model` → `model.module`"""
-    return replaced(script, file, base.end_lineno, base.end_col_offset, base.end_col_offset, ".module")

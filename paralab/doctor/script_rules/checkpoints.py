@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.finding import Finding
+from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import in_a_job, is_alone
+from paralab.doctor.script.editing import swapped, with_keyword
 from paralab.doctor.script.modules import is_off, is_wrapper
-from paralab.doctor.script.pointing import called, found, line_of, place, with_argument, with_module
+from paralab.doctor.script.pointing import called, found, line_of, place, short
 from paralab.doctor.script.questions import comes_from, origins, rank_branch, roles, sources
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import INIT, uses_cuda
@@ -52,12 +53,20 @@ def wrapper_is_saved(script: Script) -> Iterator[Finding]:
         why += (
             f"; `{called(strict[0])}` in {place(strict[0], save)} reads it into a plain model, which has no such names: it raises."
         )
-        func = state.node.func if isinstance(state.node, ast.Call) else None
-        edits = with_module(script, state.file, func.value) if isinstance(func, ast.Attribute) else ()
+        edits = _of_the_module(script, state)
         yield found(script, "C01", "error", save, why, "Save `model.module.state_dict()`.", also=(state, strict[0]), edits=edits)
     else:
         why += ", so a model without DDP cannot read the file. Certain if it is ever read without DDP."
         yield found(script, "C01", "suspect", save, why, "Save `model.module.state_dict()`.", also=(state,))
+
+
+def _of_the_module(script: Script, state: Call) -> tuple[Edit, ...]:
+    """`model.state_dict()` → `model.module.state_dict()`, if it is a wrapper's whenever this line is reached."""
+    node = state.node
+    same = [call for call in script.calls if call.node is node]
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not all(is_wrapper(c.receiver) for c in same):
+        return ()
+    return swapped(script, state.file, node.func.value, f"{short(node.func.value, 1000)}.module")
 
 
 def _state_of_wrapper(content: Value | None) -> Call | None:
@@ -163,4 +172,6 @@ def loads_to_the_device_of_the_saver(script: Script) -> Iterator[Finding]:
                 "machine keeps a copy of the checkpoint on GPU 0."
             )
             fix = 'torch.load(…, map_location="cpu"), or the rank\'s own device.'
-            yield found(script, "C04", "warning", call, why, fix, edits=with_argument(script, call, 'map_location="cpu"'))
+            yield found(
+                script, "C04", "warning", call, why, fix, edits=with_keyword(script, call.file, call.node, 'map_location="cpu"')
+            )

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from paralab.doctor.finding import Edit, Finding, Severity
 from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import is_collective, is_ddp_backward, synchronises
+from paralab.doctor.script.editing import swapped
 from paralab.doctor.script.modules import has_buffers, is_known, is_off, is_wrapper
 from paralab.doctor.script.naming import DDP
-from paralab.doctor.script.pointing import called, found, line_of, node_of, place, test_of, with_module
+from paralab.doctor.script.pointing import called, found, line_of, node_of, place, short, test_of
 from paralab.doctor.script.questions import is_certain, is_forward, rank_branch, roles, under, who_takes
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.values import Branch, Call, Constant, Entered, Leave, Loop, Made, Value, options
@@ -260,10 +261,11 @@ def ddp_forward_of_some_ranks(script: Script) -> Iterator[Finding]:
 
 
 def _to_module(script: Script, call: Call) -> tuple[Edit, ...]:
-    """`model(x)` → `model.module(x)`, if the model is the wrapper whenever this line is reached, and always on the same ranks."""
+    """`model(x)` → `model.module(x)`, if it is the wrapper, and some ranks', whenever this line is reached."""
     reached = [other for other in script.calls if other.node is call.node]
-    sure = all(is_wrapper(other.receiver) and rank_branch(other) is not None for other in reached)
-    return with_module(script, call.file, call.node.func) if sure and isinstance(call.node, ast.Call) else ()
+    if not isinstance(call.node, ast.Call) or not all(is_wrapper(other.receiver) and rank_branch(other) for other in reached):
+        return ()
+    return swapped(script, call.file, call.node.func, f"{short(call.node.func, 1000)}.module")
 
 
 def _wrappers(value: Value) -> list[Made]:

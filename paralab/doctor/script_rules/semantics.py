@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import is_ddp_backward
+from paralab.doctor.script.editing import out_of_branch, swapped, with_keyword
 from paralab.doctor.script.modules import (
     batch_norms,
     belongs,
@@ -21,7 +22,7 @@ from paralab.doctor.script.modules import (
     wrappings,
 )
 from paralab.doctor.script.naming import DDP
-from paralab.doctor.script.pointing import called, found, line_of, place, replaced, test_of, with_argument
+from paralab.doctor.script.pointing import called, found, line_of, place, short, test_of
 from paralab.doctor.script.questions import (
     exclusive,
     is_forward,
@@ -129,9 +130,9 @@ def reentrant_checkpoint(script: Script) -> Iterator[Finding]:
 def _not_reentrant(script: Script, call: Call) -> tuple[Edit, ...]:
     keywords = call.node.keywords if isinstance(call.node, ast.Call) else []
     given = next((keyword.value for keyword in keywords if keyword.arg == "use_reentrant"), None)
-    if isinstance(given, ast.Constant):
-        return replaced(script, call.file, given.lineno, given.col_offset, given.end_col_offset, "False")
-    return with_argument(script, call, "use_reentrant=False") if given is None else ()
+    if given is None:
+        return with_keyword(script, call.file, call.node, "use_reentrant=False")
+    return swapped(script, call.file, given, "False") if isinstance(given, ast.Constant) else ()
 
 
 @in_script("S05")
@@ -212,9 +213,7 @@ def _without_module(script: Script, call: Call) -> tuple[Edit, ...]:
     node = call.node
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "module":
         return ()
-    if node.func.value.end_lineno != node.func.end_lineno:
-        return ()
-    return replaced(script, call.file, node.func.end_lineno, node.func.value.end_col_offset, node.func.end_col_offset, "")
+    return swapped(script, call.file, node.func, short(node.func.value, 1000))
 
 
 # --- S07, S08, S12: changes after wrapping ----------------------------------------------------------------------------------------
@@ -278,14 +277,9 @@ def step_of_some_ranks(script: Script) -> Iterator[Finding]:
             f"`{line_of(script, call)}` is called by {who_takes(branch)} (`{test_of(branch)}`): the others keep their old "
             "weights, and the models of the ranks differ from the first step on, with no message."
         )
-        yield found(
-            script,
-            "S08",
-            sure(branch),
-            call,
-            why + if_so(branch),
-            "Step on all ranks; keep only printing and saving in the branch.",
-        )
+        fix = "Step on all ranks; keep only printing and saving in the branch."
+        edits = out_of_branch(script, call.file, branch.node, call.node)
+        yield found(script, "S08", sure(branch), call, why + if_so(branch), fix, edits=edits)
 
 
 @in_script("S12")

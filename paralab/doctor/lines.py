@@ -1,0 +1,152 @@
+"""Reading the user's source around an observed line: the conditions it stands under, and the statements that leave a loop or a
+function early. Only to name the line of something that was observed, never to find it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from paralab.doctor.place import Place, Site
+
+RANK = re.compile(r"rank|main|master|chief|leader|primary|is_zero|first|head", re.IGNORECASE)
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
+
+
+@dataclass(frozen=True)
+class Condition:
+    """An `if` that a line stands under, and on which side."""
+
+    file: str
+    line: int
+    test: str
+    side: str  # body or orelse
+
+    @property
+    def is_about_the_rank(self) -> bool:
+        return bool(RANK.search(self.test)) and "__name__" not in self.test
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A statement that leaves early, with the condition it stands under."""
+
+    place: Place
+    kind: str  # break, return
+    condition: Condition | None
+
+
+@lru_cache(maxsize=64)
+def _tree(file: str) -> ast.Module | None:
+    try:
+        return ast.parse(Path(file).read_text())
+    except (OSError, ValueError, SyntaxError):
+        return None
+
+
+def conditions(place: Place) -> list[Condition]:
+    """The `if`s around a line, outermost first; of its own function only."""
+    tree = _tree(place.file)
+    return [found for node in _around(tree, place.line) if (found := _side(place, node))] if tree else []
+
+
+def site_conditions(site: Site) -> list[Condition]:
+    """The same for all frames of a call: a helper called under a condition stands under it."""
+    return [condition for place in site.stack for condition in conditions(place)]
+
+
+def opposite(one: Site, other: Site) -> bool:
+    """The two calls stand on the two sides of one `if`."""
+    mine = {(c.file, c.line): c.side for c in site_conditions(one)}
+    return any(mine.get((c.file, c.line), c.side) != c.side for c in site_conditions(other))
+
+
+def written(place: Place) -> str:
+    """The statement of a line, without its comment."""
+    tree = _tree(place.file)
+    inner = _around(tree, place.line)[-1] if tree else None
+    if isinstance(inner, (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)):
+        return ast.unparse(inner)
+    return place.code.partition("  #")[0]
+
+
+def ways_out_of_loops(site: Site, loop_line: int | None, only_around: bool) -> list[Leaving]:
+    """Statements that leave a loop in which a call stands, innermost loop first. `loop_line`: the line of the loop over the data;
+    `only_around`: that loop was not left, so look at those around it."""
+    found: list[Leaving] = []
+    beyond = not only_around or loop_line is None
+    for place in site.stack:
+        tree = _tree(place.file)
+        loops = [node for node in _around(tree, place.line) if isinstance(node, (ast.For, ast.While))] if tree else []
+        for loop in reversed(loops):
+            if beyond:
+                found += [leaving for leaving in _leavings(loop, place) if leaving not in found]
+            beyond = beyond or loop.lineno == loop_line
+    return found
+
+
+def returns_before(place: Place, after: int) -> list[Leaving]:
+    """`return`s (and exits) under a condition in the same function, between a line and this place."""
+    tree = _tree(place.file)
+    if tree is None:
+        return []
+    functions = [node for node in _around(tree, place.line) if isinstance(node, Function)]
+    inner = functions[-1] if functions else tree
+    return [found for found in _leavings(inner, place) if found.kind == "return" and after <= found.place.line < place.line]
+
+
+def _around(tree: ast.Module | None, line: int) -> list[ast.AST]:
+    """The nodes that hold a line, outermost first, from the innermost function inwards."""
+    chain: list[ast.AST] = []
+    node: ast.AST | None = tree
+    while node is not None:
+        if isinstance(node, Function):
+            chain = []
+        chain.append(node)
+        node = next((child for child in _statements(node) if child.lineno <= line <= (child.end_lineno or child.lineno)), None)
+    return chain
+
+
+def _statements(node: ast.AST) -> Iterator[ast.stmt | ast.ExceptHandler]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.stmt, ast.ExceptHandler)):
+            yield child
+
+
+def _side(place: Place, node: ast.AST) -> Condition | None:
+    if not isinstance(node, ast.If):
+        return None
+    in_body = any(child.lineno <= place.line <= (child.end_lineno or child.lineno) for child in node.body)
+    in_else = any(child.lineno <= place.line <= (child.end_lineno or child.lineno) for child in node.orelse)
+    if not in_body and not in_else:
+        return None
+    return Condition(place.file, node.lineno, ast.unparse(node.test), "body" if in_body else "orelse")
+
+
+def _leavings(owner: ast.AST, place: Place) -> list[Leaving]:
+    found: list[Leaving] = []
+
+    def look(node: ast.AST, condition: Condition | None, in_loop: bool) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+                continue
+            kind = _kind(child, owner, in_loop)
+            if kind and condition:
+                found.append(Leaving(Place(place.file, getattr(child, "lineno", place.line), place.function), kind, condition))
+            inner = condition
+            if isinstance(child, ast.If):
+                inner = Condition(place.file, child.lineno, ast.unparse(child.test), "body")
+            look(child, inner, in_loop or isinstance(child, (ast.For, ast.While)))
+
+    look(owner, None, False)
+    return found
+
+
+def _kind(node: ast.AST, owner: ast.AST, in_loop: bool) -> str | None:
+    if isinstance(node, ast.Break) and isinstance(owner, (ast.For, ast.While)) and not in_loop:
+        return "break"
+    exits = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func).endswith("exit")
+    return "return" if isinstance(node, ast.Return) or exits else None

@@ -1,0 +1,118 @@
+"""A trial on a machine without a GPU: what the script asks of CUDA is given by the CPU, where that is possible, and said.
+
+torch.cuda.is_available() stays False: a script that chooses by it is left to its own choice.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
+
+from paralab.observe.rank import Rank
+
+NOTHING = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats", "init")
+ZERO = ("current_device", "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+
+
+def install(rank: Rank) -> None:
+    if torch.cuda.is_available():
+        return
+    said: set[str] = set()
+
+    def say(what: str, by: str) -> None:
+        if what not in said:
+            said.add(what)
+            rank.emit("replaced", what=what, by=by)
+
+    _Swapping(say).__enter__()  # type: ignore[no-untyped-call]
+    _replace(nn.Module, "to", lambda call, module, *a, **k: call(module, *_swapped(a, say, True), **_swapped_names(k, say)))
+    _replace(nn.Module, "cuda", lambda call, module, *a, **k: _said(say, "model.cuda()", "the model on the CPU", module))
+    for name in NOTHING:
+        _replace(torch.cuda, name, lambda call, *a, **k: None)
+    for name in ZERO:
+        _replace(torch.cuda, name, lambda call, *a, **k: 0)
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1)))
+    _replace(torch.cuda, "device_count", lambda call: _said(say, "torch.cuda.device_count()", f"{ranks_here}", ranks_here))
+    _replace_processes(say)
+    for owner in (torch, torch.serialization):
+        _replace(owner, "load", lambda call, *a, **k: call(*a[:1], **{**k, "map_location": "cpu"}))
+
+
+def _replace_processes(say: Any) -> None:
+    def initialise(call: Any, *args: Any, **kwargs: Any) -> Any:
+        backend = args[0] if args else kwargs.pop("backend", None)
+        if kwargs.pop("device_id", None) is not None:
+            say("device_id of the process group", "no device")
+        if backend is None or "nccl" in str(backend):
+            say(f"the backend {backend}", "gloo")
+            backend = "gloo"
+        return call(backend, *args[1:], **kwargs)
+
+    def wrap(call: Any, wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs.get("device_ids") or kwargs.get("output_device") is not None:
+            say("device_ids of DistributedDataParallel", "none")
+        kwargs.pop("device_ids", None)
+        kwargs.pop("output_device", None)
+        return call(wrapper, module, *((None, None)[: len(args[:2])]), *args[2:], **kwargs)
+
+    _replace(c10d, "init_process_group", initialise)
+    torch.distributed.init_process_group = c10d.init_process_group
+    _replace(DistributedDataParallel, "__init__", wrap)
+
+
+class _Swapping(TorchFunctionMode):
+    """Sees every function of torch, with the devices in its arguments."""
+
+    def __init__(self, say: Any) -> None:
+        super().__init__()
+        self.say = say
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        if name == "cuda" and args:
+            return _said(self.say, "tensor.cuda()", "the tensor on the CPU", args[0])
+        if name == "pin_memory" and args:
+            return args[0]
+        swapped = (*args[:1], *_swapped(args[1:], self.say, name == "to")) if args else args
+        return function(*swapped, **_swapped_names(kwargs or {}, self.say))
+
+
+def _swapped(values: tuple[Any, ...], say: Any, numbers: bool) -> tuple[Any, ...]:
+    """The same with the CPU for a CUDA device; `numbers`: a number that comes first is a device."""
+    return tuple(_swap(value, say, numbers and place == 0) for place, value in enumerate(values))
+
+
+def _swapped_names(values: dict[str, Any], say: Any) -> dict[str, Any]:
+    return {name: _swap(value, say, True) if name == "device" else value for name, value in values.items()}
+
+
+def _swap(value: Any, say: Any, number: bool) -> Any:
+    is_number = number and isinstance(value, int) and not isinstance(value, bool)
+    is_device = isinstance(value, torch.device) and value.type == "cuda"
+    if is_number or is_device or (isinstance(value, str) and value.split(":")[0] == "cuda"):
+        return _said(say, "device cuda", "cpu", torch.device("cpu"))
+    return value
+
+
+def _said(say: Any, what: str, by: str, result: Any) -> Any:
+    say(what, by)
+    return result
+
+
+def _replace(owner: Any, name: str, by: Any) -> None:
+    original = getattr(owner, name, None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return by(original, *args, **kwargs)
+
+    setattr(owner, name, replaced)

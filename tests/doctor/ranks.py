@@ -1,0 +1,53 @@
+"""Corpus scripts under observation, fast: the ranks are forked from one warm process that has imported torch (see warm.py)."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from paralab.doctor.observing import observe
+
+WARM = Path(__file__).parent / "warm.py"
+ROOT = Path(__file__).parents[2]
+
+
+class Ranks:
+    """`observed(script)` runs a script on two ranks and gives what `observe` gives. The server is started at the first one."""
+
+    def __init__(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="warm-")
+        self.socket = str(Path(self.folder.name, "socket"))
+        self.process = None
+
+    def start(self):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+        command = [sys.executable, str(WARM), "serve", self.socket]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        assert self.process.stdout.readline() == b"ready\n"
+
+    def observed(self, script, *arguments, folder, stall_seconds=1.0, steps=None, deadline=30.0, **more):
+        if self.process is None:
+            self.start()
+        command = [sys.executable, "-S", str(WARM), self.socket, str(script), *map(str, arguments)]
+        began = time.monotonic()
+        result = observe(command, steps=steps, stall_seconds=stall_seconds, folder=folder, end_when_hung=True, **more)
+        assert time.monotonic() - began < deadline
+        return result
+
+    def close(self):
+        if self.process is not None:
+            self.process.stdin.close()
+            self.process.wait(10)
+            self.process.stdout.close()
+        self.folder.cleanup()
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    ranks = Ranks()
+    yield ranks
+    ranks.close()
