@@ -119,7 +119,7 @@ class _Target:
         length = self.word(address + 16)
         if not address or length > 4096:
             raise ValueError("no text")
-        state = struct.unpack("<I", self.read(address + 32, 4))[0]
+        state = self.read(address + 32, 1)[0]
         offset, width, encoding = _text_kinds().get(state & _text_mask(), (self.layout.text, 1, "ascii"))
         return self.read(address + offset, length * width).decode(encoding, errors="replace")
 
@@ -148,7 +148,7 @@ def _text_samples() -> dict[int, tuple[int, int, str]]:
     found = {}
     for letter, width, encoding in (("a", 1, "ascii"), ("é", 1, "latin-1"), ("ł", 2, "utf-16-le"), ("😀", 4, "utf-32-le")):
         sample = "".join([letter] * 3)
-        found[struct.unpack("<I", _own(id(sample) + 32, 4))[0]] = (sys.getsizeof(sample) - 4 * width, width, encoding)
+        found[_own(id(sample) + 32, 1)[0]] = (sys.getsizeof(sample) - 4 * width, width, encoding)
     return found
 
 

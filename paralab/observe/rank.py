@@ -148,7 +148,8 @@ class Rank:
         """The rank of this number lives: this process is a tool that it has started, which has inherited its environment."""
         for path in self.folder.glob(f"rank{self.rank}.*jsonl"):
             with suppress(OSError, ValueError):
-                start = json.loads(path.open().readline())
+                with path.open() as file:
+                    start = json.loads(file.readline())
                 if start["host"] == socket.gethostname() and start["pid"] != self.pid and _lives(start["pid"]):
                     return True
         return False

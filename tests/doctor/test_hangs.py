@@ -1,0 +1,192 @@
+"""What looks like a hang and is none, and hangs that the corpus does not have. Every script is written in a few lines here."""
+
+import os
+import signal
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from paralab.doctor.lines import conditions, opposite, ways_out_of_loops
+from paralab.doctor.observation import Reader
+from paralab.doctor.place import Place, Site
+from tests.doctor.ranks import ranks  # noqa: F401
+
+pytestmark = pytest.mark.timeout(90)
+
+HEAD = """
+import time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+rank = dist.get_rank()
+torch.manual_seed(rank)
+"""
+TAIL = "\ndist.destroy_process_group()\n"
+
+
+def run(ranks, tmp_path, body, **more):  # noqa: F811
+    script = tmp_path / "train.py"
+    script.write_text(HEAD + textwrap.dedent(body) + TAIL)
+    return ranks.observed(script, folder=tmp_path / "seen", **more)
+
+
+HEALTHY = {
+    "the two sides of an if hold one broadcast": """
+        for step in range(3):
+            value = torch.zeros(2)
+            if rank == step % 2:
+                dist.broadcast(value + 1, src=step % 2)
+            else:
+                dist.broadcast(value, src=step % 2)
+    """,
+    "a rank without data reduces a zero in its place": """
+        for step in range(4):
+            if (step + rank) % 2:
+                dist.all_reduce(torch.ones(1))
+            else:
+                dist.all_reduce(torch.zeros(1))
+    """,
+    "unequal numbers of batches inside join": """
+        from torch.utils.data import DataLoader, TensorDataset
+        model = DDP(nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with model.join():
+            for (row,) in DataLoader(TensorDataset(torch.randn(8 + 4 * rank, 2)), batch_size=4):
+                optimizer.zero_grad()
+                model(row).sum().backward()
+                optimizer.step()
+    """,
+    "one rank validates with the module inside": """
+        model = DDP(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+        for epoch in range(2):
+            model(torch.randn(4, 2)).sum().backward()
+            if rank == 0:
+                model.module.eval()
+                model.module(torch.randn(4, 2))
+                model.module.train()
+    """,
+    "a rank that takes long comes in the end": """
+        model = DDP(nn.Linear(2, 1))
+        for step in range(2):
+            if rank == 1:
+                time.sleep(2.5)
+            model(torch.randn(4, 2)).sum().backward()
+    """,
+    "all ranks leave early, together": """
+        from torch.utils.data import DataLoader, TensorDataset
+        model = DDP(nn.Linear(2, 1))
+        for epoch in range(2):
+            for number, (row,) in enumerate(DataLoader(TensorDataset(torch.randn(32, 2)), batch_size=4)):
+                loss = model(row).square().mean()
+                loss.backward()
+                stop = torch.tensor(float(number == 2))
+                dist.all_reduce(stop, op=dist.ReduceOp.MAX)
+                if stop.item():
+                    break
+    """,
+    "an exception that the script expects": """
+        try:
+            if rank == 0:
+                raise ValueError("no such file")
+        except ValueError:
+            pass
+        dist.barrier()
+    """,
+}
+
+
+@pytest.mark.parametrize("body", HEALTHY.values(), ids=HEALTHY)
+def test_a_healthy_script_is_not_accused(body, ranks, tmp_path):  # noqa: F811
+    seen = run(ranks, tmp_path, body)
+    assert seen.exit_code == 0, seen
+    assert not [finding for finding in seen.findings if finding.severity == "error"]
+
+
+def test_a_loop_without_a_loader_is_left_early(ranks, tmp_path):  # noqa: F811
+    seen = run(
+        ranks,
+        tmp_path,
+        """
+        model = DDP(nn.Linear(2, 1))
+        def train():
+            for step in range(6):
+                loss = model(torch.randn(4, 2)).square().mean()
+                loss.backward()
+                if loss.item() * 0 + rank * step > 2:
+                    break
+        train()
+        """,
+    )
+    (finding,) = [finding for finding in seen.findings if finding.severity == "error"]
+    assert (finding.id, finding.rank) in (("H08", 1), ("H02", 1))
+    assert Path(finding.file).read_text().splitlines()[finding.line - 1].strip() == "break"
+
+
+def test_a_stopped_rank_is_named_and_not_its_victim(ranks, tmp_path):  # noqa: F811
+    """Stopped from outside, as by Ctrl-Z or a debugger; the other one waits."""
+    folder = tmp_path / "seen"
+
+    def stop():
+        reader = Reader(folder)
+        for _ in range(200):
+            seen = reader.read(over=False)
+            if (one := seen.rank(1)) and one.collectives.get("0"):
+                os.kill(one.start.pid, signal.SIGSTOP)
+                return
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    seen = run(
+        ranks,
+        tmp_path,
+        """
+        for step in range(400):
+            dist.all_reduce(torch.ones(1))
+            time.sleep(0.02)
+        """,
+    )
+    thread.join()
+    (finding,) = [finding for finding in seen.findings if finding.severity == "error"]
+    assert (finding.id, finding.rank) == ("H10", 1)
+    assert "stopped" in finding.why
+
+
+def test_lines_are_read_as_they_are_nested(tmp_path):
+    file = tmp_path / "script.py"
+    file.write_text(
+        textwrap.dedent(
+            """
+            def train(loader):
+                for epoch in range(3):
+                    for batch in loader:
+                        step(batch)
+                        if bad(batch):
+                            continue
+                    if good():
+                        break
+                if rank == 0:
+                    report()
+                else:
+                    wait()
+            """
+        )
+    )
+
+    def at(text):
+        line = next(number for number, each in enumerate(file.read_text().splitlines(), 1) if text in each)
+        return Place(str(file), line, "train")
+
+    assert [(c.test, c.side) for c in conditions(at("report()"))] == [("rank == 0", "body")]
+    assert opposite(Site((at("report()"),)), Site((at("wait()"),)))
+    assert not opposite(Site((at("report()"),)), Site((at("step("),)))
+    loop = at("for batch").line
+    assert [way.kind for way in ways_out_of_loops(Site((at("step("),)), loop, only_around=True)] == ["break"]
+    assert ways_out_of_loops(Site((at("step("),)), loop, only_around=False)[0].condition.test == "good()"

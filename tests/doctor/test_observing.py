@@ -1,0 +1,236 @@
+"""The way into foreign programs, through real launchers; and that nothing of the program changes."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from paralab.doctor.attaching import attach, ranks_of
+from paralab.doctor.events import Batch, Collective, Save, Step
+from paralab.doctor.memory import Unreadable, stacks
+from paralab.doctor.observation import Observation
+from paralab.doctor.observing import observe
+from paralab.errors import UsageError
+from paralab.record.journal import PIECE, Journal
+from paralab.record.reader import Tail
+from paralab.record.slot import Slot, read_slot
+
+pytestmark = pytest.mark.timeout(120)
+HERE = Path(__file__).parent
+
+
+def written(path, text):
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def living(text):
+    """Processes whose command line holds a text."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if text.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
+                found.append(path.parent.name)
+        except OSError:
+            pass
+    return found
+
+
+def test_torchrun_hangs_and_is_named_before_the_timeout(tmp_path, capfd):
+    """Patience 2 s, the group's timeout 20 s: the rank, the collective and both lines are named within 5 s of the patience."""
+    script = HERE / "corpus" / "H03" / "variant_early_return.py"
+    told = []
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
+    seen = observe(
+        [*torchrun, str(script)],
+        stall_seconds=2,
+        folder=tmp_path / "seen",
+        say=lambda finding: told.append((time.time(), finding)),
+        end_when_hung=True,
+    )
+    at, finding = told[0]
+    assert (finding.id, finding.rank, finding.file) == ("H03", 0, str(script))
+    assert "barrier" in finding.why
+    assert "backward" in finding.why, "the other side's line"
+    waiting = Observation.read(tmp_path / "seen").ranks[0].doing[-1]
+    assert isinstance(waiting, Collective)
+    assert at - waiting.t < 2 + 5
+    assert seen.stopped
+    assert not living(str(script))
+    assert sorted(path.name for path in (tmp_path / "seen").glob("*.jsonl")) == ["rank0.jsonl", "rank1.jsonl"], "not the launcher"
+
+
+def test_spawned_ranks_workers_and_a_sitecustomize_of_the_user(tmp_path, capfd, monkeypatch):
+    """mp.spawn in a plain `python train.py`, a DataLoader worker that is spawned, a sitecustomize that was there before, and the
+    program's own exit code and output."""
+    (tmp_path / "site").mkdir()
+    written(tmp_path / "site" / "sitecustomize.py", "import os\nos.environ['WAS_THERE'] = 'yes'\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    script = written(
+        tmp_path / "train.py",
+        """
+        import os, sys
+        import torch, torch.distributed as dist, torch.multiprocessing as mp
+        from torch.utils.data import DataLoader
+
+        def work(rank, meeting):
+            dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+            loader = DataLoader(torch.arange(8.0), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+            weight = torch.zeros(1, requires_grad=True)
+            optimizer = torch.optim.SGD([weight], lr=0.1)
+            for batch in loader:
+                (weight * batch.sum()).sum().backward()
+                optimizer.step()
+            dist.barrier()
+            print("rank", rank, os.environ["WAS_THERE"], [p for p in sys.path if "entrance" in p], flush=True)
+            dist.destroy_process_group()
+
+        if __name__ == "__main__":
+            mp.spawn(work, args=(sys.argv[1],), nprocs=2)
+            sys.exit(3)
+        """,
+    )
+    seen = observe([sys.executable, str(script), str(tmp_path / "meeting")], folder=tmp_path / "seen")
+    out = capfd.readouterr().out
+    assert seen.exit_code == 3
+    assert sorted(out.splitlines()) == ["rank 0 yes []", "rank 1 yes []"]
+    observation = Observation.read(tmp_path / "seen")
+    assert [rank.rank for rank in observation.ranks] == [0, 1]
+    assert all(len(rank.of(Batch)) == 2 and rank.made == 2 and rank.ended for rank in observation.ranks), seen.notes
+    assert sorted(path.name for path in (tmp_path / "seen").glob("*.jsonl")) == ["rank0.jsonl", "rank1.jsonl"]
+
+
+def test_a_trial_of_a_gpu_script_ends_after_its_steps_and_spares_files(tmp_path, capfd):
+    checkpoint = tmp_path / "model.pt"
+    checkpoint.write_text("of the last real training")
+    script = written(
+        tmp_path / "train.py",
+        """
+        import os, sys
+        import torch, torch.distributed as dist
+        from torch import nn
+
+        local = int(os.environ["LOCAL_RANK"])
+        torch.cuda.set_device(local)
+        dist.init_process_group("nccl", device_id=torch.device("cuda", local))
+        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4).to(local), device_ids=[local])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(1000):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4, device="cuda").cuda(non_blocking=True)).sum().backward()
+            optimizer.step()
+            if dist.get_rank() == 0:
+                torch.save(model.module.state_dict(), sys.argv[1])
+                print(len(torch.load(sys.argv[1], map_location=f"cuda:{local}")), flush=True)
+        """,
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
+    seen = observe([*torchrun, str(script), str(checkpoint)], steps=3, folder=tmp_path / "seen")
+    assert (seen.stopped, seen.exit_code) == (True, None), capfd.readouterr()
+    assert capfd.readouterr().out.split() == ["2", "2", "2"]
+    assert checkpoint.read_text() == "of the last real training"
+    notes = " | ".join(seen.notes)
+    for what in ("nccl", "device_ids", "saving over"):
+        assert what in notes
+    observation = Observation.read(tmp_path / "seen")
+    assert [rank.made for rank in observation.ranks] == [3, 3]
+    assert observation.ranks[0].of(Save)[0].path == str(checkpoint), "as the script wrote it"
+    assert all(step.gradients for rank in observation.ranks for step in rank.of(Step))
+
+
+def test_a_command_that_is_not_there():
+    with pytest.raises(UsageError, match="no command"):
+        observe(["no-such-launcher", "train.py"])
+
+
+def test_an_error_of_ours_is_written_down_and_the_program_goes_on(tmp_path):
+    from paralab.observe.rank import Rank
+    from paralab.observe.wrapping import observed
+
+    rank = Rank(str(tmp_path), None)
+    rank.identify(0, 1)
+
+    def wrong(*args):
+        raise KeyError("ours")
+
+    function = observed(rank, lambda x: x + 1, "loss", wrong)
+    assert function(1) == 2
+    assert not rank.on
+    assert function(2) == 3
+    assert "ours" in (tmp_path / f"off-{os.getpid()}.txt").read_text()
+    rank.on = True
+    failing = observed(rank, lambda: 1 / 0, "loss", dict)
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    rank.flush()
+    assert Observation.read(tmp_path).ranks[0].events[-1].error == "ZeroDivisionError: division by zero"
+
+
+def test_what_was_written_is_there_at_once_and_room_grows(tmp_path):
+    """Read while it is being written, over several pieces; zeros after the last line are no events."""
+    journal = Journal(tmp_path / "rank0.jsonl")
+    tail = Tail(tmp_path / "rank0.jsonl")
+    journal.append(b'{"event":"first"}')
+    assert tail.new() == [{"event": "first"}]
+    long = b'{"event":"%s"}' % (b"x" * 1000)
+    for _ in range(PIECE // 500):
+        journal.append(long)
+    assert len(tail.new()) == PIECE // 500
+    assert tail.new() == []
+    journal.close()
+    assert (tmp_path / "rank0.jsonl").read_bytes().endswith(b"}\n")
+    slot = Slot(tmp_path / "rank0.now")
+    assert read_slot(tmp_path / "rank0.now") == (0, [])
+    slot.write(b'[{"event":"collective"}]')
+    slot.write(b"[]")
+    assert read_slot(tmp_path / "rank0.now") == (2, [])
+
+
+RANK = """
+import os, sys, time
+code = compile("import time\\ndef all_reduce():\\n    time.sleep(60)\\n", "/x/site-packages/torch/distributed/distributed_c10d.py", "exec")
+names = {}
+exec(code, names)
+def train():
+    if os.environ["RANK"] == "1":
+        prepare("é")
+    names["all_reduce"]()
+def prepare(text):
+    time.sleep(60)
+train()
+"""
+
+
+def test_attach_reads_the_stacks_of_a_job_that_it_did_not_start(tmp_path):
+    """Ranks that need no torch: one waits in something named as torch names it, the other is elsewhere."""
+    script = written(tmp_path / "train é.py", RANK)
+    common = {**os.environ, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": f"test-{os.getpid()}"}
+    ranks = [subprocess.Popen([sys.executable, str(script)], env={**common, "RANK": str(rank)}) for rank in range(2)]
+    try:
+        until = time.monotonic() + 20
+        while time.monotonic() < until and not all(
+            _is_in(rank.pid, name) for rank, name in zip(ranks, ("all_reduce", "prepare"), strict=True)
+        ):
+            time.sleep(0.1)
+        assert ranks_of(ranks[1].pid) == {0: ranks[0].pid, 1: ranks[1].pid}
+        attached = attach(ranks[0].pid)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    (finding,) = attached.findings
+    assert (finding.id, finding.severity, finding.rank) == ("H13", "suspect", 1)
+    assert finding.file == str(script)
+    assert script.read_text().splitlines()[finding.line - 1].strip() == "time.sleep(60)"
+    assert any("all_reduce" in line and 'names["all_reduce"]()' in line for line in finding.evidence)
+
+
+def _is_in(pid, function):
+    try:
+        return stacks(pid)[pid][-1].function == function
+    except (KeyError, IndexError, Unreadable):
+        return False
