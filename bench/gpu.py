@@ -26,6 +26,7 @@ COMPARISONS = [
      "--no-proof", "--rounds", "3"],
 ]  # fmt: skip
 PRACTICALS = ["7"]
+TESTS = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "--tb=short", "tests"]
 PROOFS = [["ddp", "--precision", "fp32"], ["all", "--workload", "gpt:tiny"]]
 
 
@@ -47,12 +48,13 @@ def show_comparison(result: dict) -> None:
             print(f"{row['name']:<34} {row['error']}")
             continue
         metrics, ratio = row["metrics"], row["speed_up"]
+        spread = "too few rounds" if ratio["low"] is None else f"{ratio['low']:.2f}-{ratio['high']:.2f}"
         gpu = metrics["load"]["gpu"]
         load = f"load {gpu[0]['utilization']:.0%}" if gpu else f"load: {metrics['load']['not_measured']}"
         peak = metrics["flops"]["share_of_peak"]
         print(
             f"{row['name']:<34} {row['step_seconds']['median'] * 1e3:8.2f} ms  {ratio['value']:5.2f} "
-            f"({ratio['low']:.2f}-{ratio['high']:.2f})  comm {metrics['communication_share']:4.0%}  "
+            f"({spread})  comm {metrics['communication_share']:4.0%}  "
             f"peak {max(m['bytes'] for m in row['peak_bytes']) / 2**20:6.0f} MiB  {load}  "
             f"{'' if peak is None else f'{peak:.0%} of peak  '}"
             f"{'' if row['parity'] is None else 'equal' if row['parity']['equal'] else row['parity']['cause']}",
@@ -69,6 +71,7 @@ def keep(folder: Path, name: str) -> None:
 
 def main() -> None:
     failed = 0
+    short = "--short" in sys.argv
     with tempfile.TemporaryDirectory() as folder:
         for number, arguments in enumerate(COMPARISONS):
             result = paralab(*arguments, folder=folder)
@@ -83,6 +86,8 @@ def main() -> None:
             if result:
                 print((out / "sheet.md").read_text(), flush=True)
                 keep(out, f"practical{number}")
+        # Proofs and tests compare, they do not time: they can share the GPU.
+        tests = None if short else subprocess.Popen(TESTS, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for options in PROOFS:
             proof = paralab("verify", *options, folder=folder)
             failed += not proof
@@ -92,11 +97,10 @@ def main() -> None:
                 largest = max(case["max_difference"] for case in proof["cases"])
                 known = f"{legitimate} differ for a known reason"
                 print(f"{equal} of {len(proof['cases'])} equal, {known}, largest {largest:.1e}", flush=True)
-    sys.stdout.flush()
-    if "--short" not in sys.argv:
-        tests = ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests"]
-        for command in ([str(ROOT / "bench/overhead.py"), "gpu"], tests):
-            failed += subprocess.run([sys.executable, *command], cwd=ROOT).returncode != 0
+    if tests:
+        print(f"\n$ pytest -m gpu\n{tests.communicate()[0]}", flush=True)
+        failed += tests.returncode != 0
+        failed += subprocess.run([sys.executable, str(ROOT / "bench/overhead.py"), "gpu"], cwd=ROOT).returncode != 0
     sys.exit(bool(failed))
 
 

@@ -1,7 +1,7 @@
 """`paralab doctor`: what was given decides who looks at it; what they find becomes one diagnosis.
 
 A Python file is read, a run folder and logs are read, a command is watched, a process is asked where it stands; with nothing given,
-this machine is looked at. Nothing here imports torch.
+this machine is looked at. Nothing here imports torch, and each part is imported only where it looks: reading a script is quick.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +84,12 @@ def look_at(paths: Sequence[Path]) -> Diagnosis:
         not_looked_at.append(_not_in_scripts(given.scripts))
     if given.runs:
         ways.append("run")
-        for folder in given.runs:
-            case.add(apply("run", _part("paralab.doctor.recorded", "Recorded").read(folder)))
+        _read_runs(case, given.runs)
         looked_at.append(f"{plural(len(given.runs), 'recorded run')}, {_rules_of('run')}")
         not_looked_at.append("the script that was run: `paralab doctor SCRIPT.py` reads it")
     if given.logs:
         ways.append("log")
-        case.add(apply("log", _part("paralab.doctor.logs.reading", "read_logs")(given.logs)))
+        _read_logs(case, given.logs)
         looked_at.append(f"{plural(len(given.logs), 'log')}, {_rules_of('log')}")
         not_looked_at.append("what was not printed: silent mistakes leave nothing in a log")
     subject = ", ".join(map(str, paths)) if len(paths) < 4 else f"{paths[0]} and {len(paths) - 1} more"
@@ -99,35 +97,50 @@ def look_at(paths: Sequence[Path]) -> Diagnosis:
 
 
 def _read_scripts(case: Case, scripts: Sequence[Path]) -> None:
-    read_script = _part("paralab.doctor.script.reading", "read_script")
+    from paralab.doctor.script import reading
+
     for path in scripts:
         case.sources.text(str(path))  # what is judged is what is shown and patched
-        case.add(apply("script", read_script(path)))
+        case.add(apply("script", reading.read_script(path)))
     looked_for = set(rules("script").values())
     case.notes += case.silence.notes(map(str, scripts), looked_for)
+
+
+def _read_runs(case: Case, folders: Sequence[Path]) -> None:
+    from paralab.doctor.recorded import Recorded
+
+    for folder in folders:
+        case.add(apply("run", Recorded.read(folder)))
+
+
+def _read_logs(case: Case, logs: Sequence[Path]) -> None:
+    from paralab.doctor.logs import reading
+
+    case.add(apply("log", reading.read_logs(logs)))
 
 
 def _not_in_scripts(scripts: Sequence[Path]) -> str:
     beyond = len(ENTRIES.keys() - set(rules("script").values()))
     script = scripts[0] if len(scripts) == 1 else "SCRIPT.py"
     return (
-        f"what only a run shows ({beyond} of the {len(ENTRIES)} entries of the catalogue): "
-        f"`paralab doctor --try 3 -- torchrun --nproc_per_node=2 {script}` does that"
+        f"the {beyond} entries that no rule reads from a script; "
+        f"`paralab doctor --try 3 -- torchrun --nproc_per_node=2 {script}` sees what its ranks do"
     )
 
 
 def observe(command: Sequence[str], *, steps: int | None, stall_seconds: float | None, folder: Path | None, say: Say) -> Diagnosis:
     """Start the command as it is, watch its ranks, and tell on the way what is found."""
+    from paralab.doctor import observing
+
     case = Case()
 
     def heard(finding: Finding) -> None:
         if case.silence.heard(finding):
             say(finding)
 
-    watch = _part("paralab.doctor.observing", "observe")
-    observed = watch(list(command), steps=steps, stall_seconds=stall_seconds, folder=folder, say=heard)
+    observed = observing.observe(command, steps=steps, stall_seconds=stall_seconds, folder=folder, say=heard)
     case.add(observed.findings)
-    case.notes.extend(observed.notes)
+    case.notes += observed.notes
     code = observed.exit_code
     many = f" {plural(steps, 'step')}" if steps else ""
     if code and not case.findings:
@@ -143,8 +156,10 @@ def observe(command: Sequence[str], *, steps: int | None, stall_seconds: float |
 
 def attach(pid: int) -> Diagnosis:
     """A job that stands still now."""
+    from paralab.doctor import attaching
+
     case = Case()
-    attached = _part("paralab.doctor.attaching", "attach")(pid)
+    attached = attaching.attach(pid)
     case.add(attached.findings)
     case.notes.extend(attached.notes)
     return case.closed(
@@ -157,22 +172,20 @@ def attach(pid: int) -> Diagnosis:
 
 def preflight() -> Diagnosis:
     """This machine, and what of it was given to us."""
+    from paralab.doctor import preflight
+
     case = Case()
-    facts = _part("paralab.doctor.preflight", "look")()
+    facts = preflight.look()
     case.add(apply("machine", facts))
     return case.closed(
         "this machine",
         ("machine",),
         f"devices, backends, ports, memory, cores and links, {_rules_of('machine')}",
         "any training: give a script, a command after --, a run folder or logs",
-        facts=tuple(facts.lines()),
+        facts=tuple(preflight.table(facts, case.findings)),
     )
 
 
 def _rules_of(way: Way) -> str:
     known = rules(way)
     return f"{plural(len(known), 'rule')} for {len(set(known.values()))} entries of the catalogue"
-
-
-def _part(module: str, name: str) -> Any:
-    return getattr(import_module(module), name)

@@ -29,6 +29,9 @@ LIBRARIES = (
     "torch/nn",
     "/paralab/observe/",
 )
+# Where each rank gives and gets the same. A broadcast may well stand in two branches, one for the root and one for the rest.
+SYMMETRIC = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter")
+SWAP = 8  # collectives within which two that changed places must both come
 # Operations whose ranks bring different sizes on purpose; scatter's and gather's sizes differ between the root and the rest.
 UNEVEN = ("scatter", "gather", "all_to_all", "alltoall", "coalesced", "send", "recv")
 
@@ -64,6 +67,7 @@ class Mismatch:
     calls: tuple[tuple[int, Collective | None], ...]  # of every rank that was heard; None: it did not come
     rank: int | None = None
     last: Collective | None = None  # the last thing that the missing rank did
+    swapped: bool = False  # "site": each rank calls the other's line soon after, so two collectives have changed places
 
     @property
     def waiting(self) -> list[tuple[int, Collective]]:
@@ -89,7 +93,8 @@ def _first(group: str, ranks: Mapping[int, Mapping[int, Collective]], over: bool
     for number in range(start, min(last.values()) + 1):
         calls = {rank: held[number] for rank, held in ranks.items() if number in held}
         if len(calls) > 1 and (kind := _differ(calls)):
-            return Mismatch(kind, group, number, tuple(sorted(calls.items())), _odd_one(calls, kind))
+            swapped = kind == "site" and _swapped(calls, ranks)
+            return Mismatch(kind, group, number, tuple(sorted(calls.items())), _odd_one(calls, kind), swapped=swapped)
     lowest = min(last.values())
     behind = [rank for rank in last if last[rank] == lowest]
     if len(behind) < len(last):
@@ -111,9 +116,23 @@ def _differ(calls: Mapping[int, Collective]) -> Kind | None:
         return "operation"
     if len({call.sizes for call in values}) > 1 and not any(part in values[0].operation for part in UNEVEN):
         return "size"
-    if None not in (sites := {call.site for call in values}) and len(sites) > 1:
+    if (
+        any(part in values[0].operation for part in SYMMETRIC)
+        and None not in (sites := {call.site for call in values})
+        and len(sites) > 1
+    ):
         return "site"
     return None
+
+
+def _swapped(calls: Mapping[int, Collective], ranks: Mapping[int, Mapping[int, Collective]]) -> bool:
+    """Every rank calls, within the next few, what the others call here."""
+    sites = {call.site for call in calls.values()}
+    for rank, call in calls.items():
+        soon = {ranks[rank][n].site for n in range(call.number, call.number + SWAP) if n in ranks[rank]}
+        if not sites <= soon:
+            return False
+    return True
 
 
 def _odd_one(calls: Mapping[int, Collective], kind: Kind) -> int | None:

@@ -314,6 +314,20 @@ class LoadState(Event):
 
 
 @dataclass(frozen=True)
+class Reduced(Event):
+    """What DDP measured of one of its first passes. `compute`, `transfer`: seconds of the backward pass, and from its first bucket
+    on its way to the last one's arrival, waiting for other ranks included; `hidden`: both at once. `buckets`: bytes, in the order
+    of sending."""
+
+    model: int | None = None
+    iteration: int = 0
+    compute: float = 0.0
+    transfer: float = 0.0
+    hidden: float = 0.0
+    buckets: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Pipeline(Event):
     """One step of a torch.distributed.pipelining schedule. `size`: the batch, where this rank was given one. `target_size`,
     `output_size`: the same of its target and of its output, where it has them."""
@@ -374,6 +388,7 @@ class Off(Event):
 
 
 KINDS: dict[str, type[Event]] = {
+    "reduced": Reduced,
     "start": Start, "init": Init, "group": Group, "destroy": Destroy, "wrap": Wrap, "forward": Forward, "backward": Backward,
     "step": Step, "zero_grad": ZeroGrad, "scheduler": Scheduled, "clip": Clip, "autocast": Autocast, "amp": Amp, "loader": Loader,
     "batch": Batch, "epoch": Epoch, "set_epoch": SetEpoch, "seed": Seed, "join": Join, "collective": Collective, "loss": Loss,

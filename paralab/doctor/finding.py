@@ -39,6 +39,16 @@ class Finding:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Looked:
+    """One thing that was looked at, also where all is well. `value`: what was seen, or why nothing was. `findings`: their ids."""
+
+    name: str
+    value: str | None
+    verdict: str  # good, not looked at, not set, or what was found: "suspect L11"
+    findings: tuple[str, ...] = ()
+
+
 def ordered(findings: list[Finding]) -> list[Finding]:
     """The most certain first; among those the one that gains most; then by place."""
     place = {severity: number for number, severity in enumerate(SEVERITIES)}

@@ -1,19 +1,13 @@
-"""The whole catalogue by id: 90 ways in which parallel training goes wrong, in the order in which one meets them."""
+"""The whole catalogue by id: the ways in which parallel training goes wrong, in the order in which one meets them.
+
+A module of the catalogue that is added is part of it."""
 
 from __future__ import annotations
 
-from paralab.doctor.catalogue import (
-    accumulation,
-    checkpoints,
-    data,
-    dataparallel,
-    hangs,
-    launch,
-    pipeline,
-    precision,
-    reports,
-    semantics,
-)
+import importlib
+import pkgutil
+
+from paralab.doctor import catalogue
 from paralab.doctor.entry import Entry
 from paralab.errors import UsageError
 
@@ -27,12 +21,20 @@ GROUPS = {
     "D": "nn.DataParallel",
     "P": "Pipelines",
     "C": "Checkpoints",
+    "W": "Waste",
+    "M": "Machines",
 }
-_PARTS = (hangs, reports, launch, semantics, data, accumulation, precision, dataparallel, pipeline, checkpoints)
-ENTRIES: dict[str, Entry] = {
-    entry.id: entry
-    for entry in sorted((entry for part in _PARTS for entry in part.ENTRIES), key=lambda e: (list(GROUPS).index(e.id[0]), e.id))
-}
+
+
+def _all() -> dict[str, Entry]:
+    modules = [importlib.import_module(f"{catalogue.__name__}.{found.name}") for found in pkgutil.iter_modules(catalogue.__path__)]
+    entries: list[Entry] = [entry for module in modules for entry in module.ENTRIES]
+    by_id = {entry.id: entry for entry in sorted(entries, key=lambda entry: (list(GROUPS).index(entry.id[0]), entry.id))}
+    assert len(by_id) == len(entries), "two entries have the same id"
+    return by_id
+
+
+ENTRIES = _all()
 
 
 def entry(id: str) -> Entry:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from paralab.doctor.finding import SEVERITIES, Finding
+from paralab.doctor.finding import SEVERITIES, Finding, Looked
 from paralab.doctor.ignoring import Ignored
 from paralab.doctor.known import ENTRIES
 from paralab.doctor.patch import diff
@@ -23,7 +23,7 @@ class Diagnosis:
     not_looked_at: str
     ignored: tuple[Ignored, ...] = ()
     notes: tuple[str, ...] = ()
-    facts: tuple[str, ...] = ()  # what was measured on the way, also where all is well
+    facts: tuple[Looked, ...] = ()  # of this machine, also where all is well
     command_exit_code: int | None = None  # of the observed command
     sources: Sources = field(default_factory=Sources, compare=False, repr=False)
 
@@ -44,7 +44,7 @@ class Diagnosis:
             "findings": [self.finding_json(finding) for finding in self.findings],
             "ignored": [{**self.finding_json(each.finding), "reason": each.by.reason} for each in self.ignored],
             "notes": list(self.notes),
-            "facts": list(self.facts),
+            "facts": [asdict(fact) for fact in self.facts],
             "looked_at": self.looked_at,
             "not_looked_at": self.not_looked_at,
             "command_exit_code": self.command_exit_code,

@@ -17,8 +17,10 @@ from paralab.units import plural, seconds, size
 WORTH = 0.05  # of the step: what a change of the code should gain
 SMALL = 0.02  # of the step: what cannot gain more is not worth a word
 BY_CHANCE = 0.20  # of the step: a busy machine can make others wait so long
-JITTER_SECONDS = 0.002  # of an operating system: who comes last by less is nobody's fault
+JITTER_SECONDS = 0.002  # of an operating system
+SLICE_SECONDS = 0.005  # so long another program may have a core: who comes last by less is nobody's fault
 ENOUGH_STEPS = 6  # to say that a rank is always last
+ALWAYS = 0.90
 ONE_LARGE = 0.80  # of the bytes in one bucket: the others have little to hide
 SPLITTABLE_BYTES = 2**20  # below this a transfer is all latency, and two are slower than one
 PARTS = 4  # so many buckets are tried: enough to hide three quarters
@@ -88,10 +90,10 @@ def one_bucket(sizes: Sequence[int], backward: float, transfer: float, exposed: 
 
 def straggler(rank: int, waited: float, step: float, last_in: int, of: int) -> Finding | None:
     """A rank for which the others wait, step after step."""
-    if not step or waited < max(RULE * step, JITTER_SECONDS):
+    if not step or waited < max(RULE * step, SLICE_SECONDS):
         return None
     share = waited / step
-    sure = share >= BY_CHANCE and of >= ENOUGH_STEPS
+    sure = share >= BY_CHANCE and of >= ENOUGH_STEPS and last_in >= ALWAYS * of and waited >= 2 * SLICE_SECONDS
     doubt = "" if sure else " A busy machine can do that: certain if it is the same rank in a second, longer run."
     waits = f"another rank waits {seconds(waited)} of every step ({share:.0%}) for it"
     why = f"Rank {rank} comes last in {last_in} of {of} steps; {waits}.{doubt}"
@@ -107,7 +109,7 @@ def straggler(rank: int, waited: float, step: float, last_in: int, of: int) -> F
 def data_wait(waited: float, step: float, rank: int | None = None) -> Finding | None:
     """`waited`: between two steps, for the next batch. `step`: the step without it."""
     whole = waited + step
-    if not step or waited < DATA_SHARE * whole:
+    if not step or waited < max(DATA_SHARE * whole, JITTER_SECONDS):
         return None
     who = "every rank" if rank is None else f"rank {rank}"
     long = f"{seconds(waited)} for its next batch, {waited / whole:.0%} of the time (a step takes {seconds(step)})"
@@ -156,21 +158,24 @@ def crowded(threads: int, processes: int, cores: int, each_is: str = "process") 
     return Finding("L09", "warning", why, fix, evidence=(f"{threads} threads × {processes} > {cores} cores",))
 
 
-def needless_search(parameters: int | None = None) -> Finding:
-    """find_unused_parameters=True, and every parameter got a gradient."""
+def needless_search(parameters: int | None = None, passes: int | None = None) -> Finding:
+    """find_unused_parameters=True, and every parameter was used, in so many passes (None: in all of them)."""
     all_ = "every parameter" if parameters is None else f"each of {plural(parameters, 'parameter')}"
-    why = f"find_unused_parameters=True walks the graph after every forward pass, and {all_} got its gradient in every step seen."
-    return Finding(
-        "S04", "warning", why, "Leave find_unused_parameters out; DDP then also puts its buckets in the order of the gradients."
-    )
+    seen = "" if passes is None else f" in each of {plural(passes, 'pass')} that DDP has looked at"
+    why = f"find_unused_parameters=True walks the graph after every forward pass, and {all_} was used{seen}."
+    doubt = "" if passes is None else " Certain if no later batch leaves a layer out."
+    fix = "Leave find_unused_parameters out; DDP then also puts its buckets in the order of the gradients."
+    return Finding("S04", "suspect" if doubt else "warning", why + doubt, fix)
 
 
-def idle_stages(measured: float, stages: int, micro_batches: int, schedule: str, samples: int | None) -> Finding | None:
-    """Too few micro-batches. `samples`: of one pass; None: unknown. With no more samples to cut there is nothing to say."""
+def idle_stages(measured: float | None, stages: int, micro_batches: int, schedule: str, samples: int | None) -> Finding | None:
+    """Too few micro-batches. `measured`: None where the bubble was not: then only one micro-batch is too few for certain.
+    `samples`: of one pass; None: unknown. With no more samples to cut there is nothing to say."""
     ideal = ideal_bubble(stages, micro_batches, schedule)
     enough = min(ENOUGH_MICRO_BATCHES * stages, samples or ENOUGH_MICRO_BATCHES * stages)
     better = ideal_bubble(stages, enough, schedule)
-    if enough <= micro_batches or ideal < IDLE or measured < IDLE:
+    idle = ideal if measured is None else measured
+    if enough <= micro_batches or min(ideal, idle) < IDLE or (measured is None and micro_batches > 1):
         return None
     passes = (
         "the whole batch in one piece: the stages work one after the other"
@@ -178,12 +183,12 @@ def idle_stages(measured: float, stages: int, micro_batches: int, schedule: str,
         else plural(micro_batches, "micro-batch")
     )
     why = (
-        f"{plural(stages, 'stage')} and {passes}. The stages idle {measured:.0%} of the time; {ideal:.0%} is the best that "
+        f"{plural(stages, 'stage')} and {passes}. The stages idle {idle:.0%} of the time; {ideal:.0%} is the best that "
         f"{schedule} can do with so few."
     )
     fix = f"{enough} micro-batches (n_microbatches={enough}, paralab: --micro-batches {enough}): {better:.0%} idle at best."
-    evidence = (f"idle {measured:.0%}", f"ideal {ideal:.0%}", f"with {enough} micro-batches {better:.0%}")
-    return Finding("P05", "warning", why, fix, evidence=evidence, gain=max(0.0, measured - better))
+    evidence = (f"idle {idle:.0%}", f"ideal {ideal:.0%}", f"with {enough} micro-batches {better:.0%}")
+    return Finding("P05", "warning", why, fix, evidence=evidence, gain=max(0.0, idle - better))
 
 
 def uneven_stages(measured: float, ideal: float, busy: Sequence[float]) -> Finding | None:
@@ -203,16 +208,18 @@ def uneven_stages(measured: float, ideal: float, busy: Sequence[float]) -> Findi
 
 
 def synced_every_pass(
-    all_reduces: float, buckets: int, passes: int, exposed: float, step: float, stages: int = 1
+    all_reduces: float, buckets: int, passes: int, exposed: float | None, step: float, stages: int = 1
 ) -> Finding | None:
-    """More all-reduces per optimiser step than buckets: gradients that were not complete were sent, and are sent again."""
-    if passes < 2 or not buckets or not step or all_reduces < 2 * buckets:
+    """More all-reduces per optimiser step than buckets: gradients that were not complete were sent, and are sent again. `exposed`:
+    None where it was not measured what that costs."""
+    if passes < 2 or not buckets or all_reduces < 2 * buckets or (exposed is not None and not step):
         return None
     times = all_reduces / buckets
-    gain = exposed * (1 - 1 / times) / step
+    gain = None if exposed is None else exposed * (1 - 1 / times) / step
+    cost = "" if exposed is None else f" {seconds(exposed)} per step ({exposed / step:.0%}) is exposed."
     why = (
         f"{all_reduces:g} all-reduces per optimiser step for {plural(buckets, 'bucket')}: the gradients are synchronised {times:g} "
-        f"times, in {passes} backward passes, where once is enough. {seconds(exposed)} per step ({exposed / step:.0%}) is exposed."
+        f"times, in {passes} backward passes, where once is enough.{cost}"
     )
     fix = "`with model.no_sync():` around forward and backward of all passes but the last (paralab: without --sync-every-pass)."
     evidence = (f"{all_reduces:g} all-reduces per step, {plural(buckets, 'bucket')}, {passes} passes",)

@@ -14,6 +14,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from paralab.observe.collectives import rank_first, sequence
 from paralab.observe.digests import is_sampled, is_watched, of_tensors, tensors_in
 from paralab.observe.rank import Rank, guarded
+from paralab.observe.reducer import note_reduction
 from paralab.observe.wrapping import argument, is_inside, wrap
 
 OPTIONS = ("find_unused_parameters", "static_graph", "broadcast_buffers", "forward_sync_buffers", "gradient_as_bucket_view")
@@ -91,6 +92,7 @@ class Models:
         return {**fields, "through": "wrapper", "seq": spanned(sequence())}
 
     def _forwarded(self, result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        note_reduction(self.rank, args[0], self.numbers.get(id(args[0])), self.forwards)
         return {"seq": spanned(rank_first(self.rank), sequence(), begun=True)}
 
     def _backward(self, tensors: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:

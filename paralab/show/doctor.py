@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.text import Text
 
 from paralab.doctor.finding import Finding
@@ -10,6 +12,7 @@ from paralab.doctor.patch import Fixes, diff, shown_path
 from paralab.doctor.report import Diagnosis
 from paralab.doctor.sources import Sources
 from paralab.show.console import console, errors, fact_table, show_table
+from paralab.show.preflight import print_looked
 from paralab.units import plural
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "suspect": "bold cyan"}
@@ -18,8 +21,7 @@ AROUND = 2  # lines shown before and after the one that is meant
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
-    for fact in diagnosis.facts:
-        console.print(Text(fact), soft_wrap=True)
+    print_looked(diagnosis.facts)
     for finding in diagnosis.findings:
         print_finding(finding, diagnosis.sources)
     for note in diagnosis.notes:
@@ -40,12 +42,14 @@ def _closing(diagnosis: Diagnosis) -> Text:
 
 def print_finding(finding: Finding, sources: Sources) -> None:
     console.print(_headline(finding), soft_wrap=True)
-    for line in _context(finding, sources):
+    context = _context(finding, sources)
+    for line in context:
         console.print(line, soft_wrap=True, crop=False)
     table = fact_table()
     table.add_row("  why", Text(finding.why))
     table.add_row("  fix", Text(finding.fix))
-    for evidence in finding.evidence:
+    own = f"{Path(finding.file).name}:{finding.line}:" if finding.file and context else None  # the line that stands above
+    for evidence in (evidence for evidence in finding.evidence if not (own and evidence.startswith(own))):
         table.add_row("  seen", Text(evidence))
     if finding.gain:
         table.add_row("  gain", f"{finding.gain:.0%} of the step")

@@ -42,13 +42,17 @@ def print_entry(entry: Entry) -> None:
 
 
 def print_titles() -> None:
-    for letter, group in GROUPS.items():
+    for group, entries in _by_group():
         console.print(f"[bold]{group}[/]")
         table = plain_table("id", "title", header=False)
-        for entry in ENTRIES.values():
-            if entry.id[0] == letter:
-                table.add_row(f"  {entry.id}", entry.title)
+        for entry in entries:
+            table.add_row(f"  {entry.id}", entry.title)
         show_table(table)
+
+
+def _by_group() -> list[tuple[str, list[Entry]]]:
+    of = {group: [entry for entry in ENTRIES.values() if entry.id[0] == letter] for letter, group in GROUPS.items()}
+    return [(group, entries) for group, entries in of.items() if entries]
 
 
 def page(entry: Entry) -> str:
@@ -81,13 +85,8 @@ def pages() -> dict[str, str]:
     """All pages of docs/doctor/ with their file names, the index first."""
     about = f"{len(ENTRIES)} ways in which parallel training goes wrong. What finds which: [the doctor](../doctor.md)."
     index = ["# The catalogue", "", about, ""]
-    for letter, group in GROUPS.items():
-        index += [f"## {group}", ""]
-        index += [
-            f"- [{entry.id}]({entry.id}.md) {entry.title}{' *(silent)*' if entry.silent else ''}"
-            for entry in ENTRIES.values()
-            if entry.id[0] == letter
-        ]
-        index.append("")
+    for group, entries in _by_group():
+        lines = [f"- [{entry.id}]({entry.id}.md) {entry.title}{' *(silent)*' if entry.silent else ''}" for entry in entries]
+        index += [f"## {group}", "", *lines, ""]
     back = "\n[All entries](README.md)\n"
     return {"README.md": "\n".join(index)} | {f"{entry.id}.md": page(entry) + back for entry in ENTRIES.values()}

@@ -31,6 +31,13 @@ def test_where_ranks_part():
     assert first("a4 a1", "a4 a1", done=1) == ("stuck", 2, None)
 
 
+def test_two_that_changed_places_are_certain_another_line_alone_is_not():
+    swapped = mismatches({0: rows("a1@5 a1@6 a4@7", done=3), 1: rows("a1@6 a1@5 a4@7", done=3)})
+    branches = mismatches({0: rows("a1@5 a4@7", done=2), 1: rows("a1@6 a4@7", done=2)})
+    assert [found.swapped for found in (*swapped, *branches)] == [True, False]
+    assert first("b8@5 a1@7", "b8@6 a1@7", done=2) is None  # a broadcast has a line for its root and one for the others
+
+
 def test_while_ranks_run_being_behind_counts_only_where_another_waits():
     assert first("a4 a1 b8", "a4 a1", over=False, done=3) is None
     assert first("a4 a1 b8", "a4 a1", over=False, done=2) == ("behind", 3, 1)

@@ -10,7 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from paralab import cli, diagnosis
+from paralab.doctor import attaching, observing
 from paralab.doctor.finding import Edit, Finding
+from paralab.doctor.known import ENTRIES
+from paralab.doctor.logs import reading as log_reading
+from paralab.doctor.script import reading
 from tests.conftest import ROOT, run_paralab
 
 SCRIPT = "loss = f(x)\nloss.backward()\n"
@@ -27,7 +31,7 @@ def undivided(path):
 
 class Observed:
     def __init__(self, findings, exit_code):
-        self.findings, self.exit_code = findings, exit_code
+        self.findings, self.exit_code, self.notes = findings, exit_code, ("no GPU here",)
 
 
 @pytest.fixture
@@ -46,14 +50,12 @@ def typed(tmp_path, monkeypatch):
         asked.append((command, options.pop("say") and options))
         return Observed(undivided(Path("train.py")), 1)
 
-    parts = {
-        "read_script": lambda path: path,
-        "read_logs": lambda paths: [str(path) for path in paths],
-        "observe": observe,
-        "attach": lambda pid: [Finding("H03", "error", "rank 1 is missing", "call it", rank=1)],
-    }
+    missing = Finding("H03", "error", "rank 1 is missing", "call it", rank=1)
     monkeypatch.setattr(diagnosis, "apply", apply)
-    monkeypatch.setattr(diagnosis, "_part", lambda module, name: parts[name])
+    monkeypatch.setattr(reading, "read_script", lambda path: path)
+    monkeypatch.setattr(log_reading, "read_logs", lambda paths: [str(path) for path in paths])
+    monkeypatch.setattr(observing, "observe", observe)
+    monkeypatch.setattr(attaching, "attach", lambda pid: attaching.Attached([missing], ()))
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["paralab", "doctor", *words])
@@ -85,6 +87,16 @@ def test_what_stands_after_the_dashes_is_watched_as_it_is(typed):
     assert done.asked == [(["torchrun", "train.py", "--json", "--", "x y"], asked)]
     assert done.exit_code == 1
     assert "error G01" in done.stdout
+
+
+@pytest.mark.parametrize(("stopped", "code", "note"), [(True, 0, False), (False, 1, True)])
+def test_a_trial_that_we_ended_is_healthy_and_a_command_that_failed_is_not(typed, monkeypatch, stopped, code, note):
+    code_told = None if stopped else -15
+    monkeypatch.setattr(observing, "observe", lambda command, **options: Observed([], code_told))
+    done = typed("--try", "3", "--", "torchrun", "train.py")
+    assert done.exit_code == code
+    assert "note no GPU here" in done.stdout
+    assert ("note The command ended with exit code -15, and no rule explains why." in done.stdout) is note
 
 
 def test_a_job_that_hangs(typed):
@@ -182,7 +194,7 @@ def test_an_entry_is_explained(typed):
         assert words in done.stdout
     assert json.loads(typed("--explain", "H03", "--json").stdout)["entries"][0]["id"] == "H03"
     listed = typed("--explain", "all").stdout
-    assert listed.count("\n") == 90 + 9
+    assert listed.count("\n") == len(ENTRIES) + len({id[0] for id in ENTRIES})
 
 
 def test_reading_a_script_needs_neither_torch_nor_rich_and_is_quick(tmp_path):

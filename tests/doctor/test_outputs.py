@@ -25,7 +25,7 @@ DIVIDED = Finding(
     "loss = criterion(model(x), y) / 4",
     "my train.py",
     2,
-    evidence=("line 4 steps every 4 batches [bold]",),
+    evidence=("my train.py:2: loss = criterion(model(x), y)", "line 4 steps every 4 batches [bold]"),
     edits=(Edit("my train.py", 2, 2, ("    loss = criterion(model(x), y) / 4",)),),
 )
 FLUSH = Finding("G06", "suspect", "If len(loader) is no multiple of 4, …", "step after the last batch", "my train.py", 4)
@@ -73,6 +73,7 @@ def test_in_the_terminal_everything_is_said(diagnosis, capsys):
         "2 errors, 2 warnings, 1 suspect (1 finding silenced by comments); paralab doctor --explain H03 tells more\n",
     ):
         assert words in out, words
+    assert "seen  my train.py:2" not in out, "the line itself stands there already"
 
 
 def test_health_is_told_with_its_limits(capsys):
@@ -101,7 +102,7 @@ def test_json_carries_what_is_documented(diagnosis):
     assert all(finding.keys() == fields for finding in told["findings"])
     one = next(finding for finding in told["findings"] if finding["id"] == "G01")
     assert one["patch"].splitlines()[:2] == ["--- a/my train.py", "+++ b/my train.py"]
-    assert (one["file"], one["line"], one["evidence"]) == ("my train.py", 2, ["line 4 steps every 4 batches [bold]"])
+    assert (one["file"], one["line"], one["evidence"]) == ("my train.py", 2, list(DIVIDED.evidence))
     assert told["ignored"][0].keys() == fields | {"reason"}
     assert told["subject"] == "my train.py"
 

@@ -39,8 +39,35 @@ def test_the_root_cause_comes_first_and_no_victim_is_blamed(run, id, rank, words
     assert all(finding.severity != "error" for finding in rest)
 
 
+def test_too_few_steps_are_not_judged():
+    """Of one measured step of this run, rank 0 came last by 8 ms: it was no straggler, and rank 1 was the one that stopped."""
+    assert [finding.id for finding in diagnosed(RUNS / "stopped")] == ["W07"]
+
+
 def test_the_evidence_of_a_hang_is_where_the_others_wait():
     assert "rank 0 waits in all_reduce of 1,088 values" in diagnosed(RUNS / "stopped")[0].evidence[0]
+
+
+@pytest.mark.parametrize(("code", "id"), [("dist.all_reduce(loss)", "H04"), ("while True: pass", "W07")])
+def test_a_rank_that_does_not_arrive_waits_elsewhere_or_stands_still(tmp_path, code, id):
+    folder = write(tmp_path / "hung", plan(), lambda rank: spans(8.5))
+    problem = "Rank 1 did not arrive where the others wait for it: step 3 took 3.0 s, longer than its deadline of 3 s."
+    (folder / "failures.jsonl").write_text(json.dumps({"attempt": 0, "problem": problem, "unix_seconds": 0}) + "\n")
+    said = folder / "testimonies" / "0"
+    said.mkdir(parents=True)
+    waits = [{"file": "torch/distributed/c10d.py", "line": 9, "function": "wait", "code": "work.wait()"}]
+    runs = [{"file": "train.py", "line": 5, "function": "main", "code": code}]
+    for rank, number, stack in ((0, 8, waits), (1, 7, runs + waits if id == "H04" else runs)):
+        call = {
+            "collective_seq_id": number,
+            "process_group": ["0", "default"],
+            "profiling_name": "gloo:all_reduce",
+            "state": "started",
+        }
+        (said / f"rank{rank}.state").write_text(json.dumps({"state": "R"}))
+        (said / f"rank{rank}.json").write_text(json.dumps({"stacks": {"MainThread": stack}, "collectives": [call]}))
+    (finding,) = diagnosed(folder)
+    assert (finding.id, finding.rank) == (id, 1)
 
 
 def test_the_evidence_of_an_exception_is_its_last_lines():

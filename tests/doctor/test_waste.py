@@ -53,7 +53,9 @@ def test_a_straggler_is_named_and_doubted_when_it_may_be_chance():
     assert (found.id, found.severity, found.rank, found.gain) == ("W03", "warning", 3, pytest.approx(0.3))
     assert waste.straggler(rank=3, waited=0.015, step=0.1, last_in=19, of=20).severity == "suspect"
     assert waste.straggler(rank=3, waited=0.03, step=0.1, last_in=4, of=4).severity == "suspect", "four steps are few"
-    assert waste.straggler(rank=3, waited=0.001, step=0.004, last_in=19, of=20) is None, "a millisecond is the system's jitter"
+    assert waste.straggler(rank=3, waited=0.03, step=0.1, last_in=16, of=20).severity == "suspect", "not always"
+    # Seen on a busy machine, with two ranks that did the same:
+    assert waste.straggler(rank=1, waited=0.00407, step=0.0069, last_in=9, of=12) is None
     assert waste.straggler(rank=3, waited=0.005, step=0.1, last_in=19, of=20) is None
 
 
@@ -131,3 +133,5 @@ def test_a_loss_that_is_lost():
 def test_a_needless_search_for_unused_parameters():
     assert waste.needless_search(12).id == "S04"
     assert "12 parameters" in waste.needless_search(12).why
+    assert waste.needless_search(12).severity == "warning"
+    assert waste.needless_search(12, passes=3).severity == "suspect"

@@ -53,6 +53,15 @@ def _last_pass(run: Run) -> list[dict[str, Any]]:
 
 @in_run("G02")
 def synced_every_pass(recorded: Recorded) -> Iterator[Finding]:
+    yield from (finding for finding in _synced_too_often(recorded) if finding.id == "G02")
+
+
+@in_run("P06")
+def stages_synced_every_pass(recorded: Recorded) -> Iterator[Finding]:
+    yield from (finding for finding in _synced_too_often(recorded) if finding.id == "P06")
+
+
+def _synced_too_often(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
         all_reduces, exposed = run.result["all_reduces_per_step"] or 0.0, run.metrics["exposed_communication_seconds"] or 0.0
         yield from placed(

@@ -93,7 +93,16 @@ def _in_fp32(row: Row, rows: tuple[Row, ...]) -> Row | None:
 
 
 @in_run("A08")
-def lost_loss(recorded: Recorded) -> Iterator[Finding]:
+def skipped_for_ever(recorded: Recorded) -> Iterator[Finding]:
+    yield from (finding for finding in _lost_losses(recorded) if finding.id == "A08")
+
+
+@in_run("W06")
+def not_finite(recorded: Recorded) -> Iterator[Finding]:
+    yield from (finding for finding in _lost_losses(recorded) if finding.id == "W06")
+
+
+def _lost_losses(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
         scales = [event["scale"] for event in run.recording.named("optimizer", 0) if event.get("scale") is not None]
         yield from placed(run, waste.lost_loss(run.result["losses"], scales, run.result["begun_at_step"]))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from paralab.analyse.failure import last_lines
-from paralab.analyse.hang import who_hung
+from paralab.analyse.hang import Testimony, who_hung
 from paralab.doctor.finding import Finding
 from paralab.doctor.recorded import Recorded, Run
 from paralab.doctor.rules import in_run
@@ -36,12 +36,13 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
 )
 
 
-@in_run("H11")
-def failed(recorded: Recorded) -> Iterator[Finding]:
-    """The attempt that ended the run, or those that a restart has made good."""
+def _failures(recorded: Recorded) -> Iterator[Finding]:
+    """The attempt that ended the run, and those that a restart has made good."""
     for run in recorded.runs:
         for failure in run.failures:
-            if not HUNG.search(failure["problem"]):
+            if HUNG.search(failure["problem"]):
+                yield _hang(run, failure["problem"], failure["attempt"])
+            else:
                 yield _failure(run, failure["problem"])
         if not run.failures and run.result["status"] == "killed":
             yield _without_a_word(run)
@@ -66,16 +67,8 @@ def _ranks(numbers: list[str]) -> str:
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(numbers)}"
 
 
-@in_run("W07")
-def hung(recorded: Recorded) -> Iterator[Finding]:
-    """A rank that stands still, or does not come where the others wait for it."""
-    for run in recorded.runs:
-        for failure in run.failures:
-            if HUNG.search(failure["problem"]):
-                yield _hang(run, failure["problem"], failure["attempt"])
-
-
 def _hang(run: Run, problem: str, attempt: int) -> Finding:
+    """A rank that stands still, or does not come where the others wait for it."""
     found = RANK.search(problem)
     late = [int(found[1])] if found else []
     hang = who_hung(RunFolder(run.folder).testimonies(attempt), run.recording.world_size, late)
@@ -85,7 +78,8 @@ def _hang(run: Run, problem: str, attempt: int) -> Finding:
         fix = "Try NCCL_P2P_DISABLE=1; then the network: firewall, interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)."
         why = f"{problem} Certain if it runs with NCCL_P2P_DISABLE=1."
         return Finding("H15", "suspect", why, fix, where, evidence=evidence)
-    if "did not arrive" in hang.why:
+    stuck = Testimony.read(RunFolder(run.folder).testimonies(attempt), hang.rank)
+    if "did not arrive" in hang.why and stuck.waits_in:  # in another collective than the others
         fix = "Every rank must call the same collectives in the same order: look at both places."
         return Finding("H04", "error", problem, fix, where, rank=hang.rank, evidence=evidence)
     fix = "Continue it (kill -CONT) if it is stopped; else look at where it is. A longer deadline, if it only needs longer."
@@ -102,3 +96,15 @@ def _without_a_word(run: Run) -> Finding:
     )
     fix = "`dmesg | grep -i oom`, the job's time and memory limit; `paralab run --resume` goes on from the last checkpoint."
     return Finding("H12", "suspect", why, fix, str(run.folder))
+
+
+def _rule_of(entry: str) -> None:
+    """One rule per entry, so that the table of what is covered knows them all."""
+
+    @in_run(entry)
+    def failed(recorded: Recorded) -> Iterator[Finding]:
+        yield from (finding for finding in _failures(recorded) if finding.id == entry)
+
+
+for _entry in dict.fromkeys(["H11", "H15", "H04", "W07", *(id_ for _, id_, _ in CAUSES)]):
+    _rule_of(_entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import Any
 
 from paralab.doctor.script.expressions import Expressions, wrapped_by
@@ -54,6 +55,7 @@ class Calls(Expressions):
         self.turns: dict[tuple[ast.AST, Scope], int] = {}  # as runs, but a closure counts for each function that it wraps
         self.last: dict[ast.AST, Value] = {}  # what a function gave when it was run last
         self.objects: dict[ast.ClassDef, Object] = {}
+        self.entered: list[Value] = []  # by ExitStack.enter_context
 
     def block(self, statements: list[ast.stmt], scope: Scope) -> bool:
         raise NotImplementedError
@@ -95,7 +97,12 @@ class Calls(Expressions):
         into = next((way for way in ways if isinstance(way, Function)), None)
         fields = {"function": function, "receiver": receiver, "args": args, "keywords": keywords, "into": into}
         call: Call = self.record(Call, node, target=target, written=written, **fields)
-        results = tuple(self._result(way, call) for way in ways)
+        # `quiet = model.no_sync if more else nullcontext`: what comes back is of the one or of the other
+        several = any(isinstance(way, Dotted) for way in ways)
+        results = tuple(
+            self._result(way, replace(call, target=name, written=as_written) if several and name != target else call)
+            for way, (name, as_written) in zip(ways, named, strict=True)
+        )
         tests = function.tests if isinstance(function, Choice) else ()
         call.result = either(results, tests)
         return call.result
@@ -149,6 +156,7 @@ class Calls(Expressions):
                 if isinstance(held, Items) and function.name == "append":
                     held.items = (*held.items, *call.args)
         if isinstance(function, Attr) and function.name == "enter_context" and call.args:
+            self.entered.append(call.args[0])
             self.stack.extend(managed(call.node, call.args[0]))
             return call.args[0]
         return Made(call, parents=parents)

@@ -123,7 +123,7 @@ def depends_on_rank(value: Value | None) -> bool:
     return bool(value.known["depends on rank"])
 
 
-_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "Eq": operator.eq, "NotEq": operator.ne, "Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge,
     "Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "FloorDiv": operator.floordiv, "Mod": operator.mod,
     "Div": operator.truediv, "Pow": operator.pow, "In": lambda a, b: a in b, "NotIn": lambda a, b: a not in b,
@@ -187,7 +187,7 @@ def _computed(value: Computed, rank: int, depth: int) -> Any:
     if value.op in ("Eq", "NotEq") and {type(part) for part in parts} == {int, str}:  # os.environ["RANK"] == "0"
         parts = [str(part) for part in parts]
     try:
-        return _OPERATORS[value.op](*parts) if value.op in _OPERATORS and len(parts) == 2 else UNKNOWN
+        return OPERATORS[value.op](*parts) if value.op in OPERATORS and len(parts) == 2 else UNKNOWN
     except (TypeError, ValueError, ArithmeticError):
         return UNKNOWN
 

@@ -9,6 +9,7 @@ from paralab.doctor.script.calls import Calls, managed
 from paralab.doctor.script.state import MOST_STEPS, Changes
 from paralab.doctor.script.values import (
     Branch,
+    Choice,
     Class,
     Computed,
     Constant,
@@ -20,6 +21,7 @@ from paralab.doctor.script.values import (
     Scope,
     Trying,
     Value,
+    With,
 )
 
 MOST_BYTES = 500_000  # of modules that are followed; a script inside a large package does not read all of it
@@ -137,7 +139,9 @@ class Run(Calls):
         known = _is_main(test)
         if known is not None:
             return self.block(node.body if known else node.orelse, scope)
+        before = len(self.entered)
         body, left_body = self._way(Branch(node, test, True), node.body, scope)
+        stacked = [Choice((manager, Constant(None)), (test,), parents=(manager, test)) for manager in self.entered[before:]]
         other, left_other = self._way(Branch(node, test, False), node.orelse, scope)
         if left_body and left_other:
             return True
@@ -146,6 +150,8 @@ class Run(Calls):
             self.stack.append(Branch(node, test, left_other))
         else:
             self.names.join(body, other, test)
+        # what an ExitStack has entered stays open after the branch: it may be open
+        self.stack.extend(With(node, (manager,)) for manager in stacked)
         return False
 
     def _way(self, context: Context, statements: list[ast.stmt], scope: Scope) -> tuple[Changes, bool]:
@@ -197,7 +203,7 @@ class Run(Calls):
                 and isinstance(part.ctx, ast.Store)
                 and isinstance(self.names.get((scope, part.id)), Constant)
             ):
-                self.names[scope, part.id] = Computed("Varying", node, parents=(self.names[scope, part.id],))
+                self.names[scope, part.id] = Computed("Varying", part, parents=(self.names[scope, part.id],))
 
     def _do_with(self, node: ast.With | ast.AsyncWith, scope: Scope) -> bool:
         depth = len(self.stack)

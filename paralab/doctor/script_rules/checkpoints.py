@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.finding import Finding
+from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import in_a_job, is_alone
+from paralab.doctor.script.editing import swapped, with_keyword
 from paralab.doctor.script.modules import is_off, is_wrapper
-from paralab.doctor.script.pointing import called, found, line_of
+from paralab.doctor.script.pointing import called, found, line_of, short
 from paralab.doctor.script.questions import comes_from, origins, rank_branch, roles, sources
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import INIT, uses_cuda
@@ -50,10 +51,20 @@ def wrapper_is_saved(script: Script) -> Iterator[Finding]:
     why = f"`{called(state)}()` (line {state.line}) is the state of the DDP wrapper, whose names all begin with `module.`"
     if strict:
         why += f"; `{called(strict[0])}` in line {strict[0].line} reads it into a plain model, which has no such names: it raises."
-        yield found(script, "C01", "error", save, why, "Save `model.module.state_dict()`.", also=(state, strict[0]))
+        edits = _of_the_module(script, state)
+        yield found(script, "C01", "error", save, why, "Save `model.module.state_dict()`.", also=(state, strict[0]), edits=edits)
     else:
         why += ", so a model without DDP cannot read the file. Certain if it is ever read without DDP."
         yield found(script, "C01", "suspect", save, why, "Save `model.module.state_dict()`.", also=(state,))
+
+
+def _of_the_module(script: Script, state: Call) -> tuple[Edit, ...]:
+    """`model.state_dict()` → `model.module.state_dict()`, if it is a wrapper's whenever this line is reached."""
+    node = state.node
+    same = [call for call in script.calls if call.node is node]
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not all(is_wrapper(c.receiver) for c in same):
+        return ()
+    return swapped(script, state.file, node.func.value, f"{short(node.func.value, 1000)}.module")
 
 
 def _state_of_wrapper(content: Value | None) -> Call | None:
@@ -159,4 +170,6 @@ def loads_to_the_device_of_the_saver(script: Script) -> Iterator[Finding]:
                 f"the machine keeps a "
                 "copy of the checkpoint on GPU 0."
             )
-            yield found(script, "C04", "warning", call, why, 'torch.load(…, map_location="cpu"), or the rank\'s own device.')
+            fix = 'torch.load(…, map_location="cpu"), or the rank\'s own device.'
+            edits = with_keyword(script, call.file, call.node, 'map_location="cpu"')
+            yield found(script, "C04", "warning", call, why, fix, edits=edits)

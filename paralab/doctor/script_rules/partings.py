@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.finding import Finding
+from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import is_collective, is_ddp_backward, synchronises
+from paralab.doctor.script.editing import swapped
 from paralab.doctor.script.modules import has_buffers, is_off
 from paralab.doctor.script.naming import DDP
-from paralab.doctor.script.pointing import called, found, line_of, node_of, test_of
+from paralab.doctor.script.pointing import called, found, line_of, node_of, short, test_of
 from paralab.doctor.script.questions import is_forward, rank_branch, roles, under, who_takes
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.values import Branch, Call, Constant, Entered, Leave, Loop, Made, Value, options
@@ -227,7 +228,16 @@ def ddp_forward_of_some_ranks(script: Script) -> Iterator[Finding]:
         else:
             why += "sends the model's buffers to all ranks, which do not come. Certain if the model has buffers (BatchNorm has)."
         fix = f"Call `{name}.module(…)` in this branch, or validate on all ranks."
-        yield found(script, "H07", "error" if buffers else "suspect", call, why, fix)
+        edits = _by_the_module(script, call)
+        yield found(script, "H07", "error" if buffers else "suspect", call, why, fix, edits=edits)
+
+
+def _by_the_module(script: Script, call: Call) -> tuple[Edit, ...]:
+    """`model(x)` → `model.module(x)`, if it is the wrapper, and some ranks', whenever this line is reached."""
+    same = [other for other in script.calls if other.node is call.node and is_forward(other)]
+    if not isinstance(call.node, ast.Call) or not all("ddp" in roles(c.receiver) and rank_branch(c) for c in same):
+        return ()
+    return swapped(script, call.file, call.node.func, f"{short(call.node.func, 1000)}.module")
 
 
 def _wrappers(value: Value) -> list[Made]:

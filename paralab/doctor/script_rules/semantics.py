@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import is_ddp_backward
+from paralab.doctor.script.editing import out_of_branch, swapped, with_keyword
 from paralab.doctor.script.modules import (
     batch_norms,
     belongs,
@@ -20,7 +21,7 @@ from paralab.doctor.script.modules import (
     wrappings,
 )
 from paralab.doctor.script.naming import DDP
-from paralab.doctor.script.pointing import called, found, line_of, test_of
+from paralab.doctor.script.pointing import called, found, line_of, short, test_of
 from paralab.doctor.script.questions import (
     is_forward,
     rank_branch,
@@ -118,7 +119,16 @@ def reentrant_checkpoint(script: Script) -> Iterator[Finding]:
                 f"(line {looking.line}) "
                 'has marked its parameters as done by then: "Expected to mark a variable ready only once".'
             )
-            yield found(script, "S02", "error", call, why, "Pass use_reentrant=False.", also=(looking,))
+            edits = _not_reentrant(script, call)
+            yield found(script, "S02", "error", call, why, "Pass use_reentrant=False.", also=(looking,), edits=edits)
+
+
+def _not_reentrant(script: Script, call: Call) -> tuple[Edit, ...]:
+    keywords = call.node.keywords if isinstance(call.node, ast.Call) else []
+    given = next((keyword.value for keyword in keywords if keyword.arg == "use_reentrant"), None)
+    if given is None:
+        return with_keyword(script, call.file, call.node, "use_reentrant=False")
+    return swapped(script, call.file, given, "False") if isinstance(given, ast.Constant) else ()
 
 
 @in_script("S05")
@@ -198,11 +208,7 @@ def _without_module(script: Script, call: Call) -> tuple[Edit, ...]:
     node = call.node
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "module":
         return ()
-    base, end = node.func.value.end_col_offset, node.func.end_col_offset
-    if node.func.lineno != node.func.end_lineno or base is None or end is None:
-        return ()
-    line = script.lines(call.file)[node.func.lineno - 1].encode()
-    return (Edit(script.shown(call.file), node.func.lineno, node.func.lineno, ((line[:base] + line[end:]).decode(),)),)
+    return swapped(script, call.file, node.func, short(node.func.value, 1000))
 
 
 # --- S07, S08, S12: changes after wrapping ----------------------------------------------------------------------------------------
@@ -267,7 +273,8 @@ def step_of_some_ranks(script: Script) -> Iterator[Finding]:
             f"old weights, and the "
             "models of the ranks differ from the first step on, with no message."
         )
-        yield found(script, "S08", "error", call, why, "Step on all ranks; keep only printing and saving in the branch.")
+        fix = "Step on all ranks; keep only printing and saving in the branch."
+        yield found(script, "S08", "error", call, why, fix, edits=out_of_branch(script, call.file, branch.node, call.node))
 
 
 @in_script("S12")

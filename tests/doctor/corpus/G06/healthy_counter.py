@@ -5,8 +5,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def fit(net, opt, batches, every, epochs):
-    seen = 0
     for _ in range(epochs):
+        seen = 0
         for x, y in batches:
             loss = nn.functional.mse_loss(net(x), y) / every
             loss.backward()
@@ -20,7 +20,6 @@ def fit(net, opt, batches, every, epochs):
                 p.grad *= every / seen
             opt.step()
             opt.zero_grad()
-            seen = 0
 
 
 torch.manual_seed(0)

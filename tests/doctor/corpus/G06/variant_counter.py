@@ -6,8 +6,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def fit(net, opt, batches, every, epochs):
-    seen = 0
     for _ in range(epochs):
+        seen = 0
         for x, y in batches:
             loss = nn.functional.mse_loss(net(x), y) / every
             loss.backward()

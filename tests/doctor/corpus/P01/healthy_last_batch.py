@@ -36,8 +36,8 @@ class PipelineTrainer:
 
 def make_batches():
     g = torch.Generator().manual_seed(5)
-    data = TensorDataset(torch.randn(30, 4, generator=g), torch.randn(30, 4, generator=g))
-    return DataLoader(data, batch_size=8, drop_last=True)
+    data = TensorDataset(torch.randn(42, 4, generator=g), torch.randn(42, 4, generator=g))
+    return DataLoader(data, batch_size=16, drop_last=True)
 
 
 if __name__ == "__main__":

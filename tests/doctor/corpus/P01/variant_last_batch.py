@@ -37,8 +37,8 @@ class PipelineTrainer:
 
 def make_batches():
     g = torch.Generator().manual_seed(5)
-    data = TensorDataset(torch.randn(30, 4, generator=g), torch.randn(30, 4, generator=g))
-    return DataLoader(data, batch_size=8)
+    data = TensorDataset(torch.randn(42, 4, generator=g), torch.randn(42, 4, generator=g))
+    return DataLoader(data, batch_size=16)
 
 
 if __name__ == "__main__":

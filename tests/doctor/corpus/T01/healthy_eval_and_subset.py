@@ -22,7 +22,7 @@ def main():
     g = torch.Generator().manual_seed(3)
     data = TensorDataset(torch.randn(32, 4, generator=g), torch.randn(32, 1, generator=g))
     held_out = TensorDataset(torch.randn(8, 4, generator=g), torch.randn(8, 1, generator=g))
-    mine = Subset(data, range(rank, len(data), world))
+    mine = Subset(data, range(rank, len(data) // world * world, world))
     train_loader = DataLoader(mine, batch_size=4, shuffle=True)
     val_loader = DataLoader(held_out, batch_size=4)
     torch.manual_seed(10 + rank)

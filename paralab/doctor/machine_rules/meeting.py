@@ -1,0 +1,183 @@
+"""Will the ranks find each other? Launcher, port, address, names, and what lies between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.preflight import Facts
+from paralab.doctor.rules import on_machine
+from paralab.doctor.surroundings import is_loopback
+from paralab.units import seconds, size
+
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what init_process_group reads
+AGAINST_COPY = 40  # times as long as copying the bytes in memory: gloo on one machine takes 5 to 15 times
+SLOW_MEGABITS = 1000
+SLOWEST_GPU_LINK = 1e9  # bytes per second: PCIe through the host's memory gives more
+
+
+@on_machine("L01")
+def port_taken(facts: Facts) -> Iterator[Finding]:
+    port = facts.port
+    # torchrun serves its own store there; of another rank than 0 the port is on another machine, or rank 0 has opened it.
+    if port is None or port.free or facts.launch.by == "torchrun" or (facts.launch.rank or 0) > 0:
+        return
+    owner = "another process (of another user: its number is not shown)"
+    if port.owner_pid is not None:
+        owner = f"process {port.owner_pid} ({port.owner or 'its command is not shown'})"
+    end = "" if port.owner_pid is None else f" Or end that process: kill {port.owner_pid}."
+    fix = f"Another port: export MASTER_PORT={port.number + 1}, or torchrun --standalone, which finds a free one.{end}"
+    if port.asked:
+        why = f"MASTER_PORT={port.number} is taken by {owner}: rank 0 cannot listen there, and ends with EADDRINUSE."
+        yield Finding("L01", "error", why, fix, evidence=facts.seen("port"))
+    else:
+        why = f"The customary port {port.number} is taken by {owner}. Certain if your script or launcher asks for that port."
+        yield Finding("L01", "suspect", why, fix, evidence=facts.seen("port"))
+
+
+@on_machine("L02")
+def incomplete_launch(facts: Facts) -> Iterator[Finding]:
+    there = facts.launch.variables
+    said = {name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in there}
+    missing = [name for name in NEEDED if name not in there]
+    alone = facts.launch.ranks == 1
+    if said and missing and not alone:
+        why = (
+            f"{' and '.join(sorted(said))} {'is' if len(said) == 1 else 'are'} set, but not {' and '.join(missing)}: "
+            "init_process_group "
+        )
+        why += f"stops with 'environment variable {missing[0]} expected, but not set'."
+        fix = "Start with torchrun, which sets all of them; or unset what is left over of another job."
+        yield Finding("L02", "error", why, fix, evidence=facts.seen("launcher"))
+    rank, ranks = facts.launch.rank, facts.launch.ranks
+    if "WORLD_SIZE" in there and rank is not None and ranks is not None and rank >= ranks:
+        why = f"RANK={rank} does not exist among WORLD_SIZE={ranks} ranks: they are numbered from 0 to {ranks - 1}."
+        yield Finding("L02", "error", why, "RANK from 0 on, one number per process.", evidence=facts.seen("launcher"))
+
+
+@on_machine("H18")
+def no_meeting(facts: Facts) -> Iterator[Finding]:
+    address, launch = facts.address, facts.launch
+    if address and address.resolved is None:
+        why = (
+            f"MASTER_ADDR={address.name} does not resolve ({address.problem}): no rank can find rank 0, and all wait for their "
+            "timeout."
+        )
+        fix = "The address of the first node as a number, e.g. from `hostname -I` there, or `scontrol show node NAME`."
+        yield Finding("H18", "error", why, fix, evidence=facts.seen("MASTER_ADDR"))
+    several = (launch.nodes or 1) > 1 or bool(launch.ranks and launch.local_ranks and launch.ranks > launch.local_ranks)
+    if address and several and is_loopback(address.name):
+        why = f"MASTER_ADDR={address.name} is every machine's own, and this job is on several: each node would wait for itself."
+        yield Finding(
+            "H18", "error", why, "MASTER_ADDR = the first node's address, the same on all.", evidence=facts.seen("MASTER_ADDR")
+        )
+    if address and address.connects is False:
+        why = (
+            f"Rank {launch.rank} cannot connect to {address.name}:{launch.variables.get('MASTER_PORT')} ({address.problem}). "
+            "Certain if rank 0 "
+            "is running: then a firewall, another port, or another address."
+        )
+        yield Finding(
+            "H18",
+            "suspect",
+            why,
+            "Start rank 0; the same MASTER_ADDR and MASTER_PORT on all nodes.",
+            evidence=facts.seen("MASTER_ADDR"),
+        )
+    tasks = facts.environment.get("SLURM_STEP_NUM_TASKS", "")
+    if tasks.isdigit() and int(tasks) > 1 and launch.by != "torchrun" and launch.variables.get("WORLD_SIZE", tasks) != tasks:
+        size_ = launch.variables["WORLD_SIZE"]
+        why = f"WORLD_SIZE={size_}, but Slurm has started {tasks} tasks: the ranks wait for {size_} to come, and never meet."
+        yield Finding(
+            "H18",
+            "error",
+            why,
+            "export WORLD_SIZE=$SLURM_NTASKS RANK=$SLURM_PROCID in every task.",
+            evidence=facts.seen("launcher"),
+        )
+
+
+@on_machine("H18")
+def no_own_name(facts: Facts) -> Iterator[Finding]:
+    if facts.host and facts.host_address is None:
+        why = (
+            f"This machine's own name, {facts.host}, does not resolve. gloo and torchrun ask for it where no interface is named, "
+            "and then "
+            "wait or fail. Certain if a job on this machine says 'Unable to resolve hostname'."
+        )
+        fix = f"A line `127.0.1.1 {facts.host}` in /etc/hosts; or GLOO_SOCKET_IFNAME=lo and torchrun --rdzv-endpoint=127.0.0.1:0."
+        yield Finding("H18", "suspect", why, fix, evidence=facts.seen("host name"))
+
+
+@on_machine("H19")
+def debugging_that_crashes(facts: Facts) -> Iterator[Finding]:
+    if facts.environment.get("TORCH_DISTRIBUTED_DEBUG", "").upper() != "DETAIL":
+        return
+    fix = (
+        "export TORCH_DISTRIBUTED_DEBUG=INFO. The order of collectives is in the flight recorder: `paralab doctor -- COMMAND` "
+        "reads it."
+    )
+    known = facts.torch is not None and facts.torch.version.startswith(("2.12", "2.13"))
+    version = f"torch {facts.torch.version}" if facts.torch else "this torch"
+    why = (
+        f"TORCH_DISTRIBUTED_DEBUG=DETAIL: with gloo, DistributedDataParallel of {version} dies of it (SIGSEGV), also in a sound "
+        "script."
+    )
+    certain: Severity = "error" if known and not facts.gpus else "suspect"
+    doubt = "" if certain == "error" else " Certain if your backend is gloo and torch is 2.12 or 2.13."
+    yield Finding("H19", certain, why + doubt, fix, evidence=facts.seen("TORCH_DISTRIBUTED_DEBUG"))
+
+
+@on_machine("M03")
+def slow_link(facts: Facts) -> Iterator[Finding]:
+    link = facts.link
+    if link and link.seconds is None and facts.torch is not None and "gloo" in facts.torch.backends:
+        why = (
+            f"Two ranks on this machine did not come through one all-reduce: {link.problem}. Certain if it happens again on an "
+            "idle machine."
+        )
+        fix = "GLOO_SOCKET_IFNAME=lo; a firewall that blocks the loopback interface; /tmp that can be written."
+        yield Finding("M03", "suspect", why, fix, evidence=facts.seen("all-reduce"))
+    if link and link.seconds and link.copy_seconds and link.seconds > AGAINST_COPY * link.copy_seconds:
+        why = (
+            f"An all-reduce of {size(link.bytes)} between two ranks on this machine takes {seconds(link.seconds)}, "
+            f"{link.seconds / link.copy_seconds:.0f} times as long as copying as much in memory ({seconds(link.copy_seconds)}); 5 "
+            "to 15 times is "
+            "usual. Certain if it is so on an idle machine."
+        )
+        yield Finding(
+            "M03", "suspect", why, "Look what else runs here (top); more cores per rank.", evidence=facts.seen("all-reduce")
+        )
+    for pair in facts.pairs:
+        if (pair.direct.bytes_per_second or SLOWEST_GPU_LINK) < SLOWEST_GPU_LINK:
+            first, second = pair.direct.ranks
+            why = f"{first} and {second} exchange {size(pair.direct.bytes_per_second)}/s. Certain if it is so on idle GPUs."
+            fix = "nvidia-smi topo -m shows the way between them."
+            yield Finding("M03", "suspect", why, fix, evidence=facts.seen(f"GPU pair {first}-{second}"))
+    fastest = max((each.megabits or 0 for each in facts.interfaces if each.up), default=0)
+    if (facts.launch.nodes or 1) > 1 and not facts.infiniband and 0 < fastest <= SLOW_MEGABITS:
+        takes = 25 * 2**20 * 8 / (fastest * 1e6)
+        why = (
+            f"The fastest network of this node is {fastest / 1000:g} Gbit/s: a bucket of 25 MiB takes at least {seconds(takes)} "
+            "on its way."
+        )
+        fix = "A faster network (NCCL_SOCKET_IFNAME names it); else gradient accumulation, or compressed gradients."
+        yield Finding("M03", "warning", why, fix, evidence=facts.seen("network"))
+
+
+@on_machine("H15")
+def gpus_that_do_not_reach_each_other(facts: Facts) -> Iterator[Finding]:
+    for pair in facts.pairs:
+        first, second = pair.direct.ranks
+        row = f"GPU pair {first}-{second}"
+        if pair.direct.seconds is None and pair.through_host and pair.through_host.seconds is not None:
+            why = (
+                f"{first} and {second} do not come through an all-reduce ({pair.direct.problem}), and do with NCCL_P2P_DISABLE=1 "
+                f"({seconds(pair.through_host.seconds)}): the direct way between them is broken."
+            )
+            fix = "PCIe ACS off (or iommu=pt) on this machine; until then export NCCL_P2P_DISABLE=1."
+            yield Finding("H15", "error", why, fix, evidence=facts.seen(row))
+        elif pair.direct.seconds is None:
+            why = f"{first} and {second} do not come through an all-reduce, with NCCL_P2P_DISABLE=1 neither: {pair.direct.problem}."
+            fix = "NCCL_DEBUG=INFO shows where it stops; driver, NCCL and torch may not fit together."
+            yield Finding("H15", "suspect", f"{why} Certain if it is so on idle GPUs.", fix, evidence=facts.seen(row))

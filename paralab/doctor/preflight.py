@@ -1,0 +1,250 @@
+"""Preflight: this machine and its allocation, before anything is trained. `look` gathers facts; the machine rules judge them.
+
+What could not be looked at is None, and `unknown` says why. This process never imports torch: what torch knows, children tell.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paralab.doctor.finding import Finding, Looked
+from paralab.doctor.surroundings import (
+    Address,
+    Disk,
+    Interface,
+    Launch,
+    Memory,
+    Port,
+    launch_of,
+    look_at_address,
+    look_at_cgroup,
+    look_at_disk,
+    look_at_interfaces,
+    look_at_port,
+    resolve,
+)
+from paralab.doctor.trials import Gpu, Link, Pair, Torch, driver_gpus, gpu_pairs, two_ranks
+from paralab.machine.host import cpu_name, memory_bytes, usable_cores
+from paralab.machine.precision import Probe, probe_cpu
+from paralab.units import plural, seconds, size
+
+PRECISION_SECONDS = 15.0
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Soft limits of a process; None is unlimited."""
+
+    open_files: int | None
+    locked_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Facts:
+    environment: Mapping[str, str]  # what of it concerns a training
+    launch: Launch
+    cores: int  # usable by this process
+    machine_cores: int
+    cpu: str = "unknown"
+    memory_bytes: int | None = None
+    cgroup: Memory | None = None
+    driver_gpus: tuple[Gpu, ...] | None = None
+    torch: Torch | None = None
+    port: Port | None = None
+    address: Address | None = None
+    host: str = ""
+    host_address: str | None = None
+    shared_bytes: int | None = None  # free in /dev/shm
+    disks: tuple[Disk, ...] = ()
+    limits: Limits = field(default_factory=lambda: Limits(None, None))
+    interfaces: tuple[Interface, ...] = ()
+    infiniband: tuple[str, ...] = ()
+    precisions: Mapping[str, Probe] = field(default_factory=dict)
+    link: Link | None = None
+    pairs: tuple[Pair, ...] = ()
+    unknown: Mapping[str, str] = field(default_factory=dict)  # name of a row -> why it was not looked at
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """That torch may use."""
+        return self.torch.gpus if self.torch else ()
+
+    @property
+    def ranks_here(self) -> int | None:
+        """On this machine, as the launcher says; a customary one per GPU where nobody says."""
+        return self.launch.local_ranks or len(self.gpus) or None
+
+    def seen(self, *names: str) -> tuple[str, ...]:
+        """Rows as evidence of a finding; by them the table knows its verdicts."""
+        values = dict(rows(self))
+        return tuple(f"{name}: {values.get(name) or self.unknown.get(name, 'not set')}" for name in names)
+
+
+CONCERNS = ("CUDA_", "NCCL_", "GLOO_", "TORCH_", "TORCHELASTIC_", "OMP_", "MKL_", "ONEDNN_", "SLURM_", "TP_")
+
+
+def look(environment: Mapping[str, str] = os.environ, folder: Path | None = None) -> Facts:
+    """Look at everything. Trials that load the cores come one after the other, and the timed one alone at the end."""
+    unknown: dict[str, str] = {}
+    launch = launch_of(environment)
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        tried = pool.map(lambda name: (name, probe_cpu(name, PRECISION_SECONDS)), ("bf16", "fp16"))
+        precisions = dict(tried)
+    torch, link = two_ranks("gloo")
+    if torch is None:
+        unknown["torch"] = f"it could not be imported: {link.problem}"
+    gpus = torch.gpus if torch else ()
+    seen_gpus = driver_gpus()
+    if seen_gpus is None:
+        unknown["GPUs (driver)"] = "nvidia-smi is not there, or does not answer"
+    pairs = gpu_pairs(len(gpus)) if len(gpus) > 1 and torch and "nccl" in torch.backends else ()
+    if not pairs:
+        unknown["GPU pairs"] = f"that needs two GPUs and NCCL; torch sees {plural(len(gpus), 'GPU')}"
+    interfaces, infiniband = look_at_interfaces(), tuple(sorted(path.name for path in Path("/sys/class/infiniband").glob("*")))
+    if not infiniband and not any(each.megabits and each.up for each in interfaces):
+        unknown["network"] = "no interface that is up tells its speed"
+    host = platform.node()
+    host_address, unresolved = resolve(host)
+    if host_address is None:
+        unknown["host name"] = f"{host} does not resolve: {unresolved}"
+    shared = _shared(unknown)
+    concerns = {name: value for name, value in environment.items() if name.startswith(CONCERNS) or name in launch.variables}
+    return Facts(
+        environment=concerns,
+        launch=launch,
+        cores=usable_cores(),
+        machine_cores=os.cpu_count() or 1,
+        cpu=cpu_name(),
+        memory_bytes=memory_bytes(),
+        cgroup=look_at_cgroup(),
+        driver_gpus=seen_gpus,
+        torch=torch,
+        port=look_at_port(environment),
+        address=look_at_address(environment),
+        host=host,
+        host_address=host_address,
+        shared_bytes=shared,
+        disks=tuple(look_at_disk(path) for path in dict.fromkeys((folder or Path.cwd(), Path(tempfile.gettempdir())))),
+        limits=_limits(),
+        interfaces=interfaces,
+        infiniband=infiniband,
+        precisions=precisions,
+        link=link,
+        pairs=pairs,
+        unknown=unknown,
+    )
+
+
+def _shared(unknown: dict[str, str]) -> int | None:
+    if not SHARED_MEMORY.is_dir():
+        unknown["shared memory"] = f"there is no {SHARED_MEMORY}"
+        return None
+    return shutil.disk_usage(SHARED_MEMORY).free
+
+
+def _limits() -> Limits:
+    try:
+        import resource
+    except ImportError:  # Windows has no such limits
+        return Limits(None, None)
+
+    def soft(which: int) -> int | None:
+        value = resource.getrlimit(which)[0]
+        return None if value == resource.RLIM_INFINITY else value
+
+    return Limits(soft(resource.RLIMIT_NOFILE), soft(resource.RLIMIT_MEMLOCK))
+
+
+def rows(facts: Facts) -> Iterator[tuple[str, str | None]]:
+    """(what was looked at, what was seen); None: it was not, or is not set."""
+    yield "cores", f"{facts.cores} of {facts.machine_cores} usable ({facts.cpu})"
+    yield "memory", _memory(facts)
+    yield "torch", _torch(facts.torch) if facts.torch else None
+    yield "GPUs (driver)", None if facts.driver_gpus is None else _named(facts.driver_gpus)
+    yield "GPUs (torch)", _named(facts.gpus) if facts.torch else None
+    yield "CUDA_VISIBLE_DEVICES", facts.environment.get("CUDA_VISIBLE_DEVICES")
+    yield "launcher", _launcher(facts.launch)
+    yield "threads", f"{plural(facts.torch.threads, 'compute thread')} per process" if facts.torch else None
+    yield "port", _port(facts.port) if facts.port else None
+    yield "MASTER_ADDR", _address(facts.address) if facts.address else None
+    yield "host name", f"{facts.host} is {facts.host_address}" if facts.host_address else None
+    yield "shared memory", None if facts.shared_bytes is None else f"{size(facts.shared_bytes)} free in {SHARED_MEMORY}"
+    for disk in facts.disks:
+        yield f"disk {disk.path}", f"{size(disk.free_bytes)} free{'' if disk.writable else ', not writable'}"
+    yield "open files", "unlimited" if facts.limits.open_files is None else f"at most {facts.limits.open_files}"
+    yield "locked memory", "unlimited" if facts.limits.locked_bytes is None else f"at most {size(facts.limits.locked_bytes)}"
+    yield "network", _network(facts)
+    for name, probe in facts.precisions.items():
+        yield f"{name} on CPU", probe.seen
+    yield "TORCH_DISTRIBUTED_DEBUG", facts.environment.get("TORCH_DISTRIBUTED_DEBUG")
+    yield "all-reduce", _link(facts.link) if facts.link else None
+    if not facts.pairs:
+        yield "GPU pairs", None
+    for pair in facts.pairs:
+        yield f"GPU pair {'-'.join(pair.direct.ranks)}", _link(pair.direct)
+
+
+def table(facts: Facts, findings: Sequence[Finding]) -> list[Looked]:
+    """What was looked at, with its verdict."""
+    found = []
+    for name, value in rows(facts):
+        about = [finding for finding in findings if any(line.startswith(f"{name}: ") for line in finding.evidence)]
+        if about:
+            verdict = ", ".join(dict.fromkeys(f"{finding.severity} {finding.id}" for finding in about))
+        else:
+            verdict = "good" if value is not None else "not looked at" if name in facts.unknown else "not set"
+        shown = value if value is not None else facts.unknown.get(name)
+        found.append(Looked(name, shown, verdict, tuple(finding.id for finding in about)))
+    return found
+
+
+def _memory(facts: Facts) -> str | None:
+    limit = f", {size(facts.cgroup.limit_bytes)} allowed" if facts.cgroup and facts.cgroup.limit_bytes else ""
+    killed = f", {plural(facts.cgroup.killed, 'process')} killed for want of it" if facts.cgroup and facts.cgroup.killed else ""
+    return None if facts.memory_bytes is None else f"{size(facts.memory_bytes)}{limit}{killed}"
+
+
+def _torch(torch: Torch) -> str:
+    return f"{torch.version}, {', '.join(torch.backends) or 'no backend'}"
+
+
+def _named(gpus: Sequence[Gpu]) -> str:
+    return ", ".join(f"{gpu.name} ({size(gpu.memory_bytes)})" for gpu in gpus) or "none"
+
+
+def _launcher(launch: Launch) -> str | None:
+    said = " ".join(f"{name}={value}" for name, value in launch.variables.items())
+    return " ".join(part for part in (launch.by, said and f"({said})") if part) or None
+
+
+def _port(port: Port) -> str:
+    which = f"MASTER_PORT={port.number}" if port.asked else f"{port.number}, the customary one,"
+    owner = "" if port.owner_pid is None else f" by process {port.owner_pid} ({port.owner})"
+    return f"{which} is {'free' if port.free else 'taken' + owner}"
+
+
+def _address(address: Address) -> str:
+    where = f"{address.name} is {address.resolved}" if address.resolved else f"{address.name} does not resolve"
+    answers = {None: "", True: ", and answers", False: f", but does not answer: {address.problem}"}
+    return where + answers[address.connects]
+
+
+def _network(facts: Facts) -> str | None:
+    cards = [f"{each.name} {each.megabits / 1000:g} Gbit/s" for each in facts.interfaces if each.megabits and each.up]
+    return ", ".join([*cards, *(f"InfiniBand {name}" for name in facts.infiniband)]) or None
+
+
+def _link(link: Link) -> str:
+    between = f"{size(link.bytes)} between {' and '.join(link.ranks)} over {link.backend}"
+    if link.seconds is None:
+        return f"{between}: {link.problem}"
+    beside = f"; copied in memory {seconds(link.copy_seconds)}" if link.copy_seconds else ""
+    return f"{between}: {seconds(link.seconds)}, {size(link.bytes_per_second)}/s{beside}"

@@ -1,0 +1,386 @@
+"""Gradient accumulation: is the loss divided, are gradients exchanged once per window, and always before the step."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Edit, Finding, Severity
+from paralab.doctor.rules import in_script
+from paralab.doctor.script.editing import function_of, swapped
+from paralab.doctor.script.pointing import called, found, short
+from paralab.doctor.script.questions import comes_from, is_forward, origins, roles, under
+from paralab.doctor.script.reading import Script
+from paralab.doctor.script.settings import known_number
+from paralab.doctor.script.turns import happens, is_under
+from paralab.doctor.script.updates import Backward, Window, backwards, guard_between, steps, windows
+from paralab.doctor.script.values import Attr, Call, Computed, Constant, Loop, Made, Parameter, Value, With, options, same
+
+_SCALINGS = {"div", "div_", "mul", "mul_", "true_divide", "multiply", "divide"}
+
+# --- G01: the loss is not divided ------------------------------------------------------------------------------------------------
+
+
+@in_script("G01")
+def undivided_loss(script: Script) -> Iterator[Finding]:
+    if _changes_gradients(script):
+        return
+    for window in windows(script):
+        backward, number = window.backward, window.number
+        kind = reduction(backward.loss)
+        if number == 1 or kind == "sum" or not backward.forwards or _is_divided(script, window):
+            continue
+        if window.guard is None and not _same_work_each_turn(window):
+            continue
+        size = _size_text(window)
+        many = f"{number}" if number else f"`{size}`" if size else "all"
+        times = f"{many} times" if many != "all" else "as many times as there are turns"
+        how = "the mean over its batch" if kind == "mean" else "a mean over its batch, as far as can be read"
+        why = (
+            f"`{called(window.step)}()` in line {window.step.line} uses the sum of the gradients of {many} backward calls, and "
+            f"each loss is {how}: the gradient is {times} too large."
+        )
+        if kind is None:
+            why += " Certain if the loss is a mean and not a sum."
+        fix = f"Divide the loss by the number of backward calls per step: `{_loss_text(backward)} / {size or 'n'}`."
+        severity: Severity = "error" if kind == "mean" else "suspect"
+        edits = _division(script, window, size)
+        yield found(script, "G01", severity, backward.call, why, fix, also=(window.step,), edits=edits)
+
+
+def _changes_gradients(script: Script) -> bool:
+    """`p.grad /= n`, `p.grad.div_(n)`: the sum is divided afterwards."""
+    if any(store.name == "grad" and not _is_none(store.value) for store in script.stores):
+        return True
+    if any(True for _ in script.methods("_foreach_div_", "_foreach_mul_")):
+        return True
+    return any(isinstance(call.receiver, Attr) and call.receiver.name == "grad" for call in script.methods(*_SCALINGS))
+
+
+def _is_none(value: Value) -> bool:
+    return isinstance(value, Constant) and value.value is None
+
+
+def _stops(value: Value) -> bool:
+    return isinstance(value, Made) and (is_forward(value.call) or _is_loss(value.call))
+
+
+def _is_loss(call: Call) -> bool:
+    return "loss value" in roles(call.result) or (call.method == "__call__" and "loss" in roles(call.receiver))
+
+
+def reduction(loss: Value) -> str | None:
+    """`mean` or `sum`: how the loss was made of its batch's samples; None where that cannot be read."""
+    kinds = set()
+    for value in origins(loss, _stops):
+        if not isinstance(value, Made):
+            continue
+        call = value.call
+        if _is_loss(call):
+            made = next((o.call for o in options(call.receiver) if isinstance(o, Made)), call) if call.receiver else call
+            given = made.keywords.get("reduction")
+            kinds.add(given.value if isinstance(given, Constant) else None if given else "mean")
+        elif call.method in ("mean", "sum") and (call.receiver or call.args):
+            kinds.add(call.method)
+    kinds.discard("none")
+    return "sum" if "sum" in kinds else kinds.pop() if len(kinds) == 1 else None
+
+
+def _factors(script: Script, loss: Value) -> Iterator[Value]:
+    """What the loss is divided or multiplied by on its way."""
+    passed = set()
+    for value in origins(loss, _stops):
+        passed.add(id(value))
+        if isinstance(value, Computed) and value.op in ("Div", "Mult"):
+            yield from value.parents[1:] if value.op == "Div" else value.parents
+        elif isinstance(value, Made) and value.call.method in _SCALINGS:
+            yield from value.call.args
+    for call in script.methods("div_", "mul_"):
+        if call.receiver is not None and any(id(option) in passed for option in options(call.receiver)):
+            yield from call.args
+
+
+def _is_divided(script: Script, window: Window) -> bool:
+    for factor in _factors(script, window.backward.loss):
+        if any(isinstance(o, Made) and is_forward(o.call) for o in origins(factor)):
+            continue  # a part of the loss itself
+        if not _is_plain_number(factor):
+            return True  # by something that is computed: it may well be right
+        value = factor.value if isinstance(factor, Constant) else None
+        if window.number and value and (value == window.number or abs(value * window.number - 1) < 1e-9):
+            return True
+        if window.size is not None and (same(factor, window.size) or any(same(o, window.size) for o in origins(factor))):
+            return True
+    return False
+
+
+def _is_plain_number(value: Value) -> bool:
+    return isinstance(value, Constant)
+
+
+def _same_work_each_turn(window: Window) -> bool:
+    """Every turn of the inner loop takes another part of the data through the same model; not one loss of several per turn."""
+    over = window.loop.over
+    made = [origin.call for origin in origins(over) if isinstance(origin, Made)]
+    return any(call.target == "builtins.range" or call.method in ("chunk", "split") for call in made) or comes_from(over, "loader")
+
+
+def _size_text(window: Window) -> str | None:
+    """The number of backward calls per step, as it is written."""
+    if window.guard is not None:
+        for value in origins(window.guard.test):
+            node = value.node if isinstance(value, Computed) else None
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+                return short(node.right)
+            if isinstance(node, ast.Compare) and window.number is None and same_value(value, window.size):
+                return short(node.comparators[0])
+        return str(window.number) if window.number else None
+    node = window.loop.node
+    for part in ast.walk(node.iter) if isinstance(node, ast.For) else ():
+        if isinstance(part, ast.Call) and ast.unparse(part.func) == "range" and len(part.args) == 1:
+            return short(part.args[0])
+    return str(window.number) if window.number else None
+
+
+def same_value(test: Value, size: Value | None) -> bool:
+    return size is not None and any(parent is size for parent in test.parents)
+
+
+def _loss_text(backward: Backward) -> str:
+    node = backward.scaling.node if backward.scaling else backward.call.node
+    assert isinstance(node, ast.Call)
+    if backward.scaling:
+        return short(node.args[0]) if node.args else "loss"
+    return short(node.func.value) if isinstance(node.func, ast.Attribute) else "loss"
+
+
+def _division(script: Script, window: Window, size: str | None) -> tuple[Edit, ...]:
+    """`loss.backward()` → `(loss / n).backward()`, where n is known at that place."""
+    call, scaling = window.backward.call, window.backward.scaling
+    if size is None or not isinstance(call.node, ast.Call) or not isinstance(call.node.func, ast.Attribute):
+        return ()
+    if not size.isdigit():
+        named = window.guard.node if window.guard else window.loop.node
+        if named not in list(ast.walk(script.trees.get(call.file) or ast.Module([], []))):
+            return ()
+        if function_of(script, call.file, named) is not function_of(script, call.file, call.node):
+            return ()
+    if scaling is not None:
+        inner = scaling.node.args[0] if isinstance(scaling.node, ast.Call) and scaling.node.args else None
+        return swapped(script, scaling.file, inner, f"{ast.unparse(inner)} / {size}") if isinstance(inner, ast.Name) else ()
+    receiver = call.node.func.value
+    return swapped(script, call.file, receiver, f"({ast.unparse(receiver)} / {size})") if isinstance(receiver, ast.Name) else ()
+
+
+# --- G02, G03: exchanged more often than needed ----------------------------------------------------------------------------------
+
+
+@in_script("G02")
+def exchange_in_every_turn(script: Script) -> Iterator[Finding]:
+    if any(store.name == "require_backward_grad_sync" for store in script.stores):
+        return
+    for window in windows(script):
+        backward = window.backward
+        calls = (backward.call, *backward.wrapped)
+        if window.number == 1 or not backward.wrapped or _in_unknown_block(calls) or _quiet_sibling(script, window):
+            continue
+        number = f"{window.number}" if window.number else f"`{_size_text(window) or 'n'}`"
+        model = called(backward.wrapped[0])
+        why = (
+            f"`{called(window.step)}()` in line {window.step.line} needs the sum over {number} backward calls, but each of them "
+            f"exchanges the gradients of `{model}` with the other ranks: {number} all-reduces per step where one would do."
+        )
+        fix = f"Run all but the last forward and backward of a window in `with {model}.no_sync():`."
+        yield found(script, "G02", "warning", backward.call, why, fix, also=(window.step,))
+
+
+def _quiet_sibling(script: Script, window: Window) -> bool:
+    """In no_sync itself, or the same work stands twice in the loop, once with and once without no_sync."""
+    inside = (backward for backward in backwards(script) if window.loop in backward.call.context)
+    return any(under(call, "no_sync") for backward in inside for call in (backward.call, *backward.wrapped))
+
+
+def _in_unknown_block(calls: tuple[Call, ...]) -> bool:
+    """A with-block whose manager is not known may well be no_sync."""
+
+    def unknown(value: Value) -> bool:
+        if isinstance(value, Made):
+            return value.call.target.startswith("?")
+        return type(value) is Value or isinstance(value, Parameter | Attr)
+
+    managers = (manager for call in calls for block in call.inside(With) for manager in block.managers)
+    return any(unknown(option) for manager in managers for option in options(manager))
+
+
+@in_script("G03")
+def no_sync_around_backward_only(script: Script) -> Iterator[Finding]:
+    for backward in backwards(script):
+        block = under(backward.call, "no_sync")
+        if block is None or not backward.wrapped or any(under(call, "no_sync") for call in backward.wrapped):
+            continue
+        forward = backward.wrapped[0]
+        why = (
+            f"`no_sync` is open around `backward` only. DDP decides in the forward, `{called(forward)}(…)` in line {forward.line}, "
+            "whether this backward exchanges gradients, so it exchanges them all the same."
+        )
+        yield found(
+            script,
+            "G03",
+            "warning",
+            backward.call,
+            why,
+            f"Move the forward of line {forward.line} into the block, too.",
+            also=(forward,),
+        )
+
+
+# --- G04, G05: a step on gradients that were not exchanged -----------------------------------------------------------------------
+
+
+@in_script("G05")
+def forward_in_no_sync_only(script: Script) -> Iterator[Finding]:
+    for backward in _never_exchanged(script):
+        if under(backward.call, "no_sync") is None:
+            forward = backward.wrapped[0]
+            why = (
+                f"The forward `{called(forward)}(…)` in line {forward.line} runs in `no_sync`, the backward does not. DDP decides "
+                "in the forward: these gradients are never exchanged, and the ranks' parameters drift apart."
+            )
+            fix = "Keep forward and backward together: both inside `no_sync`; for the last micro-batch of a window, both outside."
+            yield found(script, "G05", "error", backward.call, why, fix, also=(forward,))
+
+
+def _never_exchanged(script: Script) -> list[Backward]:
+    """Backward calls whose forwards all stand in no_sync, whatever happens, where no other forward of the script is outside."""
+    every = [backward for backward in backwards(script) if backward.wrapped]
+    quiet = [backward for backward in every if all(_always_quiet(call) for call in backward.wrapped)]
+    return quiet if len(quiet) == len(every) and steps(script) else []
+
+
+def _always_quiet(call: Call) -> bool:
+    blocks = [manager for block in call.inside(With) for manager in block.managers]
+    return any(all("no_sync" in roles(option) for option in options(manager)) for manager in blocks)
+
+
+@in_script("G04")
+def step_without_exchange(script: Script) -> Iterator[Finding]:
+    quiet = [backward for backward in _never_exchanged(script) if under(backward.call, "no_sync")]
+    if quiet:
+        step = next((step for step in steps(script) if step.number > quiet[0].call.number), steps(script)[0])
+        why = (
+            f"`{called(step)}()` uses gradients that every rank has for itself: all forwards and backwards of the model, among "
+            f"them line {quiet[0].call.line}, run in `no_sync`. The ranks' parameters drift apart."
+        )
+        fix = "Leave the last micro-batch before the step out of `no_sync`."
+        yield found(script, "G04", "error", step, why, fix, also=(quiet[0].call,))
+        return
+    for window in windows(script):
+        yield from _unexchanged_boundary(script, window)
+
+
+def _unexchanged_boundary(script: Script, window: Window) -> Iterator[Finding]:
+    backward = window.backward
+    if not backward.wrapped or window.guard is None or _others_outside(script, window):
+        return
+    forward = backward.wrapped[0]
+    for more in (0, 1):
+        for turn in window.turns(more):
+            quiet = is_under(forward, "no_sync", turn) is True and is_under(backward.call, "no_sync", turn) is True
+            if not quiet or happens(window.step, turn) is not True:
+                continue
+            number, size = turn.index + 1, window.number or f"`{_size_text(window) or 'n'}`"
+            partial = more and turn.index + 1 == turn.length
+            which = "after the last batch of the loader, whose window is not full," if partial else f"after micro-batch {number}"
+            why = (
+                f"`{called(window.step)}()` runs {which} (of windows of {size}), and that micro-batch's forward in line "
+                f"{forward.line} is still in `no_sync`: the gradients were not exchanged, and the ranks' parameters drift apart."
+            )
+            if partial:
+                why += " Certain if the number of batches is not a multiple of the window."
+            fix = "Let the same condition decide both: `no_sync` exactly when no step follows."
+            yield found(script, "G04", "suspect" if partial else "error", window.step, why, fix, also=(forward,))
+            return
+
+
+def _others_outside(script: Script, window: Window) -> bool:
+    """Another backward in the same loop, outside of no_sync: the boundary has its own."""
+    own = window.backward.call
+    others = (backward for backward in backwards(script) if backward.wrapped and backward.call is not own)
+    return any(window.loop in other.call.context for other in others)
+
+
+# --- G06: the rest of an epoch; G09: the schedule runs ahead ---------------------------------------------------------------------
+
+
+@in_script("G06")
+def rest_of_the_epoch(script: Script) -> Iterator[Finding]:
+    stepping = steps(script)
+    for window in windows(script):
+        if window.guard is None or window.number == 1 or not _restarts(window):
+            continue
+        usual = window.number or known_number(script, window.size)
+        if window.length is not None and usual and window.length % usual == 0:
+            continue
+        if any(step.number > window.step.number and _follows(step, window) for step in stepping):
+            continue
+        left = [turn for turn in window.turns(1) if happens(window.step, turn) is True]
+        last = window.turns(1)[-1]
+        if not left or happens(window.backward.call, last) is not True or happens(window.step, last) is not False:
+            continue
+        size = window.number or f"`{_size_text(window) or 'n'}`"
+        why = f"`{called(window.step)}()` runs after every {size} batches only. "
+        if window.length is not None and window.number:
+            rest = window.length % window.number
+            why += (
+                f"There are {window.length} batches: the gradients of the last {rest} are never used, or leak into the next epoch."
+            )
+        else:
+            why += (
+                "The gradients of the batches after the last full window are never used, or leak into the next epoch's first "
+                f"step. Certain if the number of batches is not a multiple of {size}."
+            )
+        fix = "Step after the last batch, too (`or i + 1 == len(loader)`), and divide the loss by what the window really has."
+        known = window.length is not None and window.number is not None
+        yield found(script, "G06", "error" if known else "suspect", window.step, why, fix, also=(window.backward.call,))
+
+
+def _restarts(window: Window) -> bool:
+    """Does the loop go over something that ends? Not `while True`, not a range of steps with a batch drawn in each."""
+    node = window.loop.node
+    if not isinstance(node, ast.For | ast.AsyncFor):
+        return False
+    if window.length is not None:
+        return True
+    return comes_from(window.loop.over, "loader") or any(isinstance(o, Parameter) for o in origins(window.loop.over))
+
+
+def _follows(step: Call, window: Window) -> bool:
+    """After the loop, in the loop or function around it."""
+    around = window.step.context[: window.step.context.index(window.loop)]
+    loops = [context for context in around if isinstance(context, Loop)]
+    return window.loop not in step.context and all(loop in step.context for loop in loops)
+
+
+@in_script("G09")
+def schedule_runs_ahead(script: Script) -> Iterator[Finding]:
+    for window in windows(script):
+        for call in script.methods("step"):
+            if "scheduler" not in roles(call.receiver) or window.number == 1 or window.loop not in call.context:
+                continue
+            if not _ahead(window, call):
+                continue
+            size = window.number or f"`{_size_text(window) or 'n'}`"
+            why = (
+                f"`{called(call)}()` runs with every micro-batch, `{called(window.step)}()` in line {window.step.line} once in "
+                f"{size}: the learning rate moves {size} times as fast as the optimizer. Right only if the schedule counts "
+                "micro-batches."
+            )
+            fix = f"Step the schedule where the optimizer steps, after line {window.step.line}."
+            yield found(script, "G09", "warning", call, why, fix, also=(window.step,))
+
+
+def _ahead(window: Window, call: Call) -> bool:
+    if window.guard is None:
+        return guard_between(call, window.backward.call, window.loop) is None
+    turns = window.turns()
+    return any(happens(call, turn) is True and happens(window.step, turn) is False for turn in turns)

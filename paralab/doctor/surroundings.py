@@ -1,0 +1,233 @@
+"""What a job finds around it, looked at without torch: its launcher, its allocation, the port, names, shared memory, disks, limits.
+
+Every function takes what it reads (an environment, a folder of the system), so that a test can lay it out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+DEFAULT_PORT = 29500
+ANSWER_SECONDS = 3.0  # for a name server, or the other end of a connection
+LISTENS = "0A"  # in /proc/net/tcp
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the environment says about the job: `by` whom it was launched, how many ranks in all and on this machine."""
+
+    variables: Mapping[str, str]
+    by: str | None = None
+    ranks: int | None = None
+    local_ranks: int | None = None
+    nodes: int | None = None
+
+    @property
+    def rank(self) -> int | None:
+        return _number(self.variables, "RANK")
+
+
+def launch_of(environment: Mapping[str, str]) -> Launch:
+    """torchrun's variables, and Slurm's inside a job; a script of an sbatch job that has no step yet counts as the job."""
+    known = {name: environment[name] for name in LAUNCHER if name in environment}
+    ranks, local = _number(environment, "WORLD_SIZE"), _number(environment, "LOCAL_WORLD_SIZE")
+    nodes = None
+    by = "RANK and WORLD_SIZE" if {"RANK", "WORLD_SIZE"} <= set(known) else None
+    by = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else by
+    if "SLURM_JOB_ID" in environment:
+        by = by or "Slurm"
+        nodes = _number(environment, "SLURM_NNODES") or _number(environment, "SLURM_JOB_NUM_NODES") or 1
+        tasks = _number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NTASKS")
+        ranks = ranks or tasks
+        per_node = _number(environment, "SLURM_NTASKS_PER_NODE") or (-(-tasks // nodes) if tasks else None)
+        local = local or (per_node if by != "torchrun" else None)
+    if local is None and ranks is not None and "MASTER_ADDR" in known and is_loopback(known["MASTER_ADDR"]):
+        local = ranks
+    return Launch(known, by, ranks, local, nodes)
+
+
+def is_loopback(address: str) -> bool:
+    return address == "localhost" or address.startswith("127.") or address == "::1"
+
+
+def _number(variables: Mapping[str, str], name: str) -> int | None:
+    found = re.match(r"\d+", variables.get(name, "").strip())
+    return int(found[0]) if found else None
+
+
+@dataclass(frozen=True)
+class Port:
+    """`asked`: it is MASTER_PORT, not only the customary one. `owner`: who listens there, where it may be known."""
+
+    number: int
+    asked: bool
+    free: bool
+    owner_pid: int | None = None
+    owner: str | None = None
+
+
+def look_at_port(environment: Mapping[str, str], proc: Path = Path("/proc")) -> Port:
+    asked = _number(environment, "MASTER_PORT")
+    number = asked or DEFAULT_PORT
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store does: what is closing is no hindrance
+            probe.bind(("", number))
+            probe.listen(1)
+    except OSError:
+        pid, name = owner_of(number, proc)
+        return Port(number, asked is not None, False, pid, name)
+    return Port(number, asked is not None, True)
+
+
+def owner_of(port: int, proc: Path = Path("/proc")) -> tuple[int | None, str | None]:
+    """(process that listens on a port, its command); None where it is another user's, or the system does not say."""
+    wanted = set()
+    for table in (proc / "net" / "tcp", proc / "net" / "tcp6"):
+        with suppress(OSError):
+            for line in table.read_text().splitlines()[1:]:
+                cells = line.split()
+                if cells[3] == LISTENS and int(cells[1].rpartition(":")[2], 16) == port:
+                    wanted.add(f"socket:[{cells[9]}]")
+    for process in proc.glob("[0-9]*"):
+        with suppress(OSError):
+            if any(os.readlink(handle) in wanted for handle in (process / "fd").iterdir()):
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                return int(process.name), command[:120] or None
+    return None, None
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the ranks are to meet. `connects`: None where it was not tried."""
+
+    name: str
+    resolved: str | None
+    connects: bool | None = None
+    problem: str | None = None
+
+
+def look_at_address(environment: Mapping[str, str]) -> Address | None:
+    """MASTER_ADDR, resolved; and connected to, where another process should be listening by now."""
+    name = environment.get("MASTER_ADDR")
+    if not name:
+        return None
+    resolved, problem = resolve(name)
+    port, rank = _number(environment, "MASTER_PORT"), _number(environment, "RANK")
+    if resolved is None or not port or not rank:  # rank 0 opens the port itself
+        return Address(name, resolved, None, problem)
+    try:
+        with socket.create_connection((resolved, port), timeout=ANSWER_SECONDS):
+            return Address(name, resolved, True)
+    except OSError as error:
+        return Address(name, resolved, False, str(error))
+
+
+def resolve(name: str) -> tuple[str | None, str | None]:
+    """(address, None), or (None, why not). A name server that does not answer is given up."""
+
+    def ask() -> str:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+
+    try:
+        return within(ANSWER_SECONDS, ask), None
+    except TimeoutError:
+        return None, f"no answer from the name server within {ANSWER_SECONDS:g} s"
+    except (OSError, UnicodeError) as error:
+        return None, getattr(error, "strerror", None) or str(error)
+
+
+def within(seconds: float, ask: Callable[[], T]) -> T:
+    """The answer, or TimeoutError. The question cannot be taken back; its thread must not keep this process from ending."""
+    answers: list[T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            answers.append(ask())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="paralab-question", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not answers:
+        raise TimeoutError
+    return answers[0]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of the container or job: its limit and use, and how many of its processes were killed for want of memory."""
+
+    limit_bytes: int | None = None
+    used_bytes: int | None = None
+    killed: int | None = None
+
+
+def look_at_cgroup(root: Path = Path("/sys/fs/cgroup")) -> Memory | None:
+    """cgroup 2 as a container sees it; cgroup 1 where that is all there is."""
+    for limit, used, events in (
+        ("memory.max", "memory.current", "memory.events"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.oom_control"),
+    ):
+        if (root / limit).is_file():
+            killed = re.search(r"^oom_kill (\d+)", _text(root / events), re.MULTILINE)
+            most = _text(root / limit).strip()
+            bytes_ = int(most) if most.isdigit() and int(most) < 2**60 else None  # a huge number is "no limit", too
+            now = _text(root / used).strip()
+            return Memory(bytes_, int(now) if now.isdigit() else None, int(killed[1]) if killed else None)
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True)
+class Disk:
+    path: str
+    writable: bool
+    free_bytes: int
+
+
+def look_at_disk(path: Path) -> Disk:
+    try:
+        with tempfile.NamedTemporaryFile(dir=path, prefix=".paralab-"):
+            writable = True
+    except OSError:
+        writable = False
+    return Disk(str(path), writable, shutil.disk_usage(path).free)
+
+
+@dataclass(frozen=True)
+class Interface:
+    name: str
+    up: bool
+    megabits: int | None  # None: virtual, or the driver does not say
+
+
+def look_at_interfaces(root: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:
+    found = []
+    for path in sorted(root.glob("*")) if root.is_dir() else []:
+        speed = _text(path / "speed").strip()
+        state = _text(path / "operstate").strip()
+        found.append(Interface(path.name, state == "up", int(speed) if speed.isdigit() and int(speed) > 0 else None))
+    return tuple(interface for interface in found if interface.name != "lo")

@@ -1,0 +1,574 @@
+"""Idioms of training loops, in a few lines each: healthy ones that look like mistakes with data, accumulation or precision, and
+mistakes in unusual clothes."""
+
+from pathlib import Path
+
+import pytest
+
+from paralab.doctor.rules import apply
+from paralab.doctor.script.reading import read_script
+from tests.doctor.cases import marks_in
+
+START = """
+import argparse, contextlib, itertools, math, os
+from functools import partial
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+loader = DataLoader(data, batch_size=8, shuffle=True)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+"""
+SCALER = START + "scaler = torch.amp.GradScaler('cuda')\n"
+RANKS = """
+import contextlib, os
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(7)
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=8, sampler=sampler)
+model = DDP(nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+HEALTHY = {
+    "a log every n steps": """
+for epoch in range(3):
+    for i, (x, y) in enumerate(loader):
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if (i + 1) % 10 == 0:
+            print(loss.item())
+    scheduler.step()
+""",
+    "a warmup that steps the schedule with the optimizer": """
+for i, (x, y) in enumerate(loader):
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+    scheduler.step()
+""",
+    "a discriminator that trains more often": """
+critic = nn.Linear(1, 1)
+critic_optimizer = torch.optim.Adam(critic.parameters())
+for i, (x, y) in enumerate(loader):
+    critic_optimizer.zero_grad()
+    (critic(model(x).detach()).mean() - critic(y).mean()).backward()
+    critic_optimizer.step()
+    if i % 5 == 0:
+        optimizer.zero_grad()
+        (-critic(model(x)).mean()).backward()
+        optimizer.step()
+""",
+    "a step that is left out on overflow": """
+for i, (x, y) in enumerate(loader):
+    loss = F.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    if torch.isfinite(loss):
+        optimizer.step()
+""",
+    "weights by hand": """
+every = 4
+for i, (x, y) in enumerate(loader):
+    loss = F.mse_loss(model(x), y)
+    weight = 1.0 / every
+    (weight * loss).backward()
+    if (i + 1) % every == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "divided in place": """
+every = 4
+for i, (x, y) in enumerate(loader):
+    loss = F.mse_loss(model(x), y)
+    loss.div_(every)
+    loss.backward()
+    if (i + 1) % every == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "a loss that counts its tokens": """
+every = 4
+for i, (x, y) in enumerate(loader):
+    loss = F.mse_loss(model(x), y, reduction="sum") / 32
+    loss.backward()
+    if (i + 1) % every == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "several losses, one step": """
+for x, y in loader:
+    optimizer.zero_grad()
+    out = model(x)
+    for part in (F.l1_loss, F.mse_loss):
+        part(out, y).backward(retain_graph=True)
+    optimizer.step()
+""",
+    "a closure": """
+for x, y in loader:
+    def closure():
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+""",
+    "the window by islice": """
+batches = iter(loader)
+while window := list(itertools.islice(batches, 4)):
+    for x, y in window:
+        (F.mse_loss(model(x), y) / len(window)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+}
+
+WITH_SCALER = {
+    "clipping only where asked": """
+for x, y in loader:
+    with torch.autocast("cuda"):
+        loss = F.mse_loss(model(x), y)
+    scaler.scale(loss).backward()
+    if os.environ.get("CLIP"):
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+""",
+    "a scaler that may be missing": """
+if os.environ.get("FULL"):
+    scaler = None
+for x, y in loader:
+    with torch.autocast("cuda", enabled=scaler is not None):
+        loss = F.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    if scaler is None:
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    else:
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+""",
+    "asked twice whether there is a scaler": """
+use = bool(os.environ.get("AMP"))
+for x, y in loader:
+    with torch.autocast("cuda", enabled=use):
+        loss = F.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    if use:
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+    else:
+        loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if use:
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        optimizer.step()
+""",
+    "a wrapper that does it all": """
+class Scaling:
+    def __init__(self):
+        self._scaler = torch.cuda.amp.GradScaler()
+
+    def __call__(self, loss, optimizer, parameters, clip=None, update=True):
+        self._scaler.scale(loss).backward()
+        if update:
+            if clip is not None:
+                self._scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(parameters, clip)
+            self._scaler.step(optimizer)
+            self._scaler.update()
+
+scaling = Scaling()
+every = 2
+for i, (x, y) in enumerate(loader):
+    with torch.cuda.amp.autocast():
+        loss = F.mse_loss(model(x), y)
+    loss /= every
+    scaling(loss, optimizer, model.parameters(), clip=1.0, update=(i + 1) % every == 0)
+    if (i + 1) % every == 0:
+        optimizer.zero_grad()
+""",
+    "two optimizers and one scaler": """
+other = nn.Linear(4, 1)
+second = torch.optim.Adam(other.parameters())
+for x, y in loader:
+    with torch.autocast("cuda"):
+        loss = F.mse_loss(model(x) + other(x), y)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    scaler.unscale_(second)
+    nn.utils.clip_grad_norm_([*model.parameters(), *other.parameters()], 1.0)
+    scaler.step(optimizer)
+    scaler.step(second)
+    scaler.update()
+    optimizer.zero_grad()
+    second.zero_grad()
+""",
+    "bfloat16 without scaling": """
+scaler = torch.amp.GradScaler("cuda", enabled=False)
+for x, y in loader:
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = F.mse_loss(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+""",
+    "half precision for inference": """
+for x, y in loader:
+    with torch.autocast("cuda"):
+        loss = F.mse_loss(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+exported = nn.Linear(4, 1).half()
+""",
+}
+
+WITH_RANKS = {
+    "set_epoch through the loader": """
+for epoch in range(3):
+    loader.sampler.set_epoch(epoch)
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+""",
+    "set_epoch where there is one": """
+for epoch in range(3):
+    if hasattr(loader.sampler, "set_epoch"):
+        loader.sampler.set_epoch(epoch)
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+""",
+    "a part of the data per rank": """
+class Shard(Dataset):
+    def __init__(self, data, part, parts):
+        self.rows = list(range(part, len(data) // parts * parts, parts))
+        self.data = data
+    def __len__(self):
+        return len(self.rows)
+    def __getitem__(self, i):
+        return self.data[self.rows[i]]
+
+for x, y in DataLoader(Shard(data, rank, world), batch_size=8, shuffle=True):
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+""",
+    "each rank takes its rows of a batch": """
+whole = DataLoader(data, batch_size=8 * world, drop_last=True)
+for x, y in whole:
+    x, y = x[rank::world], y[rank::world]
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+""",
+    "random numbers that differ by the rank": """
+torch.manual_seed(rank)
+own = DataLoader(TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), batch_size=8)
+for x, y in own:
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+""",
+    "a stream that splits itself": """
+class Stream(IterableDataset):
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        workers = info.num_workers if info else 1
+        mine = dist.get_rank() * workers + (info.id if info else 0)
+        for i in range(64):
+            if i % (dist.get_world_size() * workers) == mine:
+                yield data[i]
+
+for x, y in DataLoader(Stream(), batch_size=8):
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+""",
+    "moved to the rank's device": """
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        x, y = x.to(rank), y.to(rank)
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+""",
+    "no_sync by hand": """
+every = 4
+for i, (x, y) in enumerate(loader):
+    if (i + 1) % every != 0:
+        with model.no_sync():
+            (F.mse_loss(model(x), y) / every).backward()
+    else:
+        (F.mse_loss(model(x), y) / every).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "no_sync as a function that may be nothing": """
+every = 4
+for i, (x, y) in enumerate(loader):
+    last = (i + 1) % every == 0 or i == len(loader) - 1
+    quiet = model.no_sync if not last else contextlib.nullcontext
+    with quiet():
+        (F.mse_loss(model(x), y) / every).backward()
+    if last:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "attributes through the wrapper": """
+model.module.note = "kept"
+print(model.module.note, model.device, model.module.weight.shape)
+for x, y in loader:
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+""",
+}
+
+BROKEN = {
+    "the window in a while loop": """
+seen = 0
+batches = iter(loader)
+while seen < 8:
+    x, y = next(batches)
+    loss = F.mse_loss(model(x), y)
+    loss.backward()  # finds G01
+    seen += 1
+    if seen % 4 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "the window by a boolean": """
+every = 4
+for i, (x, y) in enumerate(loader):
+    loss = F.mse_loss(model(x), y)
+    loss.backward()  # finds G01
+    is_update = not (i + 1) % every
+    if not is_update:
+        continue
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "a loss of two terms": """
+every = 4
+for i, (x, y) in enumerate(loader):
+    out = model(x)
+    loss = F.mse_loss(out, y) + 0.1 * F.l1_loss(out, y)
+    loss.backward()  # finds G01
+    if (i + 1) % every == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "chunks of a batch": """
+for x, y in loader:
+    optimizer.zero_grad()
+    for a, b in zip(x.chunk(4), y.chunk(4)):
+        loss = nn.MSELoss()(model(a), b)
+        loss.backward()  # finds G01
+    optimizer.step()
+""",
+    "cleared before the window": """
+every = 4
+for i, (x, y) in enumerate(loader):
+    if i % every == 0:
+        optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()  # finds G01
+    if i % every == every - 1:
+        optimizer.step()
+""",
+    "a helper that divides something else": """
+def mean_of(values):
+    return sum(values) / len(values)
+
+for i, (x, y) in enumerate(loader):
+    loss = F.mse_loss(model(x), y)
+    print(mean_of([loss.item()]))
+    loss.backward()  # finds G01
+    if (i + 1) % 4 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "a schedule in the loop": """
+for i, (x, y) in enumerate(loader):
+    (F.mse_loss(model(x), y) / 4).backward()
+    if (i + 1) % 4 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+    scheduler.step()  # finds G09
+""",
+}
+
+BROKEN_WITH_SCALER = {
+    "unscaled after clipping": """
+for x, y in loader:
+    with torch.autocast("cuda"):
+        loss = F.mse_loss(model(x), y)
+    scaler.scale(loss).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # finds A01
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+""",
+    "scaled in a lambda": """
+back = lambda value: scaler.scale(value).backward()
+for x, y in loader:
+    with torch.autocast("cuda"):
+        loss = F.mse_loss(model(x), y)
+    back(loss)
+    torch.nn.utils.clip_grad_value_(model.parameters(), 0.5)  # finds A01
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+""",
+    "backward under autocast by a decorator": """
+@torch.autocast("cuda", dtype=torch.float16)
+def step(x, y):
+    loss = F.mse_loss(model(x), y)
+    scaler.scale(loss).backward()  # finds A09
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+for x, y in loader:
+    step(x, y)
+""",
+    "the optimizer past the scaler": """
+def update(opt):
+    opt.step()  # finds A04
+    opt.zero_grad()
+
+for x, y in loader:
+    with torch.autocast("cuda"):
+        loss = F.mse_loss(model(x), y)
+    scaler.scale(loss).backward()
+    update(optimizer)
+""",
+    "an update that is forgotten in the window": """
+for i, (x, y) in enumerate(loader):
+    with torch.autocast("cuda"):
+        loss = F.mse_loss(model(x), y) / 2
+    scaler.scale(loss).backward()
+    if (i + 1) % 2 == 0:
+        scaler.step(optimizer)  # finds A03
+        optimizer.zero_grad()
+""",
+}
+
+BROKEN_WITH_RANKS = {
+    "an epoch loop in a function": """
+def fit(loader, epochs):
+    for _ in range(epochs):
+        for x, y in loader:  # finds T02
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+fit(loader, 3)
+""",
+    "a loader of all, with a device": """
+whole = DataLoader(data, 8, num_workers=0)  # finds T01
+for x, y in whole:
+    x = x.to(rank)
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y.to(rank)).backward()
+    optimizer.step()
+""",
+    "a stream of workers only": """
+class Stream(IterableDataset):
+    def __iter__(self):  # finds T04
+        info = torch.utils.data.get_worker_info()
+        first, stride = (info.id, info.num_workers) if info else (0, 1)
+        for i in range(first, 64, stride):
+            yield data[i]
+
+for x, y in DataLoader(Stream(), batch_size=8):
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+""",
+    "no_sync in every turn of the window": """
+for window in range(2):
+    sampler.set_epoch(window)
+    with model.no_sync():
+        for x, y in loader:
+            (F.mse_loss(model(x), y) / len(loader)).backward()
+    optimizer.step()  # finds G04
+    optimizer.zero_grad()
+""",
+    "the exchange of every micro-batch": """
+every = 2
+for i, (x, y) in enumerate(loader):
+    loss = F.mse_loss(model(x), y) / every
+    loss.backward()  # finds G02
+    if (i + 1) % every == 0 or i + 1 == len(loader):
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "an attribute of the model inside": """
+print(model.in_features)  # finds D05
+for x, y in loader:
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+""",
+}
+
+ALL_HEALTHY = {
+    **{name: START + text for name, text in HEALTHY.items()},
+    **{name: SCALER + text for name, text in WITH_SCALER.items()},
+    **{name: RANKS + text + "dist.destroy_process_group()\n" for name, text in WITH_RANKS.items()},
+}
+ALL_BROKEN = {
+    **{name: START + text for name, text in BROKEN.items()},
+    **{name: SCALER + text for name, text in BROKEN_WITH_SCALER.items()},
+    **{name: RANKS + text + "dist.destroy_process_group()\n" for name, text in BROKEN_WITH_RANKS.items()},
+}
+
+
+def findings(text, tmp_path):
+    path = Path(tmp_path) / "train.py"
+    path.write_text(text)
+    return path, apply("script", read_script(path))
+
+
+@pytest.mark.parametrize("name", ALL_HEALTHY)
+def test_a_healthy_idiom_is_left_alone(name, tmp_path):
+    _, found = findings(ALL_HEALTHY[name], tmp_path)
+    assert found == []
+
+
+@pytest.mark.parametrize("name", ALL_BROKEN)
+def test_a_mistake_is_found_in_unusual_clothes(name, tmp_path):
+    path, found = findings(ALL_BROKEN[name], tmp_path)
+    assert {(mark.id, mark.line) for mark in marks_in(path)} == {(finding.id, finding.line) for finding in found}
