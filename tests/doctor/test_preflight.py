@@ -244,7 +244,7 @@ def test_this_machine_is_looked_at_in_time_and_nothing_is_left_running(capsys):
     assert facts.torch is not None
     assert "gloo" in facts.torch.backends
     assert facts.cores >= 1
-    assert set(facts.precisions) == {"bf16", "fp16"}
+    assert all(name in facts.precisions or f"{name} on CPU" in facts.unknown for name in ("bf16", "fp16"))
     assert facts.link.seconds or facts.link.problem.startswith("no answer"), facts.link
     findings = apply("machine", facts)
     print_looked(table(facts, findings))
