@@ -128,6 +128,40 @@ for x, y in loader:
         return loss
     optimizer.step(closure)
 """,
+    "a mean where there are several GPUs": """
+class WithLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 1)
+    def forward(self, x, y):
+        return F.mse_loss(self.inner(x), y)
+
+net = WithLoss().cuda()
+if torch.cuda.device_count() > 1:
+    net = nn.DataParallel(net)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in loader:
+    loss = net(x, y)
+    if torch.cuda.device_count() > 1:
+        loss = loss.mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+    "divided only where there is a window": """
+parser = argparse.ArgumentParser()
+parser.add_argument("--every", type=int, default=1)
+args = parser.parse_args()
+for i, (x, y) in enumerate(loader):
+    loss = F.mse_loss(model(x), y)
+    if args.every > 1:
+        loss = loss / args.every
+    loss.backward()
+    if (i + 1) % args.every == 0 or i == len(loader) - 1:
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+""",
     "the window by islice": """
 batches = iter(loader)
 while window := list(itertools.islice(batches, 4)):

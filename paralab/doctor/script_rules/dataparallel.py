@@ -86,19 +86,16 @@ def one_loss_per_gpu(script: Script) -> Iterator[Finding]:
 
 
 def _as_returned(loss: Value) -> Call | None:
-    """The forward whose result (or a part of it) the loss is, but for factors."""
-    waiting = [loss]
-    while waiting:
-        value = waiting.pop(0)
-        if isinstance(value, Made):
-            if is_forward(value.call):
-                return value.call
-        elif isinstance(value, Computed) and value.op in ("Part", "Index", "Div", "Mult"):
-            waiting.extend(value.parents)
-        elif isinstance(value, Choice):
-            waiting.extend(value.options)
-        elif isinstance(value, Attr):
-            waiting.append(value.base)
+    """The forward whose result (or a part of it) the loss is, but for factors, whichever way it came."""
+    if isinstance(loss, Made):
+        return loss.call if is_forward(loss.call) else None
+    if isinstance(loss, Choice):
+        ways = [_as_returned(option) for option in loss.options]
+        return ways[0] if None not in ways else None
+    if isinstance(loss, Attr):
+        return _as_returned(loss.base)
+    if isinstance(loss, Computed) and loss.op in ("Part", "Index", "Div", "Mult"):
+        return next((call for parent in loss.parents if (call := _as_returned(parent))), None)
     return None
 
 
