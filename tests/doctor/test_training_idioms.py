@@ -92,6 +92,15 @@ for i, (x, y) in enumerate(loader):
         optimizer.step()
         optimizer.zero_grad()
 """,
+    "weighted by what a batch has": """
+total = 32
+for i, (x, y) in enumerate(loader):
+    loss = F.mse_loss(model(x), y)
+    (loss * len(x) / total).backward()
+    if (i + 1) % 4 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
     "divided in place": """
 every = 4
 for i, (x, y) in enumerate(loader):
