@@ -2,8 +2,9 @@
 
 An observation is a folder. Every rank writes `rank<N>.jsonl` (`rank<N>.<attempt>.jsonl` after a restart by torchrun; the last
 attempt counts), one event per line (`doctor.events` is the schema), and `rank<N>.now`: the operations that are open at this moment,
-which stay readable when the rank hangs or was killed. When asked, a rank also writes `rank<N>.json`: its stacks and its last
-collectives.
+which stay readable when the rank hangs or was killed. Of long runs whole steps are kept (the first 64, then one in 8, later one
+in 64, the same on all ranks); `rank<N>.recent` holds the last few hundred events of the others, read when a run hangs or is over.
+When asked, a rank also writes `rank<N>.json`: its stacks and its last collectives.
 
     observation = Observation.read(folder)
     for rank in observation.ranks:
@@ -42,7 +43,8 @@ from paralab.doctor.events import (
     typed,
 )
 from paralab.doctor.place import Place, Site
-from paralab.record.reader import Tail
+from paralab.record.reader import Tail, parsed
+from paralab.record.recent import read_recent
 from paralab.record.slot import read_slot
 
 Kind = TypeVar("Kind", bound=Event)
@@ -213,8 +215,17 @@ def _seen(number: int, file: _File, settled: bool) -> RankSeen:
     count, doing = read_slot(file.path.with_suffix(".now"))
     open_ = tuple(event for raw in doing if (event := typed(raw, file.sites)) is not None)
     said = Testimony.read(file.path.parent, number) if file.path.with_suffix(".json").exists() else None
-    start, events = _start(file), tuple(file.events)
+    late = _recent(file) if settled else []
+    start, events = _start(file), tuple(sorted([*file.events, *late], key=lambda event: event.t) if late else file.events)
     return RankSeen(number, start, events, open_, _lives(start), _state(start), count + len(events), settled, said)
+
+
+def _recent(file: _File) -> list[Event]:
+    """Of steps that are not kept for good: the last ones, from the beginning of a step."""
+    lines = (parsed(line) for line in read_recent(file.path.with_suffix(".recent")))
+    found = [event for line in lines if line is not None and (event := typed(line, file.sites)) is not None]
+    first = next((number for number, event in enumerate(found) if isinstance(event, Step)), -1)
+    return found[first + 1 :]
 
 
 def _start(file: _File) -> Start:

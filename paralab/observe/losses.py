@@ -35,7 +35,7 @@ def _describe(rank: Rank, name: str) -> Any:
             ignored = argument(args, kwargs, 2, "ignore_index", -100)
             fields["ignore_index"] = ignored
             cheap = target.device.type == "cpu" and target.numel() <= MOST_COUNTED
-            if is_watched(rank.steps) if cheap else is_sampled(rank.steps + 1):
+            if is_watched(rank.steps + 1) if cheap else is_sampled(rank.steps + 1):
                 fields["valid"] = int((target != ignored).sum())
         return fields
 

@@ -108,7 +108,7 @@ class Models:
         return fields
 
     def _looks_at(self, loss: torch.Tensor) -> bool:
-        return is_watched(self.rank.steps) if loss.device.type == "cpu" else is_sampled(self.backwards)
+        return is_watched(self.rank.steps + 1) if loss.device.type == "cpu" else is_sampled(self.backwards)
 
     def _backwarded(self, result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         fields: dict[str, Any] = {"seq": spanned(rank_first(self.rank), sequence(), begun=True)}
