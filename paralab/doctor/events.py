@@ -77,8 +77,9 @@ class Destroy(Event):
 class Wrap(Event):
     """DDP(…) or DataParallel(…). `model`: its number, in the order of wrapping (None if wrapping raised). Lists are in the order of
     named_parameters(); `digest` is of the parameters before the wrapper has touched them (DDP copies those of rank 0 over them).
-    `seq`: the first and last number of the collectives it made in the default group."""
+    `seq`: the first and last number of the collectives it made in the default group. `ranks`: between which DDP reduces."""
 
+    ranks: list[int] = field(default_factory=list)
     kind: str = "ddp"  # or "data_parallel"
     model: int | None = None
     model_class: str = ""
@@ -115,14 +116,27 @@ class Forward(Event):
 
 @dataclass(frozen=True)
 class Backward(Event):
-    """`loss`: the value it started from, if it is one number (on CPU the first 64 steps and one in 8, on a GPU sampled).
-    `without_grad`: trainable
-    parameters of wrapped models that have no gradient after it (sampled; None where not looked). `seq`: as in Forward."""
+    """`loss`: the value it started from, if it is one number (on CPU the first 64 steps and one in 8, on a GPU sampled). `lacking`:
+    trainable parameters of each wrapped model (its number, as text) that have no gradient after it (sampled; None: not looked).
+    `unused_bytes`: what DDP itself has found unused in the pass before, of each model with find_unused_parameters (sampled).
+    `unsynced`: models that are inside no_sync() at this moment. `reduced`: a tensor that a collective has overwritten lies on the
+    way back. `weight`: what backward(gradient=…) multiplies it with. `grad_norm`: of all gradients together after it (sampled).
+    `seq`: as in Forward."""
 
     loss: float | str | None = None  # "nan", "inf" as text
     autocast: str | None = None
-    without_grad: list[str] | None = None
+    lacking: dict[str, list[str]] | None = None
+    unused_bytes: dict[str, int] | None = None
+    unsynced: list[int] = field(default_factory=list)
+    reduced: bool = False
+    weight: float | None = None
+    grad_norm: float | None = None
     seq: list[int] | None = None
+
+    @property
+    def without_grad(self) -> list[str] | None:
+        """Of all wrapped models together."""
+        return None if self.lacking is None else [name for names in self.lacking.values() for name in names]
 
 
 @dataclass(frozen=True)
@@ -175,7 +189,7 @@ class Autocast(Event):
 @dataclass(frozen=True)
 class Amp(Event):
     """A call of GradScaler. `op`: scale, unscale_, step, update. `skipped`: this step was left out (infinities). `scale`: after
-    an update."""
+    an update, or that a loss is multiplied with."""
 
     op: str = ""
     enabled: bool = True
@@ -187,7 +201,8 @@ class Amp(Event):
 @dataclass(frozen=True)
 class Loader(Event):
     """A pass over a DataLoader begins; `epoch` counts the passes over this loader, from 1. `batches`: len(loader). `samples`:
-    len(dataset). `sampler_samples`: len(sampler). `replicas`, `replica`, `sampler_epoch`: of a DistributedSampler."""
+    len(dataset). `sampler_samples`: len(sampler). `replicas`, `replica`, `sampler_epoch`: of a DistributedSampler. `made`: the
+    user's frames where the loader was made, innermost first."""
 
     loader: int = 0
     epoch: int = 1
@@ -206,6 +221,11 @@ class Loader(Event):
     sampler_drop_last: bool | None = None
     drop_last: bool = False
     workers: int = 0
+    made: list[list[Any]] = field(default_factory=list)
+
+    @property
+    def made_at(self) -> Place | None:
+        return Place(*self.made[0]) if self.made else None
 
 
 @dataclass(frozen=True)
@@ -252,10 +272,34 @@ class Seed(Event):
 
 
 @dataclass(frozen=True)
+class Threads(Event):
+    """torch.set_num_threads."""
+
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Trainable(Event):
+    """A parameter of a wrapped model was frozen or unfrozen after wrapping."""
+
+    name: str = ""
+    trainable: bool = True
+
+
+@dataclass(frozen=True)
+class Moved(Event):
+    """A wrapped model was moved or cast (.to, .cpu, .half …); `before` and `after`: device and dtype of its first parameter."""
+
+    model: int | None = None
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True)
 class Collective(Event):
     """A collective, or a send or receive, that the user's code called. `seq`: [first, last] of its numbers in its group (an object
     is sent in several); None for sends and receives. `shape`, `dtype`: of the (first) tensor. `root`: src or dst. `in_graph`: the
-    tensor takes part in autograd."""
+    tensor is a result that autograd will go back through. `value`: what this rank gave, where it is one number on the host."""
 
     op: str = ""
     group: str | None = None
@@ -267,12 +311,13 @@ class Collective(Event):
     root: int | None = None
     in_graph: bool = False
     asynchronous: bool = False
+    value: float | None = None
 
 
 @dataclass(frozen=True)
 class Loss(Event):
-    """A loss function. `valid`: targets that are not `ignore_index` (on CPU the first 64 steps and one in 8, on a
-    GPU sampled; None where not counted)."""
+    """A loss function. `valid`: targets that are not `ignore_index`, and `value`: its result, if it is one number (both on CPU the
+    first 64 steps and one in 8, on a GPU sampled; None where not looked)."""
 
     function: str = ""
     reduction: str = "mean"
@@ -281,6 +326,7 @@ class Loss(Event):
     ignore_index: int | None = None
     valid: int | None = None
     grad: bool = True
+    value: float | None = None
 
 
 @dataclass(frozen=True)
@@ -331,7 +377,7 @@ class Reduced(Event):
 @dataclass(frozen=True)
 class Pipeline(Event):
     """One step of a torch.distributed.pipelining schedule. `size`: the batch, where this rank was given one. `target_size`,
-    `output_size`: the same of its target and of its output, where it has them."""
+    `output_size`: the same of its target and of its output, where it has them. `made`: where the schedule was made."""
 
     schedule: str = ""
     microbatches: int = 0
@@ -340,6 +386,11 @@ class Pipeline(Event):
     size: int | None = None
     target_size: int | None = None
     output_size: int | None = None
+    made: list[list[Any]] = field(default_factory=list)
+
+    @property
+    def made_at(self) -> Place | None:
+        return Place(*self.made[0]) if self.made else None
 
 
 @dataclass(frozen=True)
@@ -393,8 +444,8 @@ KINDS: dict[str, type[Event]] = {
     "start": Start, "init": Init, "group": Group, "destroy": Destroy, "wrap": Wrap, "forward": Forward, "backward": Backward,
     "step": Step, "zero_grad": ZeroGrad, "scheduler": Scheduled, "clip": Clip, "autocast": Autocast, "amp": Amp, "loader": Loader,
     "batch": Batch, "epoch": Epoch, "set_epoch": SetEpoch, "seed": Seed, "join": Join, "collective": Collective, "loss": Loss,
-    "save": Save,
-    "load": Load, "load_state": LoadState, "pipeline": Pipeline, "exception": Raised, "exit": Exit, "end": End, "held": Held,
+    "save": Save, "load": Load, "load_state": LoadState, "pipeline": Pipeline, "exception": Raised, "exit": Exit, "end": End,
+    "held": Held, "threads": Threads, "trainable": Trainable, "moved": Moved,
     "replaced": Replaced, "off": Off,
 }  # fmt: skip
 _FIELDS = {kind: {f.name for f in fields(kind)} for kind in KINDS.values()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from paralab.doctor.coming_apart import early_exit, is_for_some_ranks, leaving, only_here
-from paralab.doctor.events import Backward, Collective, Destroy, Forward
+from paralab.doctor.events import Backward, Collective, Destroy, Forward, Pipeline
 from paralab.doctor.finding import Finding
 from paralab.doctor.lines import returns_before
 from paralab.doctor.meetings import TRANSPORT, Stuck, calls_from, is_same_call, members, named, reached, stuck, timeout_seconds
@@ -66,7 +66,9 @@ def raised_alone(seen: Observation) -> Finding | None:
     if not seen.over and seen.stalled_seconds is None:
         return None  # the same may come on the others in the next moment
     own = [rank for rank in seen.ranks if rank.raised and not TRANSPORT.search(f"{rank.raised.type}: {rank.raised.message}")]
-    if any(is_for_want_of_a_gpu(rank) for rank in own):
+    if any(is_for_want_of_a_gpu(rank) for rank in own) or any(
+        is_uneven(event) for rank in seen.ranks for event in rank.of(Pipeline)
+    ):
         return None
     if not own or len(own) == len(seen.ranks) or any(KNOWN.search(rank.raised.message) for rank in own if rank.raised):
         return None
@@ -87,6 +89,11 @@ def raised_alone(seen: Observation) -> Finding | None:
         rank.rank,
         tuple(f"rank {victim.rank}: {_fate(victim)}" for victim in victims),
     )
+
+
+def is_uneven(event: Pipeline) -> bool:
+    """The batch is not a multiple of the micro-batches: stages fail at it, each in its own way."""
+    return bool(event.size and event.microbatches and event.size % event.microbatches)
 
 
 def is_for_want_of_a_gpu(rank: RankSeen) -> bool:

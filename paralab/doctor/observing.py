@@ -72,7 +72,8 @@ def observe(
             _end(job, watch.pids())
     code = job.wait()
     final = watch.reader.read(over=True, exit_code=code, ended_by_us=watch.stopped)
-    findings = ordered(list(dict.fromkeys([*watch.said, *apply("ranks", final)])))
+    latest = {_same(finding): finding for finding in [*watch.said, *apply("ranks", final)]}
+    findings = ordered(list(latest.values()))
     for finding in findings:
         watch.tell(finding)
     return Observed(findings, None if watch.stopped else code, folder, watch.stopped, notes_of(final))
@@ -105,7 +106,7 @@ class Watch:
         return {rank.start.pid for rank in self.reader.read(over=False).ranks if rank.lives}
 
     def tell(self, finding: Finding) -> None:
-        if finding not in self.said:
+        if _same(finding) not in map(_same, self.said):
             self.said.append(finding)
             self.say(finding)
 
@@ -147,6 +148,11 @@ class Watch:
             self.tell(finding)
         for_good = any(finding.severity == "error" and finding.id in HANGS for finding in found)
         return self.ends and for_good
+
+
+def _same(finding: Finding) -> tuple[object, ...]:
+    """What makes two findings one, although the numbers in them have grown meanwhile."""
+    return finding.id, finding.file, finding.line, finding.rank
 
 
 def notes_of(seen: Observation) -> tuple[str, ...]:

@@ -3,6 +3,7 @@ which DDP makes in C++ are counted, and belong to the forward, backward or wrap 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -121,16 +122,27 @@ def _collective(rank: Rank, name: str) -> tuple[Any, Any]:
             if name in ("all_reduce", "reduce")
             else None,
             "root": root,
-            "in_graph": bool(is_tensor and tensor.requires_grad and torch.is_grad_enabled()),
+            "in_graph": bool(is_tensor and tensor.grad_fn is not None and torch.is_grad_enabled()),
+            "value": _value(tensor) if is_tensor and name in ("all_reduce", "reduce") else None,
             "asynchronous": bool(kwargs.get("async_op", False)),
         }
 
     def conclude(result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        tensor = argument(args, kwargs, 0, "tensor")
+        if name in ("all_reduce", "reduce", "broadcast") and isinstance(tensor, torch.Tensor) and torch.is_grad_enabled():
+            rank.overwritten = tensor.grad_fn
         last = sequence(group_of(args, kwargs))
         first = rank_first(rank)
         return {"seq": [first, last]} if last is not None and first is not None else {}
 
     return describe, conclude
+
+
+def _value(tensor: torch.Tensor) -> float | None:
+    if tensor.numel() != 1 or tensor.device.type != "cpu" or tensor.dtype is torch.bool or tensor.is_complex():
+        return None
+    value = float(tensor.detach())
+    return value if math.isfinite(value) else None
 
 
 def rank_first(rank: Rank) -> int | None:

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from paralab.observe import sites
 from paralab.observe.digests import FIRST, is_sampled, of_rows, tensors_in
 from paralab.observe.rank import Rank
 from paralab.observe.wrapping import wrap
@@ -20,12 +21,17 @@ class Loaders:
         self.rank = rank
         self.numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.passes: list[int] = []  # over each loader
+        self.made: weakref.WeakKeyDictionary[Any, list[list[Any]]] = weakref.WeakKeyDictionary()
         self.running: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
+        wrap(self.rank, DataLoader, "__init__", "made", self._made)
         wrap(self.rank, DataLoader, "__iter__", "loader", self._loader, self._began)
         wrap(self.rank, DistributedSampler, "set_epoch", "set_epoch", lambda sampler, epoch: {"epoch": int(epoch)})
         self._install_next()
+
+    def _made(self, loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
+        self.made[loader] = sites.places(sites.frames())
 
     def _loader(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
         if torch.utils.data.get_worker_info() is not None:
@@ -54,6 +60,7 @@ class Loaders:
             "sampler_drop_last": getattr(sampler, "drop_last", None),
             "drop_last": loader.drop_last,
             "workers": loader.num_workers,
+            "made": self.made.get(loader, []),
         }
 
     def _began(self, iterator: Any, loader: DataLoader[Any]) -> dict[str, Any]:

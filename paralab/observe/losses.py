@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -17,7 +18,16 @@ MOST_COUNTED = 1_000_000  # targets on the host that are counted in every step
 
 def install(rank: Rank) -> None:
     for name in AVERAGING:
-        wrap(rank, functional, name, "loss", _describe(rank, name))
+        wrap(rank, functional, name, "loss", _describe(rank, name), lambda result, *args, **kwargs: _concluded(rank, result))
+
+
+def _concluded(rank: Rank, result: Any) -> dict[str, Any]:
+    if not isinstance(result, torch.Tensor) or result.numel() != 1:
+        return {}
+    if not (is_watched(rank.steps) if result.device.type == "cpu" else is_sampled(rank.steps + 1)):
+        return {}
+    value = float(result.detach())
+    return {"value": value} if math.isfinite(value) else {}
 
 
 def _describe(rank: Rank, name: str) -> Any:

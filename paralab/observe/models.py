@@ -4,13 +4,17 @@ backward passes."""
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from paralab.observe import sites
+from paralab.observe.changes import Changes
 from paralab.observe.collectives import rank_first, sequence
 from paralab.observe.digests import is_sampled, is_watched, of_tensors, tensors_in
 from paralab.observe.rank import Rank, guarded
@@ -18,6 +22,8 @@ from paralab.observe.reducer import note_reduction
 from paralab.observe.wrapping import argument, is_inside, wrap
 
 OPTIONS = ("find_unused_parameters", "static_graph", "broadcast_buffers", "forward_sync_buffers", "gradient_as_bucket_view")
+
+MOST_NODES = 2000  # of autograd's graph, that are looked at from a loss whose neighbours a collective has overwritten
 
 
 class Models:
@@ -28,6 +34,8 @@ class Models:
         self.numbers: dict[int, int] = {}  # id of the wrapper, and of what it wraps
         self.wrapped: list[tuple[nn.Module, str]] = []  # kept: an id may not be used again
         self.names: dict[int, str] = {}  # id of a parameter
+        self.changes = Changes(rank, self.numbers, self.names)
+        self.optimised: Callable[[], list[torch.Tensor]] = list  # all parameters that optimisers have
         self.forwards = 0
         self.backwards = 0
 
@@ -56,18 +64,27 @@ class Models:
             self.wrapped.append((wrapper, kind))
             self.numbers[id(wrapper)] = self.numbers[id(module)] = number
             self.names.update({id(parameter): name for name, parameter in module.named_parameters()})  # type: ignore[union-attr]
+            self.changes.watch()
             hook = guarded(self.rank, self._past_the_wrapper)
             module.register_forward_pre_hook(hook)  # type: ignore[union-attr]
             options = {name: getattr(wrapper, name) for name in OPTIONS if hasattr(wrapper, name)}
             options["device_ids"] = [str(device) for device in getattr(wrapper, "device_ids", None) or []]
-            return {"model": number, "seq": spanned(rank_first(self.rank), sequence(), begun=True), "options": options}
+            ranks = dist.get_process_group_ranks(wrapper.process_group) if kind == "ddp" else []  # type: ignore[arg-type]
+            return {
+                "ranks": ranks,
+                "model": number,
+                "seq": spanned(rank_first(self.rank), sequence(), begun=True),
+                "options": options,
+            }
 
         return conclude
 
     def _past_the_wrapper(self, module: nn.Module, inputs: Any) -> None:
-        """The wrapped module is called; through its wrapper, unless no forward of a wrapper is open."""
+        """The wrapped module is called; through its wrapper, unless no forward of a wrapper is open. The site is where the user
+        turned to the module: not a method of its own that calls it."""
         if not is_inside(self.rank, "forward", "wrap", "pipeline"):
-            self.rank.emit("forward", **self._of_forward(module, inputs, {}), through="module", seq=None)
+            site = self.rank.site(sites.frames(outside=module))
+            self.rank.emit("forward", **self._of_forward(module, inputs, {}), through="module", seq=None, site=site)
 
     # --- passes ------------------------------------------------------------------------------------------------------------------
 
@@ -86,6 +103,7 @@ class Models:
         if id(module) not in self.numbers:
             return None
         self.forwards += 1
+        self.rank.overwritten = None
         fields = self._of_forward(module, args, kwargs)
         if is_sampled(self.forwards):
             fields["random"] = random_state()
@@ -101,10 +119,15 @@ class Models:
         self.rank.identify()
         self.backwards += 1
         first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
-        fields: dict[str, Any] = {"seq": spanned(sequence()), "autocast": autocast_now()}
+        fields: dict[str, Any] = {"seq": spanned(sequence()), "autocast": autocast_now(), "reduced": self._is_reduced(first)}
+        synced = [getattr(wrapper, "require_backward_grad_sync", True) for wrapper, _ in self.wrapped]
+        fields["unsynced"] = [number for number, is_synced in enumerate(synced) if not is_synced]
         if first is not None and first.numel() == 1 and self._looks_at(first):
             value = float(first.detach())
             fields["loss"] = value if value == value and abs(value) != float("inf") else str(value)
+            given = tensors_in(argument(args, kwargs, 0, "grad_tensors"), 1)
+            if given and given[0].numel() == 1:
+                fields["weight"] = float(given[0].detach())
         return fields
 
     def _looks_at(self, loss: torch.Tensor) -> bool:
@@ -113,14 +136,36 @@ class Models:
     def _backwarded(self, result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         fields: dict[str, Any] = {"seq": spanned(rank_first(self.rank), sequence(), begun=True)}
         if is_sampled(self.backwards):
-            missing = [
-                name
-                for wrapper, kind in self.wrapped
-                for name, parameter in wrapper.module.named_parameters()  # type: ignore[union-attr]
-                if parameter.requires_grad and parameter.grad is None
-            ]
-            fields["without_grad"] = missing[:50]
+            fields["lacking"] = {str(number): _without_grad(wrapper) for number, (wrapper, _) in enumerate(self.wrapped)}
+            gradients = [parameter.grad for parameter in self.optimised() if parameter.grad is not None]
+            norms = [norm for norm, _ in of_tensors(gradients) if norm >= 0]  # type: ignore[misc]
+            fields["grad_norm"] = sum(norm * norm for norm in norms) ** 0.5 if len(norms) == len(gradients) else None
+            fields["unused_bytes"] = {
+                str(number): int(wrapper._get_ddp_logging_data().get("unused_parameter_size", 0))  # type: ignore[operator]
+                for number, (wrapper, kind) in enumerate(self.wrapped)
+                if kind == "ddp" and wrapper.find_unused_parameters
+            }
         return fields
+
+    def _is_reduced(self, loss: Any) -> bool:
+        """What a collective has overwritten lies on the way back from the loss."""
+        target, self.rank.overwritten = self.rank.overwritten, None
+        if target is None or loss is None or loss.grad_fn is None:
+            return False
+        seen, waiting = {loss.grad_fn}, [loss.grad_fn]
+        for node in waiting:
+            if node is target:
+                return True
+            new = {following for following, _ in node.next_functions if following is not None} - seen
+            seen |= new
+            if len(seen) < MOST_NODES:
+                waiting += new
+        return False
+
+
+def _without_grad(wrapper: nn.Module) -> list[str]:
+    named = wrapper.module.named_parameters()  # type: ignore[union-attr]
+    return [name for name, parameter in named if parameter.requires_grad and parameter.grad is None][:50]
 
 
 def described(module: nn.Module) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.amp.autocast_mode import autocast
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from paralab.observe.digests import is_sampled, of_tensors
+from paralab.observe.digests import is_sampled, of_tensors, tensors_in
 from paralab.observe.models import Models
 from paralab.observe.rank import Rank, guarded
 from paralab.observe.trial import hold
@@ -24,9 +25,12 @@ class Optimisers:
         self.numbers: dict[int, int] = {}
         self.made: list[int] = []  # steps of each optimiser
         self.kept: list[Optimizer] = []
+        self.living: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.open: dict[int, dict[str, Any]] = {}
 
     def install(self) -> None:
+        wrap(self.rank, Optimizer, "__init__", "made", self._making)
+        self.models.optimised = self._parameters
         register_optimizer_step_pre_hook(guarded(self.rank, self._before))
         register_optimizer_step_post_hook(guarded(self.rank, self._after))
         wrap(self.rank, Optimizer, "zero_grad", "zero_grad", lambda optimiser, *a, **k: {"optimiser": self.number(optimiser)})
@@ -37,6 +41,14 @@ class Optimisers:
         clip = nn.utils.clip_grad
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             wrap(self.rank, clip, name, "clip", self._clip, self._clipped, nn.utils)
+
+    def _making(self, optimiser: Optimizer, *args: Any, **kwargs: Any) -> None:
+        """Nothing is written down; only that there is one."""
+        self.living.add(optimiser)
+
+    def _parameters(self) -> list[torch.Tensor]:
+        groups = [group for optimiser in self.living for group in getattr(optimiser, "param_groups", [])]
+        return list({id(parameter): parameter for group in groups for parameter in group["params"]}.values())
 
     def number(self, optimiser: Optimizer) -> int:
         number = self.numbers.get(id(optimiser))
@@ -108,7 +120,9 @@ class Optimisers:
                     return None
                 optimiser = args[0] if args and isinstance(args[0], Optimizer) else None
                 self._made_before = list(self.made)
+                fields = {"scale": scaler.get_scale()} if op == "scale" and scaler.is_enabled() and on_host(args) else {}
                 return {
+                    **fields,
                     "op": op,
                     "enabled": scaler.is_enabled(),
                     "optimiser": self.number(optimiser) if optimiser is not None else None,
@@ -141,6 +155,11 @@ class Optimisers:
         if isinstance(result, torch.Tensor) and (result.device.type == "cpu" or is_sampled(self.rank.steps + 1)):
             return {"norm": _number(result)}
         return {}
+
+
+def on_host(args: Any) -> bool:
+    """The number can be read without waiting for a device."""
+    return all(tensor.device.type == "cpu" for tensor in tensors_in(args, 1))
 
 
 def _number(value: Any) -> float | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from paralab.observe import sites
 from paralab.observe.digests import tensors_in
 from paralab.observe.rank import Rank
 from paralab.observe.wrapping import is_inside, wrap
@@ -46,6 +48,11 @@ class _AfterImport:
 
 
 def _install(rank: Rank, module: ModuleType) -> None:
+    made: weakref.WeakKeyDictionary[Any, list[list[Any]]] = weakref.WeakKeyDictionary()
+
+    def make(schedule: Any, *args: Any, **kwargs: Any) -> None:
+        made.setdefault(schedule, sites.places(sites.frames()))
+
     def describe(schedule: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
         if is_inside(rank, "pipeline"):
             return None
@@ -58,6 +65,7 @@ def _install(rank: Rank, module: ModuleType) -> None:
             "stage": stages[0].stage_index,
             "size": _rows(args),
             "target_size": _rows(kwargs.get("target")),
+            "made": made.get(schedule, []),
         }
 
     def conclude(result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -67,6 +75,8 @@ def _install(rank: Rank, module: ModuleType) -> None:
         for kind in list(vars(module).values()):
             if isinstance(kind, type) and "step" in vars(kind) and not getattr(vars(kind)["step"], "__isabstractmethod__", False):
                 wrap(rank, kind, "step", "pipeline", describe, conclude)
+            if isinstance(kind, type) and "__init__" in vars(kind) and hasattr(kind, "step"):
+                wrap(rank, kind, "__init__", "made", make)
     except Exception as error:
         rank.switch_off(error)
 

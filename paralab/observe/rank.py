@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -69,6 +70,7 @@ class Rank:
         self.recent: Recent | None = None
         self.slot: Slot | None = None
         self.doing: list[dict[str, Any]] = []  # open operations of the main thread, outermost first
+        self.overwritten: Any = None  # the node in autograd's graph of the last tensor that a collective has overwritten
         self.main = threading.main_thread().ident
         self.path: Path | None = None
 
@@ -82,8 +84,8 @@ class Rank:
             fields["site"] = self.site()
         self._write({"event": event, "t": fields.pop("t", None) or time.time(), "step": self.steps, **fields})
 
-    def site(self) -> int | None:
-        number, event = sites.number_of(sites.frames())
+    def site(self, frames: list[tuple[CodeType, int]] | None = None) -> int | None:
+        number, event = sites.number_of(sites.frames() if frames is None else frames)
         if event:
             self._write(event)
         return number

@@ -29,8 +29,8 @@ def is_own(file: str) -> bool:
     return not (path.startswith((PACKAGE + os.sep, *STANDARD)) or any(f"{os.sep}{part}{os.sep}" in path for part in parts))
 
 
-def frames(depth: int = DEPTH) -> list[tuple[CodeType, int]]:
-    """(code, line) of the user's innermost frames."""
+def frames(depth: int = DEPTH, outside: Any = None) -> list[tuple[CodeType, int]]:
+    """(code, line) of the user's innermost frames; those of methods of `outside` are left out."""
     found: list[tuple[CodeType, int]] = []
     frame = sys._getframe(1)
     while frame is not None and len(found) < depth:
@@ -38,10 +38,15 @@ def frames(depth: int = DEPTH) -> list[tuple[CodeType, int]]:
         own = _own.get(code)
         if own is None:
             own = _own[code] = is_own(code.co_filename)
-        if own:
+        if own and (outside is None or frame.f_locals.get("self") is not outside):
             found.append((code, frame.f_lineno))
         frame = frame.f_back  # type: ignore[assignment]
     return found
+
+
+def places(found: list[tuple[CodeType, int]]) -> list[list[Any]]:
+    """[file, line, function] of each frame."""
+    return [[os.path.abspath(code.co_filename), line, code.co_name] for code, line in found]
 
 
 def number_of(found: list[tuple[CodeType, int]]) -> tuple[int | None, dict[str, Any] | None]:
@@ -53,5 +58,4 @@ def number_of(found: list[tuple[CodeType, int]]) -> tuple[int | None, dict[str, 
     if number is not None:
         return number, None
     number = _numbers[key] = len(_numbers)
-    stack = [[os.path.abspath(code.co_filename), line, code.co_name] for code, line in found]
-    return number, {"event": "site", "id": number, "stack": stack}
+    return number, {"event": "site", "id": number, "stack": places(found)}

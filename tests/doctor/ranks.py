@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -16,12 +17,14 @@ ROOT = Path(__file__).parents[2]
 
 
 class Ranks:
-    """`observed(script)` runs a script on two ranks and gives what `observe` gives. The server is started at the first one."""
+    """`observed(script)` runs a script on two ranks and gives what `observe` gives; `count=0`: as one process that no launcher has
+    started. The server is started at the first one. Several threads may ask at a time."""
 
     def __init__(self):
         self.folder = tempfile.TemporaryDirectory(prefix="warm-")
         self.socket = str(Path(self.folder.name, "socket"))
         self.process = None
+        self.lock = threading.Lock()
 
     def start(self):
         """Once; what follows is fast."""
@@ -32,9 +35,10 @@ class Ranks:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         assert self.process.stdout.readline() == b"ready\n"
 
-    def observed(self, script, *arguments, folder, stall_seconds=1.0, steps=None, deadline=30.0, **more):
-        self.start()
-        command = [sys.executable, "-S", str(WARM), self.socket, str(script), *map(str, arguments)]
+    def observed(self, script, *arguments, folder, stall_seconds=1.0, steps=None, deadline=30.0, count=2, **more):
+        with self.lock:
+            self.start()
+        command = ["env", f"WARM_RANKS={count}", sys.executable, "-S", str(WARM), self.socket, str(script), *map(str, arguments)]
         began = time.monotonic()
         result = observe(command, steps=steps, stall_seconds=stall_seconds, folder=folder, end_when_hung=True, **more)
         assert time.monotonic() - began < deadline

@@ -8,6 +8,7 @@ The ranks belong to the client: when it goes, they go.
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import runpy
@@ -18,8 +19,8 @@ import sys
 import time
 import traceback
 
-RANKS = 2
-PASSED_ON = ("PARALAB_OBSERVE", "PARALAB_TRIAL_STEPS", "PARALAB_TRIAL_CPU")
+# WARM_RANKS: how many ranks (2); 0: one process that no launcher has started
+PASSED_ON = ("PARALAB_OBSERVE", "PARALAB_TRIAL_STEPS", "PARALAB_TRIAL_CPU", "PYTHONPATH", "WARM_RANKS")
 
 
 def client(path, script, *arguments):
@@ -33,9 +34,12 @@ def client(path, script, *arguments):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    """One that no other case of this server picks at the same moment: it follows from the process."""
+    for port in range(10000 + os.getpid() % 10000, 30000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return str(port)
+    raise OSError("no free port")
 
 
 def rank_of(request, rank, port):
@@ -46,8 +50,14 @@ def rank_of(request, rank, port):
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.chdir(request["cwd"])
         os.environ.update(request["environment"])
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_WORLD_SIZE=str(RANKS))
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        if world := request["ranks"]:
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, OMP_NUM_THREADS="1")
+            sys.modules["torch"].set_num_threads(1)  # torch has read OMP_NUM_THREADS before
+        else:  # ranks that the script starts itself are forked as well, and need not import torch again
+            processes = sys.modules["torch.multiprocessing"]
+            processes.spawn = functools.partial(processes.start_processes, start_method="fork")
         log = os.open(os.path.join(request["environment"].get("PARALAB_OBSERVE", "."), f"rank{rank}.txt"), os.O_CREAT | os.O_WRONLY)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -74,9 +84,10 @@ def rank_of(request, rank, port):
 
 def serve_one(connection):
     request = json.loads(connection.makefile().readline())
+    request["ranks"] = int(request["environment"].get("WARM_RANKS", "2"))
     port = free_port()
     ranks = []
-    for rank in range(RANKS):
+    for rank in range(request["ranks"] or 1):
         pid = os.fork()
         if pid == 0:
             connection.close()
@@ -118,6 +129,7 @@ def serve(path):
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)
     listening.listen()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     print("ready", flush=True)
     while True:
         ready, _, _ = select.select([listening, sys.stdin], [], [])
@@ -125,9 +137,12 @@ def serve(path):
             return
         connection, _ = listening.accept()
         with connection:
-            code = serve_one(connection)
-            with contextlib.suppress(OSError):
-                connection.sendall(f"{code}\n".encode())
+            if os.fork() == 0:  # a process for each client: several at a time
+                listening.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                with contextlib.suppress(OSError):
+                    connection.sendall(f"{serve_one(connection)}\n".encode())
+                os._exit(0)
 
 
 if __name__ == "__main__":

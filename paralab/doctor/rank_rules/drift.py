@@ -1,0 +1,338 @@
+"""Replicas that come apart. Many mistakes end in differing parameters; this finds the first step in which ranks disagree, and names
+the one cause: who stepped, which way the forward went, what no_sync covered, what was unfrozen, moved or loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from paralab.doctor.agreement import differing, found, is_data_parallel, listed, place_of, watched, wraps
+from paralab.doctor.events import Amp, Backward, Collective, Forward, LoadState, Moved, Pipeline, Scheduled, Step, Trainable
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.rank_rules.semantics import changed_graph, unused
+from paralab.doctor.rules import in_ranks
+from paralab.doctor.windows import Window, windows
+
+
+@dataclass(frozen=True)
+class Apart:
+    """The first step that ranks do not agree about. `names`: the parameters in which they differ."""
+
+    seen: Observation
+    ranks: list[RankSeen]
+    steps: list[Step]  # one of each rank
+    names: list[str]
+
+    @property
+    def number(self) -> int:
+        return self.steps[0].number
+
+    def window(self, rank: RankSeen) -> Window | None:
+        step = self.steps[self.ranks.index(rank)]
+        return next((window for window in windows(rank) if window.step is step), None)
+
+    def norms(self, of: str) -> tuple[str, ...]:
+        """The evidence: the norm of the first differing tensor on each rank."""
+        place = self.steps[0].names.index(self.names[0])
+        values = [(rank.rank, (getattr(step, of) or [])[place]) for rank, step in zip(self.ranks, self.steps, strict=True)]
+        told = [f"rank {rank}: norm {value[0]:.6g}" if value else f"rank {rank}: none" for rank, value in values]
+        return (f"{of} of {self.names[0]} at step {self.number}: {'; '.join(told)}",)
+
+
+@lru_cache(maxsize=1)  # asked once for each entry
+def cause(seen: Observation) -> Finding | None:
+    if len(seen.ranks) < 2 or not watched(seen) or any(rank.of(Pipeline) for rank in seen.ranks):
+        return None
+    if uneven := _unequal_steps(seen):
+        return uneven
+    for ranks in _replicas(seen):
+        for steps in _common_steps(ranks):
+            names = steps[0].names
+            gradients = differing([step.gradients or [] for step in steps])
+            if gradients:
+                apart = Apart(seen, ranks, steps, [names[i] for i in gradients])
+                return _explain_gradients(apart)
+            parameters = differing([step.parameters or [] for step in steps])
+            if parameters and any(value and value[0] for value in steps[0].gradients or []):
+                return _explain_parameters(Apart(seen, ranks, steps, [names[i] for i in parameters]))
+    return None
+
+
+def _rule(entry: str) -> None:
+    @in_ranks(entry)
+    def rule(seen: Observation) -> Iterator[Finding]:
+        finding = cause(seen)
+        if finding is not None and finding.id == entry:
+            yield finding
+
+
+for _entry in ("S06", "S07", "S08", "S11", "S12", "G04", "G05"):
+    _rule(_entry)
+
+
+# --- who is compared with whom ---------------------------------------------------------------------------------------------------
+
+
+def _replicas(seen: Observation) -> list[list[RankSeen]]:
+    """Ranks that hold the same model: those between which DDP reduces; without DDP, all."""
+    groups = {tuple(wrap.ranks) for rank in seen.ranks for wrap in wraps(rank) if wrap.ranks}
+    if not groups:
+        return [seen.ranks] if not any(wraps(rank) for rank in seen.ranks) else []
+    return [[rank for rank in seen.ranks if rank.rank in group] for group in sorted(groups) if len(group) > 1]
+
+
+def _common_steps(ranks: list[RankSeen]) -> Iterator[list[Step]]:
+    """The steps of which all ranks have digests, of the same parameters."""
+    tables = [{(step.optimiser, step.number): step for step in rank.steps if step.gradients and step.parameters} for rank in ranks]
+    for key in tables[0] if tables else ():
+        steps = [table[key] for table in tables if key in table]
+        if len(steps) == len(ranks) and all(step.names == steps[0].names for step in steps):
+            yield steps
+
+
+# --- who stepped -----------------------------------------------------------------------------------------------------------------
+
+
+def _unequal_steps(seen: Observation) -> Finding | None:
+    """All ranks compute the same passes, but not all apply them."""
+    if not is_data_parallel(seen) and not all(rank.of(Collective) for rank in seen.ranks):
+        return None
+    made = {rank.rank: len(rank.steps) + sum(bool(event.skipped) for event in rank.of(Amp)) for rank in seen.ranks}
+    passes = [len(rank.of(Backward)) for rank in seen.ranks]
+    gap = max(made.values()) - min(made.values())
+    in_order = seen.over and not seen.ended_by_us and all(rank.came_to_its_end and not rank.raised for rank in seen.ranks)
+    if max(passes) - min(passes) > (0 if in_order else 1) or gap < (1 if in_order else 2):
+        return None
+    most = max(seen.ranks, key=lambda rank: made[rank.rank])
+    fewer = [rank for rank, count in made.items() if count < made[most.rank]]
+    shared = sum(event.op == "broadcast" and event.shape not in ([], [1]) for event in most.of(Collective))
+    unsure = shared >= gap
+    certain = "; broadcasts were seen, which may give them the result: certain if parameters differ at the end" if unsure else ""
+    return found(
+        "S08",
+        "suspect" if unsure else "error",
+        f"this step is made by rank {most.rank} ({made[most.rank]} times in {max(passes)} backward passes), but "
+        f"{'only ' + str(made[fewer[0]]) + ' times' if made[fewer[0]] else 'never'} by rank {listed([str(r) for r in fewer])}: "
+        f"every rank has the averaged gradients, and those that do not apply them keep old parameters{certain}",
+        "step on every rank: take the call out of the condition on the rank",
+        place_of(most.steps[0] if most.steps else None),
+        [f"rank {rank}: {count} optimiser steps" for rank, count in made.items()],
+        fewer[0] if len(fewer) == 1 else None,
+    )
+
+
+# --- gradients differ before the step --------------------------------------------------------------------------------------------
+
+
+def _explain_gradients(apart: Apart) -> Finding | None:
+    wrapped = {name for rank in apart.ranks for wrap in wraps(rank) for name in wrap.names}
+    if not wrapped:
+        return None  # ranks that train on their own, or an averaging by hand that we cannot follow
+    inside = [name for name in apart.names if name in wrapped]
+    if not inside:
+        return _outside(apart)
+    apart = Apart(apart.seen, apart.ranks, apart.steps, inside)
+    if unused(apart.seen) or changed_graph(apart.seen):
+        return None  # DDP never finished averaging, and says so in the next forward
+    explain: tuple[Callable[[Apart], Finding | None], ...] = (_past_the_wrapper, _not_synced, _unfrozen, _moved, _also_past)
+    return next((finding for one in explain if (finding := one(apart)) is not None), None) or found(
+        "S08",
+        "error",
+        f"before optimiser step {apart.number} the gradients of {listed(apart.names)} are not the same on all ranks, although the "
+        "model went through DDP and nothing that was seen explains it: the replicas come apart from here on",
+        "look at what happens to the gradients between backward and this step on each rank (hooks, clipping by local norms, noise)",
+        place_of(apart.steps[0]),
+        apart.norms("gradients"),
+    )
+
+
+def _outside(apart: Apart) -> Finding:
+    return found(
+        "S08",
+        "suspect",
+        f"the optimiser also steps {listed(apart.names)} of {len(apart.steps[0].names)} parameters that no DDP model holds, and "
+        "their gradients differ between ranks, so every rank trains its own. Certain if they are meant to be the same everywhere",
+        "put them into the module that is given to DDP, or all-reduce their gradients before the step",
+        place_of(apart.steps[0]),
+        apart.norms("gradients"),
+    )
+
+
+def _forwards(window: Window) -> list[Forward]:
+    return [forward for one in window.micro_steps for forward in one.forwards if forward.grad]
+
+
+def _some(apart: Apart, guilty: list[RankSeen]) -> int | None:
+    """The culprit, where it is one rank of several."""
+    return guilty[0].rank if len(guilty) == 1 < len(apart.ranks) else None
+
+
+def _past_the_wrapper(apart: Apart) -> Finding | None:
+    """No forward of the window went through DDP."""
+    guilty = []
+    for rank in apart.ranks:
+        window = apart.window(rank)
+        if window and window.micro_steps and not any(forward.through == "wrapper" for forward in _forwards(window)):
+            guilty.append((rank, window))
+    if not guilty:
+        return None
+    rank, window = guilty[0]
+    past = [forward for forward in _forwards(window) if forward.through == "module"]
+    way = (
+        "calls the module inside DDP"
+        if past
+        else "starts from a part or a method of the module inside DDP: no forward of the wrapper came before it"
+    )
+    return found(
+        "S06",
+        "error",
+        f"the forward pass of step {apart.number} {way}, so DDP was never told of it and does not average: the gradients of "
+        f"{listed(apart.names)} differ between ranks",
+        "call the wrapper itself: model(x), not model.module(x); let forward choose by an argument where another method is wanted",
+        place_of(past[0] if past else window.micro_steps[-1].backward),
+        apart.norms("gradients"),
+        _some(apart, [rank for rank, _ in guilty]),
+    )
+
+
+def _not_synced(apart: Apart) -> Finding | None:
+    """The last pass of the window was inside no_sync when DDP looked."""
+    guilty = []
+    for rank in apart.ranks:
+        window = apart.window(rank)
+        forwards = [f for f in _forwards(window) if f.through == "wrapper"] if window else []
+        if window and forwards and forwards[-1].sync is False:
+            guilty.append((rank, window, forwards[-1]))
+    if not guilty:
+        return None
+    rank, window, forward = guilty[0]
+    by_hand = any(event.op == "all_reduce" and event.shape not in ([], [1]) for event in rank.of(Collective))
+    severity: Severity = "suspect" if by_hand else "error"
+    unsure = ". Certain unless your own all_reduce calls average the parameters later" if by_hand else ""
+    backward = window.micro_steps[-1].backward
+    culprit = _some(apart, [rank for rank, _, _ in guilty])
+    if forward.model not in backward.unsynced:
+        why = (
+            f"the forward at {forward.site} is inside no_sync() and this backward is outside: DDP looks at the forward, so the "
+            f"gradients of {listed(apart.names)} are not averaged at step {apart.number}{unsure}"
+        )
+        fix = (
+            "put forward and backward into the same context: both inside no_sync() in early micro-batches, both outside in the last"
+        )
+        return found("G05", severity, why, fix, place_of(backward), apart.norms("gradients"), culprit)
+    why = (
+        f"step {apart.number} applies gradients that were never averaged: the last of its {len(window.micro_steps)} passes "
+        "(forward at "
+        f"{forward.site}) was inside no_sync(), so {listed(apart.names)} differ between ranks, and stay different{unsure}"
+    )
+    fix = "leave no_sync() for the pass before every step, also for the last batch of the loader"
+    return found("G04", severity, why, fix, place_of(apart.steps[0]), apart.norms("gradients"), culprit)
+
+
+def _unfrozen(apart: Apart) -> Finding | None:
+    """They were frozen when DDP was made, so DDP does not know them."""
+    rank = apart.ranks[0]
+    frozen = {name for wrap in wraps(rank) for name, on in zip(wrap.names, wrap.trainable, strict=True) if not on}
+    if not frozen.issuperset(apart.names):
+        return None
+    changes = [event for event in rank.of(Trainable) if event.trainable and event.name in apart.names]
+    return found(
+        "S07",
+        "error",
+        f"{listed(apart.names)} were frozen when DDP was made and unfrozen here: DDP averages only what it knew then, so from step "
+        f"{apart.number} on every rank trains them on its own data",
+        "unfreeze before DistributedDataParallel(…), or wrap the module again after unfreezing (and make a new optimiser)",
+        place_of(changes[0] if changes else apart.steps[0]),
+        apart.norms("gradients"),
+    )
+
+
+def _moved(apart: Apart) -> Finding | None:
+    moves = [event for event in apart.ranks[0].of(Moved) if event.t < apart.steps[0].t]
+    if not moves:
+        return None
+    return found(
+        "S12",
+        "error",
+        f"the wrapped model was moved here (from {moves[0].before} to {moves[0].after}), which puts new tensors under DDP's hooks: "
+        f"the gradients of {listed(apart.names)} are no longer averaged at step {apart.number}",
+        "copy the state_dict to the CPU instead of the model, or wrap again after moving",
+        place_of(moves[0]),
+        apart.norms("gradients"),
+    )
+
+
+def _also_past(apart: Apart) -> Finding | None:
+    """Some of the window's forwards went past the wrapper."""
+    window = apart.window(apart.ranks[0])
+    past = [forward for forward in _forwards(window) if forward.through == "module"] if window else []
+    if not past:
+        return None
+    return found(
+        "S06",
+        "error",
+        f"this forward calls the module inside DDP, besides others that go through the wrapper: its part of the gradients of "
+        f"{listed(apart.names)} is not averaged at step {apart.number}",
+        "one call of the wrapper that does both; past the wrapper only without gradients",
+        place_of(past[0]),
+        apart.norms("gradients"),
+    )
+
+
+# --- gradients agree, parameters do not ------------------------------------------------------------------------------------------
+
+
+def _explain_parameters(apart: Apart) -> Finding:
+    rates = {rank.rank: tuple(step.lr) for rank, step in zip(apart.ranks, apart.steps, strict=True)}
+    evidence = apart.norms("parameters")
+    if len(set(rates.values())) > 1:
+        changes = [event for event in apart.ranks[0].of(Scheduled) if event.t < apart.steps[0].t]
+        told = "; ".join(f"rank {rank}: {', '.join(f'{rate:g}' for rate in lr if rate is not None)}" for rank, lr in rates.items())
+        why = (
+            f"at step {apart.number} all ranks have the same gradients but different learning rates ({told}), so "
+            f"{listed(apart.names)} "
+            "come apart: something local, such as a rank's own loss, decides about the rate"
+        )
+        fix = "let the same number decide on all ranks: all_reduce the metric before scheduler.step(metric)"
+        return found("S08", "error", why, fix, place_of(changes[-1] if changes else apart.steps[0]), evidence)
+    loads = [rank for rank in apart.ranks if any(event.model is not None for event in rank.of(LoadState))]
+    if loads and len(loads) < len(apart.ranks):
+        load = loads[0].of(LoadState)[0]
+        why = (
+            f"only rank {listed([str(rank.rank) for rank in loads])} loaded a state into the wrapped model, after DDP had "
+            "given all "
+            f"ranks the same parameters: {listed(apart.names)} differ from then on"
+        )
+        fix = "load before DistributedDataParallel(…), or on every rank"
+        return found("S08", "error", why, fix, place_of(load), evidence, loads[0].rank if len(loads) == 1 else None)
+    if not any(wraps(rank) for rank in apart.ranks):
+        return _different_beginnings(apart, evidence)
+    why = (
+        f"after step {apart.number} {listed(apart.names)} are not the same on all ranks, although gradients and learning rates "
+        "are; "
+        "nothing that was seen explains it: they were changed on some ranks only, before this step or in it"
+    )
+    return found(
+        "S08",
+        "error",
+        why,
+        "change parameters on all ranks in the same way, or before DDP is made",
+        place_of(apart.steps[0]),
+        evidence,
+    )
+
+
+def _different_beginnings(apart: Apart, evidence: tuple[str, ...]) -> Finding:
+    reductions = [e for e in apart.ranks[0].of(Collective) if e.op == "all_reduce" and e.t < apart.steps[0].t]
+    if apart.number > 1:
+        why = f"parameters differ after step {apart.number} although all gradients were the same, and no DDP keeps them together"
+        return found("S08", "error", why, "change parameters on all ranks alike", place_of(apart.steps[0]), evidence)
+    why = (
+        f"the ranks apply the same averaged gradients, but began with different parameters ({listed(apart.names)}): averaging "
+        "keeps "
+        "the difference for ever, and every rank trains another model"
+    )
+    fix = "before the first step: for p in model.parameters(): dist.broadcast(p.detach(), src=0); the same for buffers"
+    return found("S11", "error", why, fix, place_of(reductions[-1] if reductions else apart.steps[0]), evidence)

@@ -1,0 +1,145 @@
+"""How the job was put together: the same model everywhere, threads that fit the cores, wrapping in the right order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found, listed, odd_one_out, place_of
+from paralab.doctor.events import Raised, Threads, Wrap
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.rules import in_ranks
+
+
+@in_ranks("L07")
+def different_models(seen: Observation) -> Iterator[Finding]:
+    """The models that ranks hand to DDP, parameter by parameter, in the order of wrapping."""
+    wrapped = [
+        [event for event in (*rank.events, *rank.doing) if isinstance(event, Wrap) and event.kind == "ddp"] for rank in seen.ranks
+    ]
+    if len(seen.ranks) < 2:
+        return
+    for number, first in enumerate(wrapped[0]):
+        others = [events[number] for events in wrapped if number < len(events)]
+        if len(others) < len(seen.ranks) or (first.ranks and len(first.ranks) < seen.world):
+            return
+        models = {rank.rank: _model(wrap) for rank, wrap in zip(seen.ranks, others, strict=True)}
+        if len(set(models.values())) == 1:
+            continue
+        odd = odd_one_out(models)
+        rank = seen.ranks[0].rank if odd is None else next(rank for rank in models if rank != odd)
+        other = odd if odd is not None else next(r for r, model in models.items() if model != models[rank])
+        yield found(
+            "L07",
+            "error",
+            f"ranks {rank} and {other} give different models to DDP: {_difference(models[rank], models[other], rank, other)}. "
+            "DDP pairs "
+            "parameters by their place, so nothing fits",
+            "build the model from numbers that are the same on all ranks: broadcast the configuration (vocabulary, classes) "
+            "from rank 0",
+            place_of(others[[r.rank for r in seen.ranks].index(other)]),
+            [
+                f"rank {r}: {len(model)} parameters, {sum(_count(shape) for _, shape, _ in model):,} values"
+                for r, model in models.items()
+            ],
+            odd,
+        )
+        return
+
+
+Model = tuple[tuple[str, tuple[int, ...], bool], ...]
+
+
+def _model(wrap: Wrap) -> Model:
+    return tuple((name, tuple(shape), on) for name, shape, on in zip(wrap.names, wrap.shapes, wrap.trainable, strict=True))
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _difference(one: Model, other: Model, rank: int, its: int) -> str:
+    for (name, shape, on), (its_name, its_shape, its_on) in zip(one, other, strict=False):
+        if (name, shape) != (its_name, its_shape):
+            return f"{name} has the shape {list(shape)} on rank {rank}, {its_name} {list(its_shape)} on rank {its}"
+        if on != its_on:
+            trainable, frozen = (rank, its) if on else (its, rank)
+            return f"{name} is trainable on rank {trainable} and frozen on rank {frozen}"
+    more = [name for name, _, _ in (one if len(one) > len(other) else other)[min(len(one), len(other)) :]]
+    return f"{listed(more)} is there on rank {rank if len(one) > len(other) else its} only"
+
+
+@in_ranks("L09")
+def too_many_threads(seen: Observation) -> Iterator[Finding]:
+    """The threads of all ranks of a machine against the cores that they share."""
+    for host in dict.fromkeys(rank.start.host for rank in seen.ranks):
+        ranks = [rank for rank in seen.ranks if rank.start.host == host]
+        threads = [_threads(rank) for rank in ranks]
+        cores = max(rank.start.cores for rank in ranks)
+        if len(ranks) < 2 or sum(threads) <= cores or max(threads) == 1 or any(rank.start.gpus for rank in ranks):
+            continue
+        share = max(1, cores // len(ranks))
+        yield found(
+            "L09",
+            "warning",
+            f"{len(ranks)} ranks compute with {threads[0]} threads each on {cores} cores of {host}: {sum(threads)} threads "
+            "take turns, and "
+            "every parallel loop waits for the slowest of them",
+            f"torch.set_num_threads({share}) at the beginning of each rank, or OMP_NUM_THREADS={share} (torchrun sets 1)",
+            None,
+            [f"rank {rank.rank}: {count} threads" for rank, count in zip(ranks, threads, strict=True)],
+        )
+
+
+def _threads(rank: RankSeen) -> int:
+    last = rank.last(Threads)
+    return last.threads if last else rank.start.threads
+
+
+# Exceptions that say what is wrong, but not where to look.
+MESSAGES: dict[str, tuple[re.Pattern[str], str, str]] = {
+    "L05": (
+        re.compile(r"doesn't have NCCL built in|NCCL.*(not (built|available)|is not available)|no GPUs found", re.IGNORECASE),
+        "this PyTorch has no NCCL, or there is no GPU here, and the process group asks for it",
+        "init_process_group('gloo') on CPUs, or a PyTorch built for CUDA",
+    ),
+    "L06": (
+        re.compile(r"process group has not been initialized"),
+        "this line needs the process group, which is made later or never",
+        "call init_process_group first of all, before DDP and DistributedSampler are made",
+    ),
+    "L08": (
+        re.compile(r"device_ids and output_device arguments only work with"),
+        "device_ids names a GPU, but the model's parameters are on the CPU",
+        "model.to(device) before DistributedDataParallel(…); on CPUs leave device_ids out",
+    ),
+}
+
+
+def _raised(seen: Observation, pattern: re.Pattern[str]) -> tuple[RankSeen, Raised] | None:
+    return next(((rank, event) for rank in seen.ranks for event in rank.of(Raised) if pattern.search(event.message)), None)
+
+
+def _rule(entry: str) -> None:
+    pattern, why, fix = MESSAGES[entry]
+
+    @in_ranks(entry)
+    def rule(seen: Observation) -> Iterator[Finding]:
+        if raised := _raised(seen, pattern):
+            rank, event = raised
+            yield found(
+                entry,
+                "error",
+                f"{why}: {event.message.splitlines()[0][:160]}",
+                fix,
+                event.place,
+                [f"rank {rank.rank}: {event.type}"],
+            )
+
+
+for _entry in MESSAGES:
+    _rule(_entry)

@@ -1,0 +1,123 @@
+"""What one rank did between two optimiser steps: the passes whose gradients one step applies together.
+
+Optimisers may take turns (a GAN's two): every step ends a window, and passes whose gradients were cleared before the step do not
+belong to it. A step that the scaler left out ends a window as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from paralab.doctor.events import Amp, Backward, Batch, Clip, Event, Forward, Loss, Step, ZeroGrad
+from paralab.doctor.observation import RankSeen
+
+
+@dataclass
+class MicroStep:
+    """One backward pass with what led to it. `scale`: of the GradScaler, 1 without one."""
+
+    backward: Backward
+    forwards: list[Forward] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    scale: float = 1.0
+    is_scaled: bool = False
+
+    @property
+    def loss_value(self) -> float | None:
+        """What the loss functions gave; None where one of them is not known."""
+        values = [loss.value for loss in self.losses if loss.grad]
+        return sum(value for value in values if value is not None) if values and None not in values else None
+
+    @property
+    def factor(self) -> float | None:
+        """By what the user multiplied the losses before backward: 1/4 where they were divided by four."""
+        given, value = self.backward.loss, self.loss_value
+        if not isinstance(given, float | int) or not value or not self.scale:
+            return None
+        return given * (1.0 if self.backward.weight is None else self.backward.weight) / (value * self.scale)
+
+    @property
+    def size(self) -> int | None:
+        """Samples in it."""
+        sizes = [forward.size for forward in self.forwards if forward.grad]
+        return sizes[-1] if sizes else None
+
+
+@dataclass
+class Window:
+    """`step`: None where the scaler left the step out, or none came any more."""
+
+    micro_steps: list[MicroStep]
+    events: list[Event]
+    step: Step | None = None
+    skipped: bool = False
+
+    @property
+    def is_accumulated(self) -> bool:
+        """Several passes of one loop, not several losses of one batch: the same line was reached again, on the same way, or on
+        several ways (one of them inside no_sync, say) with a batch for each."""
+        sites = {one.backward.site for one in self.micro_steps}
+        places = {site.place for site in sites if site is not None}
+        if len(self.micro_steps) < 2 or None in sites or len(places) > 1:
+            return False
+        batches = sum(len(one.batches) for one in self.micro_steps)
+        return len(sites) == 1 or batches == 0 or batches >= len(self.micro_steps)
+
+    @property
+    def clips(self) -> list[Clip]:
+        return [event for event in self.events if isinstance(event, Clip)]
+
+
+@lru_cache(maxsize=64)  # asked by many rules
+def windows(rank: RankSeen) -> list[Window]:
+    """In order; the last one may have no step."""
+    found: list[Window] = []
+    current = _Collector()
+    for event in rank.events:
+        current.take(event)
+        if isinstance(event, Step) or (isinstance(event, Amp) and event.op == "step" and event.skipped):
+            found.append(current.window(event))
+            current = _Collector(current.unfinished)
+    if current.passes:
+        found.append(Window([one for one, _ in current.passes], current.events))
+    return found
+
+
+class _Collector:
+    def __init__(self, unfinished: MicroStep | None = None) -> None:
+        self.events: list[Event] = []
+        self.passes: list[tuple[MicroStep, list[ZeroGrad]]] = []  # with the calls that cleared gradients after it
+        self.unfinished = unfinished or MicroStep(Backward())
+
+    def take(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, Forward):
+            self.unfinished.forwards.append(event)
+        elif isinstance(event, Loss):
+            self.unfinished.losses.append(event)
+        elif isinstance(event, Batch):
+            self.unfinished.batches.append(event)
+        elif isinstance(event, Amp) and event.op == "scale" and event.enabled:
+            self.unfinished.scale, self.unfinished.is_scaled = event.scale or 0.0, True
+        elif isinstance(event, ZeroGrad):
+            for _, cleared in self.passes:
+                cleared.append(event)
+        elif isinstance(event, Backward):
+            self.unfinished.backward = event
+            self.passes.append((self.unfinished, []))
+            self.unfinished = MicroStep(Backward())
+
+    def window(self, end: Step | Amp) -> Window:
+        own = (None, end.optimiser)
+        kept = [one for one, cleared in self.passes if not any(zero.optimiser in own for zero in cleared)]
+        return Window(kept, self.events, end if isinstance(end, Step) else None, not isinstance(end, Step))
+
+
+def accumulated(rank: RankSeen) -> Iterator[Window]:
+    """The windows of one loop over micro-batches that ended in a step, or in one that the scaler left out."""
+    for window in windows(rank):
+        if (window.step or window.skipped) and window.is_accumulated:
+            yield window

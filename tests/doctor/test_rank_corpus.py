@@ -1,0 +1,69 @@
+"""The corpus on observed ranks, hangs apart (test_ranks.py): every mistake is found with its id, its line and its culprit, and is
+the only error; in its healthy twin it is not found, and nothing is an error."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from paralab.doctor.rules import rules
+from tests.doctor.cases import CORPUS, broken, healthy
+from tests.doctor.ranks import Ranks
+
+pytestmark = pytest.mark.timeout(240)
+AT_A_TIME = 3
+STARTS = {"torchrun": 2, "python": 0}
+COVERED = set(rules("ranks").values())
+RUN = [case for case in [*broken("ranks"), *healthy()] if case.entry[0] != "H" and case.start in STARTS]
+WRONG = [case for case in RUN if case.ways]
+# Twins of scripts that are only read, and need a GPU, are not run.
+HEALTHY = [case for case in RUN if not case.ways and case.entry in {wrong.entry for wrong in WRONG}]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """What was found in each case; all of them are started at once, a few at a time."""
+    ranks = Ranks()
+
+    def observe(case):
+        folder = tmp_path_factory.mktemp("seen")
+        return ranks.observed(case.script, folder=folder, stall_seconds=30, deadline=60, count=STARTS[case.start])
+
+    try:
+        with ThreadPoolExecutor(AT_A_TIME) as pool:
+            asked = {str(case): pool.submit(observe, case) for case in [*WRONG, *HEALTHY]}
+        yield {name: future.result() for name, future in asked.items()}
+    finally:
+        ranks.close()
+
+
+def told(findings):
+    return "\n".join(f"{f.id} {f.severity} {f.file}:{f.line} rank {f.rank}: {f.why} {f.evidence}" for f in findings) or "nothing"
+
+
+@pytest.mark.parametrize("case", WRONG, ids=str)
+def test_the_mistake_is_found_and_nothing_else_is_an_error(case, seen):
+    assert case.entry in COVERED, "the first line of the script promises a rule"
+    result = seen[str(case)]
+    own = [finding for finding in result.findings if finding.id == case.entry]
+    assert own, told(result.findings) + str(result.notes)
+    for mark in case.marks:
+        if mark.way in (None, "ranks"):
+            assert any((f.file, f.line) == (str(mark.file), mark.line) and mark.rank in (None, f.rank) for f in own), told(own)
+    others = [finding for finding in result.findings if finding.severity == "error" and finding.id != case.entry]
+    assert not others, told(others)
+    assert all(finding.why and finding.fix and finding.evidence for finding in own)
+    assert not result.notes
+
+
+@pytest.mark.parametrize("case", HEALTHY, ids=str)
+def test_the_twin_is_healthy(case, seen):
+    result = seen[str(case)]
+    accused = [finding for finding in result.findings if finding.severity == "error" or finding.id == case.entry]
+    assert not accused, told(accused)
+    assert not result.notes
+    assert result.exit_code == 0
+
+
+def test_every_entry_that_has_a_case_is_here():
+    assert {case.entry for case in WRONG} <= {path.name for path in CORPUS.iterdir()}
+    assert len({case.entry for case in WRONG}) >= 40
