@@ -14,6 +14,7 @@ from paralab.doctor.events import Backward, Forward, Step, ZeroGrad
 from paralab.doctor.lines import conditions, opposite, ways_out_of_loops
 from paralab.doctor.observation import Observation, Reader
 from paralab.doctor.place import Place, Site
+from paralab.doctor.rank_rules.hangs import ENTRIES
 from tests.doctor.ranks import ranks  # noqa: F401
 
 pytestmark = pytest.mark.timeout(90)
@@ -30,6 +31,7 @@ dist.init_process_group("gloo", timeout=timedelta(seconds=30))
 rank = dist.get_rank()
 torch.manual_seed(rank)
 """
+HANGS = {*ENTRIES, "H05"}
 TAIL = "\ndist.destroy_process_group()\n"
 
 
@@ -108,7 +110,7 @@ HEALTHY = {
 def test_a_healthy_script_is_not_accused(body, ranks, tmp_path):  # noqa: F811
     seen = run(ranks, tmp_path, body)
     assert seen.exit_code == 0, seen
-    assert not [finding for finding in seen.findings if finding.severity == "error"]
+    assert not [finding for finding in seen.findings if finding.severity == "error" or finding.id in HANGS - {"H13"}]
 
 
 def test_a_loop_without_a_loader_is_left_early(ranks, tmp_path):  # noqa: F811
