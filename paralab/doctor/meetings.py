@@ -52,7 +52,7 @@ def stuck(rank: RankSeen) -> Stuck | None:
     for operation in reversed(rank.doing if rank.settled else ()):
         if isinstance(operation, Numbered) and operation.seq and _is_waiting(rank, operation):
             return _stuck(rank, operation, None)
-    last = next((event for event in reversed(rank.events) if isinstance(event, Numbered) and event.seq), None)
+    last = next((event for event in reversed(rank.story) if isinstance(event, Numbered) and event.seq), None)
     if last is not None and last.error and TRANSPORT.search(last.error):
         return _stuck(rank, last, last.error)
     return None
@@ -165,7 +165,7 @@ def _values(shape: list[int]) -> str:
 
 def calls_from(rank: RankSeen, operation: Numbered) -> int:
     """How often a rank has made this call (same kind, same place), open ones included."""
-    return sum(is_same_call(operation, event) for event in (*rank.events, *rank.doing) if isinstance(event, Numbered))
+    return sum(is_same_call(operation, event) for event in (*rank.story, *rank.doing) if isinstance(event, Numbered))
 
 
 def timeout_seconds(rank: RankSeen) -> float | None:

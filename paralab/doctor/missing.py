@@ -168,7 +168,7 @@ def _finished(seen: Observation, where: Stuck, rank: RankSeen) -> Finding:
         if isinstance(operation, Forward) or (isinstance(operation, Collective) and (in_order or is_for_some_ranks(operation))):
             return only_here(seen, where.rank, operation, rank, None)
         return _returned(where, rank)
-    last: Numbered | None = next((e for e in reversed(rank.events) if isinstance(e, Numbered) and is_same_call(operation, e)), None)
+    last: Numbered | None = next((e for e in reversed(rank.story) if isinstance(e, Numbered) and is_same_call(operation, e)), None)
     times = f"{calls_from(rank, operation)} rounds"
     met = f"rank {where.rank.rank} is in {named(operation)}"
     return leaving(rank, where.rank, last, None, False, f"after {times}", met)
@@ -178,7 +178,7 @@ def _returned(where: Stuck, rank: RankSeen) -> Finding:
     """It came to the end of the program on a way around the others' next meeting."""
     ways = []
     for place in where.operation.site.stack if where.operation.site else ():
-        been = [p.line for e in rank.events if e.site for p in e.site.stack if (p.file, p.function) == (place.file, place.function)]
+        been = [p.line for e in rank.story if e.site for p in e.site.stack if (p.file, p.function) == (place.file, place.function)]
         ways += returns_before(place, max((line for line in been if line < place.line), default=0))
         if ways:
             break

@@ -29,6 +29,7 @@ from paralab.record.recent import Recent
 from paralab.record.slot import Slot
 
 MAY_WAIT = {"init", "destroy", "group", "wrap", "forward", "backward", "collective", "pipeline", "save", "load", "held"}
+MINOR = {"loss", "zero_grad", "amp", "autocast", "clip", "scheduler", "seed"}  # left out of steps that are not kept
 REPEATED = {
     *("batch", "forward", "loss", "zero_grad", "backward", "step", "collective", "amp", "autocast", "clip", "scheduler", "seed"),
     *("pipeline", "set_epoch"),
@@ -64,6 +65,7 @@ class Rank:
         self.on = True
         self.pid = os.getpid()
         self.rank: int | None = None
+        self.watched = True  # everything of this step is written down, and kept
         self.steps = 0  # optimiser steps that are over, of the optimiser that made most
         self.waiting: list[dict[str, Any]] = []
         self.journal: Journal | None = None
