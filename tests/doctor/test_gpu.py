@@ -1,5 +1,6 @@
 """What one GPU can show the doctor: real messages of NCCL and CUDA, and ranks whose tensors are on a device."""
 
+import json
 import os
 import subprocess
 import sys
@@ -87,8 +88,8 @@ def test_ranks_that_share_a_gpu_are_observed(tmp_path, called, found):
     (tmp_path / "train.py").write_text(TRAINING.replace("MODEL", called))
     command = ["doctor", "--json", "--", *TORCHRUN, "--nproc_per_node=2", "train.py"]
     result = run_paralab(*command, cwd=tmp_path, seconds=150)
-    errors = {finding["id"] for finding in result.json["findings"] if finding["severity"] == "error"}
-    assert errors == found, result.json
+    errors = {finding["id"] for finding in json.loads(result.out)["findings"] if finding["severity"] == "error"}
+    assert errors == found, result.out
 
 
 def test_preflight_sees_the_gpu(tmp_path):
@@ -100,4 +101,4 @@ def test_preflight_sees_the_gpu(tmp_path):
 def test_a_recorded_run_that_mostly_communicates(tmp_path):
     folder = run_paralab("run", "ddp", "--steps", "8", "--device", "cuda", "--json", cwd=tmp_path).json["run_folder"]
     result = run_paralab("doctor", folder, "--json", cwd=tmp_path)
-    assert any(finding["id"] == "W01" for finding in result.json["findings"]), result.json
+    assert any(finding["id"] == "W01" for finding in json.loads(result.out)["findings"]), result.out
