@@ -59,8 +59,9 @@ def stuck(rank: RankSeen) -> Stuck | None:
 
 
 def _is_waiting(rank: RankSeen, operation: Numbered) -> bool:
-    """A forward or backward that takes long may just compute: the flight recorder knows, where the rank could be asked."""
-    if isinstance(operation, Collective) or rank.said is None or not rank.said.collectives:
+    """A forward, backward or wrap that takes long may just compute, or import: the flight recorder knows, where the rank could be
+    asked. One that is empty after collectives were made is not there at all."""
+    if isinstance(operation, Collective) or rank.said is None or (not rank.said.collectives and rank.collectives):
         return True
     return any(not entry.get("retired") for entry in rank.said.collectives)
 
