@@ -68,7 +68,7 @@ class RankNow:
         return None
 
     def told(self) -> str:
-        where = f"{self.place}: {self.place.code}" if self.place else f"unknown ({self.unread})"
+        where = f"{self.place}: {self.place.code}" if self.place else "an unknown place"
         waits = f"in {self.collective}, " if self.collective else ""
         return f"rank {self.rank} (process {self.pid}): {waits}at {where}"
 
@@ -192,15 +192,14 @@ def ranks_of(pid: int) -> dict[int, int]:
     """rank -> process, of the job that a process belongs to: a launcher, one of its ranks, or a program without a launcher."""
     if not Path(f"/proc/{pid}").exists():
         raise UsageError(f"There is no process {pid} on this machine.", cure="ps aux | grep train.py shows the processes of a job")
-    if "RANK" in _environment(pid):
-        job = _job(pid)
+    if job := _job(pid):
         found = {int(_environment(each)["RANK"]): each for each in sorted(_all(), reverse=True) if _job(each) == job}
         return dict(sorted(found.items()))
     children = _children()
     family = [pid]
     for each in family:
         family += children.get(each, [])
-    ranks = {int(_environment(each)["RANK"]): each for each in reversed(family) if "RANK" in _environment(each)}
+    ranks = {int(_environment(each)["RANK"]): each for each in reversed(family) if _job(each)}
     if ranks:
         return dict(sorted(ranks.items()))
     trains = [each for each in family if _has_torch(each)]
@@ -209,9 +208,9 @@ def ranks_of(pid: int) -> dict[int, int]:
 
 
 def _job(pid: int) -> tuple[str, ...] | None:
-    """What the ranks of one job have in common; None for a process that is none, or a child of one (a DataLoader's worker)."""
-    own = _environment(pid)
-    if "RANK" not in own or _environment(_parent(pid)).get("RANK") == own["RANK"]:
+    """What the ranks of one job have in common; None for one that is none: a shell around a rank, a DataLoader's worker."""
+    own, parent = _environment(pid), _parent(pid)
+    if "RANK" not in own or not _is_python(pid) or (_is_python(parent) and _environment(parent).get("RANK") == own["RANK"]):
         return None
     return tuple(own.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"))
 
@@ -256,6 +255,12 @@ def _environment(pid: int) -> dict[str, str]:
         return {}
     pairs = (item.partition(b"=") for item in raw.split(b"\0") if b"=" in item)
     return {name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs}
+
+
+def _is_python(pid: int) -> bool:
+    with suppress(OSError):
+        return "python" in Path(f"/proc/{pid}/exe").resolve().name
+    return False
 
 
 def _has_torch(pid: int) -> bool:

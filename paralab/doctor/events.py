@@ -2,9 +2,10 @@
 
 Every event has `t` (Unix seconds when it began), `step` (the optimiser steps that this rank had made by then), `site` (the place in
 the user's code, None where there is none) and, where it took time, `seconds`. An operation that raised has `error`.
-Digests are of sampled steps only (1 2 3 4 8 16 32 64 128 192 …, the same on all ranks) and give [norm, sum] per tensor, None for a
-tensor that is not there; a norm of -1 stands for NaN, -2 for infinity. Equal tensors give equal digests up to rounding: compare
-with a tolerance of 1e-5 of the norm.
+Of long runs whole steps are kept (the first 64, then one in 8, later one in 64): all events between two kept `Step`s belong to the
+second. Digests are of sampled steps only (1 2 3 4 8 16 32 64 128 192 …, the same on all ranks) and give [norm, sum] per tensor,
+None for a tensor that is not there; a norm of -1 stands for NaN, -2 for infinity. Equal tensors give equal digests up to rounding:
+compare with a tolerance of 1e-5 of the norm.
 """
 
 from __future__ import annotations

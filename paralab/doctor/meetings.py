@@ -52,15 +52,16 @@ def stuck(rank: RankSeen) -> Stuck | None:
     for operation in reversed(rank.doing if rank.settled else ()):
         if isinstance(operation, Numbered) and operation.seq and _is_waiting(rank, operation):
             return _stuck(rank, operation, None)
-    last = next((event for event in reversed(rank.events) if isinstance(event, Numbered) and event.seq), None)
+    last = next((event for event in reversed(rank.story) if isinstance(event, Numbered) and event.seq), None)
     if last is not None and last.error and TRANSPORT.search(last.error):
         return _stuck(rank, last, last.error)
     return None
 
 
 def _is_waiting(rank: RankSeen, operation: Numbered) -> bool:
-    """A forward or backward that takes long may just compute: the flight recorder knows, where the rank could be asked."""
-    if isinstance(operation, Collective) or rank.said is None or not rank.said.collectives:
+    """A forward, backward or wrap that takes long may just compute, or import: the flight recorder knows, where the rank could be
+    asked. One that is empty after collectives were made is not there at all."""
+    if isinstance(operation, Collective) or rank.said is None or (not rank.said.collectives and rank.collectives):
         return True
     return any(not entry.get("retired") for entry in rank.said.collectives)
 
@@ -165,7 +166,7 @@ def _values(shape: list[int]) -> str:
 
 def calls_from(rank: RankSeen, operation: Numbered) -> int:
     """How often a rank has made this call (same kind, same place), open ones included."""
-    return sum(is_same_call(operation, event) for event in (*rank.events, *rank.doing) if isinstance(event, Numbered))
+    return sum(is_same_call(operation, event) for event in (*rank.story, *rank.doing) if isinstance(event, Numbered))
 
 
 def timeout_seconds(rank: RankSeen) -> float | None:

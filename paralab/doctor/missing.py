@@ -110,11 +110,35 @@ def _fate(rank: RankSeen) -> str:
 def did_not_come(seen: Observation) -> Finding | None:
     """The first meeting that somebody waits in, or failed in, and another one did not come to."""
     found = sorted((where for rank in seen.ranks if (where := stuck(rank)) is not None), key=lambda where: where.number)
+    stopped = [rank for rank in seen.ranks if rank.state in STOPPED and not seen.ended_by_us]
+    for rank in stopped if seen.stalled_seconds is not None else ():
+        if victim := next((where for where in found if where.rank is not rank), None):
+            return _late(victim, rank, "H10", STOPPED[rank.state or ""])
     for where in found:
         for rank in members(seen, where.group):
             if rank is not where.rank and reached(rank, where.group) < where.number and (finding := _absent(seen, where, rank)):
                 return finding
-    return None
+    return _nobody_is_missing(seen, found)
+
+
+def _nobody_is_missing(seen: Observation, found: list[Stuck]) -> Finding | None:
+    """All of them wait in the same call."""
+    if seen.stalled_seconds is None or len(found) < seen.world or len({(where.group, where.number) for where in found}) != 1:
+        return None
+    first = found[0]
+    return Finding(
+        "H10",
+        "suspect",
+        f"all {len(found)} ranks have been in {named(first.operation)} for {seen.stalled_seconds:.0f} s: nobody is missing, so "
+        "what lies "
+        "between them does not answer, or is that slow. Certain if a small all_reduce between the same machines does not "
+        "return either",
+        "look at the network between the ranks: `paralab doctor` without arguments times an all-reduce",
+        first.place.file if first.place else None,
+        first.place.line if first.place else None,
+        None,
+        tuple(f"rank {where.rank.rank}: {_fate(where.rank)}" for where in found),
+    )
 
 
 def _absent(seen: Observation, where: Stuck, rank: RankSeen) -> Finding | None:
@@ -144,7 +168,7 @@ def _finished(seen: Observation, where: Stuck, rank: RankSeen) -> Finding:
         if isinstance(operation, Forward) or (isinstance(operation, Collective) and (in_order or is_for_some_ranks(operation))):
             return only_here(seen, where.rank, operation, rank, None)
         return _returned(where, rank)
-    last: Numbered | None = next((e for e in reversed(rank.events) if isinstance(e, Numbered) and is_same_call(operation, e)), None)
+    last: Numbered | None = next((e for e in reversed(rank.story) if isinstance(e, Numbered) and is_same_call(operation, e)), None)
     times = f"{calls_from(rank, operation)} rounds"
     met = f"rank {where.rank.rank} is in {named(operation)}"
     return leaving(rank, where.rank, last, None, False, f"after {times}", met)
@@ -154,7 +178,7 @@ def _returned(where: Stuck, rank: RankSeen) -> Finding:
     """It came to the end of the program on a way around the others' next meeting."""
     ways = []
     for place in where.operation.site.stack if where.operation.site else ():
-        been = [p.line for e in rank.events if e.site for p in e.site.stack if (p.file, p.function) == (place.file, place.function)]
+        been = [p.line for e in rank.story if e.site for p in e.site.stack if (p.file, p.function) == (place.file, place.function)]
         ways += returns_before(place, max((line for line in been if line < place.line), default=0))
         if ways:
             break

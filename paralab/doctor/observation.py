@@ -2,8 +2,9 @@
 
 An observation is a folder. Every rank writes `rank<N>.jsonl` (`rank<N>.<attempt>.jsonl` after a restart by torchrun; the last
 attempt counts), one event per line (`doctor.events` is the schema), and `rank<N>.now`: the operations that are open at this moment,
-which stay readable when the rank hangs or was killed. When asked, a rank also writes `rank<N>.json`: its stacks and its last
-collectives.
+which stay readable when the rank hangs or was killed. Of long runs whole steps are kept (the first 64, then one in 8, later one
+in 64, the same on all ranks); `rank<N>.recent` holds the last few hundred events of the others, read when a run hangs or is over.
+When asked, a rank also writes `rank<N>.json`: its stacks and its last collectives.
 
     observation = Observation.read(folder)
     for rank in observation.ranks:
@@ -42,7 +43,8 @@ from paralab.doctor.events import (
     typed,
 )
 from paralab.doctor.place import Place, Site
-from paralab.record.reader import Tail
+from paralab.record.reader import Tail, parsed
+from paralab.record.recent import read_recent
 from paralab.record.slot import read_slot
 
 Kind = TypeVar("Kind", bound=Event)
@@ -62,6 +64,7 @@ class RankSeen:
     lives: bool | None
     state: str | None  # of its process, one letter as `ps` shows it; None: gone, or not of this machine
     progress: int
+    recent: tuple[Event, ...] = ()  # of the last steps that are not among `events`: without what is minor
     settled: bool = True  # it has stopped where `doing` says (it hangs, or is over); False: it is on its way
     said: Testimony | None = None  # its stacks and collectives, once asked
 
@@ -72,13 +75,18 @@ class RankSeen:
         return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
 
     @cached_property
+    def story(self) -> list[Event]:
+        """`events` and `recent`: for hangs, which need what came last. Rules that look at whole steps take `events`."""
+        return sorted([*self.events, *self.recent], key=lambda event: event.t) if self.recent else list(self.events)
+
+    @cached_property
     def steps(self) -> list[Step]:
         return self.of(Step)
 
     @property
     def made(self) -> int:
         """Optimiser steps made."""
-        return max((event.step for event in self.events), default=0)
+        return max((event.step for event in self.story), default=0)
 
     @property
     def raised(self) -> Raised | None:
@@ -107,7 +115,7 @@ class RankSeen:
     @property
     def last_place(self) -> Place | None:
         """The user's line where it was last heard of."""
-        for event in reversed((*self.events, *self.doing)):
+        for event in reversed((*self.story, *self.doing)):
             if event.site:
                 return event.site.place
         return None
@@ -116,7 +124,7 @@ class RankSeen:
     def collectives(self) -> dict[str, dict[int, Numbered]]:
         """group -> number -> the operation that made that collective; also those that are open, with the number they wait in."""
         found: dict[str, dict[int, Numbered]] = {}
-        for event in (*self.events, *self.doing):
+        for event in (*self.story, *self.doing):
             if not isinstance(event, Numbered) or not event.seq:
                 continue
             group = event.group if isinstance(event, Collective) else "0"
@@ -213,8 +221,17 @@ def _seen(number: int, file: _File, settled: bool) -> RankSeen:
     count, doing = read_slot(file.path.with_suffix(".now"))
     open_ = tuple(event for raw in doing if (event := typed(raw, file.sites)) is not None)
     said = Testimony.read(file.path.parent, number) if file.path.with_suffix(".json").exists() else None
+    late = tuple(_recent(file)) if settled else ()
     start, events = _start(file), tuple(file.events)
-    return RankSeen(number, start, events, open_, _lives(start), _state(start), count + len(events), settled, said)
+    return RankSeen(number, start, events, open_, _lives(start), _state(start), count + len(events), late, settled, said)
+
+
+def _recent(file: _File) -> list[Event]:
+    """Of steps that are not kept for good: the last ones, from the beginning of a step."""
+    lines = (parsed(line) for line in read_recent(file.path.with_suffix(".recent")))
+    found = [event for line in lines if line is not None and (event := typed(line, file.sites)) is not None]
+    first = next((number for number, event in enumerate(found) if isinstance(event, Step)), -1)
+    return found[first + 1 :]
 
 
 def _start(file: _File) -> Start:

@@ -23,6 +23,7 @@ from paralab.doctor.events import Held, Off, Replaced
 from paralab.doctor.finding import Finding, ordered
 from paralab.doctor.missing import is_for_want_of_a_gpu
 from paralab.doctor.observation import Observation, Reader, waits_since
+from paralab.doctor.rank_rules.hangs import ENTRIES as HANGS
 from paralab.doctor.rules import apply
 from paralab.errors import UsageError
 
@@ -145,8 +146,8 @@ class Watch:
         found = apply("ranks", self.reader.read(over=False, stalled_seconds=stalled))
         for finding in found:
             self.tell(finding)
-        certain = any(finding.severity == "error" for finding in found)
-        return self.ends and certain and still > self.stall_seconds
+        for_good = any(finding.severity == "error" and finding.id in HANGS for finding in found)
+        return self.ends and for_good
 
 
 def _same(finding: Finding) -> tuple[object, ...]:

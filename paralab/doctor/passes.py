@@ -26,7 +26,7 @@ def passes(rank: RankSeen) -> dict[tuple[int, int], Pass]:
     """(loader, epoch) -> what this rank did in it."""
     found: dict[tuple[int, int], Pass] = {}
     current: Pass | None = None
-    for event in (*rank.events, *(rank.doing if rank.settled else ())):
+    for event in (*rank.story, *(rank.doing if rank.settled else ())):
         if isinstance(event, Loader):
             for (loader, _), earlier in found.items():
                 earlier.over = earlier.over or loader == event.loader

@@ -22,9 +22,9 @@ def is_sampled(number: int) -> bool:
     return number <= FIRST or number % EVERY == 0 or (number < EVERY and number & (number - 1) == 0)
 
 
-def is_watched(step: int) -> bool:
-    """Steps in which small values are looked at that cost a few microseconds each: the first 64, then one in 8."""
-    return step < EVERY or step % 8 == 0
+def is_watched(number: int) -> bool:
+    """Steps of which everything is kept, and in which small values are looked at: the first 64, then one in 8, later one in 64."""
+    return number <= EVERY or number % (8 if number < 16 * EVERY else EVERY) == 0
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from paralab.observe.digests import is_sampled, is_watched
+from paralab.observe.digests import is_sampled
 from paralab.observe.rank import Rank
 from paralab.observe.wrapping import argument, is_inside, wrap
 
@@ -24,7 +24,7 @@ def install(rank: Rank) -> None:
 def _concluded(rank: Rank, result: Any) -> dict[str, Any]:
     if not isinstance(result, torch.Tensor) or result.numel() != 1:
         return {}
-    if not (is_watched(rank.steps) if result.device.type == "cpu" else is_sampled(rank.steps + 1)):
+    if not (rank.watched if result.device.type == "cpu" else is_sampled(rank.steps + 1)):
         return {}
     value = float(result.detach())
     return {"value": value} if math.isfinite(value) else {}
@@ -45,7 +45,7 @@ def _describe(rank: Rank, name: str) -> Any:
             ignored = argument(args, kwargs, 2, "ignore_index", -100)
             fields["ignore_index"] = ignored
             cheap = target.device.type == "cpu" and target.numel() <= MOST_COUNTED
-            if is_watched(rank.steps) if cheap else is_sampled(rank.steps + 1):
+            if rank.watched if cheap else is_sampled(rank.steps + 1):
                 fields["valid"] = int((target != ignored).sum())
         return fields
 

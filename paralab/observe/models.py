@@ -16,7 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from paralab.observe import sites
 from paralab.observe.changes import Changes
 from paralab.observe.collectives import rank_first, sequence
-from paralab.observe.digests import is_sampled, is_watched, of_tensors, tensors_in
+from paralab.observe.digests import is_sampled, of_tensors, tensors_in
 from paralab.observe.rank import Rank, guarded
 from paralab.observe.reducer import note_reduction
 from paralab.observe.wrapping import argument, is_inside, wrap
@@ -131,7 +131,7 @@ class Models:
         return fields
 
     def _looks_at(self, loss: torch.Tensor) -> bool:
-        return is_watched(self.rank.steps) if loss.device.type == "cpu" else is_sampled(self.backwards)
+        return self.rank.watched if loss.device.type == "cpu" else is_sampled(self.backwards)
 
     def _backwarded(self, result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         fields: dict[str, Any] = {"seq": spanned(rank_first(self.rank), sequence(), begun=True)}

@@ -12,7 +12,7 @@ from torch.amp.autocast_mode import autocast
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from paralab.observe.digests import is_sampled, of_tensors, tensors_in
+from paralab.observe.digests import is_sampled, is_watched, of_tensors, tensors_in
 from paralab.observe.models import Models
 from paralab.observe.rank import Rank, guarded
 from paralab.observe.trial import hold
@@ -84,6 +84,7 @@ class Optimisers:
             return
         self.made[number] += 1
         self.rank.steps = max(self.made)
+        self.rank.watched = is_watched(self.rank.steps + 1)
         more: dict[str, Any] = {}
         if "gradients" in operation:
             parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]

@@ -23,10 +23,17 @@ from typing import Any
 import torch
 
 from paralab.observe import sites
+from paralab.observe.digests import is_watched
 from paralab.record.journal import Journal
+from paralab.record.recent import Recent
 from paralab.record.slot import Slot
 
 MAY_WAIT = {"init", "destroy", "group", "wrap", "forward", "backward", "collective", "pipeline", "save", "load", "held"}
+MINOR = {"loss", "zero_grad", "amp", "autocast", "clip", "scheduler", "seed"}  # left out of steps that are not kept
+REPEATED = {
+    *("batch", "forward", "loss", "zero_grad", "backward", "step", "collective", "amp", "autocast", "clip", "scheduler", "seed"),
+    *("pipeline", "set_epoch"),
+}
 MOST_WAITING = 10_000  # events before it is known which rank this is
 
 
@@ -58,9 +65,11 @@ class Rank:
         self.on = True
         self.pid = os.getpid()
         self.rank: int | None = None
+        self.watched = True  # everything of this step is written down, and kept
         self.steps = 0  # optimiser steps that are over, of the optimiser that made most
         self.waiting: list[dict[str, Any]] = []
         self.journal: Journal | None = None
+        self.recent: Recent | None = None
         self.slot: Slot | None = None
         self.doing: list[dict[str, Any]] = []  # open operations of the main thread, outermost first
         self.overwritten: Any = None  # the node in autograd's graph of the last tensor that a collective has overwritten
@@ -89,9 +98,18 @@ class Rank:
                 self.waiting.append(event)
             return
         try:
-            self.journal.append(_encode(event).encode())
+            line = _encode(event).encode()
+            if self.recent is None or self._is_kept(event):
+                self.journal.append(line)
+            else:
+                self.recent.append(line)
         except OSError:
             self.on = False  # the disk is full: there is no place to say so
+
+    def _is_kept(self, event: dict[str, Any]) -> bool:
+        """For good, or only while it is recent: of what every step repeats, whole steps are kept, the same ones on all ranks."""
+        kind = event["event"]
+        return kind not in REPEATED or is_watched(event["step"] + (kind != "step"))
 
     # --- operations that may not come back ---------------------------------------------------------------------------------------
 
@@ -138,6 +156,7 @@ class Rank:
         stem, self.journal = self._opened()
         self.path = self.folder / f"{stem}.jsonl"
         self.slot = Slot(self.folder / f"{stem}.now")
+        self.recent = Recent(self.folder / f"{stem}.recent")
         waiting, self.waiting = self.waiting, []
         for event in (self._start(world), *waiting):
             self._write(event)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from paralab.observe.rank import Rank
+from paralab.observe.rank import MINOR, Rank
 
 Fields = dict[str, Any]
 Describe = Callable[..., Fields | None]
@@ -37,10 +37,11 @@ def observed(
     rank: Rank, original: Callable[..., Any], event: str, describe: Describe, conclude: Callable[..., Fields] | None = None
 ) -> Callable[..., Any]:
     compiling = torch.compiler.is_compiling
+    minor = event in MINOR
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if compiling() or not rank.on:
+        if compiling() or not rank.on or (minor and not rank.watched):
             return original(*args, **kwargs)
         operation = None
         try:

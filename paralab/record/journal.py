@@ -31,7 +31,7 @@ class Journal:
             self._at = end + 1
 
     def _grow(self, needed: int) -> None:
-        size = max(self._size * 2 if self._size < 16 * PIECE else self._size + 16 * PIECE, needed + PIECE)
+        size = needed + PIECE
         if hasattr(os, "posix_fallocate"):  # real room: a hole in the file could kill us when the disk is full
             os.posix_fallocate(self._file, self._size, size - self._size)
         else:

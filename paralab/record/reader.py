@@ -24,7 +24,7 @@ class Tail:
             text = file.read()
         complete = text.rpartition(b"\n")[0] + b"\n" if b"\n" in text else b""
         self._position += len(complete)
-        return [event for line in complete.splitlines() if (event := _parsed(line)) is not None]
+        return [event for line in complete.splitlines() if (event := parsed(line)) is not None]
 
 
 def read_events(folder: Path, attempt: int | None = None) -> dict[int, list[Event]]:
@@ -59,7 +59,7 @@ def _numbered(path: Path) -> tuple[int, int, Path]:
     return int(rank), int(attempt or 0), path
 
 
-def _parsed(line: bytes) -> Event | None:
+def parsed(line: bytes) -> Event | None:
     try:
         event = json.loads(line)
     except ValueError:

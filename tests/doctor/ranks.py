@@ -27,6 +27,9 @@ class Ranks:
         self.lock = threading.Lock()
 
     def start(self):
+        """Once; what follows is fast."""
+        if self.process is not None:
+            return
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
         command = [sys.executable, str(WARM), "serve", self.socket]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
@@ -34,8 +37,7 @@ class Ranks:
 
     def observed(self, script, *arguments, folder, stall_seconds=1.0, steps=None, deadline=30.0, count=2, **more):
         with self.lock:
-            if self.process is None:
-                self.start()
+            self.start()
         command = ["env", f"WARM_RANKS={count}", sys.executable, "-S", str(WARM), self.socket, str(script), *map(str, arguments)]
         began = time.monotonic()
         result = observe(command, steps=steps, stall_seconds=stall_seconds, folder=folder, end_when_hung=True, **more)

@@ -1,6 +1,7 @@
 """The way into foreign programs, through real launchers; and that nothing of the program changes."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -234,3 +235,38 @@ def _is_in(pid, function):
         return stacks(pid)[pid][-1].function == function
     except (KeyError, IndexError, Unreadable):
         return False
+
+
+SLEEPS = """
+import os, signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)  # {mark}"], start_new_session=True)
+signal.signal(signal.SIGINT, lambda *_: (child.kill(), sys.exit(7)))
+signal.signal(signal.SIGTERM, lambda *_: (child.kill(), sys.exit(8)))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 7), (signal.SIGKILL, None)], ids=["Ctrl-C", "kill -9 of the doctor"])
+def test_signals_reach_the_command_and_nothing_is_left(tmp_path, number, code):
+    """Ctrl-C is the command's to handle; if the doctor itself is killed, the command is told to end."""
+    mark = f"mark-{os.getpid()}-{int(number)}"
+    script = written(tmp_path / "train.py", SLEEPS.format(mark=mark))
+    words = [sys.executable, str(script)]
+    program = (
+        "from pathlib import Path; from paralab.doctor.observing import observe; "
+        f"print(observe({words!r}, folder=Path({str(tmp_path / 'seen')!r})).exit_code)"
+    )
+    doctor = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=HERE.parents[1])
+    assert doctor.stdout.readline() == "ready\n"
+    doctor.send_signal(number)
+    out = doctor.stdout.read()
+    doctor.wait(20)
+    doctor.stdout.close()
+    if code is not None:
+        assert out.strip() == str(code)
+    until = time.monotonic() + 10
+    while time.monotonic() < until and (living(mark) or living(str(script))):
+        time.sleep(0.1)
+    assert not living(mark)
+    assert not living(str(script))
