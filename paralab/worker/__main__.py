@@ -98,7 +98,7 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
         if rank < plan.world_size:
             with _recorded(_events_file(job, rank), plan, rank, origin, offset) as record:
                 if plan.workload not in workloads:
-                    workloads[plan.workload] = load_workload(plan.workload)
+                    workloads[plan.workload] = _loaded(plan.workload)
                 extras = Extras(
                     **{name: Path(path) for name, path in job["extras"].items()},
                     keeping=Keeping(**job["keeping"]) if job["keeping"] else None,
@@ -110,6 +110,16 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
             dist.barrier()
         pulse.enter("start")
     pulse.enter("end")
+
+
+def _loaded(name: str) -> Workload:
+    """What the user's file imports stays, as torch does."""
+    gc.disable()
+    try:
+        return load_workload(name)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _events_file(job: dict[str, Any], rank: int) -> Path:

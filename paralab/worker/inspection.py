@@ -45,8 +45,6 @@ NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
 def main() -> NoReturn:
-    gc.freeze()
-    gc.enable()
     end_with_the_parent()
     answer, question = Path(sys.argv[1]), json.loads(sys.argv[2])
     try:
@@ -92,6 +90,8 @@ def look_at_workload(
     """Build the workload once, run it once on a few samples, and tell what a plan must know."""
     _keep_the_compiler_out()
     loaded = load_workload(workload)
+    gc.freeze()
+    gc.enable()
     seed_everything(0)
     own_folder = user_folder(workload)
     model = _guarded("model()", own_folder, loaded.model)
