@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +102,15 @@ def run(
 
 
 def verify(
-    workload: Source | None = None, strategy: str = "all", *, out: str | Path | None = None, **options: Any
+    workload: Source | Sequence[Source] | None = None, strategy: str = "all", *, out: str | Path | None = None, **options: Any
 ) -> dict[str, Any]:
-    """Prove that a strategy trains the workload like one device does; options as for `run`, those left out are varied."""
-    with _reference(workload) as reference:
-        return proof.verify(strategy, reference, out=Path(out) if out else None, **options)
+    """Prove that a strategy trains the workload like one device does; options as for `run`, those left out are varied. Several
+    workloads, in a list, share one launch."""
+    given: Any = [] if workload is None else workload
+    sources = given if isinstance(given, list | tuple) else [given]
+    with ExitStack() as stack:
+        references = [stack.enter_context(_reference(source)) for source in sources]
+        return proof.verify(strategy, references, out=Path(out) if out else None, **options)
 
 
 def compare(
@@ -146,9 +150,9 @@ def _cloudpickle() -> Any:
 
 
 @contextmanager
-def _reference(workload: Source | None) -> Iterator[Any]:
+def _reference(workload: Source) -> Iterator[str]:
     """A name that another process can load: functions of a file by file and name, functions of a notebook by pickling."""
-    if workload is None or isinstance(workload, str):
+    if isinstance(workload, str):
         yield workload
         return
     if not callable(workload):

@@ -131,7 +131,7 @@ def verify(strategy: str, as_json: bool, out: Path | None, **options: Any) -> No
 
     given = {name: value for name, value in written(options).items() if name != "workload"}
     say = (lambda line: None) if as_json else lambda line: click.echo(line, err=True)
-    result = proof.verify(strategy, options["workload"], out=out, say=say, **given)
+    result = proof.verify(strategy, [options["workload"]] if options["workload"] else [], out=out, say=say, **given)
     if as_json:
         click.echo(json.dumps(result))
     else:

@@ -18,6 +18,7 @@ from paralab.errors import RunFailed
 from paralab.launch.local import Ending, launch
 from paralab.launch.watchdog import Late
 from paralab.plan.plan import Plan
+from paralab.plan.schedules import UNCUT
 from paralab.record.checkpoints import Keeping
 from paralab.record.folder import RunFolder
 
@@ -77,7 +78,7 @@ def train_all(
             failed[left[-1]] = failure(jobs[left[-1]], folder, ending)
             break
         failed[undone[0]] = failure(jobs[undone[0]], folder, ending)
-        failed |= dict.fromkeys((n for n in undone if _hopeless(jobs[n], jobs[undone[0]])), failed[undone[0]])
+        failed |= dict.fromkeys((n for n in undone if _hopeless(jobs[n], jobs[undone[0]], failed[undone[0]])), failed[undone[0]])
         left = [number for number in undone if number not in failed]
         for number in undone:  # the deadline of a job that is dropped holds for the next one
             following = next((n for n in left if n > number), None)
@@ -86,10 +87,16 @@ def train_all(
     return failed
 
 
-def _hopeless(job: Job, failed: Job) -> bool:
-    """Of the same case as the one that failed, or to be compared with what that one should have left."""
+def _hopeless(job: Job, failed: Job, error: RunFailed) -> bool:
+    """Of the same case as the one that failed, or to be compared with what that one should have left, or cut into processes at the
+    same places, where the model cannot be cut."""
     reference = failed.extras.get("save_reference")
-    return bool(failed.case and job.case == failed.case) or bool(reference and job.extras.get("compare_with") == reference)
+    cut_alike = job.plan.schedule and (job.plan.workload, job.plan.cuts) == (failed.plan.workload, failed.plan.cuts)
+    return (
+        bool(failed.case and job.case == failed.case)
+        or bool(reference and job.extras.get("compare_with") == reference)
+        or bool(cut_alike and UNCUT in error.problem)
+    )
 
 
 def failure(job: Job, launched: RunFolder, ending: Ending, attempt: int = 0, gone: Sequence[int] = ()) -> RunFailed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,24 +50,24 @@ class Ready:
 
 
 def verify(
-    strategy: str, workload: str | None, out: Path | None = None, say: Callable[[str], None] = lambda line: None, **options: Any
+    strategy: str, workloads: Sequence[str], out: Path | None = None, say: Callable[[str], None] = lambda line: None, **options: Any
 ) -> dict[str, Any]:
     """Prove that a strategy (or `all`) trains like one device. Options given hold for every case; the others are varied."""
     refuse_inside()
     if strategy not in (*STRATEGIES, "all"):
         raise unknown("strategy", strategy, [*STRATEGIES, "all"])
     started = time.perf_counter()
-    workloads = [workload] if workload else list(DEFAULT_WORKLOADS)
+    workloads = workloads or DEFAULT_WORKLOADS
     names = [strategy] if strategy != "all" else list(STRATEGIES)
     ready: list[Ready] = []
     skipped: list[dict[str, Any]] = []
     refused: UsageError | None = None
-    without_dropout = False
+    looked: list[Summary] = []
     seen: list[tuple[Machine, Summary]] = []
     for reference in map(check_reference, workloads):
         wants_layers = any(name in APPLIES["stages"] for name in names)
         machine, summary = look_at(reference, options.get("device", "auto"), wants_layers, None, 1, any(map(needs_units, names)))
-        without_dropout = without_dropout or summary.dropout
+        looked.append(summary)
         summary = replace(summary, dropout=False)  # the ranks switch it off: a mistake could hide behind it
         seen.append((machine, summary))
         for case in _cases(names, Request(strategy="single", workload=reference, **options), summary, pinned=strategy != "all"):
@@ -85,7 +85,7 @@ def verify(
     folder.write_manifest(
         kind="verify",
         machine=asdict(seen[0][0]),
-        workload=[asdict(summary) for _, summary in seen],
+        workload=[asdict(summary) for summary in looked],
         cases=[{"options": r.case.options, "plan": r.plan.to_json()} for r in ready],
     )
     cases = _train(folder, ready, dict(zip(map(check_reference, workloads), seen, strict=True)), say)
@@ -100,7 +100,7 @@ def verify(
         "passed": all(case["equal"] or case["legitimate"] for case in cases),
         "cases": cases,
         "skipped": skipped,
-        "dropout": "switched off on both sides" if without_dropout else "none",
+        "dropout": "switched off on both sides" if any(summary.dropout for summary in looked) else "none",
         "seconds": round(time.perf_counter() - started, 3),
         "run_folder": str(folder.path),
     }
@@ -173,10 +173,12 @@ def _train(
     """Run the references and all cases; judge each."""
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         beside = Beside(folder.path, Path(private))
-        numbers = [
-            beside.add(f"case{place}", item.plan, item.reference, *seen[item.reference.workload])
-            for place, item in enumerate(ready)
-        ]
+        # A model that cannot be cut into processes fails and ends all ranks, which are started anew for what is left: this is last.
+        order = sorted(range(len(ready)), key=lambda place: ready[place].plan.schedule is not None)
+        numbers = {
+            place: beside.add(f"case{place}", item.plan, item.reference, *seen[item.reference.workload])
+            for place, item in ((place, ready[place]) for place in order)
+        }
         ranks = max(job.plan.world_size for job in beside.jobs)
         references = plural(len(beside.references), "reference")
         say(f"{references} and {plural(len(ready), 'case')} on up to {plural(ranks, 'rank')}")
@@ -186,6 +188,6 @@ def _train(
             raise error
     return [
         {"strategy": item.plan.strategy, "options": item.case.options, "arithmetic": item.plan.arithmetic}
-        | beside.verdict(number, failed)
-        for item, number in zip(ready, numbers, strict=True)
+        | beside.verdict(numbers[place], failed)
+        for place, item in enumerate(ready)
     ]

@@ -19,8 +19,21 @@ ROOM = "PARALAB_TEST_ROOM"
 os.environ[ROOM] = str(os.getpid())
 
 
+LONGEST = (
+    "parity/test_parallel",
+    "slurm/",
+    "launch/test_recovery",
+    "launch/test_joined",
+    "practicals/",
+    "test_comparison",
+    "parity/",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test marked `gpu` says what it misses. torch is imported only where such a test was collected."""
+    """The files that take longest come first, so that none of them is left for the end, when one process would wait for the other.
+    A test marked `gpu` says what it misses. torch is imported only where such a test was collected."""
+    items.sort(key=lambda item: next((place for place, name in enumerate(LONGEST) if name in str(item.path)), len(LONGEST)))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked:
         import torch

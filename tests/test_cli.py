@@ -81,12 +81,6 @@ def test_a_run_on_the_screen(paralab):
     assert "step 3/3  loss" in done.err
 
 
-def test_ranks_are_shown(paralab):
-    done = paralab("run", "ddp", "--workload", "mlp:tiny", "--steps", "2", "--show", "ranks")
-    for rank in (0, 1):
-        assert f"Rank: {rank} | Local Rank: {rank} | Device: cpu:{rank} | PID:" in done.out
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -155,18 +149,19 @@ def test_low_precision_runs_or_is_refused_with_what_was_seen(paralab, precision)
     assert result["losses"][-1] < result["losses"][0]
 
 
-def test_options_do_something(paralab):
+def test_options_do_something(paralab, tmp_path):
     """Every option changes what is recorded; one that did nothing would fail here."""
     small = paralab("run", "ddp", "--workload", "mlp:small", "--bucket-mb", "0.3", "--steps", "6", "--seed", "1", "--json").json
-    large = paralab("run", "ddp", "--workload", "mlp:small", "--steps", "6", "--json").json
+    shown = paralab("run", "ddp", "--workload", "mlp:small", "--steps", "6", "--show", "ranks", "--out", "large")
+    for rank in (0, 1):
+        assert f"Rank: {rank} | Local Rank: {rank} | Device: cpu:{rank} | PID:" in shown.out
+    large = json.loads((tmp_path / "large" / "result.json").read_text())
     assert small["all_reduces_per_step"] > large["all_reduces_per_step"] == 2  # DDP's first bucket holds 1 MB of 1.5
     assert small["bytes_per_step"] == large["bytes_per_step"]
     assert small["losses"] != large["losses"]
-    epochs = paralab(
-        "run", "single", "--workload", "mlp:tiny", "--epochs", "2", "--samples", "50", "--threads-per-device", "1", "--json"
-    ).json
-    assert epochs["steps"] == 4  # 32 + 18, twice
-    assert epochs["threads_per_device"] == 1
-    same = paralab("run", "mp", "--workload", "mlp:tiny", "--placement", "same", "--steps", "2", "--json").json
+    counted = ["--epochs", "2", "--samples", "50", "--threads-per-device", "1"]
+    same = paralab("run", "mp", "--workload", "mlp:tiny", "--placement", "same", *counted, "--json").json
+    assert same["steps"] == 4  # 32 + 18, twice
+    assert same["threads_per_device"] == 1
     assert same["grid"]["devices"] == ["cpu:0"]
     assert any("no model parallelism is left" in warning for warning in same["warnings"])

@@ -60,3 +60,16 @@ def test_importing_and_helping_does_not_import_torch():
     shown = ", ".join(f"paralab.show.{path.stem}" for path in (PACKAGE / "show").glob("[a-z]*.py"))
     code = f"import sys, paralab, paralab.cli, paralab.proof, paralab.comparison, {shown}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent).returncode == 0
+
+
+def test_looking_at_a_workload_does_not_load_the_compiler():
+    """It takes a second, of every command; `import paralab` in a rank does not load what starts ranks either."""
+    code = """
+import sys
+from paralab.worker.inspection import look_at_workload
+found = look_at_workload("gpt:tiny", "cpu", layers=True, samples=None, threads=1, units=True)
+assert (found.optimizer, found.optimizer_bytes_per_byte) == ("SGD", 1.0)
+sys.exit(" ".join({"torch._dynamo", "paralab.api"} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=60)
+    assert done.stderr.strip() == ""

@@ -23,6 +23,7 @@ from typing import NamedTuple
 PARTS_PER_RANK: Mapping[str, int] = MappingProxyType({"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 2})
 SCHEDULES = tuple(PARTS_PER_RANK)
 WITHOUT = "leave --schedule out"  # the cure for a model that cannot be cut into processes
+UNCUT = f"cut elsewhere, or {WITHOUT}"  # the same where the cause is the place of the cuts, whatever the schedule and the batch
 
 
 class Action(NamedTuple):

@@ -5,6 +5,12 @@ python -m paralab.worker.inspection ANSWER.json QUESTION-AS-JSON
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # as in a rank: torch is loaded in two thirds of the time
+
+import inspect
 import itertools
 import json
 import os
@@ -18,12 +24,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import UninitializedParameter
+from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode
 
 from paralab.errors import UsageError
 from paralab.machine.host import Gpu, Machine, cpu_name, memory_bytes, usable_cores
 from paralab.worker.lifeline import end_with_the_parent
-from paralab.worker.loop import make_optimizer
+from paralab.worker.optimizer import make_optimizer
 from paralab.worker.stream import dataset_samples, rank_batches
 from paralab.workload.batch import call_model, map_tensors, num_samples, take, tensors, unpack
 from paralab.workload.layers import find_layers
@@ -81,7 +88,10 @@ def look_at_workload(
     workload: str, device: str, layers: bool, samples: int | None, threads: int | None, units: bool = False
 ) -> Summary:
     """Build the workload once, run it once on a few samples, and tell what a plan must know."""
+    _keep_the_compiler_out()
     loaded = load_workload(workload)
+    gc.freeze()
+    gc.enable()
     seed_everything(0)
     own_folder = user_folder(workload)
     model = _guarded("model()", own_folder, loaded.model)
@@ -136,13 +146,23 @@ def look_at_workload(
     )
 
 
+def _keep_the_compiler_out() -> None:
+    """Optimisers and the counter of operations load torch.compile, which takes a second, only to say that nothing is to be compiled
+    there; here nothing is compiled anyway. (Where torch does it otherwise, looking is a second slower, no more.)"""
+    counter: Any = getattr(flop_counter, "_FlopCounterMode", FlopCounterMode)
+    for method in (torch.optim.Optimizer.add_param_group, counter.__torch_dispatch__):
+        if function := getattr(method, "__wrapped__", None):
+            setattr(function, "__dynamo_disable", function)
+
+
 def _optimizer_state(workload: Workload) -> float | None:
     """Bytes that the optimiser keeps per byte of parameters, from a step on a small matrix: SGD 0, with momentum 1, Adam 2."""
     matrix = nn.Linear(64, 64, bias=False)
     matrix.weight.grad = torch.ones_like(matrix.weight)
     try:
         optimizer = make_optimizer(workload, matrix)
-        optimizer.step()
+        with torch.no_grad():
+            inspect.unwrap(type(optimizer).step)(optimizer)  # what is wrapped around it loads torch.compile
     except Exception:  # an optimiser that asks more of its parameters: then it is not known
         return None
     kept = sum(t.nbytes for state in optimizer.state.values() for t in tensors(state) if t.ndim)

@@ -26,6 +26,7 @@ from paralab.worker.groups import group_of
 from paralab.worker.hybrid import Hybrid
 from paralab.worker.job import Job, Micro, Pass, Strategy
 from paralab.worker.load import LoadSampler
+from paralab.worker.optimizer import make_optimizer
 from paralab.worker.parity import Trace, compare
 from paralab.worker.precision import Precision
 from paralab.worker.probes import Probe, sampled
@@ -166,13 +167,6 @@ def note_gradients(job: Job, model: nn.Module) -> None:
         **dict(zip(("total", "zeros", "not_finite"), counts.tolist(), strict=True)),
         scale=job.precision.scaler.get_scale() if job.plan.scaler else None,
     )
-
-
-def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
-    """For the parameters that this rank holds; those of other stages are on the meta device."""
-    held = [parameter for parameter in model.parameters() if not parameter.is_meta]
-    held = held or [nn.Parameter(torch.empty(0))]  # a stage of activations alone: no optimiser takes an empty list
-    return workload.optimizer(held) if workload.optimizer else torch.optim.SGD(held, lr=0.01, momentum=0.9)
 
 
 def num_in(passes: list[Pass]) -> int:

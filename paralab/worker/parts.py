@@ -21,10 +21,10 @@ from torch.utils._device import _device_constructors
 
 from paralab.errors import UsageError
 from paralab.plan.plan import Stage
-from paralab.plan.schedules import WITHOUT
+from paralab.plan.schedules import UNCUT
 from paralab.workload.batch import call_model, map_tensors, tensors
 
-CURE = f"{WITHOUT}: the stages of a replica then share a process, and tensors may go past a cut"
+CURE = f"{UNCUT}: the stages of a replica then share a process, and tensors may go past a cut"
 
 
 class _Cut(BaseException):

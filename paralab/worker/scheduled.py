@@ -25,7 +25,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from paralab.errors import UsageError
 from paralab.plan.batches import widest
-from paralab.plan.schedules import WITHOUT
+from paralab.plan.schedules import UNCUT, WITHOUT
 from paralab.worker.groups import group_of, pipeline_group, stage_group
 from paralab.worker.job import Job, Micro, Pass
 from paralab.worker.parts import Part, keep_only
@@ -200,7 +200,7 @@ def _checkpoints_explained() -> Iterator[None]:
         raise UsageError(
             "A part of the model begins inside a checkpointed block (torch.utils.checkpoint): the block's first half, which "
             "is in another process, would have to be computed again here.",
-            cure=f"split_points of the workload that are whole blocks, or {WITHOUT}",
+            cure=f"split_points of the workload that are whole blocks: {UNCUT}",
         ) from error
 
 
