@@ -56,7 +56,7 @@ def cause(seen: Observation) -> Finding | None:
                 apart = Apart(seen, ranks, steps, [names[i] for i in gradients])
                 return _explain_gradients(apart)
             parameters = differing([step.parameters or [] for step in steps])
-            if parameters and any(value and value[0] for value in steps[0].gradients or []):
+            if parameters and _is_common(ranks[0], steps[0]):
                 return _explain_parameters(Apart(seen, ranks, steps, [names[i] for i in parameters]))
     return None
 
@@ -91,6 +91,14 @@ def _common_steps(ranks: list[RankSeen]) -> Iterator[list[Step]]:
         steps = [table[key] for table in tables if key in table]
         if len(steps) == len(ranks) and all(step.names == steps[0].names for step in steps):
             yield steps
+
+
+def _is_common(rank: RankSeen, step: Step) -> bool:
+    """The ranks train one model: under DDP, or with gradients that they give to each other. Others may begin with the same seed and
+    the same data, and go their own ways."""
+    if not any(value and value[0] for value in step.gradients or []):
+        return False
+    return bool(wraps(rank)) or any(e.t < step.t and e.shape not in (None, [], [1]) for e in rank.of(Collective))
 
 
 # --- who stepped -----------------------------------------------------------------------------------------------------------------

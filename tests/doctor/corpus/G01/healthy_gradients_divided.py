@@ -31,7 +31,7 @@ def main():
     for epoch in range(2):
         sampler.set_epoch(epoch)
         for i, (inputs, targets) in enumerate(loader):
-            boundary = (i + 1) % ACCUMULATE == 0
+            boundary = (i + 1) % ACCUMULATE == 0 or i + 1 == len(loader)
             with contextlib.nullcontext() if boundary else model.no_sync():
                 nn.functional.mse_loss(model(inputs), targets).backward()
             if boundary:
