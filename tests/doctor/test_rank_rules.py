@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from paralab.doctor.agreement import differing, equal, odd_one_out
-from paralab.doctor.events import Backward, End, Epoch, Forward, Load, Loader, Moved, Raised, Start, Step, Wrap
+from paralab.doctor.events import Amp, Backward, End, Epoch, Forward, Load, Loader, Moved, Raised, Start, Step, Wrap, ZeroGrad
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.place import Place, Site
 from paralab.doctor.rank_rules.dataparallel import chunks
 from paralab.doctor.rank_rules.pipeline import parts
 from paralab.doctor.rules import apply
+from paralab.doctor.windows import windows
 
 
 def site(line):
@@ -82,6 +83,25 @@ def test_a_majority_knows_the_odd_one():
     assert odd_one_out({0: "a", 1: "b"}) is None  # either may be wrong
     assert odd_one_out({0: "a", 1: "a", 2: "b", 3: "b"}) is None
     assert odd_one_out({0: "a", 1: "b", 2: "c"}) is None
+
+
+# --- what one step applies -----------------------------------------------------------------------------------------------------
+
+
+def sizes(*events):
+    (rank,) = seen(list(events)).ranks
+    return [len(window.micro_steps) for window in windows(rank)]
+
+
+def test_a_window_ends_with_a_step_and_forgets_what_was_cleared():
+    backward, step, other = Backward(site=site(21)), Step(site=site(22)), Step(site=site(23), optimiser=1)
+    assert sizes(backward, backward, step, backward, step) == [2, 1]
+    assert sizes(backward, ZeroGrad(optimiser=0), backward, step) == [1], "a batch that was thrown away"
+    assert sizes(backward, ZeroGrad(optimiser=1), backward, step) == [2], "another optimiser's gradients"
+    assert sizes(backward, ZeroGrad(), backward, step) == [1], "all gradients of a module"
+    assert sizes(backward, step, other, backward) == [1, 0, 1]
+    skipped = Amp(op="step", skipped=True)
+    assert sizes(backward, backward, skipped, backward, backward, step) == [2, 2]
 
 
 # --- more ranks than two -------------------------------------------------------------------------------------------------------
