@@ -35,6 +35,7 @@ from paralab.machine.host import cpu_name, memory_bytes, usable_cores
 from paralab.machine.precision import Probe, probe_cpu
 from paralab.units import plural, seconds, size
 
+PRECISIONS = ("bf16", "fp16")
 PRECISION_SECONDS = 15.0
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -96,8 +97,10 @@ def look(environment: Mapping[str, str] = os.environ, folder: Path | None = None
     unknown: dict[str, str] = {}
     launch = launch_of(environment)
     with ThreadPoolExecutor(max_workers=2) as pool:
-        tried = pool.map(lambda name: (name, probe_cpu(name, PRECISION_SECONDS)), ("bf16", "fp16"))
+        tried = pool.map(lambda name: (name, probe_cpu(name, PRECISION_SECONDS)), PRECISIONS)
         precisions = dict(tried)
+    for name in [name for name, probe in precisions.items() if "did not finish" in probe.seen]:  # the machine is busy: not known
+        unknown[f"{name} on CPU"] = precisions.pop(name).seen
     torch, link = two_ranks("gloo")
     if torch is None:
         unknown["torch"] = f"it could not be imported: {link.problem}"
@@ -182,8 +185,8 @@ def rows(facts: Facts) -> Iterator[tuple[str, str | None]]:
     yield "open files", "unlimited" if facts.limits.open_files is None else f"at most {facts.limits.open_files}"
     yield "locked memory", "unlimited" if facts.limits.locked_bytes is None else f"at most {size(facts.limits.locked_bytes)}"
     yield "network", _network(facts)
-    for name, probe in facts.precisions.items():
-        yield f"{name} on CPU", probe.seen
+    for name in PRECISIONS:
+        yield f"{name} on CPU", facts.precisions[name].seen if name in facts.precisions else None
     yield "TORCH_DISTRIBUTED_DEBUG", facts.environment.get("TORCH_DISTRIBUTED_DEBUG")
     yield "all-reduce", _link(facts.link) if facts.link else None
     if not facts.pairs:

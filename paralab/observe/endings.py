@@ -19,7 +19,7 @@ def install(rank: Rank) -> None:
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         note_exception(rank, error, trace)
-        earlier(kind, error, trace)
+        earlier(kind, error.with_traceback(without_us(trace)), error.__traceback__)
 
     sys.excepthook = uncaught
     atexit.register(lambda: end(rank, "finished"))
@@ -48,6 +48,15 @@ def note_exception(rank: Rank, error: BaseException, trace: TracebackType | None
         rank.emit("exception", type=type(error).__name__, message=str(error)[:4000], stack=stack, site=None)
     except Exception as own_error:
         rank.switch_off(own_error)
+
+
+def without_us(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback as it would be without our wrappers in it."""
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(sites.PACKAGE):
+        trace = trace.tb_next
+    if trace is not None:
+        trace.tb_next = without_us(trace.tb_next)
+    return trace
 
 
 def _observe_exits(rank: Rank) -> None:

@@ -158,7 +158,13 @@ def test_one_rank_s_words_alone_accuse_nobody(tmp_path):
     words = (LOGS / "H02_early_exit.log").read_text().replace("rank1]", "rank3]").splitlines()
     log = tmp_path / "job.log"
     log.write_text("\n".join(line for line in words if line.startswith("[rank3]")))
-    assert told(log) == [("H01", None, 14), ("H02", None, None)]
+    assert told(log) == [("H02", None, None)]
+
+
+def test_paralab_s_own_logs():
+    runs = LOGS.parent.parent / "runs"
+    assert told(runs / "raised" / "logs") == [("H11", 1, 60)]
+    assert told(runs / "killed" / "logs") == [("H02", None, None)]  # what was killed says nothing; the run folder tells more
 
 
 def test_the_catalogue_s_own_words_for_a_timeout(tmp_path):

@@ -192,9 +192,9 @@ def test_what_was_written_is_there_at_once_and_room_grows(tmp_path):
 
 RANK = """
 import os, sys, time
-code = compile("import time\\ndef all_reduce():\\n    time.sleep(60)\\n", "/x/site-packages/torch/distributed/distributed_c10d.py", "exec")
+text = "import time\\ndef all_reduce():\\n    time.sleep(60)\\n"
 names = {}
-exec(code, names)
+exec(compile(text, "/x/site-packages/torch/distributed/distributed_c10d.py", "exec"), names)
 def train():
     if os.environ["RANK"] == "1":
         prepare("é")

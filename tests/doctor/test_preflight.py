@@ -241,11 +241,12 @@ def test_this_machine_is_looked_at_in_time_and_nothing_is_left_running(capsys):
     # 15 s on two idle cores; on a busy machine only the time that was really used tells.
     assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 30
     assert children_of(os.getpid()) == []
-    assert facts.torch is not None
-    assert "gloo" in facts.torch.backends
+    busy = facts.link.problem is not None and facts.link.problem.startswith("no answer")  # within its deadline
+    assert facts.link.seconds or busy, facts.link
+    assert "torch" in facts.unknown if facts.torch is None else "gloo" in facts.torch.backends
+    assert facts.torch is not None or busy
     assert facts.cores >= 1
-    assert set(facts.precisions) == {"bf16", "fp16"}
-    assert facts.link.seconds or facts.link.problem.startswith("no answer"), facts.link
+    assert all(name in facts.precisions or f"{name} on CPU" in facts.unknown for name in ("bf16", "fp16"))
     findings = apply("machine", facts)
     print_looked(table(facts, findings))
     shown = capsys.readouterr().out

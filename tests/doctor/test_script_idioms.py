@@ -284,6 +284,124 @@ for p in plain[0].parameters():
 model = DDP(plain)
 train_epoch(0)
 """,
+    "points between two batches": """
+for x, y in loader:
+    made = model(x)
+    between = (0.5 * made.detach() + 0.5 * y).requires_grad_(True)
+    slope = torch.autograd.grad(between.square().sum(), between, create_graph=True)[0]
+    loss = nn.functional.mse_loss(made, y) + slope.square().mean()
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad.requires_grad_(False)
+    loss.backward()
+    optimizer.step()
+""",
+    "a copy that is on the device": """
+net = nn.Linear(4, 1).cuda(args.local_rank)
+other = DDP(copy.deepcopy(net), device_ids=[args.local_rank])
+""",
+    "a group by its place": """
+pair = dist.new_group([0, 1])
+if rank in (0, 1):
+    dist.barrier(pair)
+    dist.broadcast(torch.zeros(1), 0, pair)
+""",
+    "closed at the end by the interpreter": """
+import atexit
+atexit.register(dist.destroy_process_group)
+""",
+    "what was printed before": """
+import builtins
+def quiet(is_main):
+    show = builtins.print
+    def printing(*things, **named):
+        if is_main or named.pop("force", False):
+            show(*things, **named)
+    builtins.print = printing
+
+quiet(rank == 0)
+print("epoch", train_epoch(0).item())
+""",
+    "meters that agree": """
+class Meter:
+    def __init__(self):
+        self.total, self.count = 0.0, 0
+
+    def update(self, value, n=1):
+        self.total += value * n
+        self.count += n
+
+    def synchronize(self):
+        if not (dist.is_available() and dist.is_initialized()):
+            return
+        both = torch.tensor([self.count, self.total], dtype=torch.float64)
+        dist.barrier()
+        dist.all_reduce(both)
+        self.count, self.total = int(both[0]), both[1].item()
+
+    @property
+    def mean(self):
+        return self.total / self.count
+
+@torch.no_grad()
+def evaluate():
+    meter = Meter()
+    model.eval()
+    for x, y in loader:
+        meter.update(nn.functional.mse_loss(model(x), y).item(), len(x))
+    meter.synchronize()
+    return meter
+
+best = math.inf
+for epoch in range(3):
+    train_epoch(epoch)
+    mean = evaluate().mean
+    if mean < best:
+        best = mean
+        if rank == 0:
+            torch.save(model.module.state_dict(), args.out)
+    elif epoch > 1:
+        break
+    if rank == 0:
+        print(epoch, mean)
+""",
+    "one rank is profiled": """
+for x, y in loader:
+    if rank == 0:
+        with torch.autograd.profiler.profile():
+            guess = model(x)
+    else:
+        guess = model(x)
+    optimizer.zero_grad()
+    nn.functional.mse_loss(guess, y).backward()
+    optimizer.step()
+""",
+    "with or without autocast": """
+for x, y in loader:
+    if args.out:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = nn.functional.mse_loss(model(x), y)
+    else:
+        loss = nn.functional.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+    "one rank looks for the best": """
+train_epoch(0)
+if rank == 0:
+    for number in range(9):
+        if number > 3:
+            break
+""",
+    "a model without buffers": """
+small = DDP(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+for x, y in loader:
+    small(x).sum().backward()
+if rank == 0:
+    with torch.no_grad():
+        print(small(torch.zeros(1, 4)))
+""",
     "each rank has its own stage": """
 stage = nn.Linear(4, 4 + rank)
 own = torch.optim.SGD(stage.parameters(), lr=0.1)
@@ -391,6 +509,24 @@ out = Path("runs") / "one"
 train_epoch(0)
 torch.save(model.module.state_dict(), out / "model.pt")  # finds C03
 """,
+    "gone after the first epoch": """
+train_epoch(0)
+if rank == 1:
+    os._exit(0)  # finds H02
+train_epoch(1)
+""",
+    "one rank breaks off": """
+for x, y in loader:
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    if rank == 0 and x.sum() > 3:
+        break  # finds H02
+""",
+    "a chief that is an option": """
+parser.add_argument("--chief", type=int, default=0)
+if rank == parser.parse_args().chief:
+    dist.barrier()  # finds H03
+""",
     "thawed by name": """
 for name, p in model.named_parameters():
     if name.startswith("module.0"):
@@ -416,3 +552,11 @@ def test_mistakes_in_unusual_clothes_are_found(name, tmp_path):
     path, findings = read(BROKEN[name], tmp_path)
     wanted = {(mark.id, mark.line) for mark in marks_in(path)}
     assert wanted == {(finding.id, finding.line) for finding in findings}
+
+
+def test_what_cannot_be_worked_out_is_a_suspicion(tmp_path):
+    _, findings = read(BROKEN["a chief that is an option"], tmp_path)
+    assert [finding.severity for finding in findings] == ["suspect"]
+    assert "Certain if" in findings[0].why
+    _, findings = read(BROKEN["not rank"], tmp_path)
+    assert [finding.severity for finding in findings] == ["error"]

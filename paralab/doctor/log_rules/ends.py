@@ -263,7 +263,7 @@ def left_without_a_word(logs: Logs) -> Iterator[Finding]:
     evidence = (*first.evidence(), *((str(last),) if last else ()))
     fix = "let all ranks leave together: no return or sys.exit under a rank condition, and dist.barrier() before the end"
     yield Finding("H02", "error" if rank is not None and reported else "suspect", why, fix, rank=rank, evidence=evidence)
-    if first.in_backward:
+    if first.in_backward and (reported or rank is not None):  # else it may as well have been killed
         yield Finding(
             "H01",
             "suspect",

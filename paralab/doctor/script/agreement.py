@@ -26,6 +26,17 @@ _AGREED = {
     "torch.distributed.gather": 1,
     "torch.distributed.gather_object": 1,
 }
+# Where the group stands among the arguments.
+_GROUP = {
+    "barrier": 0,
+    "all_reduce": 2,
+    "broadcast": 2,
+    "all_gather": 2,
+    "all_gather_object": 2,
+    "reduce": 3,
+    "gather": 3,
+    "scatter": 3,
+}
 # How many samples a batch has is the same on all ranks, but for the last batch.
 _COUNTS = ("builtins.len", "?.size", "?.numel", "?.dim", "?.element_size")
 _CLOCKS = ("time.time", "time.perf_counter", "time.monotonic")
@@ -112,7 +123,7 @@ def is_collective(call: Call) -> bool:
     """A collective of all ranks. One with a group of its own is the business of that group."""
     if call.target not in COLLECTIVES or call.target.endswith("new_group"):
         return False
-    group = call.keywords.get("group")
+    group = call.argument(_GROUP.get(call.method, 99), "group")
     return group is None or (isinstance(group, Constant) and group.value is None)
 
 

@@ -24,6 +24,32 @@ _NO_WEIGHTS = frozenset(
 )
 
 
+_LEADS_TO_PARTS = frozenset(
+    [
+        "parameters",
+        "named_parameters",
+        "modules",
+        "named_modules",
+        "children",
+        "named_children",
+        "get_submodule",
+        "get_parameter",
+        "values",
+        "items",
+        "list",
+        "tuple",
+        "chain",
+        "enumerate",
+        "filter",
+        "zip",
+        "reversed",
+        "iter",
+        "next",
+        "getattr",
+    ]
+)
+
+
 def parts(script: Script, module: Value | None) -> dict[int, Value]:
     """The module and all that belongs to it, by identity."""
     held = _held(script)
@@ -82,6 +108,12 @@ def has_buffers(script: Script, module: Value | None) -> str | None:
     return f"register_buffer in line {own.line}" if own else None
 
 
+def is_known(script: Script, module: Value | None) -> bool:
+    """Is all that belongs to the module seen: layers of torch and modules of the script, and nothing else that is made?"""
+    made = (value for value in parts(script, module).values() if isinstance(value, Made | Attr))
+    return all("module" in roles(value) for value in made)
+
+
 def has_weights(value: Value) -> bool:
     """Certainly a module with parameters of its own."""
     if not isinstance(value, Made) or "module" not in roles(value):
@@ -114,7 +146,21 @@ def inside_wrapper(value: Value | None) -> Call | None:
 def belongs(script: Script, value: Value, module: Value | None, wrapping: Call) -> bool:
     """Is a parameter (or a part) computed from this module, from its wrapper, or from something in it?"""
     inside = parts(script, module)
-    return any(id(origin) in inside or (isinstance(origin, Made) and origin.call is wrapping) for origin in origins(value))
+
+    def further(v: Value) -> bool:  # a gradient or an output of the model is not a part of it
+        if isinstance(v, Attr):
+            return v.name == "grad"
+        return isinstance(v, Made) and v.call is not wrapping and v.call.method not in _LEADS_TO_PARTS
+
+    found = origins(value, further)
+    return any(id(origin) in inside or (isinstance(origin, Made) and origin.call is wrapping) for origin in found)
+
+
+def is_copy(value: Value) -> bool:
+    """Made by a deep copy of what the call has made."""
+    if isinstance(value, Object):
+        return value.made is None or value.made.result is not value
+    return isinstance(value, Made) and value.call.result is not value
 
 
 def is_off(value: Value | None) -> bool:

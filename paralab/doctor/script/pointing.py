@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
+import tokenize
 from pathlib import Path
 
 from paralab.doctor.finding import Edit, Finding, Severity
@@ -27,8 +30,19 @@ def found(
 
 
 def line_of(script: Script, at: Happening) -> str:
+    """The line of code, without its comment."""
     lines = script.lines(at.file)
-    return lines[at.line - 1].strip() if at.line <= len(lines) else ""
+    line = lines[at.line - 1].strip() if at.line <= len(lines) else ""
+    with contextlib.suppress(tokenize.TokenError, SyntaxError):
+        for token in tokenize.generate_tokens(io.StringIO(line).readline):
+            if token.type == tokenize.COMMENT:
+                return line[: token.start[1]].rstrip()
+    return line
+
+
+def place(other: Happening, at: Happening) -> str:
+    """`line 7`, or `line 7 of net.py` where that is another file."""
+    return f"line {other.line}" if other.file == at.file else f"line {other.line} of {other.file.name}"
 
 
 def short(node: ast.AST | None, most: int = 60) -> str:

@@ -208,18 +208,37 @@ def _for_all(branch: Branch) -> bool:
     return UNKNOWN not in found and len({bool(way) for way in found}) == 1
 
 
+def exclusive(one: Happening, other: Happening) -> bool:
+    """On the two ways of one branch: never both."""
+    ways = {id(branch.node): branch.taken for branch in one.inside(Branch)}
+    return any(ways.get(id(branch.node), branch.taken) is not branch.taken for branch in other.inside(Branch))
+
+
 def who_takes(branch: Branch) -> str:
     """`rank 0 only`, `all ranks but 0`, or `only some ranks`."""
+    taken = _taken(branch)
+    if UNKNOWN in taken:
+        return "only some ranks"
+    ways = [bool(way) is branch.taken for way in taken]
+    if ways == [True, False, False]:
+        return "rank 0 only"
+    return "all ranks but 0" if ways == [False, True, True] else "only some ranks"
+
+
+def is_certain(branch: Branch) -> bool:
+    """Does the test certainly come out differently on different ranks? `rank == options.chief` may be false on all of them."""
+    return UNKNOWN not in _taken(branch)
+
+
+def _taken(branch: Branch) -> list[Any]:
+    """How the test comes out on the first ranks."""
     taken = [on_rank(branch.test, rank) for rank in (0, 1, 2)]
     if UNKNOWN in taken:
         # `dist.is_initialized() and rank != 0`: what else is asked does not differ between ranks
         parts = branch.test.parents if isinstance(branch.test, Computed) and branch.test.op in ("And", "Or") else ()
         deciding = [part for part in parts if depends_on_rank(part)]
         taken = [on_rank(deciding[0], rank) for rank in (0, 1, 2)] if len(deciding) == 1 else taken
-    if UNKNOWN in taken:
-        return "only some ranks"
-    ways = [bool(way) is branch.taken for way in taken]
-    return {(True, False, False): "rank 0 only", (False, True, True): "all ranks but 0"}.get(tuple(ways), "only some ranks")  # type: ignore[arg-type]
+    return taken
 
 
 def iterated(loop: Loop) -> Iterator[Value]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from paralab.doctor.script.naming import SCALER
 from paralab.doctor.script.questions import comes_from, is_forward, origins, roles
@@ -76,6 +76,7 @@ class Window:
         return length(self.loop.over)
 
 
+@lru_cache(maxsize=4)
 def backwards(script: Script) -> list[Backward]:
     found = []
     for call in script.calls:
@@ -104,6 +105,7 @@ def steps(script: Script) -> list[Call]:
     return [call for call in script.methods("step") if optimizer_of(call) is not None]
 
 
+@lru_cache(maxsize=4)
 def windows(script: Script) -> list[Window]:
     every = backwards(script)
     stepping = steps(script)

@@ -10,7 +10,7 @@ from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import in_a_job, is_alone
 from paralab.doctor.script.editing import swapped, with_keyword
 from paralab.doctor.script.modules import is_off, is_wrapper
-from paralab.doctor.script.pointing import called, found, line_of, short
+from paralab.doctor.script.pointing import called, found, line_of, place, short
 from paralab.doctor.script.questions import comes_from, origins, rank_branch, roles, sources
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import INIT, uses_cuda
@@ -48,9 +48,11 @@ def wrapper_is_saved(script: Script) -> Iterator[Finding]:
     save = saves[0]
     state = _state_of_wrapper(save.argument(0, "obj"))
     assert state
-    why = f"`{called(state)}()` (line {state.line}) is the state of the DDP wrapper, whose names all begin with `module.`"
+    why = f"`{called(state)}()` ({place(state, save)}) is the state of the DDP wrapper, whose names all begin with `module.`"
     if strict:
-        why += f"; `{called(strict[0])}` in line {strict[0].line} reads it into a plain model, which has no such names: it raises."
+        why += (
+            f"; `{called(strict[0])}` in {place(strict[0], save)} reads it into a plain model, which has no such names: it raises."
+        )
         edits = _of_the_module(script, state)
         yield found(script, "C01", "error", save, why, "Save `model.module.state_dict()`.", also=(state, strict[0]), edits=edits)
     else:
@@ -100,8 +102,9 @@ def loads_perhaps_nothing(script: Script) -> Iterator[Finding]:
             continue
         if wrapped:
             why = (
-                "With strict=False names that do not fit are passed over. The file holds the state of the DDP wrapper (line "
-                f"{wrapped.line}), whose names all begin with `module.`: nothing is read, and the weights stay random."
+                "With strict=False names that do not fit are passed over. The file holds the state of the DDP wrapper "
+                f"({place(wrapped, call)}), whose names all begin with `module.`: nothing is read, and the weights stay "
+                "random."
             )
             yield found(
                 script,
@@ -114,10 +117,9 @@ def loads_perhaps_nothing(script: Script) -> Iterator[Finding]:
             )
         else:
             why = (
-                f"`{line_of(script, call)}` passes over names that do not fit, and what it returns (missing and "
-                f"unexpected names) is "
-                "not looked at. If the file was saved from a DDP model, nothing is read. Certain once `missing_keys` "
-                "holds all names."
+                f"`{line_of(script, call)}` passes over names that do not fit, and what it returns (missing and unexpected "
+                "names) is not looked at. If the file was saved from a DDP model, nothing is read. Certain once "
+                "`missing_keys` holds all names."
             )
             fix = "missing, unexpected = model.load_state_dict(…, strict=False), and check both."
             yield found(script, "C02", "suspect", call, why, fix)
@@ -166,10 +168,10 @@ def loads_to_the_device_of_the_saver(script: Script) -> Iterator[Finding]:
             and not rank_branch(call)
         ):
             why = (
-                f"`{line_of(script, call)}` puts the tensors where they were saved from, usually cuda:0: every rank of "
-                f"the machine keeps a "
-                "copy of the checkpoint on GPU 0."
+                f"`{line_of(script, call)}` puts the tensors where they were saved from, usually cuda:0: every rank of the "
+                "machine keeps a copy of the checkpoint on GPU 0."
             )
             fix = 'torch.load(…, map_location="cpu"), or the rank\'s own device.'
-            edits = with_keyword(script, call.file, call.node, 'map_location="cpu"')
-            yield found(script, "C04", "warning", call, why, fix, edits=edits)
+            yield found(
+                script, "C04", "warning", call, why, fix, edits=with_keyword(script, call.file, call.node, 'map_location="cpu"')
+            )

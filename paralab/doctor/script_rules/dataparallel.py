@@ -46,7 +46,8 @@ _WRAPPERS = """
     broadcast_buffers bucket_cap_mb find_unused_parameters gradient_as_bucket_view static_graph reducer logger
     require_backward_grad_sync require_forward_param_sync will_sync_module_buffers mixed_precision parameters_to_ignore
     broadcast_bucket_size bucket_bytes_cap ddp_uneven_inputs_config use_side_stream_for_tensor_copies modules_buffers
-    forward_sync_buffers init_sync_buffers skip_all_reduce_unused_params
+    forward_sync_buffers init_sync_buffers skip_all_reduce_unused_params bucket_bytes_cap_default bucket_bytes_cap_list buffer_hook
+    has_custom_per_bucket_caps named_module_buffers batched_grad_copy to_kwargs compute_bucket_size_limits
 """
 _OWN = frozenset((*_MODULE.split(), *_WRAPPERS.split()))
 

@@ -9,7 +9,7 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import Agreement, in_a_job, is_alone, is_collective, is_ddp_backward, synchronises
 from paralab.doctor.script.naming import LOADER
-from paralab.doctor.script.pointing import called, file_of, found, line_of, short, test_of
+from paralab.doctor.script.pointing import called, file_of, found, line_of, place, short, test_of
 from paralab.doctor.script.questions import (
     comes_from,
     depends_on_rank,
@@ -58,14 +58,14 @@ def shards_of_different_length(script: Script) -> Iterator[Finding]:
                     continue
                 at = Happening(backward.number, node, file, ())
                 why = (
-                    f"`{short(node)}` gives rank r every n-th item from r on: if the items cannot be divided by the "
-                    f"number of ranks, the "
-                    f"first ranks have one more, call `backward` (line {backward.line}) once more and wait there for the others. "
-                    "Certain if the number of items is not a multiple of the number of ranks times the batch size."
+                    f"`{short(node)}` gives rank r every n-th item from r on: if the items cannot be divided by the number of "
+                    f"ranks, the first ranks have one more, call `backward` ({place(backward, at)}) once more and wait there "
+                    "for the others. Certain if the number of items is not a multiple of the number of ranks times the batch "
+                    "size."
                 )
                 fix = (
-                    "Give all ranks the same number: cut the rest off (`n // world * world`), use DistributedSampler, "
-                    "or train in `with model.join():`."
+                    "Give all ranks the same number: cut the rest off (`n // world * world`), use DistributedSampler, or "
+                    "train in `with model.join():`."
                 )
                 yield found(script, "H01", "suspect", at, why, fix, also=(backward,))
 
@@ -182,13 +182,13 @@ def stop_on_own_numbers(script: Script) -> Iterator[Finding]:
             wait = inside[0]
             what = "skips the rest of this turn" if leave.kind == "continue" else "leaves the loop"
             why = (
-                f"`{test_of(branch)}` is worked out from each rank's {whose} and was not reduced over the ranks. The "
-                f"rank where it comes "
-                f"out differently {what} here, and the others wait for it in `{called(wait)}` (line {wait.line})."
+                f"`{test_of(branch)}` is worked out from each rank's {whose} and was not reduced over the ranks. The rank "
+                f"where it comes out differently {what} here, and the others wait for it in `{called(wait)}` "
+                f"({place(wait, leave)})."
             )
             fix = (
-                "Decide together: all_reduce the number (or a 0/1 flag with ReduceOp.MAX) before the test, so that "
-                "all ranks see the same."
+                "Decide together: all_reduce the number (or a 0/1 flag with ReduceOp.MAX) before the test, so that all ranks "
+                "see the same."
             )
             yield found(script, "H08", "suspect" if clock else "error", leave, why, fix, also=(wait,))
             break
@@ -203,9 +203,8 @@ def loop_while_own_numbers(script: Script) -> Iterator[Finding]:
         if isinstance(loop.node, ast.While) and any(agreement.own(test) is not None for test in (loop.over, *loop.again)):
             at = Happening(backward.number, loop.node, loop.file, ())
             why = (
-                f"`while {short(loop.node.test)}` is worked out from each rank's own batches. The rank where it becomes "
-                f"false first leaves, "
-                f"and the others wait for it in `{called(backward)}` (line {backward.line})."
+                f"`while {short(loop.node.test)}` is worked out from each rank's own batches. The rank where it becomes false "
+                f"first leaves, and the others wait for it in `{called(backward)}` ({place(backward, at)})."
             )
             yield found(
                 script,
@@ -254,8 +253,8 @@ def barrier_without_device(script: Script) -> Iterator[Finding]:
     if first:
         why = (
             f"The backend is nccl and no device was chosen before `{called(first)}()`: neither torch.cuda.set_device nor "
-            f"device_id in "
-            f"init_process_group (line {starts[0].line}). NCCL guesses the device from the rank and can hang if the guess is wrong."
+            f"device_id in init_process_group ({place(starts[0], first)}). NCCL guesses the device from the rank and can hang "
+            "if the guess is wrong."
         )
         fix = (
             "torch.cuda.set_device(local_rank) before init_process_group, or init_process_group(…, "
@@ -282,10 +281,9 @@ def waiting_for_preprocessing(script: Script) -> Iterator[Finding]:
             continue
         minutes = 10 if "nccl" in backends(script) else 30
         why = (
-            f"The other ranks wait here while rank 0 is in `{called(long)}` (line {long.line}). init_process_group (line "
-            f"{starts[0].line}) "
-            f"has no timeout=, so the waiting ends with an error after {minutes} minutes. Certain if that takes longer "
-            f"on the real data."
+            f"The other ranks wait here while rank 0 is in `{called(long)}` ({place(long, barrier)}). init_process_group "
+            f"({place(starts[0], barrier)}) has no timeout=, so the waiting ends with an error after {minutes} minutes. "
+            "Certain if that takes longer on the real data."
         )
         fix = "Prepare the data before the job, or give init_process_group(timeout=timedelta(hours=…))."
         yield found(script, "H13", "suspect", barrier, why, fix, also=(long,))
@@ -299,19 +297,25 @@ def _takes_long(call: Call) -> bool:
     return call.method.startswith(_LONG)
 
 
+def _is_named(script: Script, name: str) -> bool:
+    nodes = (node for tree in script.trees.values() for node in ast.walk(tree))
+    return any(getattr(node, "attr", getattr(node, "id", None)) == name for node in nodes)
+
+
 @in_script("H17")
 def group_is_not_closed(script: Script) -> Iterator[Finding]:
     starts = [call for call in script.calls_of(INIT) if not is_alone(call)]
     if not starts:
         return
     ends = list(script.calls_of("torch.distributed.destroy_process_group"))
-    if not ends:
+    if not ends and not _is_named(script, "destroy_process_group"):  # atexit.register(dist.destroy_process_group) closes it too
         why = (
-            f"`{called(starts[0])}` opens a process group and nothing in the script closes it: torch warns at the end, "
-            f"and NCCL may hang there."
+            f"`{called(starts[0])}` opens a process group and nothing in the script closes it: torch warns at the end, and "
+            "NCCL may hang there."
         )
         fix = "Call torch.distributed.destroy_process_group() on all ranks at the end, in a `finally`."
         yield found(script, "H17", "warning", starts[0], why, fix)
+    if not ends:
         return
     gone = {branch.node for _, branch, _ in goers(script)}
     branches = [(end, rank_branch(end)) for end in ends]
@@ -321,7 +325,7 @@ def group_is_not_closed(script: Script) -> Iterator[Finding]:
         if {who_takes(b) for _, b in branches if b} >= {"rank 0 only", "all ranks but 0"}:
             return
         why = (
-            f"`{line_of(script, end)}` is called by {who_takes(branch)} (`{test_of(branch)}`): the others leave the "
-            f"group open, and NCCL may hang at exit."
+            f"`{line_of(script, end)}` is called by {who_takes(branch)} (`{test_of(branch)}`): the others leave the group "
+            "open, and NCCL may hang at exit."
         )
         yield found(script, "H17", "warning", end, why, "Call destroy_process_group() on all ranks, outside the branch.")

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from paralab.doctor.finding import Finding
 from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import is_alone
-from paralab.doctor.script.modules import layers, parts, wrappings
+from paralab.doctor.script.modules import is_copy, layers, parts, wrappings
 from paralab.doctor.script.naming import COLLECTIVES, DDP, SAMPLER
-from paralab.doctor.script.pointing import called, found, line_of, short
+from paralab.doctor.script.pointing import called, found, line_of, place, short
 from paralab.doctor.script.questions import depends_on_rank, origins, roles
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import INIT, SET_DEVICE, backends, destination, is_global_rank, where
@@ -34,7 +34,7 @@ def before_the_group_exists(script: Script) -> Iterator[Finding]:
         if any(_asks_for_group(branch) for branch in call.inside(Branch)) or any(call.inside(Trying)):
             continue
         why = (
-            f"`{called(call)}` needs a process group, and comes before `{called(first)}` in {first.file.name} line {first.line}: "
+            f"`{called(call)}` needs a process group, and comes before `{called(first)}` in {place(first, call)}: "
             '"Default process group has not been initialized".'
         )
         fix = f"Call `{called(first)}` first."
@@ -72,7 +72,7 @@ def one_gpu_for_all_ranks(script: Script) -> Iterator[Finding]:
             move = moves[-1]
             why = (
                 f"`{line_of(script, move)}` puts the model on {where(destination(move))} on every rank, and "
-                f"torch.cuda.set_device is "
+                "torch.cuda.set_device is "
                 'never called: all ranks of a machine use GPU 0 and NCCL refuses ("Duplicate GPU detected"). Certain unless the '
                 "launcher shows each rank one GPU only."
             )
@@ -104,16 +104,15 @@ def _moves(script: Script, module: Value | None, before: Call) -> list[Call]:
 @in_script("L04")
 def cuda_before_the_device_is_chosen(script: Script) -> Iterator[Finding]:
     chosen = sorted((call for call in script.calls_of(SET_DEVICE) if not is_alone(call)), key=lambda call: call.number)
-    if not chosen or not any(True for _ in script.calls_of(INIT)):
+    if not chosen or not any(True for _ in script.calls_of(INIT)) or _sees_its_own(script):
         return
     for call in script.calls:
         if call.number > chosen[0].number:
             break
         if call.method in ("cuda", "to") and call.receiver is not None and where(destination(call)) == "cuda":
             why = (
-                f"`{line_of(script, call)}` uses the current CUDA device before `{called(chosen[0])}` (line "
-                f"{chosen[0].line}) has chosen "
-                "it: every rank puts this on GPU 0, and keeps some hundred MB there."
+                f"`{line_of(script, call)}` uses the current CUDA device before `{called(chosen[0])}` "
+                f"({place(chosen[0], call)}) has chosen it: every rank puts this on GPU 0, and keeps some hundred MB there."
             )
             fix = f"Call `{called(chosen[0])}` before the first use of CUDA."
             yield found(script, "L04", "error", call, why, fix, also=(chosen[0],))
@@ -125,9 +124,8 @@ def device_by_global_rank(script: Script) -> Iterator[Finding]:
     for call in script.calls_of(SET_DEVICE):
         if is_global_rank(call.argument(0, "device")):
             why = (
-                f"`{line_of(script, call)}` takes the rank among all machines as the number of a GPU of this machine. "
-                f"Certain with more "
-                "than one machine: rank 8 has no GPU 8 there."
+                f"`{line_of(script, call)}` takes the rank among all machines as the number of a GPU of this machine. Certain "
+                "with more than one machine: rank 8 has no GPU 8 there."
             )
             yield found(script, "L04", "suspect", call, why, 'Use the local rank: int(os.environ["LOCAL_RANK"]).')
 
@@ -143,8 +141,8 @@ def device_ids_of_a_cpu_model(script: Script) -> Iterator[Finding]:
         if _is_moved(script, module, wrapping):
             continue
         why = (
-            f"`{short(wrapping.node)}` names devices, but the model was never moved to one: its parameters are on the CPU, and DDP "
-            "refuses device_ids for CPU modules."
+            f"`{short(wrapping.node)}` names devices, but the model was never moved to one: its parameters are on the CPU, "
+            "and DDP refuses device_ids for CPU modules."
         )
         fix = "Move the model first (`model.to(device)`), or leave device_ids out when it stays on the CPU."
         yield found(script, "L08", "error", wrapping, why, fix)
@@ -156,7 +154,7 @@ def _is_device_list(value: Value) -> bool:
 
 def _is_plain(script: Script, module: Value) -> bool:
     """A module that is made in the script, so that all that happens to it is known; with no device given where it is made."""
-    known = all(isinstance(way, Object) or (isinstance(way, Made) and "module" in roles(way)) for way in options(module))
+    known = all((isinstance(way, Object) or "module" in roles(way)) and not is_copy(way) for way in options(module))
     made = [value.made for value in parts(script, module).values() if isinstance(value, Object) and value.made]
     return known and not any("device" in call.keywords for call in (*layers(script, module), *made))
 
@@ -180,8 +178,8 @@ def model_differs_between_ranks(script: Script) -> Iterator[Finding]:
             sizes = [*layer.args, *(value for name, value in layer.keywords.items() if name not in ("device", "dtype"))]
             if any(not isinstance(value, Made) and depends_on_rank(value) for value in sizes):
                 why = (
-                    f"The size of `{short(layer.node)}` depends on the rank, so the ranks build different models; DDP (line "
-                    f"{wrapping.line}) refuses them, or mixes up their gradients."
+                    f"The size of `{short(layer.node)}` depends on the rank, so the ranks build different models; DDP "
+                    f"({place(wrapping, layer)}) refuses them, or mixes up their gradients."
                 )
                 fix = "Build the model from values that are the same on all ranks; broadcast what one rank has found out."
                 yield found(script, "L07", "error", layer, why, fix, also=(wrapping,))

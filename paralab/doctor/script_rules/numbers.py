@@ -9,7 +9,7 @@ from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import Agreement
 from paralab.doctor.script.modules import wrappings
 from paralab.doctor.script.naming import LOADER
-from paralab.doctor.script.pointing import called, found, line_of, test_of
+from paralab.doctor.script.pointing import called, found, line_of, place, test_of
 from paralab.doctor.script.questions import comes_from, is_dotted, is_forward, origins, rank_branch, roles, under, who_takes
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import default_of
@@ -46,10 +46,9 @@ def reduced_before_backward(script: Script) -> Iterator[Finding]:
                 continue
             if any(any(origin is option for option in options(given)) for origin in origins(loss)):
                 why = (
-                    f"`{line_of(script, reduce)}` changes the loss itself before `{called(backward)}()` (line "
-                    f"{backward.line}). Autograd knows "
-                    "nothing of the all-reduce, so what follows it (a division by the ranks) makes the gradients too "
-                    "small or wrong."
+                    f"`{line_of(script, reduce)}` changes the loss itself before `{called(backward)}()` "
+                    f"({place(backward, reduce)}). Autograd knows nothing of the all-reduce, so what follows it (a division "
+                    "by the ranks) makes the gradients too small or wrong."
                 )
                 fix = "Reduce a copy: shown = loss.detach().clone(); dist.all_reduce(shown)."
                 yield found(script, "S13", "error", reduce, why, fix, also=(backward,))
@@ -77,9 +76,8 @@ def sum_is_shown_as_mean(script: Script) -> Iterator[Finding]:
         shown = next((call for call in script.calls if call.number > reduce.number and _shows_undivided(call, given)), None)
         if shown and not scaled:
             why = (
-                f"`{line_of(script, reduce)}` adds up the mean losses of all ranks, and line {shown.line} shows the sum: "
-                f"with 8 ranks it is 8 "
-                "times too large."
+                f"`{line_of(script, reduce)}` adds up the mean losses of all ranks, and {place(shown, reduce)} shows the sum: "
+                "with 8 ranks it is 8 times too large."
             )
             fix = "Divide by dist.get_world_size() after the all_reduce (with NCCL: op=dist.ReduceOp.AVG)."
             yield found(script, "S14", "error", reduce, why, fix, also=(shown,))
@@ -131,10 +129,9 @@ def metric_of_one_share(script: Script) -> Iterator[Finding]:
             share = _share(own) if own else None
             if share is not None and not agreement.comes_from_agreed(value):
                 why = (
-                    f"`{line_of(script, call)}` shows what rank 0 has found on its own share of the samples (the loader "
-                    f"of line {share.line} "
-                    f"has a DistributedSampler, under `{test_of(branch)}` only rank 0 reports). Certain if it is meant "
-                    f"for all samples."
+                    f"`{line_of(script, call)}` shows what rank 0 has found on its own share of the samples (the loader of "
+                    f"{place(share, call)} has a DistributedSampler, under `{test_of(branch)}` only rank 0 reports). Certain "
+                    "if it is meant for all samples."
                 )
                 fix = "all_reduce the sums and the counts before dividing, on all ranks."
                 yield found(script, "S14", "suspect", call, why, fix)
@@ -188,7 +185,6 @@ def whole_batch_on_every_rank(script: Script) -> Iterator[Finding]:
             shown = f" ({number} by default)" if isinstance(number, int) else ""
             why = (
                 f"Every rank takes `{size.name}`{shown} samples per step, so all ranks together take that many times the "
-                f"number of ranks. "
-                "Certain if the name means what it says: the batch of all ranks."
+                "number of ranks. Certain if the name means what it says: the batch of all ranks."
             )
             yield found(script, "S16", "suspect", call, why, f"batch_size={size.name} // dist.get_world_size().")

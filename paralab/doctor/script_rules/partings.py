@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.finding import Edit, Finding
+from paralab.doctor.finding import Edit, Finding, Severity
 from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import is_collective, is_ddp_backward, synchronises
 from paralab.doctor.script.editing import swapped
-from paralab.doctor.script.modules import has_buffers, is_off
+from paralab.doctor.script.modules import has_buffers, is_known, is_off, is_wrapper
 from paralab.doctor.script.naming import DDP
-from paralab.doctor.script.pointing import called, found, line_of, node_of, short, test_of
-from paralab.doctor.script.questions import is_forward, rank_branch, roles, under, who_takes
+from paralab.doctor.script.pointing import called, found, line_of, node_of, place, short, test_of
+from paralab.doctor.script.questions import is_certain, is_forward, rank_branch, roles, under, who_takes
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.values import Branch, Call, Constant, Entered, Leave, Loop, Made, Value, options
 
@@ -24,11 +24,12 @@ def a_rank_goes_away(script: Script) -> Iterator[Finding]:
     for leave, branch, waits in goers(script):
         who = who_takes(branch)
         why = (
-            f"{who[0].upper()}{who[1:]}: `{line_of(script, leave)}` under `{test_of(branch)}` ends the work of these ranks, with "
-            f"no error, while the others go on to `{called(waits)}` in line {waits.line} and wait there for ranks that are gone."
+            f"{who[0].upper()}{who[1:]}: `{line_of(script, leave)}` under `{test_of(branch)}` ends the work of these ranks, "
+            f"with no error, while the others go on to `{called(waits)}` in {place(waits, leave)} and wait there for ranks "
+            "that are gone."
         )
         fix = "Let all ranks leave at the same place; do only what is for one rank (printing, saving) in the branch."
-        yield found(script, "H02", "error", leave, why, fix, also=(waits,))
+        yield found(script, "H02", sure(branch), leave, why + if_so(branch), fix, also=(waits,))
 
 
 def goers(script: Script) -> Iterator[tuple[Leave, Branch, Call]]:
@@ -72,11 +73,24 @@ def _same_way(one: Branch | None, other: Branch) -> bool:
     return one is not None and one.node is other.node and one.taken is other.taken
 
 
+def _other_way(one: Branch | None, other: Branch) -> bool:
+    return one is not None and one.node is other.node and one.taken is not other.taken
+
+
 def is_failure(leave: Leave) -> bool:
     """`sys.exit(1)`: the launcher ends the others."""
     if leave.kind != "exit" or leave.value is None:
         return False
     return not (isinstance(leave.value, Constant) and leave.value.value in (0, None))
+
+
+def sure(branch: Branch) -> Severity:
+    """A test that we cannot work out (`rank == options.chief`) may be the same on all ranks."""
+    return "error" if is_certain(branch) else "suspect"
+
+
+def if_so(branch: Branch) -> str:
+    return "" if is_certain(branch) else f" Certain if `{test_of(branch)}` differs between ranks."
 
 
 # --- collectives of some ranks --------------------------------------------------------------------------------------------------
@@ -97,11 +111,12 @@ def collective_of_some_ranks(script: Script) -> Iterator[Finding]:
             who = who_takes(branch)
             what = "the gradients' all-reduce in `backward()`" if call.method == "backward" else f"`{called(call)}`"
             why = (
-                f"{what[0].upper()}{what[1:]} is called by {who} (`{test_of(branch)}`{'' if branch.taken else ' is false here'}). "
-                "It ends when all ranks have called it, so it never ends."
+                f"{what[0].upper()}{what[1:]} is called by {who} "
+                f"(`{test_of(branch)}`{'' if branch.taken else ' is false here'}). It ends when all ranks have called it, so "
+                "it never ends."
             )
             fix = f"Call `{called(call)}` on all ranks, before or after the branch; keep only printing and saving in the branch."
-            yield found(script, "H03", "error", call, why, fix)
+            yield found(script, "H03", sure(branch), call, why + if_so(branch), fix)
 
 
 @in_script("H04")
@@ -113,10 +128,19 @@ def collectives_in_another_order(script: Script) -> Iterator[Finding]:
             branch = rank_branch(one)
             assert branch
             why = (
-                f"Under `{test_of(branch)}` the first collective is `{called(one)}` (line {one.line}), on the other ranks it is "
-                f"`{called(other)}` (line {other.line}). Collectives meet by their order, so these two wait for each other."
+                f"Under `{test_of(branch)}` the first collective is `{called(one)}` (line {one.line}), on the other ranks it "
+                f"is `{called(other)}` ({place(other, one)}). Collectives meet by their order, so these two wait for each "
+                "other."
             )
-            yield found(script, "H04", "error", one, why, "Call the collectives in the same order on all ranks.", also=(other,))
+            yield found(
+                script,
+                "H04",
+                sure(branch),
+                one,
+                why + if_so(branch),
+                "Call the collectives in the same order on all ranks.",
+                also=(other,),
+            )
 
 
 @in_script("H05")
@@ -131,8 +155,9 @@ def collectives_swapped(script: Script) -> Iterator[Finding]:
         if swapped:
             one, other = mine[swapped[0]], others[swapped[0]]
             why = (
-                f"In the same place some ranks reduce `{_written(one)}` (line {one.line}) and the others `{_written(other)}` (line "
-                f"{other.line}). Collectives meet by their order, not by name: the two are mixed up, without any message."
+                f"In the same place some ranks reduce `{_written(one)}` (line {one.line}) and the others `{_written(other)}` "
+                f"({place(other, one)}). Collectives meet by their order, not by name: the two are mixed up, without any "
+                "message."
             )
             fix = "Reduce them in the same order on all ranks, or stack them into one tensor and reduce that."
             yield found(script, "H05", "error", one, why, fix, also=(other,))
@@ -145,8 +170,8 @@ def collectives_in_the_order_of_a_set(script: Script) -> Iterator[Finding]:
         if loop is None or not is_collective(call) or not _is_set(loop.over):
             continue
         why = (
-            f"`{called(call)}` is called once for each item of a set. The order of a set of strings differs between processes, so "
-            "the ranks reduce different items together, without any message."
+            f"`{called(call)}` is called once for each item of a set. The order of a set of strings differs between "
+            "processes, so the ranks reduce different items together, without any message."
         )
         yield found(script, "H05", "error", call, why, "Go through `sorted(…)` of the set.")
 
@@ -211,16 +236,20 @@ def _without_partner(mine: list[Call], others: list[Call]) -> list[Call]:
 @in_script("H07")
 def ddp_forward_of_some_ranks(script: Script) -> Iterator[Finding]:
     backwards = [call for call in script.calls if is_ddp_backward(call)]
-    for call in script.calls:
-        if not is_forward(call) or call.receiver is None or "ddp" not in roles(call.receiver):
-            continue
+    forwards = [call for call in script.calls if is_forward(call) and "ddp" in roles(call.receiver)]
+    gone = {branch.node for _, branch, _ in goers(script)}
+    for call in forwards:
         branch = rank_branch(call)
-        wrapped = [option.call for option in _wrappers(call.receiver)]
+        wrapped = [option.call for option in _wrappers(call.receiver or Value())]
         if branch is None or who_takes(branch) == "only some ranks" or any(_keeps_buffers(made) for made in wrapped):
             continue
+        if branch.node in gone or any(_other_way(rank_branch(other), branch) for other in forwards):
+            continue  # H02 says it; the others call it in their own branch
         if not under(call, "no_grad") and any(_same_way(rank_branch(other), branch) for other in backwards):
             continue  # H03 says it
         buffers = has_buffers(script, wrapped[0].argument(0, "module")) if wrapped else None
+        if not buffers and wrapped and is_known(script, wrapped[0].argument(0, "module")):
+            continue  # no buffers, so its forward sends nothing
         name = called(call)
         why = f"`{name}(…)` is the DDP wrapper, and it is called by {who_takes(branch)} (`{test_of(branch)}`). Its forward "
         if buffers:
@@ -228,14 +257,13 @@ def ddp_forward_of_some_ranks(script: Script) -> Iterator[Finding]:
         else:
             why += "sends the model's buffers to all ranks, which do not come. Certain if the model has buffers (BatchNorm has)."
         fix = f"Call `{name}.module(…)` in this branch, or validate on all ranks."
-        edits = _by_the_module(script, call)
-        yield found(script, "H07", "error" if buffers else "suspect", call, why, fix, edits=edits)
+        yield found(script, "H07", "error" if buffers else "suspect", call, why, fix, edits=_to_module(script, call))
 
 
-def _by_the_module(script: Script, call: Call) -> tuple[Edit, ...]:
+def _to_module(script: Script, call: Call) -> tuple[Edit, ...]:
     """`model(x)` → `model.module(x)`, if it is the wrapper, and some ranks', whenever this line is reached."""
-    same = [other for other in script.calls if other.node is call.node and is_forward(other)]
-    if not isinstance(call.node, ast.Call) or not all("ddp" in roles(c.receiver) and rank_branch(c) for c in same):
+    reached = [other for other in script.calls if other.node is call.node]
+    if not isinstance(call.node, ast.Call) or not all(is_wrapper(other.receiver) and rank_branch(other) for other in reached):
         return ()
     return swapped(script, call.file, call.node.func, f"{short(call.node.func, 1000)}.module")
 

@@ -9,7 +9,7 @@ from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import is_collective, is_ddp_backward
 from paralab.doctor.script.modules import batch_norms, kind, layers, wrappings
 from paralab.doctor.script.naming import LOADER
-from paralab.doctor.script.pointing import called, found, line_of
+from paralab.doctor.script.pointing import called, found, line_of, place
 from paralab.doctor.script.questions import comes_from, loop_over, origins
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import known_number
@@ -33,14 +33,13 @@ def batch_norm_of_small_batches(script: Script) -> Iterator[Finding]:
             continue
         size, loader = min(sizes.items())
         why = (
-            f"{kind(norms[0])} (line {norms[0].line}) takes mean and variance of each rank's own batch, and a batch has "
-            f"{size} samples "
-            f"(line {loader.line}): noisy statistics, and only rank 0's are kept. One process with the whole batch would "
-            f"train better."
+            f"{kind(norms[0])} ({place(norms[0], wrapping)}) takes mean and variance of each rank's own batch, and a batch "
+            f"has {size} samples ({place(loader, wrapping)}): noisy statistics, and only rank 0's are kept. One process with "
+            "the whole batch would train better."
         )
         fix = (
-            "model = nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP (GPUs only), or GroupNorm or "
-            "LayerNorm, or larger batches."
+            "model = nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP (GPUs only), or GroupNorm or LayerNorm, or "
+            "larger batches."
         )
         yield found(script, "S09", "warning", wrapping, why, fix, also=(norms[0], loader))
 
@@ -70,12 +69,12 @@ def same_seed_on_all_ranks(script: Script) -> Iterator[Finding]:
     seeds = list(script.calls_of("torch.manual_seed", "lightning.seed_everything"))
     if not wrappings(script) or not seeds or any(_has_rank(call) for call in seeds):
         return
-    drawn = _drawn_in_training(script)
+    drawn = _drawn_in_training(script, seeds[0])
     if drawn is None:
         return
     why = (
-        f"`{line_of(script, seeds[0])}` gives all ranks the same random numbers, so {drawn} the same on every rank: less variety "
-        "per step than the ranks could give, with no message."
+        f"`{line_of(script, seeds[0])}` gives all ranks the same random numbers, so {drawn} the same on every rank: less "
+        "variety per step than the ranks could give, with no message."
     )
     fix = "Seed with the rank (`torch.manual_seed(seed + rank)`); DDP makes the first weights equal by itself."
     yield found(script, "S10", "warning", seeds[0], why, fix)
@@ -85,12 +84,12 @@ def _has_rank(call: Call) -> bool:
     return any(comes_from(value, "rank") for value in (*call.args, *call.keywords.values()))
 
 
-def _drawn_in_training(script: Script) -> str | None:
+def _drawn_in_training(script: Script, at: Call) -> str | None:
     """What is drawn at random in training, in words: dropout in the model, noise in the data."""
     for _, module in wrappings(script):
         drops = [layer for layer in layers(script, module) if "Dropout" in kind(layer)]
         if drops:
-            return f"{kind(drops[0])} (line {drops[0].line}) drops"
+            return f"{kind(drops[0])} ({place(drops[0], at)}) drops"
     for call in script.calls:
         if (
             call.target.startswith(_RANDOM)
@@ -99,11 +98,11 @@ def _drawn_in_training(script: Script) -> str | None:
         ):
             getting = next((c for c in call.inside(Entered) if c.function.name in ("__getitem__", "__iter__")), None)
             if getting:
-                return f"`{called(call)}` in {getting.function.name} (line {call.line}) draws"
+                return f"`{called(call)}` in {getting.function.name} ({place(call, at)}) draws"
         if call.target.startswith(
             ("torchvision.transforms.Random", "torchvision.transforms.v2.Random", "torchvision.transforms.ColorJitter")
         ):
-            return f"{called(call)} (line {call.line}) changes pictures"
+            return f"{called(call)} ({place(call, at)}) changes pictures"
     return None
 
 
@@ -118,11 +117,10 @@ def own_first_weights(script: Script) -> Iterator[Finding]:
     seeds = list(script.calls_of("torch.manual_seed"))
     if seeds and not any(_has_rank(call) for call in seeds):
         return
-    start = f"the seed differs between ranks (line {seeds[0].line})" if seeds else "no seed is set"
+    start = f"the seed differs between ranks ({place(seeds[0], reduces[0])})" if seeds else "no seed is set"
     why = (
-        f"Gradients are averaged by hand in line {reduces[0].line}, but the ranks begin with different weights: {start}, "
-        f"and nothing sends "
-        "rank 0's weights to the others. They never become equal."
+        f"Gradients are averaged by hand in line {reduces[0].line}, but the ranks begin with different weights: {start}, and "
+        "nothing sends rank 0's weights to the others. They never become equal."
     )
     fix = "Before training: for p in model.parameters(): dist.broadcast(p.detach(), src=0); the same for buffers."
     yield found(script, "S11", "error", reduces[0], why, fix)

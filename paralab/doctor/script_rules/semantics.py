@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Edit, Finding
@@ -21,8 +22,9 @@ from paralab.doctor.script.modules import (
     wrappings,
 )
 from paralab.doctor.script.naming import DDP
-from paralab.doctor.script.pointing import called, found, line_of, short, test_of
+from paralab.doctor.script.pointing import called, found, line_of, place, short, test_of
 from paralab.doctor.script.questions import (
+    exclusive,
     is_forward,
     rank_branch,
     roles,
@@ -45,6 +47,7 @@ from paralab.doctor.script.values import (
     Value,
     options,
 )
+from paralab.doctor.script_rules.partings import goers, if_so, sure
 
 
 def _backwards(script: Script) -> list[tuple[Call, Value]]:
@@ -86,12 +89,12 @@ def part_is_never_used(script: Script) -> Iterator[Finding]:
                 unused = store.name not in read and store.name not in words and has_weights(store.value)
                 if unused and any(option is model for option in options(store.base)) and not _is_frozen(script, store.value):
                     why = (
-                        f"`self.{store.name}` has parameters and no method reads it, so they take no part in the loss. DDP (line "
-                        f"{wrapping.line}) waits for their gradients and raises in the second step."
+                        f"`self.{store.name}` has parameters and no method reads it, so they take no part in the loss. DDP "
+                        f"({place(wrapping, store)}) waits for their gradients and raises in the second step."
                     )
                     fix = (
-                        f"Remove `self.{store.name}`, freeze it before DDP, or use it; find_unused_parameters=True if "
-                        f"it is used at times."
+                        f"Remove `self.{store.name}`, freeze it before DDP, or use it; find_unused_parameters=True if it is "
+                        "used at times."
                     )
                     yield found(script, "S01", "error", store, why, fix, also=(wrapping,))
 
@@ -116,11 +119,12 @@ def reentrant_checkpoint(script: Script) -> Iterator[Finding]:
             how = "use_reentrant=True" if given else "no use_reentrant=, which means True"
             why = (
                 f"`{called(call)}` with {how} runs a second backward inside the first, and find_unused_parameters=True "
-                f"(line {looking.line}) "
+                f"({place(looking, call)}) "
                 'has marked its parameters as done by then: "Expected to mark a variable ready only once".'
             )
-            edits = _not_reentrant(script, call)
-            yield found(script, "S02", "error", call, why, "Pass use_reentrant=False.", also=(looking,), edits=edits)
+            yield found(
+                script, "S02", "error", call, why, "Pass use_reentrant=False.", also=(looking,), edits=_not_reentrant(script, call)
+            )
 
 
 def _not_reentrant(script: Script, call: Call) -> tuple[Edit, ...]:
@@ -141,13 +145,14 @@ def two_forwards_before_backward(script: Script) -> Iterator[Finding]:
             continue
         for _, loss in _backwards(script):
             calls = {id(call.node): call for call in sources(loss) if _is_forward_of(call, wrapping) and not under(call, "no_grad")}
-            if len(calls) > 1:
-                first, second = sorted(calls.values(), key=lambda call: call.number)[:2]
+            ordered = sorted(calls.values(), key=lambda call: call.number)
+            pairs = [(one, two) for one, two in itertools.combinations(ordered, 2) if not exclusive(one, two)]
+            if pairs:
+                first, second = pairs[0]
                 why = (
-                    f"`{called(second)}` is called a second time (first in line {first.line}) before backward. Each "
-                    f"forward overwrites the "
-                    f"buffers of {kind(norms[0])} (line {norms[0].line}) with rank 0's, which the first one's backward "
-                    f"may still need. "
+                    f"`{called(second)}` is called a second time (first in {place(first, second)}) before backward. Each "
+                    f"forward overwrites the buffers of {kind(norms[0])} ({place(norms[0], second)}) with rank 0's, which the "
+                    "first one's backward may still need. "
                     'Certain if backward says "modified by an inplace operation".'
                 )
                 fix = "DDP(…, broadcast_buffers=False), SyncBatchNorm, or one forward on both batches together."
@@ -175,8 +180,8 @@ def forward_past_the_wrapper(script: Script) -> Iterator[Finding]:
                 continue
             seen.add(id(past.node))
             why = (
-                f"`{called(past)}(…)` goes past DDP: DDP.forward does not run, so the gradients of `{called(backward)}()` (line "
-                f"{backward.line}) are not averaged. The ranks' models drift apart, with no message."
+                f"`{called(past)}(…)` goes past DDP: DDP.forward does not run, so the gradients of `{called(backward)}()` "
+                f"({place(backward, past)}) are not averaged. The ranks' models drift apart, with no message."
             )
             fix = "Call the wrapped model itself; let its forward do what the method does."
             yield found(script, "S06", "error", past, why, fix, also=(backward,), edits=_without_module(script, past))
@@ -231,9 +236,8 @@ def requires_grad_after_wrapping(script: Script) -> Iterator[Finding]:
             both = {way for other, way in mine if other.number > wrapping.number} >= {True, False}
             sure = (to is True and bool(frozen)) or (to is False and not both)
             what = (
-                "DDP averages the gradients of the parameters that required one when it was made; these were frozen "
-                "then, so every rank "
-                "trains them on its own batches only, with no message"
+                "DDP averages the gradients of the parameters that required one when it was made; these were frozen then, so "
+                "every rank trains them on its own batches only, with no message"
                 if to is not False
                 else "DDP still waits for the gradients of these parameters, and raises in the next step"
             )
@@ -244,7 +248,7 @@ def requires_grad_after_wrapping(script: Script) -> Iterator[Finding]:
                 if to is not False
                 else " Certain if they stay so."
             )
-            why = f"`{line_of(script, at)}` changes requires_grad after DDP was made in line {wrapping.line}: {what}.{more}"
+            why = f"`{line_of(script, at)}` changes requires_grad after DDP was made in {place(wrapping, at)}: {what}.{more}"
             fix = "Change requires_grad before DDP(…), or wrap the module again afterwards (and make the optimizer anew)."
             yield found(script, "S07", "error" if sure else "suspect", at, why, fix, also=(wrapping,))
 
@@ -264,17 +268,18 @@ def step_of_some_ranks(script: Script) -> Iterator[Finding]:
     if not any(is_ddp_backward(call) for call in script.calls):
         return
     steps = [(call, rank_branch(call)) for call in script.methods("step") if roles(call.receiver) & {"optimizer", "scaler"}]
-    parted = [(call, branch) for call, branch in steps if branch is not None]
+    gone = {branch.node for _, branch, _ in goers(script)}
+    parted = [(call, branch) for call, branch in steps if branch is not None and branch.node not in gone]
     if {who_takes(branch) for _, branch in parted} >= {"rank 0 only", "all ranks but 0"}:
         return  # each has its own
     for call, branch in parted:
         why = (
-            f"`{line_of(script, call)}` is called by {who_takes(branch)} (`{test_of(branch)}`): the others keep their "
-            f"old weights, and the "
-            "models of the ranks differ from the first step on, with no message."
+            f"`{line_of(script, call)}` is called by {who_takes(branch)} (`{test_of(branch)}`): the others keep their old "
+            "weights, and the models of the ranks differ from the first step on, with no message."
         )
         fix = "Step on all ranks; keep only printing and saving in the branch."
-        yield found(script, "S08", "error", call, why, fix, edits=out_of_branch(script, call.file, branch.node, call.node))
+        edits = out_of_branch(script, call.file, branch.node, call.node)
+        yield found(script, "S08", sure(branch), call, why + if_so(branch), fix, edits=edits)
 
 
 @in_script("S12")
@@ -290,9 +295,9 @@ def wrapped_model_is_moved(script: Script) -> Iterator[Finding]:
         later = [b for b in backwards if b.number > call.number or any(loop in b.context for loop in loops)]
         if later:
             why = (
-                f"`{line_of(script, call)}` moves the parameters of the DDP model (line {wrapping.line}), and it is "
-                f"trained again in line "
-                f"{later[0].line}. DDP's buckets still belong to the old place: gradients are no longer averaged, with no message."
+                f"`{line_of(script, call)}` moves the parameters of the DDP model ({place(wrapping, call)}), and it is "
+                f"trained again in {place(later[0], call)}. DDP's buckets still belong to the old place: gradients are no "
+                "longer averaged, with no message."
             )
             fix = "Copy the state instead: {name: tensor.cpu() for name, tensor in model.module.state_dict().items()}."
             yield found(script, "S12", "error", call, why, fix, also=(wrapping,))

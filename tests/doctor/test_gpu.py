@@ -1,0 +1,104 @@
+"""What one GPU can show the doctor: real messages of NCCL and CUDA, and ranks whose tensors are on a device."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from paralab.doctor.logs.reading import read_logs
+from paralab.doctor.rules import apply
+from tests.conftest import run_paralab
+
+pytestmark = pytest.mark.gpu
+CORPUS = Path(__file__).parent / "corpus"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+
+
+def said(log, *command):
+    """What the doctor says to the log of a command that fails, or that warns."""
+    with log.open("w") as file:
+        subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return {finding.id: finding for finding in apply("log", read_logs([log]))}
+
+
+@pytest.mark.parametrize(("entry", "ranks"), [("L03", 2), ("H09", 1)])
+def test_messages_of_nccl(tmp_path, entry, ranks):
+    found = said(tmp_path / "job.log", *TORCHRUN, f"--nproc_per_node={ranks}", str(CORPUS / entry / "broken.py"))
+    assert entry in found, (tmp_path / "job.log").read_text()[-3000:]
+
+
+MESSAGES = {
+    "D01": """
+        class WithLoss(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = torch.nn.Linear(8, 4)
+            def forward(self, x):
+                return self.inner(x).square().mean()
+        model = torch.nn.DataParallel(WithLoss().cuda(), device_ids=[0, 0])
+        model(torch.randn(8, 8).cuda()).backward()
+        """,
+    "A06": """
+        model = torch.nn.Linear(8, 4).cuda().bfloat16()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cuda")
+        scaler.scale(model(torch.randn(8, 8).cuda().bfloat16()).square().mean()).backward()
+        scaler.step(optimizer)
+        """,
+    "H11": "torch.empty(1 << 44, device='cuda')",
+}
+
+
+@pytest.mark.parametrize("entry", MESSAGES)
+def test_messages_of_cuda(tmp_path, entry):
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n" + textwrap.dedent(MESSAGES[entry]))
+    found = said(tmp_path / "job.log", sys.executable, str(script))
+    assert entry in found, (tmp_path / "job.log").read_text()[-3000:]
+    assert found[entry].line is None or found[entry].file.endswith("train.py")
+
+
+TRAINING = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.cuda.set_device(0)
+torch.manual_seed(1 + rank)
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)).cuda(), device_ids=[0])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    loss = MODEL(torch.randn(16, 8, device="cuda")).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("called", "found"), [("model", set()), ("model.module", {"S06"})])
+def test_ranks_that_share_a_gpu_are_observed(tmp_path, called, found):
+    (tmp_path / "train.py").write_text(TRAINING.replace("MODEL", called))
+    command = ["doctor", "--json", "--", *TORCHRUN, "--nproc_per_node=2", "train.py"]
+    result = run_paralab(*command, cwd=tmp_path, seconds=150)
+    errors = {finding["id"] for finding in json.loads(result.out)["findings"] if finding["severity"] == "error"}
+    assert errors == found, result.out
+
+
+def test_preflight_sees_the_gpu(tmp_path):
+    result = run_paralab("doctor", "--json", cwd=tmp_path, seconds=120)
+    assert result.code in (0, 1)
+    assert "NVIDIA" in result.out
+
+
+def test_a_recorded_run_that_mostly_communicates(tmp_path):
+    folder = run_paralab("run", "ddp", "--steps", "8", "--device", "cuda", "--json", cwd=tmp_path).json["run_folder"]
+    result = run_paralab("doctor", folder, "--json", cwd=tmp_path)
+    assert any(finding["id"] == "W01" for finding in json.loads(result.out)["findings"]), result.out
