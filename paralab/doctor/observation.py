@@ -69,7 +69,14 @@ class RankSeen:
     said: Testimony | None = None  # its stacks and collectives, once asked
 
     def of(self, kind: type[Kind]) -> list[Kind]:
-        return [event for event in self.events if isinstance(event, kind)]
+        """Looked for once: rules ask again and again."""
+        if kind not in self._by_kind:
+            self._by_kind[kind] = [event for event in self.events if isinstance(event, kind)]
+        return self._by_kind[kind]
+
+    @cached_property
+    def _by_kind(self) -> dict[type[Event], list[Any]]:
+        return {}
 
     def last(self, kind: type[Kind]) -> Kind | None:
         return next((event for event in reversed(self.events) if isinstance(event, kind)), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from paralab.doctor.agreement import found, is_data_parallel, place_of, watched, wraps
 from paralab.doctor.events import Backward, Batch, Epoch, Forward, Group, Loader, Pipeline
@@ -44,6 +45,7 @@ class Use:
         return self.loader.made_at or place_of(self.loader)
 
 
+@lru_cache(maxsize=64)  # asked by many rules
 def uses(rank: RankSeen) -> dict[tuple[int, int], Use]:
     """(loader, pass) -> what became of it; a pass inside another one (validation in the middle) takes nothing from it."""
     found_: dict[tuple[int, int], Use] = {}

@@ -3,6 +3,7 @@ the one cause: who stepped, which way the forward went, what no_sync covered, wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -55,7 +56,7 @@ def cause(seen: Observation) -> Finding | None:
                 apart = Apart(seen, ranks, steps, [names[i] for i in gradients])
                 return _explain_gradients(apart)
             parameters = differing([step.parameters or [] for step in steps])
-            if parameters and any(value and value[0] for value in steps[0].gradients or []):
+            if parameters and _is_common(ranks[0], steps[0]):
                 return _explain_parameters(Apart(seen, ranks, steps, [names[i] for i in parameters]))
     return None
 
@@ -90,6 +91,14 @@ def _common_steps(ranks: list[RankSeen]) -> Iterator[list[Step]]:
         steps = [table[key] for table in tables if key in table]
         if len(steps) == len(ranks) and all(step.names == steps[0].names for step in steps):
             yield steps
+
+
+def _is_common(rank: RankSeen, step: Step) -> bool:
+    """The ranks train one model: under DDP, or with gradients that they give to each other. Others may begin with the same seed and
+    the same data, and go their own ways."""
+    if not any(value and value[0] for value in step.gradients or []):
+        return False
+    return bool(wraps(rank)) or any(e.t < step.t and e.shape not in (None, [], [1]) for e in rank.of(Collective))
 
 
 # --- who stepped -----------------------------------------------------------------------------------------------------------------
@@ -136,6 +145,8 @@ def _explain_gradients(apart: Apart) -> Finding | None:
     apart = Apart(apart.seen, apart.ranks, apart.steps, inside)
     if unused(apart.seen) or changed_graph(apart.seen):
         return None  # DDP never finished averaging, and says so in the next forward
+    if _are_averaged_by_hand(apart.ranks[0]) or not (apart.seen.over or _was_ever_synced(apart.ranks[0])):
+        return None  # each rank steps alone for a while, and parameters are averaged then: or it may still come
     explain: tuple[Callable[[Apart], Finding | None], ...] = (_past_the_wrapper, _not_synced, _unfrozen, _moved, _also_past)
     return next((finding for one in explain if (finding := one(apart)) is not None), None) or found(
         "S08",
@@ -146,6 +157,20 @@ def _explain_gradients(apart: Apart) -> Finding | None:
         place_of(apart.steps[0]),
         apart.norms("gradients"),
     )
+
+
+def _are_averaged_by_hand(rank: RankSeen) -> bool:
+    """The user's own all_reduce calls had the shapes of all parameters, or of all of them in one."""
+    reduced = [event.shape for event in rank.of(Collective) if event.op == "all_reduce" and event.shape]
+    for wrap in wraps(rank):
+        total = sum(math.prod(shape) for shape in wrap.shapes)
+        if all(shape in reduced for shape in wrap.shapes) or any(math.prod(shape) == total for shape in reduced):
+            return True
+    return False
+
+
+def _was_ever_synced(rank: RankSeen) -> bool:
+    return any(event.seq and event.seq[1] >= event.seq[0] for event in rank.of(Backward))
 
 
 def _outside(apart: Apart) -> Finding:

@@ -42,7 +42,7 @@ def unused(seen: Observation) -> Finding | None:
     for wrap in wraps(seen.ranks[0]):
         if wrap.options.get("find_unused_parameters") or wrap.options.get("static_graph"):
             continue
-        lacking = [_lacking(rank, wrap.model) for rank in seen.ranks]
+        lacking = [_lacking(rank, wrap) for rank in seen.ranks]
         names = [name for name in lacking[0] if all(name in other for other in lacking)]
         if not names:
             continue
@@ -65,14 +65,15 @@ def unused(seen: Observation) -> Finding | None:
     return None
 
 
-def _lacking(rank: RankSeen, model: int | None) -> list[str]:
-    """Without a gradient after a pass that went through the wrapper, and in which DDP was to average."""
+def _lacking(rank: RankSeen, wrap: Wrap) -> list[str]:
+    """Without a gradient after a pass that went through the wrapper, and in which DDP was to average. A model of which no parameter
+    has one takes part in another loss, later (a GAN's generator, while the other one learns)."""
     for window in windows(rank):
         forwards = [forward for one in window.micro_steps for forward in one.forwards]
-        if any(forward.model == model and forward.grad and forward.sync and forward.through == "wrapper" for forward in forwards):
-            lacking = window.micro_steps[-1].backward.lacking
-            if lacking is not None:
-                return lacking.get(str(model), [])
+        if any(f.model == wrap.model and f.grad and f.sync and f.through == "wrapper" for f in forwards):
+            lacking = (window.micro_steps[-1].backward.lacking or {}).get(str(wrap.model))
+            if lacking is not None and len(lacking) < sum(wrap.trainable):
+                return lacking
     return []
 
 

@@ -1,0 +1,189 @@
+"""Rules on observed ranks where two CPU ranks cannot show the case: more ranks, GPUs, and the arithmetic behind the words."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from paralab.doctor.agreement import differing, equal, odd_one_out
+from paralab.doctor.events import Amp, Backward, End, Epoch, Forward, Load, Loader, Moved, Raised, Start, Step, Wrap, ZeroGrad
+from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.place import Place, Site
+from paralab.doctor.rank_rules.dataparallel import chunks
+from paralab.doctor.rank_rules.pipeline import parts
+from paralab.doctor.rules import apply
+from paralab.doctor.windows import windows
+
+
+def site(line):
+    return Site((Place("train.py", line, "main"),))
+
+
+def seen(*ranks, gpus=0):
+    """Each rank is a list of events; `t` is their order."""
+    made = []
+    for number, events in enumerate(ranks):
+        timed = tuple(type(e)(**{**vars(e), "t": float(i), "seconds": 0.1}) for i, e in enumerate(events, 1))
+        start = Start(rank=number, world=len(ranks), host="lab", gpus=gpus, cores=64)
+        parts = {"rank": number, "start": start, "events": timed, "doing": (), "lives": None, "state": None, "progress": 0}
+        made.append(RankSeen(**{each.name: parts[each.name] for each in fields(RankSeen) if each.name in parts}))
+    return Observation(Path(), made, len(ranks), True, 0)
+
+
+def found(observation):
+    return [(f.id, f.severity, f.line, f.rank) for f in apply("ranks", observation)]
+
+
+def wrap(world=2, **more):
+    model = {"names": ["w", "b"], "shapes": [[4, 8], [4]], "trainable": [True, True], "ranks": list(range(world)), "model": 0}
+    return Wrap(site=site(10), **{**model, **more})
+
+
+def training(gradient, before=(), world=2, steps=3, parameters=None, sync=True):
+    """Steps whose gradients of `w` have this norm."""
+    events = [wrap(world), *before]
+    for number in range(1, steps + 1):
+        digest = [[gradient, 0.0], [1.0, 0.0]]
+        events += [
+            Forward(site=site(20), model=0, sync=sync, size=32, step=number - 1),
+            Backward(site=site(21), loss=1.0, step=number - 1, seq=[number, number]),
+            Step(site=site(22), number=number, step=number, names=["w", "b"], gradients=digest, parameters=parameters or digest),
+        ]
+    return events
+
+
+# --- the arithmetic ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch", "number", "sizes"),
+    [(8, 4, [2, 2, 2, 2]), (10, 4, [3, 3, 2, 2]), (7, 4, [2, 2, 2, 1]), (3, 4, [1, 1, 1, 0])],
+)
+def test_a_schedule_gives_the_first_parts_one_row_more(batch, number, sizes):
+    assert parts(batch, number) == sizes
+
+
+@pytest.mark.parametrize(("batch", "devices", "count"), [(8, 4, 4), (9, 4, 3), (36, 7, 6), (3, 4, 3), (0, 4, 0)])
+def test_data_parallel_fills_from_the_first_device(batch, devices, count):
+    assert chunks(batch, devices) == count
+
+
+def test_digests_are_compared_up_to_rounding():
+    assert equal([2.0, 1.0], [2.000001, 1.0001])
+    assert not equal([2.0, 1.0], [2.001, 1.0])
+    assert not equal([2.0, 1.0], [2.0, 1.1])  # the same length in another direction
+    assert equal([-1.0, -1.0], [-1.0, 0.0]), "both are NaN"
+    assert equal(None, None)
+    assert not equal(None, [0.0, 0.0])
+    assert differing([[[1.0, 0.0], [2.0, 0.0]], [[1.0, 0.0], [3.0, 0.0]]]) == [1]
+
+
+def test_a_majority_knows_the_odd_one():
+    assert odd_one_out({0: "a", 1: "a", 2: "b"}) == 2
+    assert odd_one_out({0: "a", 1: "b"}) is None  # either may be wrong
+    assert odd_one_out({0: "a", 1: "a", 2: "b", 3: "b"}) is None
+    assert odd_one_out({0: "a", 1: "b", 2: "c"}) is None
+
+
+# --- what one step applies -----------------------------------------------------------------------------------------------------
+
+
+def sizes(*events):
+    (rank,) = seen(list(events)).ranks
+    return [len(window.micro_steps) for window in windows(rank)]
+
+
+def test_a_window_ends_with_a_step_and_forgets_what_was_cleared():
+    backward, step, other = Backward(site=site(21)), Step(site=site(22)), Step(site=site(23), optimiser=1)
+    assert sizes(backward, backward, step, backward, step) == [2, 1]
+    assert sizes(backward, ZeroGrad(optimiser=0), backward, step) == [1], "a batch that was thrown away"
+    assert sizes(backward, ZeroGrad(optimiser=1), backward, step) == [2], "another optimiser's gradients"
+    assert sizes(backward, ZeroGrad(), backward, step) == [1], "all gradients of a module"
+    assert sizes(backward, step, other, backward) == [1, 0, 1]
+    skipped = Amp(op="step", skipped=True)
+    assert sizes(backward, backward, skipped, backward, backward, step) == [2, 2]
+
+
+# --- more ranks than two -------------------------------------------------------------------------------------------------------
+
+
+def test_of_three_ranks_the_one_with_another_model_is_named():
+    other = wrap(3, names=["w", "b"], shapes=[[5, 8], [5]])
+    assert found(seen([wrap(3)], [other], [wrap(3)])) == [("L07", "error", 10, 1)]
+    assert found(seen([wrap(3)], [wrap(3)], [wrap(3)])) == []
+
+
+def test_of_three_ranks_the_one_that_does_not_step_is_named():
+    ranks = [training(1.0, world=3) for _ in range(3)]
+    ranks[1] = [event for event in ranks[1] if not isinstance(event, Step)]
+    observation = seen(*ranks)
+    object.__setattr__(observation, "ranks", [_ended(rank) for rank in observation.ranks])
+    assert found(observation) == [("S08", "error", 22, 1)]
+
+
+def _ended(rank):
+    object.__setattr__(rank, "events", (*rank.events, End(t=99.0)))
+    return rank
+
+
+# --- causes of one symptom -----------------------------------------------------------------------------------------------------
+
+
+def test_equal_gradients_are_in_order():
+    assert found(seen(training(1.0), training(1.0))) == []
+
+
+def test_gradients_that_nothing_explains_are_said_to_be_so():
+    (finding,) = apply("ranks", seen(training(1.0), training(2.0)))
+    assert (finding.id, finding.severity, finding.line) == ("S08", "error", 22)
+    assert "nothing that was seen explains it" in finding.why
+
+
+def test_a_model_that_was_moved_after_wrapping_explains_them():
+    moved = Moved(site=site(15), model=0, before="cuda:0 float32", after="cpu float32")
+    assert found(seen(training(1.0, [moved]), training(2.0, [moved]))) == [("S12", "error", 15, None)]
+    assert found(seen(training(1.0, [moved]), training(1.0, [moved]))) == [], "moved, and no harm done"
+
+
+def test_parameters_that_differ_although_gradients_do_not():
+    ranks = [training(1.0, parameters=[[size, 0.0], [1.0, 0.0]]) for size in (3.0, 4.0)]
+    (finding,) = apply("ranks", seen(*ranks))
+    assert (finding.id, finding.severity) == ("S08", "error")
+    assert "w" in finding.why
+    assert "b" not in finding.evidence[0].split(" ")
+
+
+# --- GPUs ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_rank_loads_onto_one_gpu():
+    load = Load(site=site(30), path="/x/last.pt")
+    assert found(seen([load], [load], gpus=2)) == [("C04", "warning", 30, None)]
+    assert found(seen([load], [load], gpus=0)) == []
+    mapped = Load(site=site(30), path="/x/last.pt", map_location="cpu")
+    assert found(seen([mapped], [mapped], gpus=2)) == []
+
+
+@pytest.mark.parametrize(("size", "expected"), [(8, []), (9, [("D03", "warning", 20, None)])])
+def test_a_batch_that_does_not_fill_all_gpus(size, expected):
+    wrapped = Wrap(site=site(10), kind="data_parallel", model=0, options={"device_ids": ["0", "1", "2", "3"]})
+    assert found(seen([wrapped, Forward(site=site(20), model=0, size=size)], gpus=4)) == expected
+
+
+def test_a_batch_norm_that_got_one_sample():
+    raised = Raised(type="ValueError", message="Expected more than 1 value per channel when training", stack=[["t.py", 7, "f"]])
+    (finding,) = [f for f in apply("ranks", seen([wrap()], [wrap(), raised])) if f.id == "S09"]
+    assert (finding.severity, finding.line, finding.rank) == ("error", 7, 1)
+
+
+# --- passes over loaders -------------------------------------------------------------------------------------------------------
+
+
+def evaluation(samples, total, replicas=2):
+    loader = Loader(site=site(40), samples=total, replicas=replicas, sampler="DistributedSampler", made=[["train.py", 5, "main"]])
+    return [wrap(), loader, Forward(site=site(41), model=0, training=False, grad=False, size=4), Epoch(samples=samples, batches=2)]
+
+
+def test_samples_that_are_evaluated_twice():
+    assert found(seen(evaluation(7, 13), evaluation(7, 13))) == [("T05", "warning", 5, None)]
+    assert found(seen(evaluation(7, 14), evaluation(7, 14))) == []
