@@ -1,0 +1,96 @@
+"""Which way of looking finds which entry: the corpus is run every way, and the table goes into docs/doctor.md.
+
+    python -m tests.doctor.table          (about five minutes on two cores)
+
+A cell says yes when the broken script of an entry is told with the entry's id and its healthy twin is not.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from paralab.doctor.known import ENTRIES
+from paralab.doctor.logs.reading import read_logs
+from paralab.doctor.rules import apply, rules
+from paralab.doctor.script.reading import read_script
+from tests.doctor.cases import Case, broken, healthy
+from tests.doctor.ranks import Ranks
+from tests.doctor.test_logs import EXPECTED, LOGS
+
+PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+BEGIN, END = "<!-- table -->", "<!-- /table -->"
+STARTS = {"torchrun": 2, "python": 0}
+STEPS = 3  # of a dry run
+AT_A_TIME = 2
+
+
+def in_scripts() -> set[str]:
+    """Entries that are found by reading."""
+    found = {case.entry for case in broken("script") if case.entry in _ids(apply("script", read_script(case.script)))}
+    return found - {case.entry for case in healthy() if case.entry in _ids(apply("script", read_script(case.script)))}
+
+
+def in_logs() -> set[str]:
+    return {id_ for name in EXPECTED for id_ in _ids(apply("log", read_logs([LOGS / f"{name}.log"])))}
+
+
+def in_ranks(steps: int | None) -> set[str]:
+    """Entries that are found in observed ranks: of a whole run, or of its first steps."""
+    wrong = [case for case in broken("ranks") if case.start in STARTS and case.name == "broken"]
+    entries = {case.entry for case in wrong}
+    twins = [case for case in healthy() if case.name == "healthy" and case.entry in entries]
+    ranks = Ranks()
+
+    def ids(case: Case) -> set[str]:
+        with tempfile.TemporaryDirectory() as folder:
+            seen = ranks.observed(case.script, folder=Path(folder, "seen"), steps=steps, deadline=120, count=STARTS[case.start])
+        return _ids(seen.findings)
+
+    try:
+        with ThreadPoolExecutor(AT_A_TIME) as pool:
+            found = {case.entry for case, told in zip(wrong, pool.map(ids, wrong), strict=True) if case.entry in told}
+            accused = {case.entry for case, told in zip(twins, pool.map(ids, twins), strict=True) if case.entry in told}
+    finally:
+        ranks.close()
+    return found - accused
+
+
+def _ids(findings) -> set[str]:
+    return {finding.id for finding in findings}
+
+
+def table(script: set[str], dry: set[str], live: set[str], log: set[str]) -> str:
+    columns = [script, dry, live, log, set(rules("run").values()), set(rules("machine").values())]
+    head = ["entry", "", "script", "dry run", "live", "log", "run folder", "machine", "what is not seen, and why"]
+    lines = [" | ".join(["", *head, ""]).strip(), "|---" * len(head) + "|"]
+    for entry in ENTRIES.values():
+        cells = ["yes" if entry.id in column else "" for column in columns]
+        name = f"[{entry.id}](doctor/{entry.id}.md)"
+        lines.append("| " + " | ".join([name, entry.title, *cells, entry.limits or ""]) + " |")
+    ours = [entry for entry in ENTRIES.values() if entry.id[0] not in "WM"]
+    told = [entry for entry in ours if any(entry.id in column for column in columns)]
+    trained = [entry for entry in ours if any(entry.id in column for column in (script, dry, live))]
+    silent = [entry for entry in trained if entry.silent]
+    summary = (
+        f"Of the {len(ours)} entries of the catalogue, {len(told)} are told by at least one way. {len(trained)} are told from "
+        f"scripts and CPU ranks alone, and of the {sum(entry.silent for entry in ours)} that no other tool reports, {len(silent)}. "
+        "W and M are paralab's own: waste, and the machine. The columns script, dry run, live and log were run on the corpus by "
+        "`python -m tests.doctor.table`; run folder and machine say that a rule exists, which the tests hold with recorded folders "
+        "and laid-out facts."
+    )
+    return "\n".join([summary, "", *lines])
+
+
+def main() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    made = table(in_scripts(), in_ranks(STEPS), in_ranks(None), in_logs())
+    PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}", encoding="utf-8")
+    print(made.splitlines()[0])
+
+
+if __name__ == "__main__":
+    main()
