@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -173,13 +174,18 @@ def _environment(folder: Path, steps: int | None) -> dict[str, str]:
 
 
 def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """In a session of its own: what is typed at the terminal goes to us, and we pass it on. If we are killed, it is ended as "
-    "well."""
+    """In a session of its own: what is typed at the terminal goes to us, and we pass it on. If we are killed, it ends too."""
+    beside = Path(sys.executable).parent / command[0]  # torchrun of the environment that paralab is in, which need not be active
+    if shutil.which(command[0]) is None and beside.is_file():
+        command = [str(beside), *command[1:]]
     try:
         return subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=_with_the_parent())
     except FileNotFoundError:
         raise UsageError(
-            f"There is no command {command[0]!r} on this machine.", cure="paralab doctor -- torchrun --nproc_per_node=2 train.py"
+            f"There is no command {command[0]!r} on this machine.",
+            cure="an environment with torch: activate it first"
+            if command[0] == "torchrun"
+            else "paralab doctor -- torchrun --nproc_per_node=2 train.py",
         ) from None
     except PermissionError:
         raise UsageError(f"{command[0]} may not be executed.", cure=f"paralab doctor -- python {command[0]}") from None
