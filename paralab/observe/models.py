@@ -16,7 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from paralab.observe import sites
 from paralab.observe.changes import Changes
 from paralab.observe.collectives import rank_first, sequence
-from paralab.observe.digests import is_sampled, of_tensors, tensors_in
+from paralab.observe.digests import is_sampled, of_tensors, raw_bytes, tensors_in
 from paralab.observe.rank import Rank, guarded
 from paralab.observe.reducer import note_reduction
 from paralab.observe.wrapping import argument, is_inside, wrap
@@ -208,7 +208,7 @@ def autocast_now() -> str | None:
 def random_state() -> int:
     """A checksum of this rank's random stream: dropout masks and noise come from it."""
     state = torch.cuda.get_rng_state() if torch.cuda.is_available() and torch.cuda.is_initialized() else torch.get_rng_state()
-    return zlib.crc32(bytes(state.tolist()))
+    return zlib.crc32(raw_bytes(state))
 
 
 def _options(kwargs: dict[str, Any]) -> dict[str, Any]:
