@@ -164,7 +164,7 @@ def _strided_iteration(script: Script, dataset: Value) -> Iterator[ast.AST]:
 def stop_on_own_numbers(script: Script) -> Iterator[Finding]:
     if not in_a_job(script):
         return
-    agreement = Agreement(script)
+    agreement = Agreement()
     waits = [call for call in script.calls if is_ddp_backward(call) or is_collective(call)]
     for leave in script.leaves:
         loops = _left(leave)
@@ -198,7 +198,7 @@ def stop_on_own_numbers(script: Script) -> Iterator[Finding]:
 def loop_while_own_numbers(script: Script) -> Iterator[Finding]:
     if not in_a_job(script):
         return
-    agreement = Agreement(script)
+    agreement = Agreement()
     for loop, backward in _training_loops(script):
         if isinstance(loop.node, ast.While) and any(agreement.own(test) is not None for test in (loop.over, *loop.again)):
             at = Happening(backward.number, loop.node, loop.file, ())
