@@ -410,6 +410,133 @@ if rank == 0:
 else:
     dist.recv(torch.zeros(1, 4), 0)
 """,
+    "who saves is an option": """
+args.saves = args.out != "" and rank == 0
+for epoch in range(2):
+    train_epoch(epoch)
+    if args.saves:
+        torch.save(model.module.state_dict(), args.out + "/last.pt")
+""",
+    "a wait that is switched off": """
+@contextlib.contextmanager
+def first(local_rank):
+    if local_rank not in (-1, 0):
+        dist.barrier()
+    yield
+    if local_rank == 0:
+        dist.barrier()
+
+def open_data(local_rank):
+    with first(local_rank):
+        return open("words.txt").read()
+
+open_data(args.local_rank)
+if rank == 0:
+    open_data(local_rank=-1)
+""",
+    "every rank has a number": """
+sizes = open("sizes.txt").read().split()
+found = torch.zeros(1)
+if int(os.environ.get("RANK", -1)) > -1 and len(sizes) > 1:
+    dist.broadcast(found, src=0)
+""",
+    "the others take the first rank's word": """
+def good_enough(loss):
+    return loss.item() < 0.1
+
+stop = False
+for epoch in range(9):
+    loss = train_epoch(epoch)
+    if rank == 0:
+        stop = good_enough(loss)
+    if world > 1:
+        words = [stop if rank == 0 else None]
+        dist.broadcast_object_list(words, src=0)
+        if rank != 0:
+            stop = words[0]
+    if stop:
+        break
+""",
+    "nothing of the item is sent": """
+def on_first(work, path):
+    done = [None]
+    if rank == 0:
+        work(path)
+    dist.broadcast_object_list(done, src=0)
+
+for path in set(os.listdir("old")):
+    on_first(os.remove, path)
+""",
+    "both parts return": """
+def shared(state):
+    if rank == 0:
+        if not isinstance(state, torch.Tensor):
+            return state
+        found = state
+    else:
+        if not isinstance(state, torch.Size):
+            return state
+        found = torch.zeros(state)
+    dist.broadcast(found, src=0)
+    return found
+
+train_epoch(0)
+shared(open("state.txt").read())
+""",
+    "numbers of ranks that nobody knows": """
+import cluster
+
+def my_number(rank):
+    return max(rank, cluster.number())
+
+number = my_number(rank)
+if number > 0:
+    dist.barrier()
+words = open("words.txt").read()
+if number == 0:
+    dist.barrier()
+""",
+    "a bar on one rank counts the same": """
+from tqdm import tqdm
+bar = enumerate(loader)
+if rank == 0:
+    bar = tqdm(bar, total=len(loader))
+done = -1
+for i, (x, y) in bar:
+    nn.functional.mse_loss(model(x), y).backward()
+    if i - done >= 1:
+        optimizer.step()
+        optimizer.zero_grad()
+        done = i
+""",
+    "a table that has values of the rank": """
+table = {}
+table["train"] = rank
+if args.out in table:
+    dist.barrier()
+""",
+    "two models with the same options": """
+class Net(nn.Module):
+    def __init__(self, options):
+        super().__init__()
+        self.options = options
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.layer(x)
+
+def fit(options):
+    net = Net(options)
+    for name, p in net.named_parameters():
+        p.requires_grad = True
+        if name in options:
+            p.requires_grad = False
+    return DDP(net)
+
+options = open("options.txt").read()
+fit(options)
+fit(options)
+""",
 }
 
 BROKEN = {
@@ -527,6 +654,18 @@ parser.add_argument("--chief", type=int, default=0)
 if rank == parser.parse_args().chief:
     dist.barrier()  # finds H03
 """,
+    "the first alone, by an option": """
+args.alone = rank == 0
+if args.alone:
+    dist.barrier()  # finds H03
+""",
+    "a flag that is set somewhere": """
+ready = False
+if os.path.exists(args.out):
+    ready = bool(open(args.out).read())
+if rank == 0 and ready:
+    dist.barrier()  # finds H03
+""",
     "thawed by name": """
 for name, p in model.named_parameters():
     if name.startswith("module.0"):
@@ -552,6 +691,25 @@ def test_mistakes_in_unusual_clothes_are_found(name, tmp_path):
     path, findings = read(BROKEN[name], tmp_path)
     wanted = {(mark.id, mark.line) for mark in marks_in(path)}
     assert wanted == {(finding.id, finding.line) for finding in findings}
+
+
+def test_a_device_that_is_chosen_elsewhere_is_chosen(tmp_path):
+    def ids(code):
+        path = Path(tmp_path) / "train.py"
+        path.write_text(START.replace('dist.init_process_group("gloo")', code) + "train_epoch(0)\n" + END)
+        return [finding.id for finding in apply("script", read_script(path))]
+
+    start = 'dist.init_process_group("nccl")\n'
+    assert ids(start + "dist.barrier()") == ["H09"]
+    assert ids("import toolbox\n" + start + 'device = toolbox.get_device("cuda")\ndist.barrier()') == []
+    assert ids(start + "def meet():\n    dist.barrier()") == []  # called by whom, after what?
+
+
+def test_what_a_scaler_remembers_is_on_no_device(tmp_path):
+    resume = "torch.cuda.set_device(args.local_rank)\n{} = torch.load(args.out)\n{}.load_state_dict({})\ntrain_epoch(0)"
+    code = "scaler = torch.amp.GradScaler('cuda')\n" + resume.format("state", "scaler", "state")
+    assert read(code, tmp_path)[1] == []
+    assert [finding.id for finding in read(resume.format("state", "plain", "state"), tmp_path)[1]] == ["C04"]
 
 
 def test_what_cannot_be_worked_out_is_a_suspicion(tmp_path):

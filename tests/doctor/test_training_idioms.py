@@ -182,6 +182,27 @@ while window := list(itertools.islice(batches, 4)):
 }
 
 WITH_SCALER = {
+    "half of a copy of a model from elsewhere": """
+import copy
+import zoo
+
+class Average:
+    def __init__(self, net):
+        self.net = copy.deepcopy(net)
+
+net = zoo.load(os.environ["NET"])
+net = net[-1] if isinstance(net, list) else net
+average = Average(net)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in loader:
+    optimizer.zero_grad()
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = F.mse_loss(net(x), y)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+torch.save({"net": copy.deepcopy(average.net).half()}, "last.pt")
+""",
     "clipping only where asked": """
 for x, y in loader:
     with torch.autocast("cuda"):
@@ -293,6 +314,17 @@ exported = nn.Linear(4, 1).half()
 }
 
 WITH_RANKS = {
+    "a look at the gradients of the module inside": """
+def look(batches):
+    net = DDP(nn.Linear(4, 1))
+    for x, y in batches:
+        F.mse_loss(net.module(x), y).backward()
+
+for x, y in loader:
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+""",
     "set_epoch through the loader": """
 for epoch in range(3):
     loader.sampler.set_epoch(epoch)

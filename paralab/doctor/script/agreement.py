@@ -1,31 +1,20 @@
 """What ranks agree on: values that a collective has made the same everywhere, and values that each rank has for itself.
 
-A loss is a rank's own until it was all-reduced. `dist.all_reduce(x)` changes x where it stands: x counts as agreed on.
+A loss is a rank's own until it was all-reduced.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
+from paralab.doctor.script.agreed import is_agreed
 from paralab.doctor.script.naming import COLLECTIVES, DDP
-from paralab.doctor.script.questions import UNKNOWN, comes_from, depends_on_rank, is_forward, on_rank, roles
+from paralab.doctor.script.questions import UNKNOWN, comes_from, depends_on_rank, is_forward, never, on_rank, roles
 from paralab.doctor.script.reading import Script
-from paralab.doctor.script.values import Attr, Call, Choice, Computed, Constant, Entered, Happening, Items, Made, Value, options
+from paralab.doctor.script.values import Attr, Call, Choice, Computed, Constant, Entered, Happening, Made, Value
 
-# Collectives after which one of their arguments holds the same on all ranks (reduce and gather: on one of them).
-_AGREED = {
-    "torch.distributed.all_reduce": 0,
-    "torch.distributed.all_reduce_coalesced": 0,
-    "torch.distributed.all_gather": 0,
-    "torch.distributed.all_gather_object": 0,
-    "torch.distributed.all_gather_into_tensor": 0,
-    "torch.distributed.broadcast": 0,
-    "torch.distributed.broadcast_object_list": 0,
-    "torch.distributed.scatter_object_list": 0,
-    "torch.distributed.reduce": 0,
-    "torch.distributed.gather": 1,
-    "torch.distributed.gather_object": 1,
-}
 # Where the group stands among the arguments.
 _GROUP = {
     "barrier": 0,
@@ -43,37 +32,29 @@ _CLOCKS = ("time.time", "time.perf_counter", "time.monotonic")
 
 
 class Agreement:
-    """Asks for one script. `clocks`: does a clock count as a rank's own?"""
+    """Asks for one rule. `clocks`: does a clock count as a rank's own?"""
 
-    def __init__(self, script: Script) -> None:
-        self.agreed: set[int] = set()
-        for call in script.calls:
-            if call.target in _AGREED:
-                given = call.argument(_AGREED[call.target], "tensor")
-                self._add(given)
-            elif any(word in call.method.lower() for word in ("all_reduce", "allreduce", "all_gather", "gather_for_metrics")):
-                self._add(call.result)
-
-    def _add(self, value: Value | None) -> None:
-        for option in options(value) if value else ():
-            self.agreed.add(id(option))
-            for item in option.items if isinstance(option, Items) else ():
-                self.agreed.add(id(item))
-
-    def is_agreed(self, value: Value) -> bool:
-        return any(id(option) in self.agreed for option in options(value))
+    def __init__(self) -> None:
+        self._comes: dict[Value, bool] = {}  # answers that were given before
 
     def comes_from_agreed(self, value: Value) -> bool:
         """Somewhere on its way it was the same on all ranks."""
-        return any(self.is_agreed(origin) for origin in walk(value))
+        walked: list[Value] = []
+        for origin in walk(value, lambda passed: self._comes.get(passed) is False):
+            if self._comes.get(origin) or is_agreed(origin):
+                self._comes[value] = True
+                return True
+            walked.append(origin)
+        self._comes.update(dict.fromkeys(walked, False))  # what comes from nothing of the kind has no such origin either
+        return False
 
     def own(self, value: Value, clocks: bool = False) -> Value | None:
         """Where it became each rank's own: a batch, an output of the model, a clock. None if ranks agree, or nothing is known."""
         seen: set[int] = set()
-        waiting = [value]
+        waiting = deque([value])
         while waiting:
-            current = waiting.pop(0)
-            if id(current) in seen or self.is_agreed(current):
+            current = waiting.popleft()
+            if id(current) in seen or is_agreed(current):
                 continue
             seen.add(id(current))
             if self._is_source(current, clocks):
@@ -107,21 +88,21 @@ def live(choice: Choice) -> tuple[Value, ...]:
     return choice.options
 
 
-def walk(value: Value) -> list[Value]:
-    """The value and what it was computed from, along the ways that a job of several ranks takes."""
-    found: dict[int, Value] = {}
-    waiting = [value]
+def walk(value: Value, skip: Callable[[Value], bool] = lambda value: False) -> Iterator[Value]:
+    """The value and what it was computed from, along the ways that a job of several ranks takes; without what `skip` says."""
+    seen: set[Value] = set()
+    waiting = deque([value])
     while waiting:
-        current = waiting.pop(0)
-        if id(current) not in found:
-            found[id(current)] = current
+        current = waiting.popleft()
+        if current not in seen and not skip(current):
+            seen.add(current)
+            yield current
             waiting.extend((*live(current), *current.tests) if isinstance(current, Choice) else current.parents)
-    return list(found.values())
 
 
 def is_collective(call: Call) -> bool:
     """A collective of all ranks. One with a group of its own is the business of that group."""
-    if call.target not in COLLECTIVES or call.target.endswith("new_group"):
+    if call.target not in COLLECTIVES or call.target.endswith("new_group") or never(call):
         return False
     group = call.argument(_GROUP.get(call.method, 99), "group")
     return group is None or (isinstance(group, Constant) and group.value is None)

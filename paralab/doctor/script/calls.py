@@ -6,8 +6,9 @@ import ast
 from dataclasses import replace
 from typing import Any
 
+from paralab.doctor.script.agreed import mark
 from paralab.doctor.script.expressions import Expressions, wrapped_by
-from paralab.doctor.script.naming import canonical
+from paralab.doctor.script.naming import canonical, role_of_made
 from paralab.doctor.script.state import MOST_STEPS
 from paralab.doctor.script.values import (
     Attr,
@@ -105,6 +106,7 @@ class Calls(Expressions):
         )
         tests = function.tests if isinstance(function, Choice) else ()
         call.result = either(results, tests)
+        mark(call)
         return call.result
 
     def _target(self, function: Value) -> tuple[str, str]:
@@ -170,7 +172,7 @@ class Calls(Expressions):
     def _library_call(self, function: Dotted, call: Call, parents: tuple[Value, ...]) -> Value:
         name, args = function.name, call.args
         if name == "copy.deepcopy" and args:
-            return self.copied(args[0])
+            return self.copied(args[0], call)
         if name in PASSED_ON and args:
             return args[-1] if name == "typing.cast" else args[0]
         if name in EXITS:
@@ -196,21 +198,28 @@ class Calls(Expressions):
             return Mapping(dict(call.keywords), parents=parents)
         return Made(call, parents=parents)
 
-    def copied(self, value: Value) -> Value:
-        """A deep copy of a module is another module; any other copy is as good as the value."""
+    def copied(self, value: Value, call: Call) -> Value:
+        """A deep copy of a module, or of what may be one, is another; any other copy is as good as the value."""
         if isinstance(value, Choice):
-            copies = tuple(self.copied(option) for option in value.options)
+            copies = tuple(self.copied(option, call) for option in value.options)
             return Choice(copies, value.tests, parents=(*copies, *value.tests))
         if isinstance(value, Attr) and value.name == "module" and isinstance(value.base, Made):
             module = value.base.call.argument(0, "module")
-            return self.copied(module) if module and _is_model(value.base) else value
+            return self.copied(module, call) if module and _is_model(value.base) else Made(call, parents=(value,))
         if isinstance(value, Object):
             made = Object(value.of, Scope(value.scope.file), value.made)
             for (scope, name), held in list(self.names.items()):
                 if scope is value.scope:
-                    self.names[made.scope, name] = self.copied(held) if _is_model(held) else held
+                    self.names[made.scope, name] = self.copied(held, call) if _is_model(held) else held
             return made
-        return Made(value.call) if isinstance(value, Made) and _is_model(value) else value
+        if isinstance(value, Made) and _is_model(value):
+            return Made(value.call)
+        unknown = (
+            type(value) is Value
+            or isinstance(value, Attr | Parameter | Computed)
+            or (isinstance(value, Made) and role_of_made(value.call.target) is None)
+        )
+        return Made(call, parents=(value,)) if unknown else value
 
     def _start_process(self, call: Call) -> None:
         """A process per rank, started by hand: the loop's variable among the arguments is the rank."""
@@ -249,7 +258,7 @@ class Calls(Expressions):
         too_much = turns > MOST_RUNS or len(self.active) > DEEPEST or self.steps > MOST_STEPS
         if too_much or any(active.node is node and active.scope is function.scope for active in self.active):
             last = (self.last[node],) if node in self.last else ()
-            return Value(parents=(*last, *given))
+            return Value(parents=(*last, *given), known={"last": self.last.get(node)})
         scope = Scope(function.scope.file, function.scope)
         self._bind_parameters(function, args, keywords, scope)
         managers = tuple(d for d in function.decorators if not isinstance(d, Dotted | Function))

@@ -6,7 +6,7 @@ import ast
 import builtins
 from typing import Any
 
-from paralab.doctor.script.naming import canonical
+from paralab.doctor.script.naming import RANK_NAMES, canonical, role_of_made
 from paralab.doctor.script.state import State
 from paralab.doctor.script.values import (
     Attr,
@@ -85,6 +85,8 @@ class Expressions(State):
             return held or self._of_class(base.of, base, name) or Attr(base, name, parents=(base,))
         if isinstance(base, Class):
             return self._of_class(base, None, name) or Attr(base, name, parents=(base,))
+        if isinstance(base, Made) and "scope" in base.known and (base.known["scope"], name) in self.names:
+            return self.names[base.known["scope"], name]
         if isinstance(base, Made) and base.call.target in NAMESPACES and name in base.call.keywords:
             return base.call.keywords[name]
         if isinstance(base, Attr) and base.name == "module" and (inner := wrapped_by(base.base)):
@@ -223,6 +225,8 @@ class Expressions(State):
             for option in options(base):
                 if isinstance(option, Object | Class):
                     self.names[option.scope, target.attr] = value
+                elif isinstance(option, Made) and role_of_made(option.call.target) == "arguments":
+                    self._store_option(option, target.attr, value)
             self.store(target, base, target.attr, value)
         elif isinstance(target, ast.Subscript):
             base, key = self.value(target.value, scope), self.value(target.slice, scope)
@@ -234,6 +238,13 @@ class Expressions(State):
             self.bind(target.value, Value(parents=(value,)), scope)
         elif isinstance(target, ast.Tuple | ast.List):
             self._unpack(target, value, scope)
+
+    def _store_option(self, arguments: Made, name: str, value: Value) -> None:
+        """`args.save = args.out and rank == 0`. What is called a rank is one, wherever it came from."""
+        if name not in RANK_NAMES:
+            scope = arguments.known.setdefault("scope", Scope(self.file))
+            self.names.before((scope, name), Attr(arguments, name, parents=(arguments,)))
+            self.names[scope, name] = value
 
     def _unpack(self, target: ast.Tuple | ast.List, value: Value, scope: Scope) -> None:
         if isinstance(value, Choice):  # (a, b) on one way, (c, d) on the other

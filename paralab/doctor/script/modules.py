@@ -150,6 +150,8 @@ def belongs(script: Script, value: Value, module: Value | None, wrapping: Call) 
     def further(v: Value) -> bool:  # a gradient or an output of the model is not a part of it
         if isinstance(v, Attr):
             return v.name == "grad"
+        if isinstance(v, Object):  # what it was made with (sizes, options) may be in the other model, too
+            return True
         return isinstance(v, Made) and v.call is not wrapping and v.call.method not in _LEADS_TO_PARTS
 
     found = origins(value, further)

@@ -9,6 +9,7 @@ AUTOCAST = "torch.amp.autocast"
 LOADER = "torch.utils.data.DataLoader"
 SAMPLER = "torch.utils.data.DistributedSampler"
 FSDP = "torch.distributed.fsdp.FullyShardedDataParallel"
+RANK_NAMES = {"rank", "local_rank", "global_rank", "proc_id", "rank_id"}  # of parameters and options
 
 # The last part of a dotted torch name tells these apart, wherever torch has put them over the years.
 _BY_LAST = {

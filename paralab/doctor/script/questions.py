@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
+from paralab.doctor.script.agreed import is_agreed
 from paralab.doctor.script.calls import library_base
-from paralab.doctor.script.naming import role_of_made
+from paralab.doctor.script.naming import RANK_NAMES, role_of_made
 from paralab.doctor.script.values import (
     DEEPEST,
     Attr,
@@ -24,6 +25,7 @@ from paralab.doctor.script.values import (
     Items,
     Loop,
     Made,
+    Mapping,
     Object,
     Parameter,
     Value,
@@ -32,7 +34,6 @@ from paralab.doctor.script.values import (
 )
 
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"}
-RANK_NAMES = {"rank", "local_rank", "global_rank", "proc_id", "rank_id"}
 # A number stays what it is through these; through any other call of a library (torch.device) it becomes something else.
 _TRANSPARENT = {"builtins.int", "builtins.str", "builtins.bool", "builtins.max", "builtins.min", "os.environ"}
 _THROUGH_LOOPS = ("builtins.enumerate", "builtins.zip", "builtins.iter", "builtins.range", "builtins.len", "tqdm", "itertools.")
@@ -115,12 +116,21 @@ def depends_on_rank(value: Value | None) -> bool:
     if value is None:
         return False
 
-    def opaque(v: Value) -> bool:
-        return (isinstance(v, Made) and v.call.target not in _TRANSPARENT) or isinstance(v, Attr)
-
     if "depends on rank" not in value.known:
-        value.known["depends on rank"] = any("rank" in roles(origin) for origin in origins(value, opaque))
+        value.known["depends on rank"] = False  # while it is asked for
+        found = origins(value, _is_opaque)
+        value.known["depends on rank"] = any("rank" in roles(v) or depends_on_rank(v.known.get("last")) for v in found)
     return bool(value.known["depends on rank"])
+
+
+def _is_opaque(value: Value) -> bool:
+    if isinstance(value, Computed) and value.op in ("Item", "Count", "Part"):  # `for x in bar if rank == 0 else loader`
+        return isinstance(value.parents[0], Choice)
+    return (
+        (isinstance(value, Made) and value.call.target not in _TRANSPARENT)
+        or isinstance(value, Attr | Mapping)
+        or "last" in value.known
+    )
 
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -199,13 +209,40 @@ def rank_branch(happening: Happening) -> Branch | None:
 
 @lru_cache(maxsize=100_000)
 def _parts_ranks(branch: Branch) -> bool:
-    return depends_on_rank(branch.test) and not _for_all(branch)
+    if not _comes_out_differently(branch.test):
+        return False
+    # `stop` after a broadcast is the same on all ranks; who sent it stood in a branch on the rank
+    return is_certain(branch) or not any(is_agreed(origin) for origin in origins(branch.test))
 
 
-def _for_all(branch: Branch) -> bool:
-    """`if int(os.environ.get("RANK", -1)) != -1` asks for the rank, and all ranks take it."""
-    found = [on_rank(branch.test, rank) for rank in range(4)]
-    return UNKNOWN not in found and len({bool(way) for way in found}) == 1
+def _comes_out_differently(test: Value) -> bool:
+    """`int(os.environ.get("RANK", -1)) != -1` asks for the rank, and all ranks give the same answer; so they do to
+    `rank > -1 and epochs > 3`, whatever epochs is."""
+    if not depends_on_rank(test):
+        return False
+    found = [on_rank(test, rank) for rank in range(SEVERAL)]
+    joined = isinstance(test, Computed) and test.op in ("And", "Or", "Not")
+    if UNKNOWN not in found and (len({bool(way) for way in found}) > 1 or not joined or _is_settled(test)):
+        return len({bool(way) for way in found}) > 1
+    return not joined or any(_comes_out_differently(part) for part in test.parents)
+
+
+def _is_settled(test: Value) -> bool:
+    """Is it known on every way? A flag that is False here and something unknown there is not."""
+    chosen = (option for origin in origins(test) if isinstance(origin, Choice) for option in origin.options)
+    return all(on_rank(option, 0) is not UNKNOWN for option in chosen)
+
+
+@lru_cache(maxsize=100_000)
+def never(happening: Happening) -> bool:
+    """In a branch that no rank of a job of several takes: `wait(rank=-1)` whose body is `if rank > 0: barrier()`."""
+    return any(_nobody_takes(branch) for branch in happening.inside(Branch))
+
+
+@lru_cache(maxsize=100_000)
+def _nobody_takes(branch: Branch) -> bool:
+    found = [on_rank(branch.test, rank) for rank in range(SEVERAL)]
+    return UNKNOWN not in found and all(bool(way) is not branch.taken for way in found) and _is_settled(branch.test)
 
 
 def exclusive(one: Happening, other: Happening) -> bool:
@@ -217,6 +254,8 @@ def exclusive(one: Happening, other: Happening) -> bool:
 def who_takes(branch: Branch) -> str:
     """`rank 0 only`, `all ranks but 0`, or `only some ranks`."""
     taken = _taken(branch)
+    if UNKNOWN in taken:
+        taken = _if_it_is_the_rank(branch.test)
     if UNKNOWN in taken:
         return "only some ranks"
     ways = [bool(way) is branch.taken for way in taken]
@@ -239,6 +278,22 @@ def _taken(branch: Branch) -> list[Any]:
         deciding = [part for part in parts if depends_on_rank(part)]
         taken = [on_rank(deciding[0], rank) for rank in (0, 1, 2)] if len(deciding) == 1 else taken
     return taken
+
+
+def _if_it_is_the_rank(test: Value) -> list[Any]:
+    """How `number > 0` comes out on the first ranks if the number, which we cannot work out, is the rank."""
+    sides = test.parents if isinstance(test, Computed) and test.op in OPERATORS and len(test.parents) == 2 else ()
+    compared = on_rank(sides[1], 0) if sides and depends_on_rank(sides[0]) and not depends_on_rank(sides[1]) else UNKNOWN
+    if (
+        not isinstance(test, Computed)
+        or not isinstance(compared, int | list | tuple)
+        or (isinstance(compared, list) and UNKNOWN in compared)
+    ):
+        return [UNKNOWN]
+    try:
+        return [OPERATORS[test.op](rank, compared) for rank in (0, 1, 2)]
+    except (TypeError, ArithmeticError):
+        return [UNKNOWN]
 
 
 def iterated(loop: Loop) -> Iterator[Value]:

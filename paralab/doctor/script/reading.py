@@ -6,7 +6,9 @@ Nothing of the script is executed, torch is not imported.
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -45,13 +47,21 @@ class Script:
             found.setdefault(call.target, []).append(call)
         return found
 
+    @cached_property
+    def _by_method(self) -> dict[str, list[Call]]:
+        found: dict[str, list[Call]] = {}
+        for call in self.calls:
+            found.setdefault(call.method, []).append(call)
+        return found
+
     def calls_of(self, *targets: str) -> Iterator[Call]:
         """Calls of these canonical names, in program order within each."""
         return (call for target in targets for call in self._by_target.get(target, []))
 
     def methods(self, *names: str) -> Iterator[Call]:
-        """Calls of methods (or functions) by their last name: `methods("backward")`."""
-        return (call for call in self.calls if call.method in names)
+        """Calls of methods (or functions) by their last name, in program order: `methods("backward")`."""
+        found = [call for name in names for call in self._by_method.get(name, [])]
+        return iter(sorted(found, key=lambda call: call.number))
 
     def imports(self, *packages: str) -> bool:
         """Is one of these packages imported anywhere?"""
@@ -76,9 +86,22 @@ def read_script(path: Path) -> Script:
         place = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) else str(path)
         raise UsageError(f"{place} is not Python: {getattr(error, 'msg', error)}.", cure="a file that Python can parse") from error
     run = Run(path.parent)
-    run.module(path, tree, "__main__")
-    run.run_the_rest(path)
+    with _nothing_collected():
+        run.module(path, tree, "__main__")
+        run.run_the_rest(path)
     return Script(path, run.happened, run.sources)
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """A run makes a great many values and throws none away: looking for garbage among them takes as long as the run itself."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _lines(file: Path) -> list[str]:

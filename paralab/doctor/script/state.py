@@ -27,6 +27,11 @@ class Names(dict[Key, Value]):
             self._before[-1].setdefault(key, self.get(key))
         super().__setitem__(key, value)
 
+    def before(self, key: Key, value: Value) -> None:
+        """What a name has held all along, before it is given a value for the first time; no branch undoes it."""
+        if key not in self:
+            super().__setitem__(key, value)
+
     def begin(self) -> None:
         self._before.append({})
 

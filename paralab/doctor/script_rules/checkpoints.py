@@ -31,6 +31,7 @@ _OWN_PATHS = (
     "secrets.",
     "random.",
 )
+_OF_NUMBERS = {"scaler", "scheduler", "sampler"}  # their states hold no tensors on a device
 
 
 @in_script("C01")
@@ -159,7 +160,8 @@ def _is_known(path: Value) -> bool:
 def loads_to_the_device_of_the_saver(script: Script) -> Iterator[Finding]:
     if not in_a_job(script) or not uses_cuda(script):
         return
-    used = {id(o) for call in script.methods("load_state_dict") for a in call.args for o in origins(a) if isinstance(o, Made)}
+    loading = [call for call in script.methods("load_state_dict") if not roles(call.receiver) & _OF_NUMBERS]
+    used = {id(o) for call in loading for a in call.args for o in origins(a) if isinstance(o, Made)}
     for call in script.calls_of(LOAD):
         if (
             call.argument(1, "map_location") is None

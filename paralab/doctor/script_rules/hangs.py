@@ -164,7 +164,7 @@ def _strided_iteration(script: Script, dataset: Value) -> Iterator[ast.AST]:
 def stop_on_own_numbers(script: Script) -> Iterator[Finding]:
     if not in_a_job(script):
         return
-    agreement = Agreement(script)
+    agreement = Agreement()
     waits = [call for call in script.calls if is_ddp_backward(call) or is_collective(call)]
     for leave in script.leaves:
         loops = _left(leave)
@@ -198,7 +198,7 @@ def stop_on_own_numbers(script: Script) -> Iterator[Finding]:
 def loop_while_own_numbers(script: Script) -> Iterator[Finding]:
     if not in_a_job(script):
         return
-    agreement = Agreement(script)
+    agreement = Agreement()
     for loop, backward in _training_loops(script):
         if isinstance(loop.node, ast.While) and any(agreement.own(test) is not None for test in (loop.over, *loop.again)):
             at = Happening(backward.number, loop.node, loop.file, ())
@@ -242,15 +242,24 @@ def _is_failure(leave: Leave) -> bool:
 # --- H09, H13, H17: barriers, timeouts, the end -----------------------------------------------------------------------------------
 
 
+_CHOOSE_DEVICE = (SET_DEVICE, "torch.set_default_device")
+
+
+def _is_elsewhere(call: Call) -> bool:
+    """`toolbox.get_device(…)`: a function that we cannot read, which may choose the device."""
+    known = call.target.startswith(("torch.", "builtins.", "?")) or call.into is not None
+    return "device" in call.method.lower() and not known
+
+
 @in_script("H09")
 def barrier_without_device(script: Script) -> Iterator[Finding]:
     starts = list(script.calls_of(INIT))
     if "nccl" not in backends(script) or any("device_id" in call.keywords or "**" in call.keywords for call in starts):
         return
     barriers = [call for call in script.calls_of("torch.distributed.barrier") if "device_ids" not in call.keywords]
-    chosen = [call.number for call in script.calls_of(SET_DEVICE, "torch.set_default_device")]
+    chosen = [call.number for call in script.calls if call.target in _CHOOSE_DEVICE or _is_elsewhere(call)]
     first = next((call for call in barriers if not any(number < call.number for number in chosen)), None)
-    if first:
+    if first and not is_alone(first) and not is_alone(starts[0]):  # else nobody knows what comes before
         why = (
             f"The backend is nccl and no device was chosen before `{called(first)}()`: neither torch.cuda.set_device nor "
             f"device_id in init_process_group ({place(starts[0], first)}). NCCL guesses the device from the rank and can hang "

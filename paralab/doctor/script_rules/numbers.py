@@ -119,7 +119,7 @@ def _shows_undivided(call: Call, given: Value) -> bool:
 
 @in_script("S14")
 def metric_of_one_share(script: Script) -> Iterator[Finding]:
-    agreement = Agreement(script)
+    agreement = Agreement()
     for call in script.calls:
         branch = rank_branch(call)
         if call.method not in _SHOWN or branch is None or who_takes(branch) != "rank 0 only":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 
 from paralab.doctor.finding import Edit, Finding, Severity
 from paralab.doctor.rules import in_script
@@ -12,9 +13,9 @@ from paralab.doctor.script.editing import swapped
 from paralab.doctor.script.modules import has_buffers, is_known, is_off, is_wrapper
 from paralab.doctor.script.naming import DDP
 from paralab.doctor.script.pointing import called, found, line_of, node_of, place, short, test_of
-from paralab.doctor.script.questions import is_certain, is_forward, rank_branch, roles, under, who_takes
+from paralab.doctor.script.questions import is_certain, is_forward, never, origins, rank_branch, roles, under, who_takes
 from paralab.doctor.script.reading import Script
-from paralab.doctor.script.values import Branch, Call, Constant, Entered, Leave, Loop, Made, Value, options
+from paralab.doctor.script.values import Branch, Call, Computed, Constant, Entered, Leave, Loop, Made, Value, options
 
 # --- who goes away --------------------------------------------------------------------------------------------------------------
 
@@ -32,12 +33,17 @@ def a_rank_goes_away(script: Script) -> Iterator[Finding]:
         yield found(script, "H02", sure(branch), leave, why + if_so(branch), fix, also=(waits,))
 
 
-def goers(script: Script) -> Iterator[tuple[Leave, Branch, Call]]:
+@lru_cache(maxsize=4)
+def goers(script: Script) -> list[tuple[Leave, Branch, Call]]:
+    return list(_goers(script))
+
+
+def _goers(script: Script) -> Iterator[tuple[Leave, Branch, Call]]:
     """Leaves by which some ranks end for good, and the first call in which the others wait for them."""
     waiting = [call for call in script.calls if synchronises(call)]
     for leave in script.leaves:
         branch = rank_branch(leave)
-        if branch is None or leave.kind not in ("exit", "return", "break") or is_failure(leave):
+        if branch is None or leave.kind not in ("exit", "return", "break") or is_failure(leave) or never(leave):
             continue
         start = _frame(leave)
         loops = [loop for loop in leave.context if isinstance(loop, Loop)]
@@ -56,13 +62,21 @@ def goers(script: Script) -> Iterator[tuple[Leave, Branch, Call]]:
         others = [call for call in (*left, *again) if rank_branch(call) is None or not _same_way(rank_branch(call), branch)]
         if leave.kind == "break":
             others = [call for call in again if call in others]
-        if others:
+        # where the other ranks return, too, they do so perhaps together: what both ask besides the rank is not known
+        if others and not (leave.kind == "return" and _others_return(script, leave, branch)):
             yield leave, branch, min(others, key=lambda call: (call.number < leave.number, call.number))
 
 
 def _frame(leave: Leave) -> int:
     """Where in its context the function that it stands in begins; -1 for a module."""
     return max((number for number, context in enumerate(leave.context) if isinstance(context, Entered)), default=-1)
+
+
+def _others_return(script: Script, leave: Leave, branch: Branch) -> bool:
+    """Does the other way of the branch return from the same run of the function, too?"""
+    entered = leave.context[: _frame(leave) + 1]
+    same = (other for other in script.leaves if other.kind == "return" and other.context[: _frame(other) + 1] == entered)
+    return any(_other_way(mine, branch) for other in same for mine in other.inside(Branch))
 
 
 def _within(call: Call, leave: Leave, start: int) -> bool:
@@ -167,13 +181,19 @@ def collectives_swapped(script: Script) -> Iterator[Finding]:
 def collectives_in_the_order_of_a_set(script: Script) -> Iterator[Finding]:
     for call in script.calls:
         loop = next(call.inside(Loop), None)
-        if loop is None or not is_collective(call) or not _is_set(loop.over):
+        if loop is None or not is_collective(call) or not _is_set(loop.over) or not _of_the_item(call, loop):
             continue
         why = (
             f"`{called(call)}` is called once for each item of a set. The order of a set of strings differs between "
             "processes, so the ranks reduce different items together, without any message."
         )
         yield found(script, "H05", "error", call, why, "Go through `sorted(…)` of the set.")
+
+
+def _of_the_item(call: Call, loop: Loop) -> bool:
+    """Is what is sent worked out from the loop's item? A `broadcast(None)` for each item is the same, whatever the order."""
+    sent = (origin for value in (*call.args, *call.keywords.values()) for origin in origins(value))
+    return any(isinstance(origin, Computed) and origin.op == "Item" and loop.over in origin.parents for origin in sent)
 
 
 def _is_set(value: Value) -> bool:

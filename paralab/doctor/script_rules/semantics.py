@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.rules import in_script
-from paralab.doctor.script.agreement import is_ddp_backward
+from paralab.doctor.script.agreement import is_alone, is_ddp_backward
 from paralab.doctor.script.editing import out_of_branch, swapped, with_keyword
 from paralab.doctor.script.modules import (
     batch_norms,
@@ -34,6 +34,7 @@ from paralab.doctor.script.questions import (
 )
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import destination, uses_cuda, where
+from paralab.doctor.script.updates import steps
 from paralab.doctor.script.values import (
     Call,
     Class,
@@ -171,13 +172,15 @@ def _is_forward_of(call: Call, wrapping: Call) -> bool:
 def forward_past_the_wrapper(script: Script) -> Iterator[Finding]:
     seen = set()
     for backward, loss in _backwards(script):
+        if is_alone(backward) and not any(step.context[:1] == backward.context[:1] for step in steps(script)):
+            continue  # nothing is trained with these gradients
         calls = list(sources(loss))
         if any(is_forward(call) and "ddp" in roles(call.receiver) for call in calls):
             continue  # the hooks are armed
         for call in calls:
             past = _past_the_wrapper(script, call)
-            if past is None or under(past, "no_grad") or id(past.node) in seen:
-                continue
+            if past is None or under(past, "no_grad") or id(past.node) in seen or rank_branch(past) is not None:
+                continue  # where one rank is alone, there is nobody to average with
             seen.add(id(past.node))
             why = (
                 f"`{called(past)}(…)` goes past DDP: DDP.forward does not run, so the gradients of `{called(backward)}()` "
@@ -267,9 +270,9 @@ def _requires_grad_changes(script: Script) -> Iterator[tuple[Happening, Value, b
 def step_of_some_ranks(script: Script) -> Iterator[Finding]:
     if not any(is_ddp_backward(call) for call in script.calls):
         return
-    steps = [(call, rank_branch(call)) for call in script.methods("step") if roles(call.receiver) & {"optimizer", "scaler"}]
+    stepping = [(call, rank_branch(call)) for call in script.methods("step") if roles(call.receiver) & {"optimizer", "scaler"}]
     gone = {branch.node for _, branch, _ in goers(script)}
-    parted = [(call, branch) for call, branch in steps if branch is not None and branch.node not in gone]
+    parted = [(call, branch) for call, branch in stepping if branch is not None and branch.node not in gone]
     if {who_takes(branch) for _, branch in parted} >= {"rank 0 only", "all ranks but 0"}:
         return  # each has its own
     for call, branch in parted:
