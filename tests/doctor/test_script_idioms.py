@@ -440,6 +440,13 @@ found = torch.zeros(1)
 if int(os.environ.get("RANK", -1)) > -1 and len(sizes) > 1:
     dist.broadcast(found, src=0)
 """,
+    "how the ranks were started": """
+kind = "one"
+if int(os.environ.get("LOCAL_RANK", -1)) != -1:
+    kind = "several" if torch.cuda.is_available() else "several on the processor"
+if kind in ("several", "several on the processor"):
+    dist.barrier()
+""",
     "the others take the first rank's word": """
 def good_enough(loss):
     return loss.item() < 0.1

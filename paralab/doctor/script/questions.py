@@ -126,6 +126,9 @@ def depends_on_rank(value: Value | None) -> bool:
 def _is_opaque(value: Value) -> bool:
     if isinstance(value, Computed) and value.op in ("Item", "Count", "Part"):  # `for x in bar if rank == 0 else loader`
         return isinstance(value.parents[0], Choice)
+    if isinstance(value, Computed) and value.op in _COMPARISONS:  # `int(os.environ["LOCAL_RANK"]) != -1` is the same on all
+        answers = [on_rank(value, rank) for rank in range(SEVERAL)]
+        return UNKNOWN not in answers and len({bool(answer) for answer in answers}) == 1
     return (
         (isinstance(value, Made) and value.call.target not in _TRANSPARENT)
         or isinstance(value, Attr | Mapping)
@@ -139,6 +142,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "Div": operator.truediv, "Pow": operator.pow, "In": lambda a, b: a in b, "NotIn": lambda a, b: a not in b,
     "Is": operator.is_, "IsNot": operator.is_not,
 }  # fmt: skip
+_COMPARISONS = ("Eq", "NotEq", "Lt", "LtE", "Gt", "GtE", "In", "NotIn")
 UNKNOWN: Any = object()
 SEVERAL = 4  # ranks, where a test asks how many there are
 
