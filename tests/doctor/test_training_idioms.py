@@ -216,6 +216,21 @@ for x, y in loader:
     scaler.update()
 torch.save({"net": copy.deepcopy(average.net).half()}, "last.pt")
 """,
+    "a flag that is off in this call": """
+def build(half):
+    net = nn.Linear(4, 1).cuda()
+    return net.half() if half else net
+
+net = build(half=False)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in loader:
+    opt.zero_grad()
+    with torch.autocast("cuda", torch.float16):
+        loss = F.mse_loss(net(x.cuda()), y.cuda())
+    scaler.scale(loss).backward()
+    scaler.step(opt)
+    scaler.update()
+""",
     "clipping only where asked": """
 for x, y in loader:
     with torch.autocast("cuda"):
@@ -337,6 +352,23 @@ for x, y in loader:
     optimizer.zero_grad()
     F.mse_loss(model(x), y).backward()
     optimizer.step()
+""",
+    "a context manager that yields in both branches": """
+@contextlib.contextmanager
+def quiet(sync):
+    if sync:
+        yield
+    else:
+        with model.no_sync():
+            yield
+
+for i, (x, y) in enumerate(loader, 1):
+    last = i % 4 == 0 or i == len(loader)
+    with quiet(last):
+        (F.mse_loss(model(x), y) / 4).backward()
+    if last:
+        optimizer.step()
+        optimizer.zero_grad()
 """,
     "the last micro-batch has a branch of its own": """
 for epoch in range(3):
@@ -586,6 +618,23 @@ for i, (x, y) in enumerate(loader):
 }
 
 BROKEN_WITH_RANKS = {
+    "a context manager that is quiet in every micro-batch": """
+@contextlib.contextmanager
+def quiet(sync):
+    if sync:
+        yield
+    else:
+        with model.no_sync():
+            yield
+
+for i, (x, y) in enumerate(loader, 1):
+    last = i % 4 == 0 or i == len(loader)
+    with quiet(False):
+        (F.mse_loss(model(x), y) / 4).backward()
+    if last:
+        optimizer.step()  # finds G04
+        optimizer.zero_grad()
+""",
     "both branches undivided, the last micro-batch in its own": """
 for i, (x, y) in enumerate(loader):
     if not (i + 1) % 4 or i + 1 == len(loader):

@@ -137,7 +137,7 @@ class Run(Calls):
 
     def _do_if(self, node: ast.If, scope: Scope) -> bool:
         test = self.value(node.test, scope)
-        known = _is_main(test)
+        known = self.decided(node.test, scope) if _is_main(test) is None else _is_main(test)
         if known is not None:
             return self.block(node.body if known else node.orelse, scope)
         before = len(self.entered)
