@@ -6,6 +6,7 @@ this machine is looked at. Nothing here imports torch, and each part is imported
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ class Given:
 def sort_out(paths: Sequence[Path]) -> Given:
     """A folder that is no run is one of logs; - is a log on standard input."""
     given = Given()
-    for path in {path.resolve(): path for path in paths}.values():
+    for path in {os.path.realpath(path): path for path in paths}.values():
         if not path.exists() and str(path) != "-":
             raise UsageError(f"{path} does not exist.", cure="a script, logs, or a run folder; a command goes after --")
         is_run = path.is_dir() and (path / "manifest.json").exists()

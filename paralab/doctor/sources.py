@@ -46,3 +46,9 @@ def read(path: Path) -> str | None:
         return path.read_bytes().decode(encoding_of(path))
     except (OSError, SyntaxError, UnicodeDecodeError, LookupError):
         return None
+
+
+def python_of(path: Path) -> str:
+    """The text of a script in the encoding that it declares, without a byte order mark. What is no text stays readable in parts."""
+    text = read(path)
+    return path.read_bytes().decode("utf-8", errors="replace") if text is None else text

@@ -15,6 +15,7 @@ from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.known import ENTRIES
 from paralab.doctor.logs import reading as log_reading
 from paralab.doctor.script import reading
+from paralab.errors import UsageError
 from tests.conftest import ROOT, run_paralab
 
 SCRIPT = "loss = f(x)\nloss.backward()\n"
@@ -185,6 +186,46 @@ def test_wrong_use(typed, words, problem):
     assert done.exit_code == 2
     assert problem in done.stderr
     assert done.asked == []
+
+
+def test_links_that_lead_nowhere(typed, tmp_path):
+    (tmp_path / "a.py").symlink_to("b.py")
+    (tmp_path / "b.py").symlink_to("a.py")
+    done = typed("a.py")
+    assert done.exit_code == 2
+    assert "a.py does not exist" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"x = \0", "script.py is not Python"),
+        (b"x = 1\ndef f(:\n", "script.py:2 is not Python"),
+        (b"x = 0" + b" + 1" * 20_000, "script.py is nested too deeply"),
+    ],
+)
+def test_what_cannot_be_read_is_told(tmp_path, content, problem):
+    path = tmp_path / "script.py"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match="script") as told:
+        reading.read_script(path)
+    assert problem in str(told.value)
+
+
+@pytest.mark.parametrize("start", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*- \xe9\n", b"x = 1\n\x0c\n", b"x = 1\r\n"])
+def test_a_script_is_read_as_python_reads_it(tmp_path, start):
+    path = tmp_path / "script.py"
+    path.write_bytes(start + b"import torch\nscaler = torch.amp.GradScaler()\n")
+    script = reading.read_script(path)
+    (call,) = script.calls_of("torch.amp.GradScaler")
+    assert script.lines(path)[call.line - 1] == "scaler = torch.amp.GradScaler()"
+
+
+def test_a_folder_of_scripts(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = CliRunner().invoke(cli.main, ["doctor", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "scripts are given by name" in done.stderr
 
 
 def test_an_entry_is_explained(typed):

@@ -44,6 +44,19 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
 
 HEALTHY = {
+    "two models take turns": """
+other = nn.Linear(4, 1)
+second = torch.optim.SGD(other.parameters(), lr=0.1)
+for i, (x, y) in enumerate(loader):
+    if i % 2:
+        second.zero_grad()
+        F.mse_loss(other(x), y).backward()
+        second.step()
+    else:
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+""",
     "a log every n steps": """
 for epoch in range(3):
     for i, (x, y) in enumerate(loader):
@@ -203,6 +216,21 @@ for x, y in loader:
     scaler.update()
 torch.save({"net": copy.deepcopy(average.net).half()}, "last.pt")
 """,
+    "a flag that is off in this call": """
+def build(half):
+    net = nn.Linear(4, 1).cuda()
+    return net.half() if half else net
+
+net = build(half=False)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in loader:
+    opt.zero_grad()
+    with torch.autocast("cuda", torch.float16):
+        loss = F.mse_loss(net(x.cuda()), y.cuda())
+    scaler.scale(loss).backward()
+    scaler.step(opt)
+    scaler.update()
+""",
     "clipping only where asked": """
 for x, y in loader:
     with torch.autocast("cuda"):
@@ -325,6 +353,35 @@ for x, y in loader:
     F.mse_loss(model(x), y).backward()
     optimizer.step()
 """,
+    "a context manager that yields in both branches": """
+@contextlib.contextmanager
+def quiet(sync):
+    if sync:
+        yield
+    else:
+        with model.no_sync():
+            yield
+
+for i, (x, y) in enumerate(loader, 1):
+    last = i % 4 == 0 or i == len(loader)
+    with quiet(last):
+        (F.mse_loss(model(x), y) / 4).backward()
+    if last:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "the last micro-batch has a branch of its own": """
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for i, (x, y) in enumerate(loader):
+        if not (i + 1) % 4 or i + 1 == len(loader):
+            (F.mse_loss(model(x), y) / 4).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            with model.no_sync():
+                (F.mse_loss(model(x), y) / 4).backward()
+""",
     "set_epoch through the loader": """
 for epoch in range(3):
     loader.sampler.set_epoch(epoch)
@@ -400,7 +457,7 @@ for epoch in range(2):
     "no_sync by hand": """
 every = 4
 for i, (x, y) in enumerate(loader):
-    if (i + 1) % every != 0:
+    if (i + 1) % every != 0 and i + 1 < len(loader):
         with model.no_sync():
             (F.mse_loss(model(x), y) / every).backward()
     else:
@@ -561,6 +618,48 @@ for i, (x, y) in enumerate(loader):
 }
 
 BROKEN_WITH_RANKS = {
+    "a context manager that is quiet in every micro-batch": """
+@contextlib.contextmanager
+def quiet(sync):
+    if sync:
+        yield
+    else:
+        with model.no_sync():
+            yield
+
+for i, (x, y) in enumerate(loader, 1):
+    last = i % 4 == 0 or i == len(loader)
+    with quiet(False):
+        (F.mse_loss(model(x), y) / 4).backward()
+    if last:
+        optimizer.step()  # finds G04
+        optimizer.zero_grad()
+""",
+    "both branches undivided, the last micro-batch in its own": """
+for i, (x, y) in enumerate(loader):
+    if not (i + 1) % 4 or i + 1 == len(loader):
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    else:
+        with model.no_sync():
+            F.mse_loss(model(x), y).backward()  # finds G01
+""",
+    "a schedule that also runs before the window is full": """
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+seen = 0
+for x, y in loader:
+    seen += 1
+    if seen % 4 and seen < len(loader):
+        with model.no_sync():
+            (F.mse_loss(model(x), y) / 4).backward()
+        schedule.step()  # finds G09
+        continue
+    (F.mse_loss(model(x), y) / 4).backward()
+    optimizer.step()
+    schedule.step()
+    optimizer.zero_grad()
+""",
     "an epoch loop in a function": """
 def fit(loader, epochs):
     for _ in range(epochs):

@@ -66,7 +66,13 @@ def _files(name: str) -> Iterator[str]:
     found = [path for path in sorted(Path(name).rglob("*")) if path.is_file()]
     found = [path for path in found if path.suffix in kinds or "trace_rank" in path.name or path.name.startswith("slurm-")]
     if not found:
-        raise UsageError(f"The folder {name} holds no logs.", cure=f"logs end in {', '.join(kinds)}; give other files by name")
+        scripts = any(Path(name).glob("*.py"))
+        cure = (
+            f"scripts are given by name: {name}/train.py"
+            if scripts
+            else f"logs end in {', '.join(kinds)}; give other files by name"
+        )
+        raise UsageError(f"The folder {name} holds no logs.", cure=cure)
     yield from map(str, found)
 
 

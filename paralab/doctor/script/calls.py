@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from paralab.doctor.script.values import (
     Class,
     Computed,
     Constant,
+    Context,
     Dotted,
     Entered,
     Function,
@@ -261,6 +263,8 @@ class Calls(Expressions):
             return Value(parents=(*last, *given), known={"last": self.last.get(node)})
         scope = Scope(function.scope.file, function.scope)
         self._bind_parameters(function, args, keywords, scope)
+        if isinstance(call, Call):
+            self.settle(function.node, scope, call.node)
         managers = tuple(d for d in function.decorators if not isinstance(d, Dotted | Function))
         self.files.append(scope)
         self.active.append(function)
@@ -276,8 +280,7 @@ class Calls(Expressions):
         self.files.pop()
         found, yielded, self.yields = self.returns.pop(), self.yields, outer
         if yielded:
-            contexts = tuple(context for inside, _ in yielded for context in inside[depth:])
-            return Generated(contexts, parents=(*(value for _, value in yielded), *given))
+            return Generated(_around([inside[depth:] for inside, _ in yielded]), parents=(*(value for _, value in yielded), *given))
         self.last[node] = _returned(found)
         return self.last[node]
 
@@ -338,6 +341,24 @@ def managed(node: ast.AST, manager: Value) -> list[Any]:
     if isinstance(manager, Generated):
         return [*manager.contexts, With(node, (manager,))]
     return [With(node, (manager,))]
+
+
+def _around(ways: list[tuple[Context, ...]]) -> tuple[Context, ...]:
+    """What stands around the one `yield` of a context manager, or may stand there where there are several, each in its branch."""
+    if len(ways) == 1:
+        return ways[0]
+    shared = tuple(itertools.takewhile(lambda context: all(context in way for way in ways), ways[0]))
+    found: list[Context] = list(shared)
+    for way in ways:
+        branches = [context for context in way[len(shared) :] if isinstance(context, Branch)]
+        for block in (context for context in way[len(shared) :] if isinstance(context, With)):
+            managers = block.managers
+            for branch in reversed(branches):
+                test, nothing = branch.test, Constant(None)
+                pairs = [(manager, nothing) if branch.taken else (nothing, manager) for manager in managers]
+                managers = tuple(Choice(pair, (test,), parents=(*pair, test)) for pair in pairs)
+            found.append(With(block.node, managers))
+    return tuple(found)
 
 
 def _returned(found: list[tuple[Value, Ways]]) -> Value:

@@ -42,6 +42,10 @@ def wrapped_by(value: Value) -> Object | None:
 class Expressions(State):
     """Evaluates expressions in a scope. Calls are made in `calls.py`."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.settled: set[tuple[Scope, str]] = set()  # parameters that are literals in the call under way
+
     def call(self, node: ast.Call, scope: Scope) -> Value:
         raise NotImplementedError
 
@@ -144,7 +148,32 @@ class Expressions(State):
                 rest.append(value)
         return Mapping(entries, parents=(*entries.values(), *rest))
 
+    def settle(self, function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, scope: Scope, call: ast.AST) -> None:
+        """Parameters that this call of a function gives as literals (or leaves at a literal), and that stay as they are."""
+        wanted = function.args
+        names = [argument.arg for argument in (*wanted.posonlyargs, *wanted.args, *wanted.kwonlyargs)]
+        changed = {part.id for part in ast.walk(function) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+        given = [*call.args, *(keyword.value for keyword in call.keywords)] if isinstance(call, ast.Call) else []
+        literals = [part for part in (*given, *wanted.defaults, *wanted.kw_defaults) if isinstance(part, ast.Constant)]
+        for name in names:
+            value = self.names.get((scope, name))
+            if isinstance(value, Constant) and name not in changed and any(part.value is value.value for part in literals):
+                self.settled.add((scope, name))
+
+    def decided(self, test: ast.expr, scope: Scope) -> bool | None:
+        """How a test on a settled parameter comes out: `flag`, `not flag`."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            inner = self.decided(test.operand, scope)
+            return None if inner is None else not inner
+        if isinstance(test, ast.Name) and (scope, test.id) in self.settled:
+            value = self.names.get((scope, test.id))
+            return bool(value.value) if isinstance(value, Constant) and isinstance(value.value, bool | None) else None
+        return None
+
     def _ifexp(self, node: ast.IfExp, scope: Scope) -> Value:
+        way = self.decided(node.test, scope)
+        if way is not None:
+            return self.value(node.body if way else node.orelse, scope)
         test = self.value(node.test, scope)
         found = []
         for part, taken in ((node.body, True), (node.orelse, False)):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paralab.doctor.finding import Edit, Finding, Severity
 from paralab.doctor.script.reading import Script
-from paralab.doctor.script.values import Branch, Computed, Happening, Value
+from paralab.doctor.script.values import Branch, Computed, Entered, Happening, Value
 
 
 def found(
@@ -62,6 +62,13 @@ def test_of(branch: Branch) -> str:
     if isinstance(node, ast.BoolOp) and node is branch.node:
         node = node.values[0]
     return short(node)
+
+
+def by_way_of(at: Happening, branch: Branch) -> str:
+    """How a branch of another function leads here: ", through `mean` in line 19 of loop.py"; empty in one function."""
+    inside = at.context[at.context.index(branch) + 1 :] if branch in at.context else ()
+    call = next((context.call for context in inside if isinstance(context, Entered) and context.call), None)
+    return f", through `{called(call)}` in {place(call, at)}" if call else ""
 
 
 def file_of(script: Script, node: ast.AST) -> Path | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from paralab.doctor.script.naming import canonical
 from paralab.doctor.script.statements import Run
 from paralab.doctor.script.values import Call, Happening, Leave, Store
+from paralab.doctor.sources import lines_of, python_of
 from paralab.errors import UsageError
 
 
@@ -77,19 +78,26 @@ class Script:
 
 def read_script(path: Path) -> Script:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = python_of(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}.", cure="the path of a Python file") from error
-    try:
-        tree = ast.parse(text, str(path))
-    except (SyntaxError, ValueError) as error:
-        place = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) else str(path)
-        raise UsageError(f"{place} is not Python: {getattr(error, 'msg', error)}.", cure="a file that Python can parse") from error
     run = Run(path.parent)
-    with _nothing_collected():
-        run.module(path, tree, "__main__")
-        run.run_the_rest(path)
+    try:
+        with _nothing_collected():
+            run.module(path, _tree(path, text), "__main__")
+            run.run_the_rest(path)
+    except RecursionError as error:
+        raise UsageError(f"{path} is nested too deeply to be followed.", cure="expressions of fewer parts") from error
     return Script(path, run.happened, run.sources)
+
+
+def _tree(path: Path, text: str) -> ast.Module:
+    try:
+        return ast.parse(text, str(path))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        place = f"{path}:{line}" if line else str(path)
+        raise UsageError(f"{place} is not Python: {getattr(error, 'msg', error)}.", cure="a file that Python can parse") from error
 
 
 @contextmanager
@@ -105,7 +113,7 @@ def _nothing_collected() -> Iterator[None]:
 
 
 def _lines(file: Path) -> list[str]:
-    return file.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [line.rstrip("\r\n") for line in lines_of(python_of(file))]
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:

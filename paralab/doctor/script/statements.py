@@ -23,6 +23,7 @@ from paralab.doctor.script.values import (
     Value,
     With,
 )
+from paralab.doctor.sources import python_of
 
 MOST_BYTES = 500_000  # of modules that are followed; a script inside a large package does not read all of it
 
@@ -136,7 +137,7 @@ class Run(Calls):
 
     def _do_if(self, node: ast.If, scope: Scope) -> bool:
         test = self.value(node.test, scope)
-        known = _is_main(test)
+        known = self.decided(node.test, scope) if _is_main(test) is None else _is_main(test)
         if known is not None:
             return self.block(node.body if known else node.orelse, scope)
         before = len(self.entered)
@@ -308,7 +309,7 @@ class Run(Calls):
                 if path.is_file() and path not in self.sources and self.bytes_read < MOST_BYTES:
                     self.bytes_read += path.stat().st_size
                     try:
-                        tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"), str(path))
+                        tree = ast.parse(python_of(path), str(path))
                     except (SyntaxError, ValueError):
                         return None
                     return self.module(path, tree, name)

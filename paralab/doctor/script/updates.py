@@ -63,6 +63,12 @@ class Window:
         """The size, where it is known."""
         return self.size.value if isinstance(self.size, Constant) and isinstance(self.size.value, int) else None
 
+    @property
+    def is_apart(self) -> bool:
+        """The micro-batch before the step has a forward and a backward of its own, in the other branch."""
+        guard = self.guard
+        return guard is not None and any(branch.node is guard.node for branch in self.backward.call.inside(Branch))
+
     def turns(self, more: int = 0) -> list[Turn]:
         """All turns of two windows, and of `more` turns after them."""
         size = self.number or TAKEN
@@ -119,6 +125,9 @@ def _window(backward: Backward, every: list[Backward], stepping: list[Call], cle
     loop = next((loop for loop in call.inside(Loop) if not isinstance(loop.node, ast.comprehension)), None)
     if loop is None:
         return None
+    apart = _apart(backward, loop, every, stepping)
+    if apart is not None:
+        return apart
     inside = [step for step in stepping if step.number > call.number and loop in step.context]
     cleared = any(loop in clear.context and guard_between(clear, call, loop) is None for clear in clearing)
     if cleared and all(guard_between(step, call, loop) for step in inside):
@@ -135,6 +144,28 @@ def _window(backward: Backward, every: list[Backward], stepping: list[Call], cle
         return None
     between = [other for other in every if call.number < other.call.number < after.number and loop not in other.call.context]
     return None if between else Window(backward, after, loop, None, _turns_of(loop))
+
+
+def _apart(backward: Backward, loop: Loop, every: list[Backward], stepping: list[Call]) -> Window | None:
+    """The last micro-batch has a branch of its own, with the step: `if last: f(x).backward(); step() else: f(x).backward()`."""
+    around = backward.call.context
+    for branch in around[around.index(loop) + 1 :]:
+        if not isinstance(branch, Branch) or not counts(branch) or any(branch in step.context for step in stepping):
+            continue
+        for step in stepping:
+            guard = next((c for c in step.inside(Branch) if c.node is branch.node and c.taken is not branch.taken), None)
+            if guard is None or loop not in step.context:
+                continue
+            if any(guard in other.call.context and _of_one_model(backward, other) for other in every):
+                return Window(backward, step, loop, guard, _size(guard))
+    return None
+
+
+def _of_one_model(one: Backward, other: Backward) -> bool:
+    def models(backward: Backward) -> set[int]:
+        return {id(way) for call in backward.forwards if call.receiver for way in options(call.receiver)}
+
+    return bool(models(one) & models(other))
 
 
 def _encloses(step: Call, call: Call, loop: Loop) -> bool:

@@ -43,8 +43,10 @@ def undivided_loss(script: Script) -> Iterator[Finding]:
         if kind is None:
             why += " Certain if the loss is a mean and not a sum."
         fix = f"Divide the loss by the number of backward calls per step: `{_loss_text(backward)} / {size or 'n'}`."
+        if window.is_apart:
+            fix += f" In both branches: also where the step follows, before line {window.step.line}."
         severity: Severity = "error" if kind == "mean" else "suspect"
-        edits = _division(script, window, size)
+        edits = () if window.is_apart else _division(script, window, size)
         yield found(script, "G01", severity, backward.call, why, fix, also=(window.step,), edits=edits)
 
 

@@ -12,7 +12,7 @@ from paralab.doctor.script.agreement import is_collective, is_ddp_backward, sync
 from paralab.doctor.script.editing import swapped
 from paralab.doctor.script.modules import has_buffers, is_known, is_off, is_wrapper
 from paralab.doctor.script.naming import DDP
-from paralab.doctor.script.pointing import called, found, line_of, node_of, place, short, test_of
+from paralab.doctor.script.pointing import by_way_of, called, found, line_of, node_of, place, short, test_of
 from paralab.doctor.script.questions import is_certain, is_forward, never, origins, rank_branch, roles, under, who_takes
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.values import Branch, Call, Computed, Constant, Entered, Leave, Loop, Made, Value, options
@@ -126,8 +126,8 @@ def collective_of_some_ranks(script: Script) -> Iterator[Finding]:
             what = "the gradients' all-reduce in `backward()`" if call.method == "backward" else f"`{called(call)}`"
             why = (
                 f"{what[0].upper()}{what[1:]} is called by {who} "
-                f"(`{test_of(branch)}`{'' if branch.taken else ' is false here'}). It ends when all ranks have called it, so "
-                "it never ends."
+                f"(`{test_of(branch)}`{'' if branch.taken else ' is false here'}{by_way_of(call, branch)}). It ends when all "
+                "ranks have called it, so it never ends."
             )
             fix = f"Call `{called(call)}` on all ranks, before or after the branch; keep only printing and saving in the branch."
             yield found(script, "H03", sure(branch), call, why + if_so(branch), fix)
@@ -271,7 +271,8 @@ def ddp_forward_of_some_ranks(script: Script) -> Iterator[Finding]:
         if not buffers and wrapped and is_known(script, wrapped[0].argument(0, "module")):
             continue  # no buffers, so its forward sends nothing
         name = called(call)
-        why = f"`{name}(…)` is the DDP wrapper, and it is called by {who_takes(branch)} (`{test_of(branch)}`). Its forward "
+        why = f"`{name}(…)` is the DDP wrapper, and it is called by {who_takes(branch)} (`{test_of(branch)}`"
+        why += f"{by_way_of(call, branch)}). Its forward "
         if buffers:
             why += f"sends rank 0's buffers ({buffers}) to all ranks, which do not come: they are in another collective."
         else:
