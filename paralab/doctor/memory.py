@@ -218,7 +218,7 @@ def _layout(seen: dict[str, int], thread: threading.Thread) -> Layout:
     main, other = _thread_state(), seen["state"]
     at_interpreter = _found(runtime, 1024, lambda word: word == interpreter, "the interpreter")
     at_threads = _found(interpreter, 16384, lambda word: word == other, "the list of threads")
-    at_next = _found(other, 64, lambda word: word == main, "the next thread")
+    at_next = _next(other, main)
     native = _found(other, 512, lambda word: word == seen["native"], "the thread's number")
     frame = sys._current_frames()[thread.ident or 0]
     while frame.f_code.co_name != "stand_still" and frame.f_back:
@@ -249,6 +249,24 @@ def _layout(seen: dict[str, int], thread: threading.Thread) -> Layout:
         _first_line(),
         sys.getsizeof("") - 1,
     )
+
+
+def _next(newest: int, main: int) -> int:
+    """Where a thread's state leads to the next one: the way from the newest thread that comes to the main one, past all others."""
+    memory = os.open("/proc/self/mem", os.O_RDONLY)  # a wrong way leads nowhere, and must not be followed by a pointer of ours
+    try:
+        for offset in range(0, 64, 8):
+            state = newest
+            for _ in range(MOST_THREADS):
+                try:
+                    state = WORD.unpack(os.pread(memory, 8, state + offset))[0]
+                except (OSError, struct.error, OverflowError):
+                    break
+                if state == main:
+                    return offset
+    finally:
+        os.close(memory)
+    raise Unreadable("the next thread was not found")
 
 
 def _current(state: int, frame: int) -> tuple[int | None, int]:

@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from paralab.doctor import memory
 from paralab.doctor.attaching import attach, ranks_of
 from paralab.doctor.events import Batch, Collective, Save, Step
 from paralab.doctor.memory import Unreadable, stacks
@@ -206,6 +208,21 @@ train()
 """
 
 
+def test_the_layout_is_measured_among_other_threads():
+    """Once it was measured only where there was no thread but the main one."""
+    over = threading.Event()
+    threads = [threading.Thread(target=over.wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        memory._measured.cache_clear()
+        assert any(frame.function == "wait" for stack in memory.stacks(os.getpid()).values() for frame in stack)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
 def test_attach_reads_the_stacks_of_a_job_that_it_did_not_start(tmp_path):
     """Ranks that need no torch: one waits in something named as torch names it, the other is elsewhere."""
     script = written(tmp_path / "train é.py", RANK)
@@ -223,6 +240,7 @@ def test_attach_reads_the_stacks_of_a_job_that_it_did_not_start(tmp_path):
         for rank in ranks:
             rank.kill()
             rank.wait()
+    assert len(attached.findings) == 1, attached.notes
     (finding,) = attached.findings
     assert (finding.id, finding.severity, finding.rank) == ("H13", "suspect", 1)
     assert finding.file == str(script)
