@@ -342,6 +342,35 @@ exported = nn.Linear(4, 1).half()
 }
 
 WITH_RANKS = {
+    "means over the loader are averaged": """
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    total = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    shown = torch.tensor(total / len(loader))
+    dist.all_reduce(shown)
+    shown /= world
+    print(shown.item())
+""",
+    "sums over the dataset are added up": """
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    total = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    shown = torch.tensor(total / len(data))
+    dist.all_reduce(shown)
+    print(shown.item())
+""",
     "a look at the gradients of the module inside": """
 def look(batches):
     net = DDP(nn.Linear(4, 1))
@@ -618,6 +647,20 @@ for i, (x, y) in enumerate(loader):
 }
 
 BROKEN_WITH_RANKS = {
+    "means over the loader are added up": """
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    total = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    shown = torch.tensor(total / len(loader))
+    dist.all_reduce(shown)  # finds S14
+    print(shown.item())
+""",
     "a context manager that is quiet in every micro-batch": """
 @contextlib.contextmanager
 def quiet(sync):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding
@@ -9,7 +10,7 @@ from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import Agreement
 from paralab.doctor.script.modules import wrappings
 from paralab.doctor.script.naming import LOADER
-from paralab.doctor.script.pointing import called, found, line_of, place, test_of
+from paralab.doctor.script.pointing import called, found, line_of, place, short, test_of
 from paralab.doctor.script.questions import comes_from, is_dotted, is_forward, origins, rank_branch, roles, under, who_takes
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import default_of
@@ -70,7 +71,10 @@ def _has_graph(value: Value) -> bool:
 def sum_is_shown_as_mean(script: Script) -> Iterator[Finding]:
     for reduce in script.calls_of(ALL_REDUCE):
         op, given = reduce.argument(1, "op"), reduce.argument(0, "tensor")
-        if given is None or not (op is None or is_dotted(op, "torch.distributed.ReduceOp.SUM")) or not _is_mean_loss(given):
+        if given is None or not (op is None or is_dotted(op, "torch.distributed.ReduceOp.SUM")):
+            continue
+        by = _own_share(given)
+        if by is None and not _is_mean_loss(given):
             continue
         scaled = any(call.method in _SCALES and _is_one_of(call.receiver, given) for call in script.calls)
         shown = next((call for call in script.calls if call.number > reduce.number and _shows_undivided(call, given)), None)
@@ -79,23 +83,43 @@ def sum_is_shown_as_mean(script: Script) -> Iterator[Finding]:
                 f"`{line_of(script, reduce)}` adds up the mean losses of all ranks, and {place(shown, reduce)} shows the sum: "
                 "with 8 ranks it is 8 times too large."
             )
+            if by is not None:
+                why += f" Certain if `{short(by)}` counts what this rank has seen, not what all have."
             fix = "Divide by dist.get_world_size() after the all_reduce (with NCCL: op=dist.ReduceOp.AVG)."
-            yield found(script, "S14", "error", reduce, why, fix, also=(shown,))
+            yield found(script, "S14", "error" if by is None else "suspect", reduce, why, fix, also=(shown,))
 
 
 def _is_one_of(value: Value | None, given: Value) -> bool:
     return value is not None and any(one is other for one in options(value) for other in options(given))
 
 
+def _kept(value: Value) -> Value:
+    """What it was before `torch.tensor(…)`, `.detach()` and the like, which keep the number."""
+    while isinstance(value, Made) and value.call.method in _KEEPS:
+        before = value.call.receiver or (value.call.args[0] if value.call.args else None)
+        if before is None:
+            break
+        value = next(iter(options(before)))
+    return value
+
+
+def _own_share(value: Value) -> ast.expr | None:
+    """`total / len(loader)`, `total / seen`: what a mean of this rank's losses is divided by, as it is written."""
+    current = _kept(value)
+    if not isinstance(current, Computed) or current.op != "Div" or not isinstance(current.node, ast.BinOp):
+        return None
+    total, count = current.parents
+    if comes_from(current, "world") or not any(isinstance(o, Made) and is_forward(o.call) for o in origins(total)):
+        return None
+    added = any(isinstance(way, Computed) and isinstance(way.node, ast.AugAssign) for way in options(count))
+    asked = isinstance(count, Made) and count.call.target == "builtins.len" and "loader" in roles(count.call.args[0])
+    return current.node.right if added or asked else None
+
+
 def _is_mean_loss(value: Value) -> bool:
     """A mean over a batch (a loss, `.mean()`) that reached this place unchanged. Sums and counts may be added up."""
     for way in options(value):
-        current = way
-        while isinstance(current, Made) and current.call.method in _KEEPS:
-            before = current.call.receiver or (current.call.args[0] if current.call.args else None)
-            if before is None:
-                return False
-            current = next(iter(options(before)))
+        current = _kept(way)
         if not isinstance(current, Made):
             return False
         is_loss = "loss value" in roles(current) or (current.call.method == "__call__" and "loss" in roles(current.call.receiver))
