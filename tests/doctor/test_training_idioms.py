@@ -647,6 +647,30 @@ for i, (x, y) in enumerate(loader):
 }
 
 BROKEN_WITH_RANKS = {
+    "frozen by a flag after it was wrapped": """
+def freeze(module, flag=True):
+    for parameter in module.parameters():
+        parameter.requires_grad_(not flag)  # finds S07
+
+freeze(model.module)
+for x, y in loader:
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+""",
+    "a stack that is quiet in every micro-batch": """
+def micro(x, y, sync):
+    with contextlib.ExitStack() as stack:
+        if not sync:
+            stack.enter_context(model.no_sync())
+        (F.mse_loss(model(x), y) / 4).backward()
+
+for i, (x, y) in enumerate(loader, 1):
+    micro(x, y, sync=False)
+    if i % 4 == 0 or i == len(loader):
+        optimizer.step()  # finds G04
+        optimizer.zero_grad()
+""",
     "means over the loader are added up": """
 for epoch in range(3):
     sampler.set_epoch(epoch)

@@ -138,9 +138,11 @@ class Run(Calls):
     def _do_if(self, node: ast.If, scope: Scope) -> bool:
         test = self.value(node.test, scope)
         known = self.decided(node.test, scope) if _is_main(test) is None else _is_main(test)
-        if known is not None:
-            return self.block(node.body if known else node.orelse, scope)
         before = len(self.entered)
+        if known is not None:
+            left = self.block(node.body if known else node.orelse, scope)
+            self.stack.extend(With(node, (manager,)) for manager in self.entered[before:])
+            return left
         body, left_body = self._way(Branch(node, test, True), node.body, scope)
         stacked = [Choice((manager, Constant(None)), (test,), parents=(manager, test)) for manager in self.entered[before:]]
         other, left_other = self._way(Branch(node, test, False), node.orelse, scope)

@@ -272,7 +272,7 @@ def ddp_forward_of_some_ranks(script: Script) -> Iterator[Finding]:
             continue  # no buffers, so its forward sends nothing
         name = called(call)
         why = f"`{name}(…)` is the DDP wrapper, and it is called by {who_takes(branch)} (`{test_of(branch)}`"
-        why += f"{by_way_of(call, branch)}). Its forward "
+        why += f"{'' if branch.taken else ' is false here'}{by_way_of(call, branch)}). Its forward "
         if buffers:
             why += f"sends rank 0's buffers ({buffers}) to all ranks, which do not come: they are in another collective."
         else:

@@ -38,6 +38,7 @@ from paralab.doctor.script.updates import steps
 from paralab.doctor.script.values import (
     Call,
     Class,
+    Computed,
     Constant,
     Dotted,
     Entered,
@@ -222,6 +223,22 @@ def _without_module(script: Script, call: Call) -> tuple[Edit, ...]:
 # --- S07, S08, S12: changes after wrapping ----------------------------------------------------------------------------------------
 
 
+# What follows from a change of requires_grad after DDP was made, by what it is changed to, and what would make it certain.
+_CHANGED = {
+    True: (
+        "DDP averages the gradients of the parameters that required one when it was made; these were frozen then, so every rank "
+        "trains them on its own batches only, with no message",
+        "they were frozen when DDP was made",
+    ),
+    False: ("DDP still waits for the gradients of these parameters, and raises in the next step", "they stay so"),
+    None: (
+        "DDP goes by what required a gradient when it was made. Parameters that are freed now are trained by every rank on its "
+        "own batches only; for those that are frozen now it waits, and raises",
+        "it was different when DDP was made",
+    ),
+}
+
+
 @in_script("S07")
 def requires_grad_after_wrapping(script: Script) -> Iterator[Finding]:
     changes = list(_requires_grad_changes(script))
@@ -238,19 +255,8 @@ def requires_grad_after_wrapping(script: Script) -> Iterator[Finding]:
                 continue
             both = {way for other, way in mine if other.number > wrapping.number} >= {True, False}
             sure = (to is True and bool(frozen)) or (to is False and not both)
-            what = (
-                "DDP averages the gradients of the parameters that required one when it was made; these were frozen then, so "
-                "every rank trains them on its own batches only, with no message"
-                if to is not False
-                else "DDP still waits for the gradients of these parameters, and raises in the next step"
-            )
-            more = (
-                ""
-                if sure
-                else " Certain if they were frozen when DDP was made."
-                if to is not False
-                else " Certain if they stay so."
-            )
+            what, certain = _CHANGED[to]
+            more = "" if sure else f" Certain if {certain}."
             why = f"`{line_of(script, at)}` changes requires_grad after DDP was made in {place(wrapping, at)}: {what}.{more}"
             fix = "Change requires_grad before DDP(…), or wrap the module again afterwards (and make the optimizer anew)."
             yield found(script, "S07", "error" if sure else "suspect", at, why, fix, also=(wrapping,))
@@ -259,11 +265,19 @@ def requires_grad_after_wrapping(script: Script) -> Iterator[Finding]:
 def _requires_grad_changes(script: Script) -> Iterator[tuple[Happening, Value, bool | None]]:
     for store in script.stores:
         if store.name == "requires_grad":
-            yield store, store.base, store.value.value if isinstance(store.value, Constant) else None
+            yield store, store.base, _truth(store.value)
     for call in script.methods("requires_grad_"):
         to = call.argument(0, "requires_grad")
         if call.receiver is not None:
-            yield call, call.receiver, True if to is None else to.value if isinstance(to, Constant) else None
+            yield call, call.receiver, True if to is None else _truth(to)
+
+
+def _truth(value: Value) -> bool | None:
+    """True or False where it is known, also `not flag` of a flag that is known."""
+    if isinstance(value, Computed) and value.op == "Not":
+        inner = _truth(value.parents[0])
+        return None if inner is None else not inner
+    return bool(value.value) if isinstance(value, Constant) else None
 
 
 @in_script("S08")
