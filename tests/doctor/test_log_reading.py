@@ -18,12 +18,12 @@ from paralab.errors import UsageError
 
 LOGS = Path(__file__).parent / "logs"
 CRASH = """[rank1]: Traceback (most recent call last):
-[rank1]:   File "/home/ann/work/train.py", line 12, in <module>
+[rank1]:   File "/home/ann/runs/train.py", line 12, in <module>
 [rank1]:     table[key]
 [rank1]: KeyError: 'x'
 """
 LOST = """[rank0]: Traceback (most recent call last):
-[rank0]:   File "/home/ann/work/train.py", line 30, in <module>
+[rank0]:   File "/home/ann/runs/train.py", line 30, in <module>
 [rank0]:     dist.barrier()
 [rank0]:   File "/opt/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 5356, in barrier
 [rank0]:     work.wait()
