@@ -11,6 +11,7 @@ from typing import Any
 from paralab import comparison, proof, training
 from paralab.errors import UsageError
 from paralab.experiment import Case
+from paralab.launch.starting import loading_once
 from paralab.plan.request import Request
 from paralab.record.checkpoints import KEPT
 from paralab.recovery import Survival
@@ -59,7 +60,7 @@ def run(
 
     `workload` is a built-in name, "path/to/file.py:function", or a function that returns a Workload (or a dict with its fields).
     """
-    with _reference(workload) as reference:
+    with loading_once(), _reference(workload) as reference:
         request = Request(
             strategy=strategy,
             workload=reference,
@@ -108,7 +109,7 @@ def verify(
     workloads, in a list, share one launch."""
     given: Any = [] if workload is None else workload
     sources = given if isinstance(given, list | tuple) else [given]
-    with ExitStack() as stack:
+    with loading_once(), ExitStack() as stack:
         references = [stack.enter_context(_reference(source)) for source in sources]
         return proof.verify(strategy, references, out=Path(out) if out else None, **options)
 
@@ -133,7 +134,7 @@ def compare(
     if isinstance(setups, str):
         raise UsageError(f"setups={setups!r} is a string.", cure=f"a list of set-ups: [{setups!r}]")
     training.look_again()
-    with _reference(workload) as reference:
+    with loading_once(), _reference(workload) as reference:
         base = Request(strategy="single", workload=reference, **options)
         asked = [{"strategy": setup} if isinstance(setup, str) else setup for setup in setups]
         cases = [Case(comparison.with_common(base, setup)) for setup in asked] or comparison.default_cases(base)

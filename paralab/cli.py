@@ -24,6 +24,7 @@ from paralab.cli_options import OUT, request_options, say_to_user, written
 from paralab.cli_practical import practical
 from paralab.cli_run import run
 from paralab.errors import ParalabError, UsageError
+from paralab.launch.starting import loading_once
 from paralab.plan.request import STRATEGIES, Request
 
 SAID_SECONDS = 2.0  # for rank 0 to say what is wrong: torchrun ends all ranks when one has ended
@@ -60,7 +61,8 @@ class Commands(click.Group):
         if "SLURM_JOB_ID" in os.environ:  # before the time limit a job may get this signal; without checkpoints it is not heard
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         try:
-            return super().invoke(ctx)
+            with loading_once():
+                return super().invoke(ctx)
         except click.UsageError as error:
             _leave_it_to_rank_0()
             if _json_is_asked_for():

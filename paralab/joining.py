@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import socket
 import sys
 import time
@@ -22,7 +23,7 @@ from paralab.analyse.recording import Recording
 from paralab.errors import ParalabError, RunFailed, UsageError
 from paralab.jobs import Job, failure
 from paralab.launch.joined import Joined, meeting_file, own_address, places
-from paralab.launch.local import GRACE_SECONDS, Ending, Seat, launch
+from paralab.launch.local import GRACE_SECONDS, STOPS, Ending, Seat, launch
 from paralab.launch.watchdog import Deadlines, Late
 from paralab.machine.host import address_towards, host_mark, interface_of, loopback, usable_cores
 from paralab.plan.request import Request
@@ -320,6 +321,8 @@ def _follow(place: Joined, meeting: Meeting, group: str) -> NoReturn:
             time.sleep(ASK_SECONDS)  # rank 0 ends first, with the code that counts
     except (Lost, KeyboardInterrupt):
         pass
+    for number in STOPS:  # torchrun may still pass on that rank 0 has ended; this process is on its way out, and silent
+        signal.signal(number, signal.SIG_IGN)
     sys.exit(1 if code is None or code < 0 else code)
 
 

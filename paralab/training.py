@@ -16,7 +16,7 @@ from paralab.errors import Interrupted, Paused, RunFailed, UsageError
 from paralab.jobs import Job
 from paralab.launch.inspect import look_at
 from paralab.launch.joined import joined
-from paralab.launch.local import INSIDE
+from paralab.launch.starting import INSIDE
 from paralab.machine.host import Machine, threads_asked, usable_cores
 from paralab.machine.precision import probe_cpu
 from paralab.plan.grid import Place

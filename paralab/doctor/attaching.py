@@ -28,6 +28,13 @@ from paralab.doctor.rules import apply
 from paralab.errors import UsageError
 
 LOOK_AGAIN_SECONDS = 0.5
+JOB = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "WORLD_SIZE",
+    "PARALAB_LAUNCHER",
+)  # what its ranks share
 # Functions of torch in which a rank waits for the others, in words.
 WAITING = {"_sync_buffers": "the forward of the DDP model (its buffers)", "_engine_run_backward": "a backward pass"}
 
@@ -212,7 +219,7 @@ def _job(pid: int) -> tuple[str, ...] | None:
     own, parent = _environment(pid), _parent(pid)
     if "RANK" not in own or not _is_python(pid) or (_is_python(parent) and _environment(parent).get("RANK") == own["RANK"]):
         return None
-    return tuple(own.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"))
+    return tuple(own.get(name, "") for name in JOB)
 
 
 def _all() -> list[int]:
@@ -254,7 +261,12 @@ def _environment(pid: int) -> dict[str, str]:
     except OSError:
         return {}
     pairs = (item.partition(b"=") for item in raw.split(b"\0") if b"=" in item)
-    return {name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs}
+    found = {name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs}
+    with suppress(OSError):  # paralab's own ranks are forked: what they are stands in their name
+        kind, _, number = Path(f"/proc/{pid}/comm").read_text().strip().partition(" ")
+        if kind == "rank" and number.isdigit():
+            found["RANK"] = number
+    return found
 
 
 def _is_python(pid: int) -> bool:

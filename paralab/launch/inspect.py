@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from paralab.errors import ParalabError, UsageError
 from paralab.launch.joined import without_launch
-from paralab.launch.local import INSIDE
+from paralab.launch.starting import INSIDE, start
 from paralab.machine.host import Gpu, Machine
 from paralab.workload.summary import Layer, Summary, Unit
 
 DEADLINE_SECONDS = 600
+KILLED_SECONDS = 60  # for a process that was killed, to be gone
 
 
 def look_at_machine() -> Machine:
@@ -36,13 +36,8 @@ def _ask(question: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="paralab-") as folder:
         path, log = Path(folder, "answer.json"), Path(folder, "log.txt")
         with log.open("wb") as file:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "paralab.worker.inspection", str(path), json.dumps(question)],
-                env={**without_launch(os.environ), INSIDE: "inspection"},
-                stdin=subprocess.PIPE,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
+            environment = {**without_launch(os.environ), INSIDE: "inspection"}
+            child = start("paralab.worker.inspection", [str(path), json.dumps(question)], environment, file, prefix=[])
             try:
                 child.wait(DEADLINE_SECONDS)
             except subprocess.TimeoutExpired as error:
@@ -50,7 +45,7 @@ def _ask(question: dict[str, Any]) -> dict[str, Any]:
                 raise UsageError(f"{what} took more than {DEADLINE_SECONDS} s.", cure="a smaller model or less data") from error
             finally:
                 child.kill()
-                child.wait()
+                child.wait(KILLED_SECONDS)
                 assert child.stdin is not None
                 child.stdin.close()
         if not path.exists():

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from paralab.errors import UsageError
-from paralab.launch.local import INSIDE
+from paralab.launch.starting import INSIDE
 from paralab.plan.grid import Place
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")

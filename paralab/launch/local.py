@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paralab.launch.starting import INSIDE, LAUNCHER, Child, start
 from paralab.launch.watchdog import Deadlines, Late, Watchdog
 from paralab.machine.host import loopback
 from paralab.plan.plan import Plan
@@ -26,7 +26,6 @@ from paralab.plan.request import prefix_words
 from paralab.record.board import LEFT_EARLY, Board, Post
 from paralab.record.folder import RunFolder
 
-INSIDE = "PARALAB_INSIDE"  # set in every process that paralab starts; one of them must not start paralab again
 POLL_SECONDS = 0.05
 HUNG_SECONDS = 0.3  # the same for ranks that hang: they have had their deadline
 STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
@@ -94,7 +93,7 @@ def launch(
                 }
             )
         )
-        ranks: list[subprocess.Popen[bytes]] = []
+        ranks: list[Child] = []
         try:
             here = [plan.ranks[seat.rank]] if seat else list(plan.ranks)
             interface = seat.interface if seat else loopback()
@@ -119,29 +118,21 @@ def rank_environment(plan: Plan, rank: int, local_rank: int, interface: str | No
         "OMP_NUM_THREADS": str(plan.threads_per_device),
         "PYTHONUNBUFFERED": "1",
         INSIDE: f"rank {rank}",
-        "PARALAB_LAUNCHER": str(os.getpid()),
+        LAUNCHER: str(os.getpid()),
     }
     if interface:
         environment.setdefault("GLOO_SOCKET_IFNAME", interface)
     return environment
 
 
-def _start(folder: RunFolder, spec: Path, plan: Plan, rank: int, local_rank: int, interface: str | None) -> subprocess.Popen[bytes]:
+def _start(folder: RunFolder, spec: Path, plan: Plan, rank: int, local_rank: int, interface: str | None) -> Child:
     prefix = prefix_words(plan.prefix, rank, local_rank) if plan.prefix else []
     with (folder.logs / f"rank{rank}.txt").open("ab") as log:
-        return subprocess.Popen(
-            [*prefix, sys.executable, "-m", "paralab.worker", str(spec)],
-            env=rank_environment(plan, rank, local_rank, interface),
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # a Ctrl-C in the terminal is for the launcher, which passes it on in order
-        )
+        environment = rank_environment(plan, rank, local_rank, interface)
+        return start("paralab.worker", [str(spec)], environment, log, prefix, own=bool(plan.environment))
 
 
-def _watch(
-    ranks: list[subprocess.Popen[bytes]], watchdog: Watchdog, on_poll: Callable[[], None], stop: Callable[[Board], None]
-) -> Ending:
+def _watch(ranks: list[Child], watchdog: Watchdog, on_poll: Callable[[], None], stop: Callable[[Board], None]) -> Ending:
     """Until all ranks have ended, by themselves or by us."""
     failed_at: float | None = None
     noticed = 0.0
@@ -171,7 +162,7 @@ def _judged(code: int | None, post: Post) -> int | None:
     return LEFT_EARLY if code == 0 and post.phase != "end" else code
 
 
-def _end(ranks: list[subprocess.Popen[bytes]], grace_seconds: float = GRACE_SECONDS) -> None:
+def _end(ranks: list[Child], grace_seconds: float = GRACE_SECONDS) -> None:
     """Ask, wait, insist. Also the way out of a Ctrl-C, which must not be interrupted by a second one."""
     before = _hear(dict.fromkeys(STOPS, signal.SIG_IGN))
     try:

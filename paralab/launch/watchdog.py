@@ -6,13 +6,13 @@ import itertools
 import json
 import shutil
 import signal
-import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from paralab.launch.starting import Child
 from paralab.record.board import Board, Post
 
 ANSWER_SECONDS = 1.0
@@ -56,7 +56,7 @@ class Watchdog:
                 found.append(Late(rank, post.phase, post.step, now - post.since, limit))
         return found
 
-    def question(self, ranks: list[subprocess.Popen[bytes]]) -> None:
+    def question(self, ranks: list[Child]) -> None:
         """Let every rank say where it is, and write down what the system says of it: a stopped process does not answer."""
         self.testimonies.mkdir(parents=True, exist_ok=True)
         for number, rank in zip(self.numbers, ranks, strict=True):
@@ -81,7 +81,7 @@ class Watchdog:
                 shutil.copy(answer, self.testimonies)
 
 
-def _state(rank: subprocess.Popen[bytes]) -> str | None:
+def _state(rank: Child) -> str | None:
     """One letter, as `ps` shows it: R running, S sleeping, T stopped, D waiting for a disk. None: the system does not tell."""
     if rank.poll() is not None:
         return "ended"

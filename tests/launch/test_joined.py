@@ -15,7 +15,7 @@ from bench.link import link, why_not
 from paralab.analyse.recording import Recording
 from paralab.errors import UsageError
 from paralab.launch.joined import joined, places, without_launch
-from paralab.launch.local import INSIDE
+from paralab.launch.starting import INSIDE
 from paralab.plan.grid import Place, grid, placed
 from paralab.plan.request import prefix_words
 from paralab.record.checkpoints import checkpoints

@@ -1,0 +1,100 @@
+"""A process that has loaded torch once, and becomes every process that a command needs by forking.
+
+python -m paralab.worker.template DESCRIPTOR     (started by paralab.launch.starting; the descriptor of its end of a socket)
+
+It never computes, so there are no threads that a fork would lose. It ends with the launcher, which closes the socket's other end.
+"""
+
+from __future__ import annotations
+
+import gc
+
+if __name__ == "__main__":
+    gc.disable()
+
+import importlib
+import json
+import os
+import random
+import selectors
+import socket
+import sys
+import traceback
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import torch
+
+from paralab.worker import inspection  # noqa: F401  # the first thing that a command starts
+
+MODULES = {"paralab.worker": "paralab.worker.__main__"}  # `python -m` a package means this
+
+
+def main() -> NoReturn:
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    waiting = selectors.DefaultSelector()
+    waiting.register(channel, selectors.EVENT_READ)
+    while True:
+        for key, _ in waiting.select():
+            if key.fileobj is channel:
+                _fork(channel, waiting)
+            else:
+                waiting.unregister(key.fileobj)
+                os.close(key.fd)
+                _, status = os.waitpid(key.data, 0)
+                _tell(channel, ended=key.data, code=os.waitstatus_to_exitcode(status))
+
+
+def _fork(channel: socket.socket, waiting: selectors.BaseSelector) -> None:
+    request, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, 2)
+    if not request:
+        os._exit(0)
+    asked = json.loads(request)
+    module = importlib.import_module(MODULES.get(asked["module"], asked["module"]))
+    gc.freeze()  # so that collecting garbage does not touch, and thereby copy, what all share
+    pid = os.fork()
+    if not pid:
+        for key in list(waiting.get_map().values()):
+            os.close(key.fd)
+        waiting.close()
+        _become(module, asked, *descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    waiting.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
+    _tell(channel, forked=pid)
+
+
+def _become(module: Any, asked: dict[str, Any], lifeline: int, log: int) -> NoReturn:
+    """What a process that was started by itself is from its beginning. Never returns."""
+    try:
+        os.setsid()
+        for given, place in ((lifeline, 0), (log, 1), (log, 2)):
+            os.dup2(given, place)
+        os.close(lifeline)
+        os.close(log)
+        for name, value in asked["environment"].items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if threads := os.environ.get("OMP_NUM_THREADS", ""):
+            torch.set_num_threads(int(threads))  # which is read where torch is loaded
+        random.seed()
+        sys.argv = [str(module.__file__), *asked["arguments"]]
+        with suppress(OSError), open("/proc/self/comm", "w") as name:
+            name.write(os.environ["PARALAB_INSIDE"])  # what `ps` and `top` show
+        module.main()
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
+
+
+def _tell(channel: socket.socket, **news: int) -> None:
+    try:
+        channel.send(json.dumps(news).encode())
+    except OSError:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
