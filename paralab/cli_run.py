@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,13 @@ def _survival(options: dict[str, Any]) -> Any:
 )
 @survival_options
 @click.option(
+    "--launcher",
+    type=click.Choice(["paralab", "torchrun"]),
+    default="paralab",
+    show_default=True,
+    help="Who starts the ranks on this machine: paralab, or torch's elastic agent.",
+)
+@click.option(
     "--slurm", metavar="KEY=VALUE,…", help="As a Slurm job, with these options of sbatch: partition=gpu,gres=gpu:4,time=10:00."
 )
 @click.option("--nodes", type=int, help="Nodes of the Slurm job. [default: 1]")
@@ -91,6 +99,7 @@ def run(
     live: bool,
     tensorboard: Path | None,
     report: bool,
+    launcher: str,
     slurm: str | None,
     nodes: int | None,
     dry_run: bool,
@@ -110,6 +119,7 @@ def run(
     Exit codes: 0 done, 1 failed, 2 wrong use, 75 stopped and saved (--resume goes on), 130 stopped at once.
     """
     from paralab import submitting
+    from paralab.agent import become_torchrun
     from paralab.launch.joined import joined
     from paralab.show.page import write_report
     from paralab.show.run import print_result
@@ -120,6 +130,14 @@ def run(
     how: dict[str, Any] = {"out": out, "save_weights": save_weights, "profile": profile, "tensorboard": tensorboard}
     how |= {"survival": survival}
     launched = joined() if slurm is None else None
+    if launcher == "torchrun":
+        if slurm is not None:
+            raise UsageError(
+                "--launcher torchrun is for this machine; in a Slurm job srun starts the ranks.", cure="one of the two"
+            )
+        if not launched:
+            become_torchrun(request, survival.max_restarts)
+        how["survival"] = replace(survival, max_restarts=0)  # the agent starts them again
     if slurm is not None and dry_run:
         script = submitting.dry_run(request, nodes, slurm, **how)
         click.echo(json.dumps({"script": script}) if as_json else script, nl=as_json)

@@ -143,8 +143,15 @@ def loading_once() -> Iterator[None]:
     try:
         yield
     finally:
-        if template := _templates.pop():
-            template.end()
+        let_go()
+        _templates.pop()
+
+
+def let_go() -> None:
+    """Of the process that has loaded torch; the next start loads it again."""
+    if _templates and (template := _templates[-1]):
+        template.end()
+        _templates[-1] = None
 
 
 def start(
@@ -153,11 +160,9 @@ def start(
     """`python -m MODULE ARGUMENTS…`, which ends when its standard input is closed. It does not hear the terminal's Ctrl-C, which is
     for the launcher. `own`: a process that must load torch itself."""
     if FORKS and _templates and not prefix and not own and not DRIVER.exists():
-        template = _templates[-1]
-        if template and template.gone:
-            template.end()
-            template = None
-        template = _templates[-1] = template or Template()
+        if (before := _templates[-1]) and before.gone:
+            let_go()
+        template = _templates[-1] = _templates[-1] or Template()
         if child := template.fork(module, arguments, environment, log):
             return child
     return subprocess.Popen(

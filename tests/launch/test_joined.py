@@ -196,7 +196,8 @@ def test_torchrun_starts_it_again_and_it_goes_on(tmp_path):
     plant = {"kind": "kill", "rank": 1, "phase": "step", "step": 8, "mark": str(tmp_path / "mark")}
     run = ("run", "ddp", "--workload", "cnn:tiny", "--steps", "12", "--out", "run")
     run += ("--checkpoint", "kept", "--checkpoint-every", "3")
-    command = words(*run, "--json", rendezvous=("--standalone", "--nproc_per_node=2", "--max-restarts=1"))
+    agent = ("--launcher", "torchrun", "--max-restarts", "1")
+    command = (sys.executable, "-m", "paralab", *run, *agent, "--json")
     with launched(*command, cwd=tmp_path, environment={"PARALAB_PLANT": json.dumps(plant)}) as process:
         out, err = process.communicate(timeout=150)
     assert process.returncode == 0, err
