@@ -132,9 +132,7 @@ def run(
     launched = joined() if slurm is None else None
     if launcher == "torchrun":
         if slurm is not None:
-            raise UsageError(
-                "--launcher torchrun is for this machine; in a Slurm job srun starts the ranks.", cure="one of the two"
-            )
+            raise UsageError("--launcher torchrun is for this machine; in a Slurm job srun starts the ranks.", cure="leave one out")
         if not launched:
             become_torchrun(request, survival.max_restarts)
         how["survival"] = replace(survival, max_restarts=0)  # the agent starts them again

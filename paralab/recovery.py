@@ -5,8 +5,10 @@ The launcher alone decides which checkpoint is loaded: it reads every byte of it
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +27,13 @@ from paralab.record.checkpoints import KEPT, TOPOLOGY, Checkpoint, Keeping, chec
 from paralab.record.reader import read_events
 from paralab.units import plural
 
+try:
+    import fcntl
+except ImportError:  # elsewhere than on Unix there are no such locks
+    fcntl = None  # type: ignore[assignment]
+
 Say = Callable[[str], None]
+IN_USE = ".in-use"  # who writes to a folder of checkpoints
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,35 @@ class Survival:
                 f"--checkpoint {self.directory} holds {plural(len(found), 'checkpoint')} already, up to step {found[-1].step}.",
                 cure="--resume to go on with the last one, or another folder",
             )
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Nobody else writes to the folder meanwhile. The lock ends with this process, however that ends."""
+        if self.directory is None or fcntl is None:
+            yield
+            return
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            file = (self.directory / IN_USE).open("a+")
+        except OSError as error:
+            raise UsageError(
+                f"--checkpoint {self.directory} cannot be written: {error.strerror}.", cure="another folder"
+            ) from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise UsageError(
+                    f"--checkpoint {self.directory} is in use by another run: {file.read().strip()}.",
+                    cure="another folder for this one, or wait for its end and --resume",
+                ) from None
+            except OSError:
+                pass  # a file system without locks
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            yield
 
     def begin(self, plan: Plan, say: Say, resume: bool | None = None) -> Keeping | None:
         """The checkpoint to begin with, if any. One that is not whole is named, moved out of the way, and not used."""

@@ -136,7 +136,8 @@ def run(
     on_poll = watch(plan, folder)
     origin = time.perf_counter()
     try:
-        failed, saved = (team.train if team else train)(job, survival, on_poll, origin, say)
+        with survival.holding():
+            failed, saved = (team.train if team else train)(job, survival, on_poll, origin, say)
     except KeyboardInterrupt:
         result = finish(folder, time.perf_counter() - origin, tensorboard)
         raise Interrupted(

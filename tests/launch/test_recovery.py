@@ -164,8 +164,10 @@ def test_a_signal_saves_and_stops_and_another_topology_goes_on(room):
     assert (over.code, "All 14 steps are done already" in over.err) == (0, True)
 
 
-def test_ctrl_c_twice_stops_at_once(room):
+def test_a_folder_in_use_is_refused_and_ctrl_c_twice_stops_at_once(room):
     process = begin(room, "twice", "--checkpoint", "twice.ckpt", "--steps", "10000", slow="2")
+    other = run_paralab(*RUN, "--checkpoint", "twice.ckpt", "--resume", "--out", "other", cwd=room)
+    assert (other.code, f"is in use by another run: process {process.pid} on" in other.err) == (2, True)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
