@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from paralab.plan.plan import Plan
 
@@ -49,11 +50,18 @@ def group_of(plan: Plan, stage: int = 0) -> dist.ProcessGroup:
     return _groups[_all_ranks(plan, stage)]
 
 
+def mesh(plan: Plan, replica: int, stage: int) -> DeviceMesh:
+    """The ranks of pipelines side by side, as the rank of this replica and stage sees them: along "stage" the micro-batches travel,
+    along "replica" gradients are summed.
+
+        replica 0    rank 0  rank 1     2 replicas of 2 stages
+        replica 1    rank 2  rank 3
+    """
+    ranks = [[rank.rank for rank in plan.ranks if rank.replica == number] for number in range(plan.rank_replicas)]
+    groups = [_groups[_stage(plan, stage)], pipeline_group(plan, replica)]
+    return DeviceMesh.from_group(groups, plan.device, mesh=ranks, mesh_dim_names=("replica", "stage"))
+
+
 def pipeline_group(plan: Plan, replica: int) -> dist.ProcessGroup:
     """The stages of one replica, where each is a process."""
     return _groups[_pipeline(plan, replica)]
-
-
-def stage_group(plan: Plan, stage: int) -> dist.ProcessGroup:
-    """One stage on all replicas, where each is a process."""
-    return _groups[_stage(plan, stage)]

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import CheckpointError
 from paralab.errors import UsageError
 from paralab.plan.batches import widest
 from paralab.plan.schedules import UNCUT, WITHOUT
-from paralab.worker.groups import group_of, pipeline_group, stage_group
+from paralab.worker.groups import group_of, mesh, pipeline_group
 from paralab.worker.job import Job, Micro, Pass
 from paralab.worker.parts import Part, keep_only
 from paralab.workload.batch import filled, map_tensors, num_samples, tensors
@@ -54,7 +54,7 @@ class Scheduled:
         self.parts = [Part(model, number, plan.stage_parts, device, wire, self._finish) for number in owned]
         for part in self.parts:
             part.on_entry, part.autocast = self._arrived, job.precision.autocast
-        self.device, self.wire = device, wire
+        self.device, self.wire, self.mesh = device, wire, mesh(plan, rank.replica, rank.stage)
         job.meter.know_only(self.stage_parameters(0))
         self.width = widest(rank.samples_per_step, plan.accumulate, plan.micro_batches)
         self.schedules: dict[Any, tuple[Any, list[_Stage]]] = {}
@@ -92,7 +92,7 @@ class Scheduled:
                 part.new_shapes()
             while len(self.schedules) >= KEPT:
                 del self.schedules[next(iter(self.schedules))]
-            group = pipeline_group(plan, self.job.rank.replica)
+            group = self.mesh.get_group("stage")
             stages = [_Stage(self.job, part, len(plan.stage_parts), self.wire, group) for part in self.parts]
             kind, arguments = SCHEDULES[plan.schedule or ""], {"loss_fn": _already_the_loss, "scale_grads": False}
             made = kind(stages if plan.chunks > 1 else stages[0], plan.micro_batches, **arguments)
@@ -122,7 +122,7 @@ class Scheduled:
         plan, probe = self.job.plan, self.job.probe
         if plan.rank_replicas < 2:
             return
-        group = stage_group(plan, self.job.rank.stage or 0)
+        group = self.mesh.get_group("replica")
         device = self.job.rank.devices[0].name
         for number, parameters in enumerate(buckets(self.stage_parameters(0), (plan.bucket_mb or BUCKET_MB) * 2**20)):
             for parameter in parameters:
