@@ -9,7 +9,7 @@ from paralab.doctor.rules import apply
 from paralab.doctor.script.reading import read_script
 from tests.doctor.cases import HEALTHY, broken, cases, healthy
 
-LONG = sorted([*HEALTHY.glob("*.py"), *HEALTHY.glob("*/train.py")])
+LONG = sorted([*HEALTHY.glob("*.py"), *HEALTHY.glob("*/train.py"), *(HEALTHY.parent / "healthy_ranks").glob("*.py")])
 
 
 def read(path):
@@ -43,7 +43,7 @@ def test_a_mistake_that_cannot_be_read_is_not_taken_for_another(case):
     assert [finding for finding in read(case.script) if finding.severity == "error"] == []
 
 
-@pytest.mark.parametrize("path", LONG, ids=lambda path: str(path.relative_to(HEALTHY)))
+@pytest.mark.parametrize("path", LONG, ids=lambda path: str(path.relative_to(HEALTHY.parent)))
 def test_long_healthy_scripts_have_no_finding(path):
     assert read(path) == []
 

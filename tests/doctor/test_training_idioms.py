@@ -483,6 +483,84 @@ for epoch in range(2):
         F.mse_loss(model(x), y).backward()
         optimizer.step()
 """,
+    "local steps, averaged in place": """
+for i, (x, y) in enumerate(loader):
+    optimizer.zero_grad()
+    with model.no_sync():
+        F.mse_loss(model(x), y).backward()
+    optimizer.step()
+    if (i + 1) % 4 == 0:
+        for p in model.parameters():
+            dist.all_reduce(p.data)
+            p.data /= world
+""",
+    "local steps, averaged by a helper from the state": """
+def mean_of_ranks(tensor):
+    tensor = tensor.detach().clone()
+    dist.all_reduce(tensor)
+    return tensor / world
+
+def average(net):
+    net.load_state_dict({name: mean_of_ranks(tensor) for name, tensor in net.state_dict().items()})
+
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        optimizer.zero_grad()
+        with model.no_sync():
+            F.mse_loss(model(x), y).backward()
+        optimizer.step()
+    average(model.module)
+""",
+    "local steps past the wrapper, averaged as one vector": """
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+for x, y in loader:
+    optimizer.zero_grad()
+    F.mse_loss(model.module(x), y).backward()
+    optimizer.step()
+    weights = parameters_to_vector(model.parameters())
+    dist.all_reduce(weights)
+    vector_to_parameters(weights / world, model.parameters())
+""",
+    "local steps with torch's averager": """
+import torch.distributed.algorithms.model_averaging.averagers as averagers
+averager = averagers.PeriodicModelAverager(period=4, warmup_steps=0)
+for x, y in loader:
+    optimizer.zero_grad()
+    with model.no_sync():
+        F.mse_loss(model(x), y).backward()
+    optimizer.step()
+    averager.average_parameters(model.parameters())
+""",
+    "local steps with torch's optimizer for them": """
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer
+outer = PostLocalSGDOptimizer(optim=optimizer, averager=PeriodicModelAverager(period=4, warmup_steps=0))
+for x, y in loader:
+    outer.zero_grad()
+    with model.no_sync():
+        F.mse_loss(model(x), y).backward()
+    outer.step()
+""",
+    "gradients exchanged by hand in the end": """
+for x, y in loader:
+    optimizer.zero_grad()
+    with model.no_sync():
+        F.mse_loss(model(x), y).backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= world
+    optimizer.step()
+""",
+    "the first rank steps for all": """
+for x, y in loader:
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    if rank == 0:
+        optimizer.step()
+    for p in model.parameters():
+        dist.broadcast(p.data, src=0)
+""",
     "no_sync by hand": """
 every = 4
 for i, (x, y) in enumerate(loader):
@@ -775,6 +853,17 @@ for i, (x, y) in enumerate(loader):
     if (i + 1) % every == 0 or i + 1 == len(loader):
         optimizer.step()
         optimizer.zero_grad()
+""",
+    "first weights are sent, and a norm is shown, but nothing is averaged": """
+for p in model.parameters():
+    dist.broadcast(p.data, src=0)
+for x, y in loader:
+    optimizer.zero_grad()
+    with model.no_sync():
+        F.mse_loss(model(x), y).backward()
+    optimizer.step()  # finds G04
+    size = sum(p.norm() for p in model.parameters())
+    dist.all_reduce(size)
 """,
     "an attribute of the model inside": """
 print(model.in_features)  # finds D05

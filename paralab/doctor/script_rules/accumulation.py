@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from paralab.doctor.finding import Edit, Finding, Severity
 from paralab.doctor.rules import in_script
 from paralab.doctor.script.editing import function_of, swapped
+from paralab.doctor.script.exchanging import exchanges_by_hand
 from paralab.doctor.script.pointing import called, found, short
 from paralab.doctor.script.questions import comes_from, is_forward, origins, roles, under
 from paralab.doctor.script.reading import Script
@@ -253,7 +254,10 @@ def forward_in_no_sync_only(script: Script) -> Iterator[Finding]:
 
 
 def _never_exchanged(script: Script) -> list[Backward]:
-    """Backward calls whose forwards all stand in no_sync, whatever happens, where no other forward of the script is outside."""
+    """Backward calls whose forwards all stand in no_sync, whatever happens, where no other forward of the script is outside, and
+    nothing is exchanged by hand."""
+    if exchanges_by_hand(script):
+        return []
     every = [backward for backward in backwards(script) if backward.wrapped]
     quiet = [backward for backward in every if all(_always_quiet(call) for call in backward.wrapped)]
     return quiet if len(quiet) == len(every) and steps(script) else []
@@ -282,7 +286,7 @@ def step_without_exchange(script: Script) -> Iterator[Finding]:
 
 def _unexchanged_boundary(script: Script, window: Window) -> Iterator[Finding]:
     backward = window.backward
-    if not backward.wrapped or window.guard is None or _others_outside(script, window):
+    if not backward.wrapped or window.guard is None or _others_outside(script, window) or exchanges_by_hand(script):
         return
     forward = backward.wrapped[0]
     for more in (0, 1):

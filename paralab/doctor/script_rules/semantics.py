@@ -10,6 +10,7 @@ from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.rules import in_script
 from paralab.doctor.script.agreement import is_alone, is_ddp_backward
 from paralab.doctor.script.editing import out_of_branch, swapped, with_keyword
+from paralab.doctor.script.exchanging import exchanges_by_hand
 from paralab.doctor.script.modules import (
     batch_norms,
     belongs,
@@ -171,6 +172,8 @@ def _is_forward_of(call: Call, wrapping: Call) -> bool:
 
 @in_script("S06")
 def forward_past_the_wrapper(script: Script) -> Iterator[Finding]:
+    if exchanges_by_hand(script):
+        return
     seen = set()
     for backward, loss in _backwards(script):
         if is_alone(backward) and not any(step.context[:1] == backward.context[:1] for step in steps(script)):
@@ -251,7 +254,7 @@ def requires_grad_after_wrapping(script: Script) -> Iterator[Finding]:
             if at.number < wrapping.number or any(number > at.number for number in again) or id(at.node) in seen:
                 continue
             seen.add(id(at.node))
-            if to is False and "find_unused_parameters" in wrapping.keywords:
+            if (to is False and "find_unused_parameters" in wrapping.keywords) or (to is True and exchanges_by_hand(script)):
                 continue
             both = {way for other, way in mine if other.number > wrapping.number} >= {True, False}
             sure = (to is True and bool(frozen)) or (to is False and not both)
@@ -282,7 +285,7 @@ def _truth(value: Value) -> bool | None:
 
 @in_script("S08")
 def step_of_some_ranks(script: Script) -> Iterator[Finding]:
-    if not any(is_ddp_backward(call) for call in script.calls):
+    if not any(is_ddp_backward(call) for call in script.calls) or exchanges_by_hand(script):
         return
     stepping = [(call, rank_branch(call)) for call in script.methods("step") if roles(call.receiver) & {"optimizer", "scaler"}]
     gone = {branch.node for _, branch, _ in goers(script)}
@@ -301,7 +304,7 @@ def step_of_some_ranks(script: Script) -> Iterator[Finding]:
 
 @in_script("S12")
 def wrapped_model_is_moved(script: Script) -> Iterator[Finding]:
-    if not uses_cuda(script):
+    if not uses_cuda(script) or exchanges_by_hand(script):
         return
     backwards = [call for call in script.calls if is_ddp_backward(call)]
     for call in script.methods("cpu", "to"):
