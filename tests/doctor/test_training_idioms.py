@@ -1,6 +1,7 @@
 """Idioms of training loops, in a few lines each: healthy ones that look like mistakes with data, accumulation or precision, and
 mistakes in unusual clothes."""
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -865,6 +866,19 @@ for x, y in loader:
     size = sum(p.norm() for p in model.parameters())
     dist.all_reduce(size)
 """,
+    "no_sync by hand, and nothing for the last window": """
+every = 4
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for i, (x, y) in enumerate(loader):
+        if (i + 1) % every:
+            with model.no_sync():
+                (F.mse_loss(model(x), y) / every).backward()
+        else:
+            (F.mse_loss(model(x), y) / every).backward()
+            optimizer.step()  # finds G06
+            optimizer.zero_grad()
+""",
     "an attribute of the model inside": """
 print(model.in_features)  # finds D05
 for x, y in loader:
@@ -902,3 +916,31 @@ def test_a_healthy_idiom_is_left_alone(name, tmp_path):
 def test_a_mistake_is_found_in_unusual_clothes(name, tmp_path):
     path, found = findings(ALL_BROKEN[name], tmp_path)
     assert {(mark.id, mark.line) for mark in marks_in(path)} == {(finding.id, finding.line) for finding in found}
+
+
+EPOCHS = "for epoch in range(3):"
+
+
+@pytest.mark.parametrize(
+    ("start", "severity", "fate"),
+    [
+        ("", "warning", "are never used."),
+        (EPOCHS, "error", "are added to the first step of the next epoch; those of the last epoch are never used."),
+        (
+            f"{EPOCHS}\n    optimizer.zero_grad()",
+            "warning",
+            "are never used: `optimizer.zero_grad()` in line 15 throws them away.",
+        ),
+    ],
+)
+def test_what_becomes_of_the_rest_of_an_epoch_is_said_as_it_is(start, severity, fate, tmp_path):
+    turns = """\
+    for i, (x, y) in enumerate(loader):
+        (F.mse_loss(model(x), y) / 3).backward()
+        if (i + 1) % 3 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+    _, (found,) = findings(START + start + "\n" + (turns if start else textwrap.dedent(turns)), tmp_path)
+    assert (found.id, found.severity) == ("G06", severity)
+    assert found.why.endswith(f"There are 8 batches: the gradients of the last 2 {fate}")

@@ -29,11 +29,10 @@ def exchanges_by_hand(script: Script) -> bool:
 
 def _exchanges(script: Script) -> Iterator[Call]:
     for call in script.calls:
-        if call.target.startswith(_AVERAGERS):
+        sends = call.into is None and (call.target in COLLECTIVES or any(word in call.method.lower() for word in _WORDS))
+        sent = (*call.args, *call.keywords.values()) if sends else ()
+        if call.target.startswith(_AVERAGERS) or any(_is_of_a_model(value) for value in sent):
             yield call
-        elif call.into is None and (call.target in COLLECTIVES or any(word in call.method.lower() for word in _WORDS)):
-            if any(_is_of_a_model(value) for value in (*call.args, *call.keywords.values())):
-                yield call
 
 
 def _is_of_a_model(value: Value) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from paralab.doctor.script.naming import SCALER
+from paralab.doctor.script.pointing import short
 from paralab.doctor.script.questions import comes_from, is_forward, origins, roles
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.turns import Turn, counters, is_counter, length
@@ -68,6 +69,22 @@ class Window:
         """The micro-batch before the step has a forward and a backward of its own, in the other branch."""
         guard = self.guard
         return guard is not None and any(branch.node is guard.node for branch in self.backward.call.inside(Branch))
+
+    @cached_property
+    def size_text(self) -> str | None:
+        """The number of backward calls per step, as it is written."""
+        node: ast.AST | None
+        for value in origins(self.guard.test) if self.guard else ():
+            node = value.node if isinstance(value, Computed) else None
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+                return short(node.right)
+            if isinstance(node, ast.Compare) and self.number is None and any(part is self.size for part in value.parents):
+                return short(node.comparators[0])
+        node = self.loop.node
+        for part in ast.walk(node.iter) if self.guard is None and isinstance(node, ast.For) else ():
+            if isinstance(part, ast.Call) and ast.unparse(part.func) == "range" and len(part.args) == 1:
+                return short(part.args[0])
+        return str(self.number) if self.number else None
 
     def turns(self, more: int = 0) -> list[Turn]:
         """All turns of two windows, and of `more` turns after them."""

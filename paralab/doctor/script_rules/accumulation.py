@@ -12,10 +12,9 @@ from paralab.doctor.script.exchanging import exchanges_by_hand
 from paralab.doctor.script.pointing import called, found, short
 from paralab.doctor.script.questions import comes_from, is_forward, origins, roles, under
 from paralab.doctor.script.reading import Script
-from paralab.doctor.script.settings import known_number
 from paralab.doctor.script.turns import happens, is_under
-from paralab.doctor.script.updates import Backward, Window, backwards, guard_between, steps, windows
-from paralab.doctor.script.values import Attr, Call, Computed, Constant, Loop, Made, Parameter, Value, With, options, same
+from paralab.doctor.script.updates import Backward, Window, backwards, steps, windows
+from paralab.doctor.script.values import Attr, Call, Computed, Constant, Made, Parameter, Value, With, options, same
 
 _SCALINGS = {"div", "div_", "mul", "mul_", "true_divide", "multiply", "divide"}
 
@@ -33,7 +32,7 @@ def undivided_loss(script: Script) -> Iterator[Finding]:
             continue
         if window.guard is None and not _same_work_each_turn(window):
             continue
-        size = _size_text(window)
+        size = window.size_text
         many = f"{number}" if number else f"`{size}`" if size else "all"
         times = f"{many} times" if many != "all" else "as many times as there are turns"
         how = "the mean over its batch" if kind == "mean" else "a mean over its batch, as far as can be read"
@@ -128,27 +127,6 @@ def _same_work_each_turn(window: Window) -> bool:
     return any(call.target == "builtins.range" or call.method in ("chunk", "split") for call in made) or comes_from(over, "loader")
 
 
-def _size_text(window: Window) -> str | None:
-    """The number of backward calls per step, as it is written."""
-    if window.guard is not None:
-        for value in origins(window.guard.test):
-            node = value.node if isinstance(value, Computed) else None
-            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-                return short(node.right)
-            if isinstance(node, ast.Compare) and window.number is None and same_value(value, window.size):
-                return short(node.comparators[0])
-        return str(window.number) if window.number else None
-    node = window.loop.node
-    for part in ast.walk(node.iter) if isinstance(node, ast.For) else ():
-        if isinstance(part, ast.Call) and ast.unparse(part.func) == "range" and len(part.args) == 1:
-            return short(part.args[0])
-    return str(window.number) if window.number else None
-
-
-def same_value(test: Value, size: Value | None) -> bool:
-    return size is not None and any(parent is size for parent in test.parents)
-
-
 def _loss_text(backward: Backward) -> str:
     node = backward.scaling.node if backward.scaling else backward.call.node
     assert isinstance(node, ast.Call)
@@ -187,7 +165,7 @@ def exchange_in_every_turn(script: Script) -> Iterator[Finding]:
         calls = (backward.call, *backward.wrapped)
         if window.number == 1 or not backward.wrapped or _in_unknown_block(calls) or _quiet_sibling(script, window):
             continue
-        number = f"{window.number}" if window.number else f"`{_size_text(window) or 'n'}`"
+        number = f"{window.number}" if window.number else f"`{window.size_text or 'n'}`"
         model = called(backward.wrapped[0])
         why = (
             f"`{called(window.step)}()` in line {window.step.line} needs the sum over {number} backward calls, but each of them "
@@ -294,7 +272,7 @@ def _unexchanged_boundary(script: Script, window: Window) -> Iterator[Finding]:
             quiet = is_under(forward, "no_sync", turn) is True and is_under(backward.call, "no_sync", turn) is True
             if not quiet or happens(window.step, turn) is not True:
                 continue
-            number, size = turn.index + 1, window.number or f"`{_size_text(window) or 'n'}`"
+            number, size = turn.index + 1, window.number or f"`{window.size_text or 'n'}`"
             partial = more and turn.index + 1 == turn.length
             which = "after the last batch of the loader, whose window is not full," if partial else f"after micro-batch {number}"
             why = (
@@ -313,80 +291,3 @@ def _others_outside(script: Script, window: Window) -> bool:
     own = window.backward.call
     others = (backward for backward in backwards(script) if backward.wrapped and backward.call is not own)
     return any(window.loop in other.call.context for other in others)
-
-
-# --- G06: the rest of an epoch; G09: the schedule runs ahead ---------------------------------------------------------------------
-
-
-@in_script("G06")
-def rest_of_the_epoch(script: Script) -> Iterator[Finding]:
-    stepping = steps(script)
-    for window in windows(script):
-        if window.guard is None or window.number == 1 or not _restarts(window):
-            continue
-        usual = window.number or known_number(script, window.size)
-        if window.length is not None and usual and window.length % usual == 0:
-            continue
-        if any(step.number > window.step.number and _follows(step, window) for step in stepping):
-            continue
-        left = [turn for turn in window.turns(1) if happens(window.step, turn) is True]
-        last = window.turns(1)[-1]
-        if not left or happens(window.backward.call, last) is not True or happens(window.step, last) is not False:
-            continue
-        size = window.number or f"`{_size_text(window) or 'n'}`"
-        why = f"`{called(window.step)}()` runs after every {size} batches only. "
-        if window.length is not None and window.number:
-            rest = window.length % window.number
-            why += (
-                f"There are {window.length} batches: the gradients of the last {rest} are never used, or leak into the next epoch."
-            )
-        else:
-            why += (
-                "The gradients of the batches after the last full window are never used, or leak into the next epoch's first "
-                f"step. Certain if the number of batches is not a multiple of {size}."
-            )
-        fix = "Step after the last batch, too (`or i + 1 == len(loader)`), and divide the loss by what the window really has."
-        known = window.length is not None and window.number is not None
-        yield found(script, "G06", "error" if known else "suspect", window.step, why, fix, also=(window.backward.call,))
-
-
-def _restarts(window: Window) -> bool:
-    """Does the loop go over something that ends? Not `while True`, not a range of steps with a batch drawn in each."""
-    node = window.loop.node
-    if not isinstance(node, ast.For | ast.AsyncFor):
-        return False
-    if window.length is not None:
-        return True
-    return comes_from(window.loop.over, "loader") or any(isinstance(o, Parameter) for o in origins(window.loop.over))
-
-
-def _follows(step: Call, window: Window) -> bool:
-    """After the loop, in the loop or function around it."""
-    around = window.step.context[: window.step.context.index(window.loop)]
-    loops = [context for context in around if isinstance(context, Loop)]
-    return window.loop not in step.context and all(loop in step.context for loop in loops)
-
-
-@in_script("G09")
-def schedule_runs_ahead(script: Script) -> Iterator[Finding]:
-    for window in windows(script):
-        for call in script.methods("step"):
-            if "scheduler" not in roles(call.receiver) or window.number == 1 or window.loop not in call.context:
-                continue
-            if not _ahead(window, call):
-                continue
-            size = window.number or f"`{_size_text(window) or 'n'}`"
-            why = (
-                f"`{called(call)}()` runs with every micro-batch, `{called(window.step)}()` in line {window.step.line} once in "
-                f"{size}: the learning rate moves {size} times as fast as the optimizer. Right only if the schedule counts "
-                "micro-batches."
-            )
-            fix = f"Step the schedule where the optimizer steps, after line {window.step.line}."
-            yield found(script, "G09", "warning", call, why, fix, also=(window.step,))
-
-
-def _ahead(window: Window, call: Call) -> bool:
-    if window.guard is None:
-        return guard_between(call, window.backward.call, window.loop) is None
-    turns = window.turns()
-    return any(happens(call, turn) is True and happens(window.step, turn) is False for turn in turns)

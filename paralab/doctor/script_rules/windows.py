@@ -1,0 +1,102 @@
+"""Windows of gradient accumulation: the rest of an epoch that fills no window, and a schedule that runs ahead of the steps."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.rules import in_script
+from paralab.doctor.script.pointing import called, found, place
+from paralab.doctor.script.questions import comes_from, origins, roles
+from paralab.doctor.script.reading import Script
+from paralab.doctor.script.settings import known_number
+from paralab.doctor.script.turns import happens
+from paralab.doctor.script.updates import Window, guard_between, steps, windows
+from paralab.doctor.script.values import Call, Loop, Parameter
+
+
+@in_script("G06")
+def rest_of_the_epoch(script: Script) -> Iterator[Finding]:
+    stepping = steps(script)
+    for window in windows(script):
+        if window.guard is None or window.number == 1 or not _restarts(window):
+            continue
+        usual = window.number or known_number(script, window.size)
+        if window.length is not None and usual and window.length % usual == 0:
+            continue
+        if any(step.number > window.step.number and _follows(step, window) for step in stepping):
+            continue
+        left = [turn for turn in window.turns(1) if happens(window.step, turn) is True]
+        last = window.turns(1)[-1]
+        if not left or happens(window.backward.call, last) is not True or happens(window.step, last) is not False:
+            continue
+        size = window.number or f"`{window.size_text or 'n'}`"
+        why = f"`{called(window.step)}()` runs after every {size} batches only. "
+        fate, leaks = _fate_of_the_rest(script, window)
+        if window.length is not None and window.number:
+            rest = window.length % window.number
+            why += f"There are {window.length} batches: the gradients of the last {rest} {fate}."
+        else:
+            why += (
+                f"The gradients of the batches after the last full window {fate}. Certain if the number of batches is not a "
+                f"multiple of {size}."
+            )
+        fix = "Step after the last batch, too (`or i + 1 == len(loader)`), and divide the loss by what the window really has."
+        known = window.length is not None and window.number is not None
+        severity: Severity = "suspect" if not known else "error" if leaks else "warning"
+        yield found(script, "G06", severity, window.step, why, fix, also=(window.backward.call,))
+
+
+def _fate_of_the_rest(script: Script, window: Window) -> tuple[str, bool]:
+    """What becomes of gradients that no step has used when the loop ends, and whether they get into another epoch's step."""
+    around = window.step.context[: window.step.context.index(window.loop)]
+    again = [context for context in around if isinstance(context, Loop)]
+    if not again:
+        return "are never used", False
+    outside = [call for call in script.methods("zero_grad") if again[-1] in call.context and window.loop not in call.context]
+    if outside:
+        return f"are never used: `{called(outside[0])}()` in {place(outside[0], window.step)} throws them away", False
+    return "are added to the first step of the next epoch; those of the last epoch are never used", True
+
+
+def _restarts(window: Window) -> bool:
+    """Does the loop go over something that ends? Not `while True`, not a range of steps with a batch drawn in each."""
+    node = window.loop.node
+    if not isinstance(node, ast.For | ast.AsyncFor):
+        return False
+    if window.length is not None:
+        return True
+    return comes_from(window.loop.over, "loader") or any(isinstance(o, Parameter) for o in origins(window.loop.over))
+
+
+def _follows(step: Call, window: Window) -> bool:
+    """After the loop, in the loop or function around it."""
+    around = window.step.context[: window.step.context.index(window.loop)]
+    loops = [context for context in around if isinstance(context, Loop)]
+    return window.loop not in step.context and all(loop in step.context for loop in loops)
+
+
+@in_script("G09")
+def schedule_runs_ahead(script: Script) -> Iterator[Finding]:
+    for window in windows(script):
+        for call in script.methods("step"):
+            if "scheduler" not in roles(call.receiver) or window.number == 1 or window.loop not in call.context:
+                continue
+            if not _ahead(window, call):
+                continue
+            size = window.number or f"`{window.size_text or 'n'}`"
+            why = (
+                f"`{called(call)}()` runs with every micro-batch, `{called(window.step)}()` in line {window.step.line} once in "
+                f"{size}: the learning rate moves {size} times as fast as the optimizer. Right only if the schedule counts "
+                "micro-batches."
+            )
+            fix = f"Step the schedule where the optimizer steps, after line {window.step.line}."
+            yield found(script, "G09", "warning", call, why, fix, also=(window.step,))
+
+
+def _ahead(window: Window, call: Call) -> bool:
+    if window.guard is None:
+        return guard_between(call, window.backward.call, window.loop) is None
+    turns = window.turns()
+    return any(happens(call, turn) is True and happens(window.step, turn) is False for turn in turns)
