@@ -1,6 +1,7 @@
 """Comments that silence a finding: `# paralab: ignore[G01] reason`, on the line or alone on the line before.
 
-A comment covers the whole statement it belongs to: a formatter may have spread it over several lines.
+A comment covers the whole statement it belongs to: a formatter may have spread it over several lines. Capitals and spaces do not
+matter: a comment that looks as if it silenced must not be passed over without a word.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.known import ENTRIES
 from paralab.doctor.sources import Sources
 
-COMMENT = re.compile(r"#\s*paralab:\s*ignore(?:\[(?P<ids>[^\]]*)\])?[\s:,–-]*(?P<reason>.*)$", re.IGNORECASE)
+COMMENT = re.compile(
+    r"#\s*paralab\s*(?::\s*ignore\b|ignore(?=\s*\[))\s*(?:\[(?P<ids>[^\]]*)\])?[\s:,–-]*(?P<reason>.*)$", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Ignored:
 
 def ignores(file: str, text: str) -> list[Ignore]:
     """All such comments in a script. Text in strings is no comment."""
-    if "paralab" not in text:
+    if "paralab" not in text.lower():
         return []
     found: list[tuple[int, re.Match[str]]] = []
     made: list[Ignore] = []

@@ -52,6 +52,29 @@ def test_a_comment_covers_its_statement(silence, line, id, heard):
     assert silence(SCRIPT).heard(at(line, id)) is heard
 
 
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "# Paralab: Ignore[G01] divided elsewhere",
+        "#paralab:ignore[G01]divided elsewhere",
+        "#  PARALAB :  IGNORE [ g01 ] : divided elsewhere",
+        "# paralab ignore[G01] divided elsewhere",
+        "# noqa: E501  # paralab: ignore[G01,G02] – divided elsewhere",
+    ],
+)
+def test_capitals_and_spaces_do_not_matter(silence, comment):
+    comments = silence(f"loss.backward()  {comment}\n")
+    assert not comments.heard(at(1, "G01"))
+    assert [each.by.reason for each in comments.ignored] == ["divided elsewhere"]
+    assert comments.notes(["train.py"], {"G01"}) == []
+
+
+def test_other_words_about_paralab_are_no_such_comment(silence):
+    comments = silence("a()  # paralab ignores this\nb()  # paralab: see the docs\nc()  # paralab: Ignore G01, it is fine\n")
+    (note,) = comments.notes(["train.py"], {"G01"})
+    assert note.startswith("train.py:3: names no entry")
+
+
 def test_a_finding_without_a_place_is_always_heard(silence):
     assert silence(SCRIPT).heard(Finding("G01", "error", "why", "fix"))
 
