@@ -58,6 +58,62 @@ for i, (x, y) in enumerate(loader):
         F.mse_loss(model(x), y).backward()
         optimizer.step()
 """,
+    "windows that go on over the epochs": """
+step = 0
+for epoch in range(3):
+    for x, y in loader:
+        step += 1
+        (F.mse_loss(model(x), y) / 3).backward()
+        if step % 3 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+    "windows of an object that go on over the epochs": """
+class Trainer:
+    def __init__(self):
+        self.seen = 0
+
+    def epoch(self):
+        for x, y in loader:
+            self.seen += 1
+            (F.mse_loss(model(x), y) / 3).backward()
+            if self.seen == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+                self.seen = 0
+
+trainer = Trainer()
+for epoch in range(3):
+    trainer.epoch()
+""",
+    "a sum of the losses of the samples": """
+for i, (x, y) in enumerate(loader):
+    losses = [F.mse_loss(model(a), b) for a, b in zip(x, y)]
+    (sum(losses) / 32).backward()
+    if (i + 1) % 4 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "a sum of terms of which nothing is known": """
+from somewhere import losses_of
+for i, (x, y) in enumerate(loader):
+    terms = losses_of(model(x), y)
+    sum(terms.values()).backward()
+    if (i + 1) % 4 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "the sum over the steps of a sequence": """
+state, losses = torch.zeros(1), []
+for t in range(12):
+    state = model(torch.cat([state, torch.randn(3)]))
+    losses.append(state.square().mean())
+    if (t + 1) % 4 == 0:
+        optimizer.zero_grad()
+        sum(losses).backward()
+        optimizer.step()
+        state, losses = state.detach(), []
+""",
     "a log every n steps": """
 for epoch in range(3):
     for i, (x, y) in enumerate(loader):

@@ -75,9 +75,12 @@ scaler.update()
         title="optimizer.step() although the loss was scaled",
         symptom=(
             "With update(): 'No inf checks were recorded prior to update'. Without: no message, and steps that are "
-            "65536 times too large."
+            "65536 times too large. After unscale_: no message, and weights that are NaN after the first overflow."
         ),
-        cause="The optimiser takes the scaled gradients as they are; only scaler.step() unscales them.",
+        cause=(
+            "The optimiser takes the gradients as they are. Only scaler.step() unscales them, if unscale_() has not, and leaves "
+            "out a step whose gradients have overflowed."
+        ),
         fix="`scaler.step(optimizer)`.",
         wrong="""\
 scaler.scale(loss).backward()

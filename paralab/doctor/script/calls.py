@@ -25,6 +25,7 @@ from paralab.doctor.script.values import (
     Function,
     Generated,
     Items,
+    Loop,
     Made,
     Mapping,
     Object,
@@ -280,7 +281,9 @@ class Calls(Expressions):
         self.files.pop()
         found, yielded, self.yields = self.returns.pop(), self.yields, outer
         if yielded:
-            return Generated(_around([inside[depth:] for inside, _ in yielded]), parents=(*(value for _, value in yielded), *given))
+            ways = [inside[depth:] for inside, _ in yielded]
+            plain = len(ways) == 1 and [type(context) for context in ways[0]] == [Loop]
+            return Generated(_around(ways), yielded[0][1] if plain else None, parents=(*(value for _, value in yielded), *given))
         self.last[node] = _returned(found)
         return self.last[node]
 

@@ -17,6 +17,7 @@ from paralab.doctor.script.values import (
     Constant,
     Dotted,
     Function,
+    Generated,
     Items,
     Loop,
     Made,
@@ -243,6 +244,8 @@ class Expressions(State):
                 return Items(items, parents=(over, *items))
             if name.startswith("tqdm") and inner:
                 return self.item_of(inner[0])
+        if isinstance(over, Generated) and over.each is not None:
+            return over.each
         return Computed("Item", getattr(over, "node", None), parents=(over,))
 
     def bind(self, target: ast.expr, value: Value, scope: Scope) -> None:

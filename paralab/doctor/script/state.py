@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from paralab.doctor.script.values import Call, Context, Happening, Leave, Made, Scope, Store, Value, either
+from paralab.doctor.script.values import Branch, Call, Constant, Context, Happening, Leave, Made, Scope, Store, Value, either
 
 Key = tuple[Scope, str]
 Changes = dict[Key, Value]
@@ -100,6 +100,10 @@ class State:
 
     def store(self, node: ast.AST, base: Value, name: str, value: Value) -> None:
         self.record(Store, node, base=base, name=name, value=value)
+        if isinstance(value, Constant):
+            for context in self.stack:
+                if isinstance(context, Branch):  # a test remembers what is set to a number where it holds: counters start again
+                    context.test.known.setdefault(("sets", context.taken), set()).add(name)
 
     def leave(self, node: ast.AST, kind: str, value: Value | None = None) -> None:
         self.record(Leave, node, kind=kind, value=value)

@@ -206,7 +206,8 @@ class Run(Calls):
                 and isinstance(part.ctx, ast.Store)
                 and isinstance(self.names.get((scope, part.id)), Constant)
             ):
-                self.names[scope, part.id] = Computed("Varying", part, parents=(self.names[scope, part.id],))
+                before = self.names[scope, part.id]
+                self.names[scope, part.id] = Computed("Varying", part, parents=(before,), known={"loop": node})
 
     def _do_with(self, node: ast.With | ast.AsyncWith, scope: Scope) -> bool:
         depth = len(self.stack)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paralab.doctor.script.questions import OPERATORS, UNKNOWN, iterated, origins, roles
-from paralab.doctor.script.values import Branch, Choice, Computed, Constant, Happening, Loop, Made, Value, With, same
+from paralab.doctor.script.values import Branch, Choice, Computed, Constant, Generated, Happening, Loop, Made, Value, With, same
 
 _APPLIED: dict[str, Callable[..., Any]] = {"builtins.int": int, "builtins.bool": bool, "builtins.min": min, "builtins.max": max}
 
@@ -190,6 +190,8 @@ def length(value: Value | None) -> int | None:
             if isinstance(over, ast.Call) and ast.unparse(over.func) == "range" and len(over.args) == 1:
                 return over.args[0].value if isinstance(over.args[0], ast.Constant) else None  # type: ignore[return-value]
         return None
+    if isinstance(value, Generated) and value.each is not None:
+        return length(next(context.over for context in value.contexts if isinstance(context, Loop)))
     if not isinstance(value, Made):
         return None
     call = value.call

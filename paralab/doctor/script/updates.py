@@ -155,7 +155,7 @@ def _window(backward: Backward, every: list[Backward], stepping: list[Call], cle
         own = any(first in other.call.context for other in every if first is not None)
         if None in guards or first is None or own:
             return None
-        return Window(backward, inside[0], loop, first, _size(first))
+        return Window(backward, inside[0], loop, first, size_of(first))
     after = next((step for step in stepping if step.number > call.number and _encloses(step, call, loop)), None)
     if after is None:
         return None
@@ -174,7 +174,7 @@ def _apart(backward: Backward, loop: Loop, every: list[Backward], stepping: list
             if guard is None or loop not in step.context:
                 continue
             if any(guard in other.call.context and _of_one_model(backward, other) for other in every):
-                return Window(backward, step, loop, guard, _size(guard))
+                return Window(backward, step, loop, guard, size_of(guard))
     return None
 
 
@@ -213,7 +213,7 @@ def _is_op(value: Value, *ops: str) -> bool:
     return isinstance(value, Computed) and value.op in ops
 
 
-def _size(guard: Branch) -> Value | None:
+def size_of(guard: Branch) -> Value | None:
     """The number of turns after which the guard is taken."""
     for value in origins(guard.test):
         if _is_op(value, "Mod") and counters(value):
@@ -244,14 +244,19 @@ def _constant(value: Value) -> Value:
 
 
 def _reset_in(branch: Branch) -> set[str]:
-    """The counters that are set to a number in a branch, as they are written."""
+    """The counters that are set to a number in a branch, as they are written; also by a method that is called there, or by the
+    method that gave the test: `if self.seen == n: self.seen = 0; return True`."""
     body = getattr(branch.node, "body", []) if branch.taken else getattr(branch.node, "orelse", [])
     found: set[str] = set()
     for statement in body if isinstance(body, list) else []:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
             found.update(ast.unparse(target) for target in statement.targets)
+    attributes: set[str] = set(branch.test.known.get(("sets", branch.taken), ()))
+    for test in origins(branch.test):
+        if test is not branch.test:
+            attributes.update(*(test.known.get(("sets", taken), ()) for taken in (True, False)))
     counting = {name for value in counters(branch.test) if (name := _name_of(value))}
-    return found & counting
+    return (found & counting) | {name for name in counting if "." in name and name.rpartition(".")[2] in attributes}
 
 
 def _name_of(value: Computed) -> str | None:

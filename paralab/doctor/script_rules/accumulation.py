@@ -10,11 +10,25 @@ from paralab.doctor.rules import in_script
 from paralab.doctor.script.editing import function_of, swapped
 from paralab.doctor.script.exchanging import exchanges_by_hand
 from paralab.doctor.script.pointing import called, found, short
-from paralab.doctor.script.questions import comes_from, is_forward, origins, roles, under
+from paralab.doctor.script.questions import comes_from, is_forward, loop_over, origins, roles, under
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.turns import happens, is_under
-from paralab.doctor.script.updates import Backward, Window, backwards, steps, windows
-from paralab.doctor.script.values import Attr, Call, Computed, Constant, Made, Parameter, Value, With, options, same
+from paralab.doctor.script.updates import Backward, Window, backwards, counts, size_of, steps, windows
+from paralab.doctor.script.values import (
+    Attr,
+    Branch,
+    Call,
+    Computed,
+    Constant,
+    Items,
+    Loop,
+    Made,
+    Parameter,
+    Value,
+    With,
+    options,
+    same,
+)
 
 _SCALINGS = {"div", "div_", "mul", "mul_", "true_divide", "multiply", "divide"}
 
@@ -27,7 +41,7 @@ def undivided_loss(script: Script) -> Iterator[Finding]:
         return
     for window in windows(script):
         backward, number = window.backward, window.number
-        kind = reduction(backward.loss)
+        kind = reduction(backward)
         if number == 1 or kind == "sum" or not backward.forwards or _is_divided(script, window):
             continue
         if window.guard is None and not _same_work_each_turn(window):
@@ -71,10 +85,11 @@ def _is_loss(call: Call) -> bool:
     return "loss value" in roles(call.result) or (call.method == "__call__" and "loss" in roles(call.receiver))
 
 
-def reduction(loss: Value) -> str | None:
-    """`mean` or `sum`: how the loss was made of its batch's samples; None where that cannot be read."""
-    kinds = set()
-    for value in origins(loss, _stops):
+def reduction(backward: Backward, batches: bool = False) -> str | None:
+    """`mean` or `sum`: how the loss was made of its batch's samples; None where that cannot be read. `batches`: sums are over
+    batches, not over samples."""
+    kinds, terms = set(), False
+    for value in origins(backward.loss, _stops):
         if not isinstance(value, Made):
             continue
         call = value.call
@@ -83,9 +98,32 @@ def reduction(loss: Value) -> str | None:
             given = made.keywords.get("reduction")
             kinds.add(given.value if isinstance(given, Constant) else None if given else "mean")
         elif call.method in ("mean", "sum") and (call.receiver or call.args):
-            kinds.add(call.method)
+            if batches or _adds_terms(call, backward):
+                terms = True
+            else:
+                kinds.add(call.method)
     kinds.discard("none")
-    return "sum" if "sum" in kinds else kinds.pop() if len(kinds) == 1 else None
+    if "sum" in kinds or (terms and not kinds):  # terms of which nothing is known may be sums themselves
+        return "sum"
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _adds_terms(call: Call, backward: Backward) -> bool:
+    """`sum(losses)`: Python's sum of the few terms of one loss, a list or the values of a dict; not of the samples of a batch,
+    whose losses are worked out in a loop of their own."""
+    if call.target != "builtins.sum" or not call.args:
+        return False
+    inner = (context for value in origins(call.args[0], _stops) if isinstance(value, Made) for context in value.call.context)
+    if any(isinstance(context, Loop) and context not in backward.call.context for context in inner):
+        return False
+    return all(_is_list_of_terms(way) for way in options(call.args[0]))
+
+
+def _is_list_of_terms(value: Value) -> bool:
+    if isinstance(value, Computed) and isinstance(value.node, ast.ListComp | ast.GeneratorExp):
+        over = (part.iter for part in value.node.generators)
+        return all(isinstance(it, ast.Call) and ast.unparse(it.func).endswith((".values", ".items", ".keys")) for it in over)
+    return isinstance(value, Items) or (isinstance(value, Made) and value.call.method == "values")
 
 
 def _factors(script: Script, loss: Value) -> Iterator[Value]:
@@ -104,7 +142,7 @@ def _factors(script: Script, loss: Value) -> Iterator[Value]:
 
 def _is_divided(script: Script, window: Window) -> bool:
     for factor in _factors(script, window.backward.loss):
-        if any(isinstance(o, Made) and is_forward(o.call) for o in origins(factor)):
+        if any(isinstance(o, Made) and is_forward(o.call) for o in origins(factor, _is_length)):
             continue  # a part of the loss itself
         if not _is_plain_number(factor):
             return True  # by something that is computed: it may well be right
@@ -114,6 +152,10 @@ def _is_divided(script: Script, window: Window) -> bool:
         if window.size is not None and (same(factor, window.size) or any(same(o, window.size) for o in origins(factor))):
             return True
     return False
+
+
+def _is_length(value: Value) -> bool:
+    return isinstance(value, Made) and value.call.target == "builtins.len"
 
 
 def _is_plain_number(value: Value) -> bool:
@@ -151,6 +193,51 @@ def _division(script: Script, window: Window, size: str | None) -> tuple[Edit, .
         return swapped(script, scaling.file, inner, f"{ast.unparse(inner)} / {size}") if isinstance(inner, ast.Name) else ()
     receiver = call.node.func.value
     return swapped(script, call.file, receiver, f"({ast.unparse(receiver)} / {size})") if isinstance(receiver, ast.Name) else ()
+
+
+@in_script("G01")
+def undivided_list_of_losses(script: Script) -> Iterator[Finding]:
+    """`losses.append(loss)` in every turn, `sum(losses).backward()` in every n-th. Over steps of a sequence it is meant so."""
+    for backward in backwards(script):
+        for collected, guard, loop in _collected(script, backward):
+            step = next((step for step in steps(script) if step.number > backward.call.number and guard in step.context), None)
+            if step is None or not backward.forwards:
+                continue
+            window = Window(backward, step, loop, guard, size_of(guard))
+            if window.number == 1 or reduction(backward, batches=True) == "sum" or _is_divided(script, window):
+                continue
+            many = f"{window.number}" if window.number else f"`{window.size_text or 'n'}`"
+            why = (
+                f"`{called(collected)}` in line {collected.line} keeps the loss of every batch, and this backward starts from the "
+                f"sum of {many} of them: the gradient is {many} times as large as that of one large batch."
+            )
+            why += " Certain if each loss is a mean over its batch and the batches are to count as one."
+            fix = f"Divide the sum: `{_loss_text(backward)} / {window.size_text or 'n'}`."
+            yield found(script, "G01", "suspect", backward.call, why, fix, also=(collected, step))
+            break
+
+
+def _collected(script: Script, backward: Backward) -> Iterator[tuple[Call, Branch, Loop]]:
+    """The calls that put losses into a list whose sum is differentiated: in every turn of a loop, where the backward is not."""
+    guard = next((branch for branch in backward.call.inside(Branch) if counts(branch)), None)
+    loop = loop_over(backward.call, "loader")
+    if guard is None or loop is None:
+        return
+    sums = (value.call for value in origins(backward.loss, _stops) if isinstance(value, Made) and value.call.method == "sum")
+    lists = {id(part) for call in sums for given in (call.receiver, *call.args) if given for part in _stacked(given)}
+    for call in script.methods("append"):
+        inside = loop in call.context and guard not in call.context and call.number < backward.call.number
+        if inside and call.receiver and any(id(way) in lists for way in options(call.receiver)):
+            yield call, guard, loop
+
+
+def _stacked(value: Value) -> Iterator[Value]:
+    """The lists behind `sum(losses)` or `torch.stack(losses).sum()`."""
+    for way in options(value):
+        if isinstance(way, Items):
+            yield way
+        elif isinstance(way, Made) and way.call.target in ("torch.stack", "torch.cat") and way.call.args:
+            yield from _stacked(way.call.args[0])
 
 
 # --- G02, G03: exchanged more often than needed ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Ranks that wait in vain: loops of different lengths, stopping on a rank's own numbers, timeouts, a group that is not closed."""
+"""Ranks that wait in vain: loops of different lengths, timeouts, a group that is not closed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding
 from paralab.doctor.rules import in_script
-from paralab.doctor.script.agreement import Agreement, in_a_job, is_alone, is_collective, is_ddp_backward, synchronises
+from paralab.doctor.script.agreement import is_alone, is_collective, is_ddp_backward, synchronises
 from paralab.doctor.script.naming import LOADER
 from paralab.doctor.script.pointing import called, file_of, found, line_of, place, short, test_of
 from paralab.doctor.script.questions import (
@@ -24,20 +24,17 @@ from paralab.doctor.script.questions import (
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import INIT, SET_DEVICE, backends
 from paralab.doctor.script.values import (
-    Branch,
     Call,
     Computed,
-    Constant,
     Entered,
     Happening,
-    Leave,
     Loop,
     Made,
     Object,
     Value,
     options,
 )
-from paralab.doctor.script_rules.partings import goers, is_failure
+from paralab.doctor.script_rules.partings import goers
 
 _MAKE_TENSORS = ("randn", "rand", "zeros", "ones", "empty", "arange")
 
@@ -46,7 +43,7 @@ _MAKE_TENSORS = ("randn", "rand", "zeros", "ones", "empty", "arange")
 
 @in_script("H01")
 def shards_of_different_length(script: Script) -> Iterator[Finding]:
-    for loop, backward in _training_loops(script):
+    for loop, backward in training_loops(script):
         if under(backward, "join") or _agrees_on_length(script):
             continue
         for loader in iterated(loop):
@@ -70,7 +67,7 @@ def shards_of_different_length(script: Script) -> Iterator[Finding]:
                 yield found(script, "H01", "suspect", at, why, fix, also=(backward,))
 
 
-def _training_loops(script: Script) -> Iterator[tuple[Loop, Call]]:
+def training_loops(script: Script) -> Iterator[tuple[Loop, Call]]:
     seen = set()
     for call in script.calls:
         if is_ddp_backward(call):
@@ -155,88 +152,6 @@ def _strided_iteration(script: Script, dataset: Value) -> Iterator[ast.AST]:
         own = any(isinstance(context, Entered) and context.function.owner is dataset for context in call.context)
         if own and len(call.args) == 4 and _is_stride(call.args[1], call.args[3]):
             yield call.node
-
-
-# --- H08: a rank's own numbers decide ---------------------------------------------------------------------------------------------
-
-
-@in_script("H08")
-def stop_on_own_numbers(script: Script) -> Iterator[Finding]:
-    if not in_a_job(script):
-        return
-    agreement = Agreement()
-    waits = [call for call in script.calls if is_ddp_backward(call) or is_collective(call)]
-    for leave in script.leaves:
-        loops = _left(leave)
-        inside = [call for call in waits if any(loop in call.context for loop in loops)]
-        if leave.kind == "continue":
-            inside = [call for call in inside if call.number > leave.number]
-        if leave.kind == "raise" or not inside or rank_branch(leave) is not None or is_failure(leave):
-            continue
-        for branch in _branches_within(leave, loops):
-            own = agreement.own(branch.test, clocks=True)
-            if own is None:
-                continue
-            clock = isinstance(own, Made) and own.call.target.startswith("time.")
-            whose = "clock" if clock else "own batches"
-            wait = inside[0]
-            what = "skips the rest of this turn" if leave.kind == "continue" else "leaves the loop"
-            why = (
-                f"`{test_of(branch)}` is worked out from each rank's {whose} and was not reduced over the ranks. The rank "
-                f"where it comes out differently {what} here, and the others wait for it in `{called(wait)}` "
-                f"({place(wait, leave)})."
-            )
-            fix = (
-                "Decide together: all_reduce the number (or a 0/1 flag with ReduceOp.MAX) before the test, so that all ranks "
-                "see the same."
-            )
-            yield found(script, "H08", "suspect" if clock else "error", leave, why, fix, also=(wait,))
-            break
-
-
-@in_script("H08")
-def loop_while_own_numbers(script: Script) -> Iterator[Finding]:
-    if not in_a_job(script):
-        return
-    agreement = Agreement()
-    for loop, backward in _training_loops(script):
-        if isinstance(loop.node, ast.While) and any(agreement.own(test) is not None for test in (loop.over, *loop.again)):
-            at = Happening(backward.number, loop.node, loop.file, ())
-            why = (
-                f"`while {short(loop.node.test)}` is worked out from each rank's own batches. The rank where it becomes false "
-                f"first leaves, and the others wait for it in `{called(backward)}` ({place(backward, at)})."
-            )
-            yield found(
-                script,
-                "H08",
-                "error",
-                at,
-                why,
-                "all_reduce the number that is tested, so that all ranks see the same.",
-                also=(backward,),
-            )
-
-
-def _left(leave: Leave) -> list[Loop]:
-    """The loops that it leaves (or whose turn it ends)."""
-    start = max((number for number, context in enumerate(leave.context) if isinstance(context, Entered)), default=-1)
-    frame = leave.context if leave.kind == "exit" else leave.context[start + 1 :]
-    loops = [context for context in frame if isinstance(context, Loop) and not isinstance(context.node, ast.comprehension)]
-    return loops[-1:] if leave.kind in ("break", "continue") else loops
-
-
-def _branches_within(leave: Leave, loops: list[Loop]) -> Iterator[Branch]:
-    """The tests between the outermost loop that it leaves and itself, the innermost first."""
-    start = leave.context.index(loops[0])
-    return (context for context in reversed(leave.context[start:]) if isinstance(context, Branch))
-
-
-def _is_failure(leave: Leave) -> bool:
-    return (
-        leave.kind == "exit"
-        and leave.value is not None
-        and not (isinstance(leave.value, Constant) and leave.value.value in (0, None))
-    )
 
 
 # --- H09, H13, H17: barriers, timeouts, the end -----------------------------------------------------------------------------------

@@ -14,8 +14,20 @@ from paralab.doctor.script.pointing import called, found, short
 from paralab.doctor.script.questions import comes_from, is_dotted, origins, roles
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.turns import happens
-from paralab.doctor.script.updates import SCALE, STEP, UNSCALE, UPDATE, Backward, backwards, excludes, optimizer_of, steps, windows
-from paralab.doctor.script.values import Call, Computed, Constant, Dotted, Happening, Loop, Made, Value, With, options
+from paralab.doctor.script.updates import (
+    SCALE,
+    STEP,
+    UNSCALE,
+    UPDATE,
+    Backward,
+    backwards,
+    counts,
+    excludes,
+    optimizer_of,
+    steps,
+    windows,
+)
+from paralab.doctor.script.values import Branch, Call, Computed, Constant, Dotted, Happening, Loop, Made, Value, With, options
 
 _HALF = ("torch.float16", "torch.half")
 
@@ -209,18 +221,40 @@ def stepped_past_the_scaler(script: Script) -> Iterator[Finding]:
             continue
         scalers = [scaler for scaler in _scalers(script) if scaler in backward.scalers]
         optimizer = optimizer_of(step)
-        through = [call for scaler in scalers for target in (STEP, UNSCALE) for call in _of(script, target, scaler)]
+        through = [call for scaler in scalers for call in _of(script, STEP, scaler)]
         if not scalers or any(_same(call.argument(0, "optimizer"), optimizer) for call in through):
+            continue
+        unscaled = _unscaled_before(script, scalers, step, backward)
+        if unscaled is not None and _is_asked_for(step, unscaled):
             continue
         name = called(backward.scaling).rpartition(".")[0]
         stepped = called(step).rpartition(".")[0]
-        why = (
-            f"The gradients of line {backward.call.line} are multiplied by the loss scale (65536 at first), and `{called(step)}()` "
-            f"uses them as they are: steps are far too large, and overflows are not skipped."
-        )
+        if unscaled is None:
+            why = (
+                f"The gradients of line {backward.call.line} are multiplied by the loss scale (65536 at first), and "
+                f"`{called(step)}()` uses them as they are: steps are far too large, and overflows are not skipped."
+            )
+        else:
+            why = (
+                f"`{called(unscaled)}` in line {unscaled.line} has divided the loss scale out again, but `{called(step)}()` steps "
+                "whatever came out. Where float16 has overflowed, as it does while the scale is too large (65536 at first), the "
+                "gradients are inf or NaN, and so are the weights from then on."
+            )
         fix = f"`{name}.step({stepped})` and then `{name}.update()`."
         edits = _through_scaler(script, step, backward, scalers[0], f"{name}.step({stepped})")
         yield found(script, "A04", "error", step, why, fix, also=(backward.call,), edits=edits)
+
+
+def _unscaled_before(script: Script, scalers: list[Value], step: Call, backward: Backward) -> Call | None:
+    """Where the gradients of this step were unscaled, after the backward."""
+    calls = [call for scaler in scalers for call in _of(script, UNSCALE, scaler)]
+    given = [call for call in calls if _same(call.argument(0, "optimizer"), optimizer_of(step)) and not excludes(call, step)]
+    return next((call for call in given if backward.call.number < call.number < step.number), None)
+
+
+def _is_asked_for(step: Call, unscaled: Call) -> bool:
+    """`if torch.isfinite(norm): optimizer.step()`: the script looks for overflows itself."""
+    return any(branch not in unscaled.context and not counts(branch) for branch in step.inside(Branch))
 
 
 def _through_scaler(script: Script, step: Call, backward: Backward, scaler: Value, text: str) -> tuple[Edit, ...]:
