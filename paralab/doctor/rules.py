@@ -11,6 +11,7 @@ import pkgutil
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
+from paralab.doctor.collecting import nothing_collected
 from paralab.doctor.finding import Finding
 
 Way = Literal["script", "ranks", "log", "run", "machine"]
@@ -53,4 +54,5 @@ def rules(way: Way) -> dict[Check, str]:
 
 def apply(way: Way, subject: Any) -> list[Finding]:
     """What the rules of one kind find. The same finding said twice (a function called from two places) is one."""
-    return list(dict.fromkeys(finding for check in rules(way) for finding in check(subject)))
+    with nothing_collected():
+        return list(dict.fromkeys(finding for check in rules(way) for finding in check(subject)))

@@ -1,14 +1,18 @@
 """The symbolic run: meaning, not spelling. Every test is a few lines of a script and what must be known about them."""
 
+import gc
 import textwrap
+import weakref
 
 import pytest
 
+from paralab.doctor.rules import apply
 from paralab.doctor.script import questions
 from paralab.doctor.script.naming import DDP, SCALER
 from paralab.doctor.script.reading import read_script
 from paralab.doctor.script.values import Loop, With
 from paralab.errors import UsageError
+from tests.doctor.cases import CORPUS
 
 
 @pytest.fixture
@@ -233,3 +237,15 @@ def test_scripts_that_go_round_in_circles_end(read):
 def test_what_is_not_python_is_a_wrong_use(read, text):
     with pytest.raises(UsageError, match="is not Python"):
         read(text)
+
+
+def test_a_script_that_was_read_and_judged_is_let_go(tmp_path):
+    """Answers are kept with what was asked about: caches of whole modules held every script of a large tree."""
+    path = tmp_path / "train.py"
+    path.write_text((CORPUS / "H03" / "broken.py").read_text())
+    script = read_script(path)
+    assert apply("script", script)
+    gone = weakref.ref(script), weakref.ref(script.happened[-1])
+    del script
+    gc.collect()
+    assert [each() for each in gone] == [None, None]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 
 from paralab.doctor.script.agreed import is_agreed
 from paralab.doctor.script.naming import COLLECTIVES, DDP
 from paralab.doctor.script.questions import UNKNOWN, comes_from, depends_on_rank, is_forward, never, on_rank, roles
 from paralab.doctor.script.reading import Script
+from paralab.doctor.script.remembering import remembered
 from paralab.doctor.script.values import Attr, Call, Choice, Computed, Constant, Entered, Happening, Made, Value
 
 # Where the group stands among the arguments.
@@ -36,6 +36,7 @@ class Agreement:
 
     def __init__(self) -> None:
         self._comes: dict[Value, bool] = {}  # answers that were given before
+        self._nobodys: dict[bool, set[Value]] = {True: set(), False: set()}  # with clocks and without
 
     def comes_from_agreed(self, value: Value) -> bool:
         """Somewhere on its way it was the same on all ranks."""
@@ -50,13 +51,14 @@ class Agreement:
 
     def own(self, value: Value, clocks: bool = False) -> Value | None:
         """Where it became each rank's own: a batch, an output of the model, a clock. None if ranks agree, or nothing is known."""
-        seen: set[int] = set()
+        nobodys = self._nobodys[clocks]
+        seen: set[Value] = set()
         waiting = deque([value])
         while waiting:
             current = waiting.popleft()
-            if id(current) in seen or is_agreed(current):
+            if current in seen or current in nobodys or is_agreed(current):
                 continue
-            seen.add(id(current))
+            seen.add(current)
             if self._is_source(current, clocks):
                 return current
             if isinstance(current, Choice):
@@ -65,6 +67,7 @@ class Agreement:
                     waiting.extend((*ways, *(current.tests if len(ways) > 1 else ())))
             elif not _is_count(current):
                 waiting.extend(current.parents)
+        nobodys |= seen
         return None
 
     def _is_source(self, value: Value, clocks: bool) -> bool:
@@ -113,7 +116,7 @@ def synchronises(call: Call) -> bool:
     return is_collective(call) or call.target == DDP or is_ddp_backward(call)
 
 
-@lru_cache(maxsize=100_000)
+@remembered
 def is_ddp_backward(call: Call) -> bool:
     if call.method != "backward":
         return False

@@ -40,7 +40,7 @@ def inserted(script: Script, file: Path, before: ast.stmt, *texts: str) -> tuple
 def statement_of(script: Script, file: Path, node: ast.AST) -> ast.stmt | None:
     """The smallest statement that a node stands in."""
     found = None
-    for statement in ast.walk(script.trees[file]):
+    for statement in script.nodes[file]:
         if isinstance(statement, ast.stmt) and any(part is node for part in ast.walk(statement)):
             found = statement  # walk goes from the outside in
     return found
@@ -49,7 +49,7 @@ def statement_of(script: Script, file: Path, node: ast.AST) -> ast.stmt | None:
 def function_of(script: Script, file: Path, node: ast.AST) -> ast.AST | None:
     """The innermost function that a node stands in; the module where it stands in none."""
     found: ast.AST | None = None
-    for function in ast.walk(script.trees[file]):
+    for function in script.nodes[file]:
         is_one = isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module)
         if is_one and any(part is node for part in ast.walk(function)):
             found = function

@@ -6,11 +6,11 @@ Local SGD lets every rank step on its own gradients and averages the parameters 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 
 from paralab.doctor.script.naming import COLLECTIVES
 from paralab.doctor.script.questions import is_forward, origins, roles
 from paralab.doctor.script.reading import Script
+from paralab.doctor.script.remembering import remembered
 from paralab.doctor.script.updates import backwards, steps
 from paralab.doctor.script.values import Call, Items, Loop, Made, Value
 
@@ -20,7 +20,7 @@ _WORDS = ("all_reduce", "allreduce", "all_gather", "allgather", "broadcast", "av
 _NUMBERS = {"norm", "vector_norm", "sum", "mean", "item", "numel", "len", "max", "min", "isnan", "isfinite", "isinf", "all", "any"}
 
 
-@lru_cache(maxsize=2)
+@remembered
 def exchanges_by_hand(script: Script) -> bool:
     """Are gradients or parameters sent between ranks in the course of training (not only before it), other than by DDP?"""
     training = [*(backward.call for backward in backwards(script)), *steps(script)]

@@ -153,7 +153,7 @@ class Expressions(State):
         """Parameters that this call of a function gives as literals (or leaves at a literal), and that stay as they are."""
         wanted = function.args
         names = [argument.arg for argument in (*wanted.posonlyargs, *wanted.args, *wanted.kwonlyargs)]
-        changed = {part.id for part in ast.walk(function) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+        changed = {part.id for part in self.stored_in(function)}
         given = [*call.args, *(keyword.value for keyword in call.keywords)] if isinstance(call, ast.Call) else []
         literals = [part for part in (*given, *wanted.defaults, *wanted.kw_defaults) if isinstance(part, ast.Constant)]
         for name in names:

@@ -5,11 +5,10 @@ A module of the script holds what its methods have stored in it; a container of 
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from paralab.doctor.script.naming import DDP
 from paralab.doctor.script.questions import origins, roles
 from paralab.doctor.script.reading import Script
+from paralab.doctor.script.remembering import remembered
 from paralab.doctor.script.values import Attr, Call, Choice, Constant, Made, Object, Value, options
 
 _NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LazyBatchNorm1d", "LazyBatchNorm2d", "LazyBatchNorm3d")
@@ -68,7 +67,7 @@ def parts(script: Script, module: Value | None) -> dict[int, Value]:
     return found
 
 
-@lru_cache(maxsize=64)
+@remembered
 def _held(script: Script) -> dict[int, list[Value]]:
     """What was stored in each value, by its identity."""
     held: dict[int, list[Value]] = {}

@@ -73,7 +73,7 @@ def by_way_of(at: Happening, branch: Branch) -> str:
 
 def file_of(script: Script, node: ast.AST) -> Path | None:
     """The file that a node is of. Values know their nodes, not their files."""
-    return next((file for file, tree in script.trees.items() if any(part is node for part in ast.walk(tree))), None)
+    return next((file for file, nodes in script.nodes.items() if node in nodes), None)
 
 
 def node_of(value: Value) -> ast.AST | None:

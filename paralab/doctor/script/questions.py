@@ -5,12 +5,12 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from typing import Any
 
 from paralab.doctor.script.agreed import is_agreed
 from paralab.doctor.script.calls import library_base
 from paralab.doctor.script.naming import RANK_NAMES, role_of_made
+from paralab.doctor.script.remembering import remembered
 from paralab.doctor.script.values import (
     DEEPEST,
     Attr,
@@ -102,8 +102,12 @@ def sources(value: Value, stop: Callable[[Call], bool] = lambda call: False) -> 
 
 
 def comes_from(value: Value | None, role: str) -> bool:
-    """Is the value computed from something that plays this part?"""
-    return value is not None and any(role in roles(origin) for origin in origins(value))
+    """Is the value computed from something that plays this part? To be asked after the run."""
+    if value is None:
+        return False
+    if ("comes from", role) not in value.known:
+        value.known["comes from", role] = any(role in roles(origin) for origin in origins(value))
+    return bool(value.known["comes from", role])
 
 
 def is_forward(call: Call) -> bool:
@@ -211,7 +215,7 @@ def rank_branch(happening: Happening) -> Branch | None:
     return next((branch for branch in happening.inside(Branch) if _parts_ranks(branch)), None)
 
 
-@lru_cache(maxsize=100_000)
+@remembered
 def _parts_ranks(branch: Branch) -> bool:
     if not _comes_out_differently(branch.test):
         return False
@@ -237,13 +241,13 @@ def _is_settled(test: Value) -> bool:
     return all(on_rank(option, 0) is not UNKNOWN for option in chosen)
 
 
-@lru_cache(maxsize=100_000)
+@remembered
 def never(happening: Happening) -> bool:
     """In a branch that no rank of a job of several takes: `wait(rank=-1)` whose body is `if rank > 0: barrier()`."""
     return any(_nobody_takes(branch) for branch in happening.inside(Branch))
 
 
-@lru_cache(maxsize=100_000)
+@remembered
 def _nobody_takes(branch: Branch) -> bool:
     found = [on_rank(branch.test, rank) for rank in range(SEVERAL)]
     return UNKNOWN not in found and all(bool(way) is not branch.taken for way in found) and _is_settled(branch.test)

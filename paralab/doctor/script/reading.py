@@ -6,13 +6,12 @@ Nothing of the script is executed, torch is not imported.
 from __future__ import annotations
 
 import ast
-import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from paralab.doctor.collecting import nothing_collected
 from paralab.doctor.script.naming import canonical
 from paralab.doctor.script.statements import Run
 from paralab.doctor.script.values import Call, Happening, Leave, Store
@@ -28,6 +27,15 @@ class Script:
     path: Path
     happened: list[Happening]
     trees: dict[Path, ast.Module]
+
+    @cached_property
+    def nodes(self) -> dict[Path, list[ast.AST]]:
+        """Every node of every file, from the outside in."""
+        return {file: list(ast.walk(tree)) for file, tree in self.trees.items()}
+
+    @property
+    def all_nodes(self) -> Iterator[ast.AST]:
+        return (node for nodes in self.nodes.values() for node in nodes)
 
     @cached_property
     def calls(self) -> list[Call]:
@@ -66,7 +74,7 @@ class Script:
 
     def imports(self, *packages: str) -> bool:
         """Is one of these packages imported anywhere?"""
-        return any(name.split(".")[0] in packages or name in packages for tree in self.trees.values() for name in _imported(tree))
+        return any(name.split(".")[0] in packages or name in packages for node in self.all_nodes for name in _imported(node))
 
     def lines(self, file: Path) -> list[str]:
         return _lines(file)
@@ -83,7 +91,7 @@ def read_script(path: Path) -> Script:
         raise UsageError(f"{path} cannot be read: {error.strerror}.", cure="the path of a Python file") from error
     run = Run(path.parent)
     try:
-        with _nothing_collected():
+        with nothing_collected():
             run.module(path, _tree(path, text), "__main__")
             run.run_the_rest(path)
     except RecursionError as error:
@@ -100,25 +108,12 @@ def _tree(path: Path, text: str) -> ast.Module:
         raise UsageError(f"{place} is not Python: {getattr(error, 'msg', error)}.", cure="a file that Python can parse") from error
 
 
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """A run makes a great many values and throws none away: looking for garbage among them takes as long as the run itself."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def _lines(file: Path) -> list[str]:
     return [line.rstrip("\r\n") for line in lines_of(python_of(file))]
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (canonical(alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
+def _imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (canonical(alias.name) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        yield node.module

@@ -67,6 +67,14 @@ class State:
         self.yields: list[tuple[tuple[Context, ...], Value]] = []
         self.files: list[Scope] = []  # the module under way
         self.steps = 0
+        self._stored: dict[ast.AST, list[ast.Name]] = {}
+
+    def stored_in(self, node: ast.AST) -> list[ast.Name]:
+        """The names that a function or a loop gives a value to, where it does so."""
+        if node not in self._stored:
+            names = (part for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store))
+            self._stored[node] = list(names)
+        return self._stored[node]
 
     @property
     def context(self) -> tuple[Context, ...]:

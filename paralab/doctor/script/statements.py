@@ -200,12 +200,8 @@ class Run(Calls):
 
     def _forget_counters(self, node: ast.AST, scope: Scope) -> None:
         """A number that the loop changes is not the number it had before the loop."""
-        for part in ast.walk(node):
-            if (
-                isinstance(part, ast.Name)
-                and isinstance(part.ctx, ast.Store)
-                and isinstance(self.names.get((scope, part.id)), Constant)
-            ):
+        for part in self.stored_in(node):
+            if isinstance(self.names.get((scope, part.id)), Constant):
                 before = self.names[scope, part.id]
                 self.names[scope, part.id] = Computed("Varying", part, parents=(before,), known={"loop": node})
 

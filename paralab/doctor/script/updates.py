@@ -11,12 +11,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from paralab.doctor.script.naming import SCALER
 from paralab.doctor.script.pointing import short
 from paralab.doctor.script.questions import comes_from, is_forward, origins, roles
 from paralab.doctor.script.reading import Script
+from paralab.doctor.script.remembering import remembered
 from paralab.doctor.script.turns import Turn, counters, is_counter, length
 from paralab.doctor.script.values import Branch, Call, Computed, Constant, Entered, Happening, Loop, Made, Value, options, same
 
@@ -99,7 +100,7 @@ class Window:
         return length(self.loop.over)
 
 
-@lru_cache(maxsize=4)
+@remembered
 def backwards(script: Script) -> list[Backward]:
     found = []
     for call in script.calls:
@@ -128,7 +129,7 @@ def steps(script: Script) -> list[Call]:
     return [call for call in script.methods("step") if optimizer_of(call) is not None]
 
 
-@lru_cache(maxsize=4)
+@remembered
 def windows(script: Script) -> list[Window]:
     every = backwards(script)
     stepping = steps(script)

@@ -184,7 +184,7 @@ def _division(script: Script, window: Window, size: str | None) -> tuple[Edit, .
         return ()
     if not size.isdigit():
         named = window.guard.node if window.guard else window.loop.node
-        if named not in list(ast.walk(script.trees.get(call.file) or ast.Module([], []))):
+        if named not in script.nodes.get(call.file, ()):
             return ()
         if function_of(script, call.file, named) is not function_of(script, call.file, call.node):
             return ()
@@ -219,16 +219,28 @@ def undivided_list_of_losses(script: Script) -> Iterator[Finding]:
 
 def _collected(script: Script, backward: Backward) -> Iterator[tuple[Call, Branch, Loop]]:
     """The calls that put losses into a list whose sum is differentiated: in every turn of a loop, where the backward is not."""
-    guard = next((branch for branch in backward.call.inside(Branch) if counts(branch)), None)
+    before = [call for call in script.methods("append") if call.number < backward.call.number and _kept_each_turn(call, backward)]
+    guard = next((branch for branch in backward.call.inside(Branch) if counts(branch)), None) if before else None
+    if guard is None:
+        return
     loop = loop_over(backward.call, "loader")
-    if guard is None or loop is None:
+    if loop is None:
         return
     sums = (value.call for value in origins(backward.loss, _stops) if isinstance(value, Made) and value.call.method == "sum")
     lists = {id(part) for call in sums for given in (call.receiver, *call.args) if given for part in _stacked(given)}
-    for call in script.methods("append"):
-        inside = loop in call.context and guard not in call.context and call.number < backward.call.number
-        if inside and call.receiver and any(id(way) in lists for way in options(call.receiver)):
+    for call in before:
+        if (
+            loop in call.context
+            and guard not in call.context
+            and any(id(way) in lists for way in options(call.receiver or Value()))
+        ):
             yield call, guard, loop
+
+
+def _kept_each_turn(call: Call, backward: Backward) -> bool:
+    """In a loop with the backward, and not in its branch."""
+    shared = any(loop in backward.call.context for loop in call.inside(Loop))
+    return shared and any(branch not in call.context for branch in backward.call.inside(Branch))
 
 
 def _stacked(value: Value) -> Iterator[Value]:

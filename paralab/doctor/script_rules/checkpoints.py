@@ -83,10 +83,9 @@ def _is_loaded(call: Call) -> bool:
 
 def _strips_names(script: Script) -> bool:
     """Somewhere names of a state are changed: `name.removeprefix("module.")`, `name[7:]`."""
-    for tree in script.trees.values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("module."):
-                return True
+    words = (node.value for node in script.all_nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    if any(word.startswith("module.") for word in words):
+        return True
     return any(call.method == "consume_prefix_in_state_dict_if_present" for call in script.calls)
 
 
@@ -95,9 +94,12 @@ def loads_perhaps_nothing(script: Script) -> Iterator[Finding]:
     if not in_a_job(script) or _strips_names(script):
         return
     unused = _statements(script)
+    loading = [call for call in script.methods("load_state_dict") if is_off(call.argument(1, "strict")) and id(call.node) in unused]
+    if not loading:
+        return
     wrapped = next((call for call in script.calls_of(SAVE) if _state_of_wrapper(call.argument(0, "obj"))), None)
-    for call in script.methods("load_state_dict"):
-        if not is_off(call.argument(1, "strict")) or id(call.node) not in unused or not _is_loaded(call):
+    for call in loading:
+        if not _is_loaded(call):
             continue
         if is_wrapper(call.receiver):
             continue
@@ -128,7 +130,7 @@ def loads_perhaps_nothing(script: Script) -> Iterator[Finding]:
 
 def _statements(script: Script) -> set[int]:
     """The calls whose result is thrown away."""
-    return {id(node.value) for tree in script.trees.values() for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return {id(node.value) for node in script.all_nodes if isinstance(node, ast.Expr)}
 
 
 @in_script("C03")

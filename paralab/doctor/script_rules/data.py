@@ -14,6 +14,7 @@ from paralab.doctor.script.naming import LOADER, SAMPLER
 from paralab.doctor.script.pointing import called, found, short
 from paralab.doctor.script.questions import comes_from, depends_on_rank, is_forward, iterated, rank_branch, roles, under
 from paralab.doctor.script.reading import Script
+from paralab.doctor.script.remembering import remembered
 from paralab.doctor.script.turns import length
 from paralab.doctor.script.updates import Backward, backwards
 from paralab.doctor.script.values import Attr, Call, Class, Constant, Entered, Happening, Loop, Made, Object, Value, options
@@ -45,6 +46,7 @@ class Trained:
         return next((loop for loop in self.backward.call.inside(Loop) if any(made is over for over in iterated(loop))), None)
 
 
+@remembered
 def _trained(script: Script) -> list[Trained]:
     """Each loader once."""
     found: dict[int, Trained] = {}

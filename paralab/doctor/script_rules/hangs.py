@@ -22,6 +22,7 @@ from paralab.doctor.script.questions import (
     who_takes,
 )
 from paralab.doctor.script.reading import Script
+from paralab.doctor.script.remembering import remembered
 from paralab.doctor.script.settings import INIT, SET_DEVICE, backends
 from paralab.doctor.script.values import (
     Call,
@@ -77,6 +78,7 @@ def training_loops(script: Script) -> Iterator[tuple[Loop, Call]]:
                     yield loop, call
 
 
+@remembered
 def _agrees_on_length(script: Script) -> bool:
     """`all_reduce` of `len(loader)`, in any form."""
     for call in script.calls:
@@ -222,8 +224,7 @@ def _takes_long(call: Call) -> bool:
 
 
 def _is_named(script: Script, name: str) -> bool:
-    nodes = (node for tree in script.trees.values() for node in ast.walk(tree))
-    return any(getattr(node, "attr", getattr(node, "id", None)) == name for node in nodes)
+    return any(getattr(node, "attr", getattr(node, "id", None)) == name for node in script.all_nodes)
 
 
 @in_script("H17")

@@ -82,11 +82,7 @@ def one_gpu_for_all_ranks(script: Script) -> Iterator[Finding]:
 
 def _sees_its_own(script: Script) -> bool:
     """The script sets CUDA_VISIBLE_DEVICES itself."""
-    return any(
-        isinstance(node, ast.Constant) and node.value == "CUDA_VISIBLE_DEVICES"
-        for tree in script.trees.values()
-        for node in ast.walk(tree)
-    )
+    return any(isinstance(node, ast.Constant) and node.value == "CUDA_VISIBLE_DEVICES" for node in script.all_nodes)
 
 
 def _moves(script: Script, module: Value | None, before: Call) -> list[Call]:

@@ -143,10 +143,12 @@ def _shows_undivided(call: Call, given: Value) -> bool:
 
 @in_script("S14")
 def metric_of_one_share(script: Script) -> Iterator[Finding]:
+    if not any("sampler" in roles(loader.keywords.get("sampler")) for loader in script.calls_of(LOADER)):
+        return
     agreement = Agreement()
-    for call in script.calls:
+    for call in script.methods(*_SHOWN):
         branch = rank_branch(call)
-        if call.method not in _SHOWN or branch is None or who_takes(branch) != "rank 0 only":
+        if branch is None or who_takes(branch) != "rank 0 only":
             continue
         for value in (*call.args, *call.keywords.values()):
             own = agreement.own(value)

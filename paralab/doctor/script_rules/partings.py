@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import lru_cache
 
 from paralab.doctor.finding import Edit, Finding, Severity
 from paralab.doctor.rules import in_script
@@ -15,6 +14,7 @@ from paralab.doctor.script.naming import DDP
 from paralab.doctor.script.pointing import by_way_of, called, found, line_of, node_of, place, short, test_of
 from paralab.doctor.script.questions import is_certain, is_forward, never, origins, rank_branch, roles, under, who_takes
 from paralab.doctor.script.reading import Script
+from paralab.doctor.script.remembering import remembered
 from paralab.doctor.script.values import Branch, Call, Computed, Constant, Entered, Leave, Loop, Made, Value, options
 
 # --- who goes away --------------------------------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ def a_rank_goes_away(script: Script) -> Iterator[Finding]:
         yield found(script, "H02", sure(branch), leave, why + if_so(branch), fix, also=(waits,))
 
 
-@lru_cache(maxsize=4)
+@remembered
 def goers(script: Script) -> list[tuple[Leave, Branch, Call]]:
     return list(_goers(script))
 

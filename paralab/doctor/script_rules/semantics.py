@@ -68,18 +68,8 @@ def _backwards(script: Script) -> list[tuple[Call, Value]]:
 
 @in_script("S01")
 def part_is_never_used(script: Script) -> Iterator[Finding]:
-    read = {
-        node.attr
-        for tree in script.trees.values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
-    }
-    words = {
-        node.value
-        for tree in script.trees.values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
+    read = {node.attr for node in script.all_nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    words = {node.value for node in script.all_nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     if read & {"children", "named_children", "_modules", "named_modules", "modules", "get_submodule", "__dict__"}:
         return
     for wrapping, module in wrappings(script):

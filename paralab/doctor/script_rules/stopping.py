@@ -73,7 +73,8 @@ def loop_while_own_numbers(script: Script) -> Iterator[Finding]:
 @in_script("H08")
 def stop_on_a_flag_of_some_ranks(script: Script) -> Iterator[Finding]:
     """`if rank == 0: flag.fill_(1)`, and nobody sends the flag: `if flag.item(): break`."""
-    if not in_a_job(script):
+    changes = _changes(script)
+    if not in_a_job(script) or not any(rank_branch(change) for change, _ in changes):
         return
     tests: list[tuple[Happening, Value, str, Call]] = []
     for leave, loops, wait in _leaves(script):
@@ -82,8 +83,7 @@ def stop_on_a_flag_of_some_ranks(script: Script) -> Iterator[Finding]:
         if isinstance(loop.node, ast.While):
             at = Happening(backward.number, loop.node, loop.file, ())
             tests += [(at, test, short(loop.node.test), backward) for test in (loop.over, *loop.again)]
-    changes = _changes(script)
-    for at, test, text, wait in tests if changes else ():
+    for at, test, text, wait in tests:
         change = _set_by_some(script, test, changes, at)
         branch = rank_branch(change) if change else None
         if change is None or branch is None:
