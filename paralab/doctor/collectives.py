@@ -1,4 +1,4 @@
-"""Do the ranks call the same collectives in the same order? A pure comparison of plain lists, for live ranks and dumps alike.
+"""Do the ranks call the same collectives in the same order? A pure comparison of plain lists, as recorders' dumps give them.
 
 Collectives meet by their number in their group, never by name: the third call of rank 0 meets the third call of rank 1.
 
@@ -13,7 +13,7 @@ Collectives meet by their number in their group, never by name: the third call o
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -31,7 +31,7 @@ LIBRARIES = (
 )
 # Where each rank gives and gets the same. A broadcast may well stand in two branches, one for the root and one for the rest.
 SYMMETRIC = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter")
-SWAP = 8  # collectives within which two that changed places must both come
+WINDOW = 32  # collectives in which a changed order is looked for
 # Operations whose ranks bring different sizes on purpose; scatter's and gather's sizes differ between the root and the rest.
 UNEVEN = ("scatter", "gather", "all_to_all", "alltoall", "coalesced", "send", "recv")
 
@@ -126,13 +126,19 @@ def _differ(calls: Mapping[int, Collective]) -> Kind | None:
 
 
 def _swapped(calls: Mapping[int, Collective], ranks: Mapping[int, Mapping[int, Collective]]) -> bool:
-    """Every rank calls, within the next few, what the others call here."""
-    sites = {call.site for call in calls.values()}
-    for rank, call in calls.items():
-        soon = {ranks[rank][n].site for n in range(call.number, call.number + SWAP) if n in ranks[rank]}
-        if not sites <= soon:
-            return False
-    return True
+    """The ranks that differ here go on to make the same calls in another order."""
+    follow = {rank: [ranks[rank][n].site for n in sorted(ranks[rank]) if n >= call.number] for rank, call in calls.items()}
+    first, *others = follow.values()
+    return all(changed_places(first, other) for other in others if other[0] != first[0])
+
+
+def changed_places(mine: Sequence[Hashable], its: Sequence[Hashable]) -> int:
+    """How many calls two ranks make in another order, from one on that differs: a b c | c a b -> 3; 0 if they are not the same
+    calls. Used for live ranks, too, which know more of each call than its line."""
+    for size in range(2, min(WINDOW, len(mine), len(its)) + 1):
+        if Counter(mine[:size]) == Counter(its[:size]):
+            return size
+    return 0
 
 
 def _odd_one(calls: Mapping[int, Collective], kind: Kind) -> int | None:

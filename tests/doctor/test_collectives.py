@@ -1,6 +1,8 @@
 """The ranks' collectives as a table, one row per rank; what parts them is seen in the row."""
 
-from paralab.doctor.collectives import Collective, from_recorder, mismatches
+import pytest
+
+from paralab.doctor.collectives import Collective, changed_places, from_recorder, mismatches
 
 
 def rows(text, done=0):
@@ -67,3 +69,11 @@ def test_entries_of_the_flight_recorder():
         ],
     }
     assert from_recorder([entry, {"is_p2p": True}]) == [Collective("0", 7, "all_reduce", ((4, 2),), "/home/ann/train.py:31", True)]
+
+
+@pytest.mark.parametrize(
+    ("mine", "its", "many"),
+    [("ab", "ba", 2), ("abc", "cab", 3), ("abcd", "badc", 2), ("ab", "bc", 0), ("ab", "b", 0), ("a", "a", 0)],
+)
+def test_how_many_calls_have_changed_places(mine, its, many):
+    assert changed_places(mine, its) == many

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
 from collections.abc import Iterator
 
+from paralab.doctor.collectives import changed_places
 from paralab.doctor.events import Collective, Destroy, Init
 from paralab.doctor.finding import Finding
 from paralab.doctor.lines import opposite, written
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.rules import in_ranks
 
-WINDOW = 32  # collectives in which a changed order is looked for
 Calls = dict[int, Collective]
 
 
@@ -46,17 +46,11 @@ def text(call: Collective) -> tuple[str, ...]:
 
 def _first_swap(mine: Calls, its: Calls) -> list[int] | None:
     numbers = sorted(set(mine) & set(its))
-    for at, number in enumerate(numbers):
-        if text(mine[number]) == text(its[number]):
-            continue
-        for size in range(2, WINDOW + 1):
-            window = numbers[at : at + size]
-            if len(window) < size or len({mine[n].step for n in window} | {its[n].step for n in window}) > 1:
-                break
-            if Counter(text(mine[n]) for n in window) == Counter(text(its[n]) for n in window):
-                return None if _are_alternatives([mine[n] for n in window]) else window
-        return None  # what comes after the first difference is shifted against each other
-    return None
+    # what comes after the first difference is shifted against each other
+    differ = list(itertools.dropwhile(lambda n: text(mine[n]) == text(its[n]), numbers))
+    together = list(itertools.takewhile(lambda n: mine[n].step == its[n].step == mine[differ[0]].step, differ))
+    window = together[: changed_places([text(mine[n]) for n in together], [text(its[n]) for n in together])]
+    return window if window and not _are_alternatives([mine[n] for n in window]) else None
 
 
 def _are_alternatives(calls: list[Collective]) -> bool:
