@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,6 +17,7 @@ from paralab.doctor.sources import Sources
 from paralab.show.entry import page
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+FINGERPRINT = "primaryLocationLineHash"  # the one name by which code hosts know a result again
 LEVELS = {"error": "error", "warning": "warning", "suspect": "note"}
 PRECISIONS = {"error": "very-high", "warning": "high", "suspect": "medium"}
 
@@ -25,6 +27,7 @@ def as_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
     told += [(each.finding, each.by.reason) for each in diagnosis.ignored]
     ids = sorted({finding.id for finding, _ in told}, key=lambda id: list(ENTRIES).index(id))
     results = [_result(finding, reason, ids.index(finding.id), diagnosis) for finding, reason in told]
+    _tell_apart(results)
     driver = {"name": "paralab doctor", "semanticVersion": __version__, "rules": [_rule(id, told) for id in ids]}
     notes = [{"level": "note", "message": {"text": note}} for note in diagnosis.notes]
     run = {
@@ -59,7 +62,7 @@ def _result(finding: Finding, ignored_for: str | None, index: int, diagnosis: Di
         "level": LEVELS[finding.severity],
         "message": {"text": f"{finding.why}{rank} Fix: {finding.fix}{seen}"},
         "locations": _locations(finding, diagnosis),
-        "partialFingerprints": {"paralabLine/v1": _fingerprint(finding, diagnosis.sources)},
+        "partialFingerprints": {FINGERPRINT: _fingerprint(finding, diagnosis.sources)},
         "properties": {"severity": finding.severity, "rank": finding.rank, "gain": finding.gain},
     }
     if finding.edits and diff(finding.edits, diagnosis.sources):
@@ -92,6 +95,15 @@ def _fingerprint(finding: Finding, sources: Sources) -> str:
     """The same as long as the line says the same, wherever it moves to."""
     line = (sources.line(finding.file, finding.line) or "").strip()
     return hashlib.sha256(f"{finding.id}\0{finding.file and shown_path(finding.file)}\0{line}".encode()).hexdigest()[:32]
+
+
+def _tell_apart(results: list[dict[str, Any]]) -> None:
+    """Equal lines of a file are numbered: two results with one fingerprint would be shown as one."""
+    seen: Counter[str] = Counter()
+    for result in results:
+        line = result["partialFingerprints"][FINGERPRINT]
+        seen[line] += 1
+        result["partialFingerprints"][FINGERPRINT] = f"{line}:{seen[line]}"
 
 
 def _fix(finding: Finding, sources: Sources) -> dict[str, Any]:

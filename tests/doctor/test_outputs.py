@@ -2,14 +2,18 @@
 
 import ast
 import json
+import re
+from pathlib import Path
 
 import pytest
 
+from paralab.diagnosis import look_at
 from paralab.doctor.finding import Edit, Finding, ordered
 from paralab.doctor.ignoring import Ignore, Ignored
 from paralab.doctor.report import Diagnosis
 from paralab.show import doctor as terminal
 from paralab.show.sarif import as_sarif
+from tests.doctor.cases import CORPUS
 
 SCRIPT = """\
 for i, (x, y) in enumerate(loader):
@@ -128,7 +132,7 @@ def test_sarif_has_what_code_hosts_need(diagnosis):
         (place,) = result["locations"]  # a code host drops what has none
         assert place["physicalLocation"]["region"]["startLine"] >= 1
         assert place["physicalLocation"]["artifactLocation"]["uriBaseId"] == "%SRCROOT%"
-        assert result["partialFingerprints"]
+        assert re.fullmatch(r"[0-9a-f]{32}:1", result["partialFingerprints"]["primaryLocationLineHash"])
     level = {result["ruleId"]: result["level"] for result in run["results"]}
     assert level == {"H03": "error", "G01": "error", "G02": "warning", "T02": "warning", "G06": "note", "G09": "error"}
     silenced = [result["ruleId"] for result in run["results"] if "suppressions" in result]
@@ -136,6 +140,18 @@ def test_sarif_has_what_code_hosts_need(diagnosis):
     place = run["results"][1]["locations"][0]["physicalLocation"]
     assert place["artifactLocation"]["uri"] == "my%20train.py"
     assert place["region"] == {"startLine": 2, "snippet": {"text": "    loss = criterion(model(x), y)"}}
+
+
+def test_equal_lines_have_fingerprints_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = (CORPUS / "H03" / "broken.py").read_text()
+    Path("train.py").write_text(script)
+    (once,) = as_sarif(look_at([Path("train.py")]))["runs"][0]["results"]
+    (mark,) = [line for line in script.splitlines(keepends=True) if "# finds H03" in line]
+    Path("train.py").write_text("import os\n" + script.replace(mark, mark + mark))
+    twice = as_sarif(look_at([Path("train.py")]))["runs"][0]["results"]
+    line = once["partialFingerprints"]["primaryLocationLineHash"].removesuffix(":1")
+    assert [result["partialFingerprints"]["primaryLocationLineHash"] for result in twice] == [f"{line}:1", f"{line}:2"]
 
 
 def test_the_fixes_in_sarif_say_the_same_as_the_patch(diagnosis):
