@@ -17,9 +17,13 @@ from paralab.errors import UsageError
 
 def main(words: list[str]) -> int:
     strict = "--strict" in words
-    paths = [Path(word) for word in words if word != "--strict"]
+    return max((check(Path(word), strict) for word in words if word != "--strict"), default=0)
+
+
+def check(path: Path, strict: bool) -> int:
+    """One file; one that is no Python does not hide what is found in the others."""
     try:
-        diagnosis = look_at(paths)
+        diagnosis = look_at([path])
     except UsageError as error:
         print(f"paralab doctor: {error}", file=sys.stderr)
         return error.exit_code

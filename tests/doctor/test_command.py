@@ -17,6 +17,7 @@ from paralab.doctor.logs import reading as log_reading
 from paralab.doctor.script import reading
 from paralab.errors import UsageError
 from tests.conftest import ROOT, run_paralab
+from tests.doctor.cases import CORPUS
 
 SCRIPT = "loss = f(x)\nloss.backward()\n"
 
@@ -260,6 +261,16 @@ def test_the_command_is_attached(tmp_path):
     done = run_paralab("doctor", "--explain", "G01", cwd=tmp_path)
     assert done.code == 0, done.err
     assert done.out.startswith("G01  The loss is not divided")
+
+
+def test_the_hook_tells_what_is_in_the_other_files_when_one_is_no_python(tmp_path):
+    (tmp_path / "bad.py").write_text("def f(:\n")
+    (tmp_path / "train.py").write_text((CORPUS / "H03" / "broken.py").read_text())
+    command = [sys.executable, "-S", str(ROOT / "hooks" / "doctor.py"), "bad.py", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env={})
+    assert done.returncode == 2
+    assert "bad.py:1 is not Python" in done.stderr
+    assert "error H03" in done.stdout
 
 
 def test_the_hook_needs_python_alone(tmp_path):
