@@ -922,6 +922,17 @@ for x, y in loader:
     size = sum(p.norm() for p in model.parameters())
     dist.all_reduce(size)
 """,
+    "a count of what the model has right is no exchange of it": """
+right = torch.zeros(1)
+for x, y in loader:
+    optimizer.zero_grad()
+    with model.no_sync():
+        out = model(x)
+        F.mse_loss(out, y).backward()
+    optimizer.step()  # finds G04
+    right += (model.module(x) > 0).sum()
+    dist.all_reduce(right)
+""",
     "no_sync by hand, and nothing for the last window": """
 every = 4
 for epoch in range(3):
@@ -1000,3 +1011,19 @@ def test_what_becomes_of_the_rest_of_an_epoch_is_said_as_it_is(start, severity, 
     _, (found,) = findings(START + start + "\n" + (turns if start else textwrap.dedent(turns)), tmp_path)
     assert (found.id, found.severity) == ("G06", severity)
     assert found.why.endswith(f"There are 8 batches: the gradients of the last 2 {fate}")
+
+
+@pytest.mark.parametrize(("given", "severity"), [("", "error"), ("averaging.Every(2).after(model)", "suspect")])
+def test_a_library_that_gets_the_model_may_average_it(given, severity, tmp_path):
+    text = f"""import averaging
+for x, y in loader:
+    optimizer.zero_grad()
+    with model.no_sync():
+        F.mse_loss(model(x), y).backward()
+    optimizer.step()
+    {given}
+dist.destroy_process_group()
+"""
+    _, (found,) = findings(RANKS + text, tmp_path)
+    assert (found.id, found.severity) == ("G04", severity)
+    assert ("Certain if `averaging.Every(2).after` (line" in found.why) is bool(given)
