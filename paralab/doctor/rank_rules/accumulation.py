@@ -143,7 +143,7 @@ def left_over(seen: Observation) -> Iterator[Finding]:
         if not sizes:
             continue
         usual = max(set(sizes), key=sizes.count)
-        for epoch, count, fate in _leftovers(rank):
+        for epoch, count, fate in _leftovers(rank, usual):
             step = next((step for step in reversed(rank.steps) if step.t < epoch.t), None)
             if step is None or not fate:
                 continue
@@ -167,7 +167,7 @@ def left_over(seen: Observation) -> Iterator[Finding]:
             return
 
 
-def _leftovers(rank: RankSeen) -> Iterator[tuple[Epoch, int, str | None]]:
+def _leftovers(rank: RankSeen, usual: int) -> Iterator[tuple[Epoch, int, str | None]]:
     """(the end of a pass over a loader, backward passes since the last step, what became of them)."""
     inside: dict[int, int] = {}  # loader -> backward passes of this pass over it
     pending = 0
@@ -180,17 +180,21 @@ def _leftovers(rank: RankSeen) -> Iterator[tuple[Epoch, int, str | None]]:
         elif isinstance(event, (Step, ZeroGrad)):
             pending = 0
         elif isinstance(event, Epoch) and pending and inside.get(event.loader, 0) >= event.batches > 0:
-            yield event, pending, _fate(rank, place)
+            yield event, pending, _fate(rank, place, pending, usual)
 
 
-def _fate(rank: RankSeen, place: int) -> str | None:
+def _fate(rank: RankSeen, place: int, pending: int, usual: int) -> str | None:
+    """None: they became part of a window of the usual length, which goes on over the end of the pass; or it is not known."""
+    more = 0
     for event in rank.events[place:]:
-        if isinstance(event, Step):
-            return None
-        if isinstance(event, ZeroGrad):
-            return "dropped"
         if isinstance(event, Backward):
-            return "leak"
+            more += 1
+        elif isinstance(event, ZeroGrad):
+            return "dropped"
+        elif isinstance(event, Step):
+            return "leak" if more and pending + more != usual else None
+    if more:
+        return "leak" if pending + more > usual else None
     return "dropped" if rank.came_to_its_end and not rank.raised else None
 
 
