@@ -144,12 +144,13 @@ def observe(command: Sequence[str], *, steps: int | None, stall_seconds: float |
     case.notes += observed.notes
     code = observed.exit_code
     many = f" {plural(steps, 'step')}" if steps else ""
+    cost = "" if observed.cost is None else f" (being watched took {observed.cost:.1%} of their time, as they measured it)"
     if code and not case.findings:
         case.notes.append(f"The command ended with exit code {code}, and no rule explains why.")
     return case.closed(
         shlex.join(command),
         ("ranks",),
-        f"its ranks while they trained{many}, {_rules_of('ranks')}",
+        f"its ranks while they trained{many}{cost}, {_rules_of('ranks')}",
         "the script itself, and what these ranks and steps did not come to: `paralab doctor SCRIPT.py` reads all branches",
         command_exit_code=code,
     )

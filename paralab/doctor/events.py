@@ -2,10 +2,10 @@
 
 Every event has `t` (Unix seconds when it began), `step` (the optimiser steps that this rank had made by then), `site` (the place in
 the user's code, None where there is none) and, where it took time, `seconds`. An operation that raised has `error`.
-Of long runs whole steps are kept (the first 64, then one in 8, later one in 64): all events between two kept `Step`s belong to the
-second. Digests are of sampled steps only (1 2 3 4 8 16 32 64 128 192 …, the same on all ranks) and give [norm, sum] per tensor,
-None for a tensor that is not there; a norm of -1 stands for NaN, -2 for infinity. Equal tensors give equal digests up to rounding:
-compare with a tolerance of 1e-5 of the norm.
+Of long runs whole steps are kept (the first 64, then one in 8 or rarer, see `observe.budget`): all events between two kept `Step`s
+belong to the second. Digests are of sampled steps only (1 2 3 4 8 16 32 64 128 192 …, of those that are kept) and give [norm, sum]
+per tensor, None for a tensor that is not there; a norm of -1 stands for NaN, -2 for infinity. Equal tensors give equal digests up
+to rounding: compare with a tolerance of 1e-5 of the norm.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Forward(Event):
 
 @dataclass(frozen=True)
 class Backward(Event):
-    """`loss`: the value it started from, if it is one number (on CPU the first 64 steps and one in 8, on a GPU sampled). `lacking`:
+    """`loss`: the value it started from, if it is one number (on CPU in all steps that are kept, on a GPU sampled). `lacking`:
     trainable parameters of each wrapped model (its number, as text) that have no gradient after it (sampled; None: not looked).
     `unused_bytes`: what DDP itself has found unused in the pass before, of each model with find_unused_parameters (sampled).
     `unsynced`: models that are inside no_sync() at this moment. `reduced`: a tensor that a collective has overwritten lies on the
@@ -316,8 +316,8 @@ class Collective(Event):
 
 @dataclass(frozen=True)
 class Loss(Event):
-    """A loss function. `valid`: targets that are not `ignore_index`, and `value`: its result, if it is one number (both on CPU the
-    first 64 steps and one in 8, on a GPU sampled; None where not looked)."""
+    """A loss function. `valid`: targets that are not `ignore_index`, and `value`: its result, if it is one number (both on CPU in
+    all steps that are kept, on a GPU sampled; None where not looked)."""
 
     function: str = ""
     reduction: str = "mean"
@@ -435,12 +435,21 @@ class Replaced(Event):
 
 
 @dataclass(frozen=True)
+class Cost(Event):
+    """What observing this rank has taken of its time since the first step, by its own measurement; from here on one step in `every`
+    is kept."""
+
+    share: float = 0.0
+    every: int = 8
+
+
+@dataclass(frozen=True)
 class Off(Event):
     """The observation has switched itself off after an error of its own; nothing is known from here on."""
 
 
 KINDS: dict[str, type[Event]] = {
-    "reduced": Reduced,
+    "reduced": Reduced, "cost": Cost,
     "start": Start, "init": Init, "group": Group, "destroy": Destroy, "wrap": Wrap, "forward": Forward, "backward": Backward,
     "step": Step, "zero_grad": ZeroGrad, "scheduler": Scheduled, "clip": Clip, "autocast": Autocast, "amp": Amp, "loader": Loader,
     "batch": Batch, "epoch": Epoch, "set_epoch": SetEpoch, "seed": Seed, "join": Join, "collective": Collective, "loss": Loss,

@@ -2,8 +2,9 @@
 
 An observation is a folder. Every rank writes `rank<N>.jsonl` (`rank<N>.<attempt>.jsonl` after a restart by torchrun; the last
 attempt counts), one event per line (`doctor.events` is the schema), and `rank<N>.now`: the operations that are open at this moment,
-which stay readable when the rank hangs or was killed. Of long runs whole steps are kept (the first 64, then one in 8, later one
-in 64, the same on all ranks); `rank<N>.recent` holds the last few hundred events of the others, read when a run hangs or is over.
+which stay readable when the rank hangs or was killed. Of long runs whole steps are kept (the first 64, then one in 8 or rarer, as
+each rank can afford it: here they are those that all ranks kept); `rank<N>.recent` holds the last thousand operations of the other,
+light steps, and those that are open, as numbers of calls that the first file explains.
 When asked, a rank also writes `rank<N>.json`: its stacks and its last collectives.
 
     observation = Observation.read(folder)
@@ -18,6 +19,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +27,11 @@ from typing import Any, TypeVar
 
 from paralab.analyse.hang import Testimony
 from paralab.doctor.events import (
+    Amp,
+    Autocast,
     Backward,
+    Batch,
+    Clip,
     Collective,
     Destroy,
     End,
@@ -34,21 +40,26 @@ from paralab.doctor.events import (
     Forward,
     Group,
     Init,
+    Loss,
     Off,
     Pipeline,
     Raised,
+    Scheduled,
+    Seed,
     Start,
     Step,
     Wrap,
+    ZeroGrad,
     typed,
 )
 from paralab.doctor.place import Place, Site
-from paralab.record.reader import Tail, parsed
-from paralab.record.recent import read_recent
+from paralab.record.reader import Tail
+from paralab.record.recent import OPEN, ROWS, Row, read_recent
 from paralab.record.slot import read_slot
 
 Kind = TypeVar("Kind", bound=Event)
 Numbered = Collective | Forward | Backward | Wrap  # operations that make collectives, with their numbers in `seq`
+REPEATED = (Batch, Forward, Loss, ZeroGrad, Backward, Step, Collective, Amp, Autocast, Clip, Scheduled, Seed, Pipeline)
 WAITING = (Collective, Forward, Backward, Wrap, Init, Group, Destroy, Pipeline)  # operations that need the other ranks
 
 
@@ -170,20 +181,66 @@ class Observation:
 
 @dataclass
 class _File:
-    """One rank's file as it grows."""
+    """One rank's files as they grow. `failed`: operations of light steps that raised. `kept`: the steps that were watched."""
 
     path: Path
     tail: Tail
     sites: dict[int, Site] = field(default_factory=dict)
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
+    failed: list[Event] = field(default_factory=list)
+    kept: set[int] = field(default_factory=set)
+    begun: int = 0
+    rows: list[Row] = field(default_factory=list)
 
     def grow(self) -> None:
-        for raw in self.tail.new():
+        self.begun, self.rows = read_recent(self.path.with_suffix(".recent"))
+        new = self.tail.new()
+        for raw in new:
             if raw["event"] == "site":
                 self.sites[raw["id"]] = Site(tuple(Place(*place) for place in raw["stack"]))
+            elif raw["event"] == "call":
+                self.calls[raw["id"]] = raw
+            elif raw["event"] == "failed":
+                self.failed += self._typed(Row(0, raw["call"], raw["t"], raw["step"], raw["first"], OPEN, 0), raw)
             elif event := typed(raw, self.sites):
                 self.events.append(event)
-        self.events.sort(key=lambda event: event.t)
+                if isinstance(event, Step):
+                    self.kept.add(event.step)
+        if new:
+            self.events.sort(key=lambda event: event.t)
+
+    def light(self, is_open: bool) -> list[Event]:
+        """The last operations of light steps: those that are over, or those that the rank is in."""
+        return [event for row in self.rows if (row.seconds == OPEN if is_open else row.seconds >= 0) for event in self._typed(row)]
+
+    def _typed(self, row: Row, more: dict[str, Any] | None = None) -> list[Event]:
+        call = self.calls.get(row.call)
+        if call is None:
+            return []  # a file that was cut off
+        over = row.seconds >= 0
+        raw = {**call, "event": call["of"], "t": row.t, "step": row.step, "seconds": row.seconds if over else None}
+        if call["of"] == "batch":
+            raw.update(batch=row.first, wait=row.seconds, seconds=None)
+        elif call["of"] == "step":
+            raw.update(number=row.first, step=row.last)
+        elif row.first:
+            raw["seq"] = [row.first, row.last if over else row.first - (call["of"] != "collective")]
+        event = typed({**raw, **({"seconds": more["seconds"], "error": more["error"]} if more else {})}, self.sites)
+        return [] if event is None else [event]
+
+    @property
+    def made(self) -> int:
+        return max([0, *(event.step for event in self.events), *(row.step for row in self.rows)])
+
+
+def _not_shared(files: Collection[_File]) -> set[int]:
+    """Steps that one rank has kept and another one, which has made them, has not."""
+    kept = [file for file in files if file.kept]
+    if not kept or all(file.kept == kept[0].kept for file in kept):
+        return set()
+    made = [(file, file.made) for file in kept]
+    return {step for file in kept for step in file.kept if any(step not in other.kept and step <= last for other, last in made)}
 
 
 class Reader:
@@ -203,7 +260,8 @@ class Reader:
             self._files[path].grow()
             if self._files[path].events:
                 latest[_numbered(path)[0]] = self._files[path]
-        ranks = [_seen(number, file, over or stalled_seconds is not None) for number, file in sorted(latest.items())]
+        settled, apart = over or stalled_seconds is not None, _not_shared(latest.values())
+        ranks = [_seen(number, file, settled, apart) for number, file in sorted(latest.items())]
         world = max((rank.start.world for rank in ranks), default=0)
         notes = tuple(path.read_text().strip() for path in sorted(self.folder.glob("off-*.txt")))
         return Observation(self.folder, ranks, max(world, len(ranks)), over, exit_code, stalled_seconds, ended_by_us, notes)
@@ -224,20 +282,28 @@ def _answered(path: Path, asked: float) -> bool:
     return answer.exists() and answer.stat().st_mtime >= asked - 0.01
 
 
-def _seen(number: int, file: _File, settled: bool) -> RankSeen:
+def _seen(number: int, file: _File, settled: bool, apart: set[int]) -> RankSeen:
     count, doing = read_slot(file.path.with_suffix(".now"))
-    open_ = tuple(event for raw in doing if (event := typed(raw, file.sites)) is not None)
+    open_ = [event for raw in doing if (event := typed(raw, file.sites)) is not None]
+    open_ += [event for event in file.light(is_open=True) if isinstance(event, WAITING)]
     said = Testimony.read(file.path.parent, number) if file.path.with_suffix(".json").exists() else None
-    late = tuple(_recent(file)) if settled else ()
-    start, events = _start(file), tuple(file.events)
-    return RankSeen(number, start, events, open_, _lives(start), _state(start), count + len(events), late, settled, said)
+    events = [event for event in file.events if not _is_of(event, apart)] if apart else file.events
+    late = [*_recent(file), *file.failed, *(event for event in file.events if apart and _is_of(event, apart))] if settled else []
+    start, progress = _start(file), count + len(file.events) + file.begun
+    open_.sort(key=lambda event: event.t)
+    lives, state = _lives(start), _state(start)
+    return RankSeen(number, start, tuple(events), tuple(open_), lives, state, progress, tuple(late), settled, said)
+
+
+def _is_of(event: Event, steps: set[int]) -> bool:
+    """It is one that every step repeats, of one of these steps."""
+    return isinstance(event, REPEATED) and event.step + (not isinstance(event, Step)) in steps
 
 
 def _recent(file: _File) -> list[Event]:
-    """Of steps that are not kept for good: the last ones, from the beginning of a step."""
-    lines = (parsed(line) for line in read_recent(file.path.with_suffix(".recent")))
-    found = [event for line in lines if line is not None and (event := typed(line, file.sites)) is not None]
-    first = next((number for number, event in enumerate(found) if isinstance(event, Step)), -1)
+    """Of light steps: the last ones, from the beginning of a step."""
+    found = file.light(is_open=False)
+    first = next((number for number, event in enumerate(found) if isinstance(event, Step)), -1) if file.begun > ROWS else -1
     return found[first + 1 :]
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paralab.doctor.events import Held, Off, Replaced
+from paralab.doctor.events import Cost, Held, Off, Replaced
 from paralab.doctor.finding import Finding, ordered
 from paralab.doctor.missing import is_for_want_of_a_gpu
 from paralab.doctor.observation import Observation, Reader, waits_since
@@ -39,13 +39,15 @@ STALL_SECONDS = 60.0
 @dataclass(frozen=True)
 class Observed:
     """`exit_code`: the command's own; negative: a signal ended it; None with `stopped`: we ended it, because a trial was over or it
-    hung for good. `notes`: what a reader must know that is not a mistake of the script."""
+    hung for good. `notes`: what a reader must know that is not a mistake of the script. `cost`: the share of the ranks' time that
+    observing them took, as they measured it; None for less than 64 steps."""
 
     findings: list[Finding]
     exit_code: int | None
     folder: Path
     stopped: bool = False
     notes: tuple[str, ...] = ()
+    cost: float | None = None
 
 
 def observe(
@@ -77,7 +79,8 @@ def observe(
     findings = ordered(list(latest.values()))
     for finding in findings:
         watch.tell(finding)
-    return Observed(findings, None if watch.stopped else code, folder, watch.stopped, notes_of(final))
+    costs = [cost.share for rank in final.ranks if (cost := rank.last(Cost)) is not None]
+    return Observed(findings, None if watch.stopped else code, folder, watch.stopped, notes_of(final), max(costs, default=None))
 
 
 class Watch:

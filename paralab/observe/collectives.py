@@ -3,6 +3,7 @@ which DDP makes in C++ are counted, and belong to the forward, backward or wrap 
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from paralab.observe.light import Light
 from paralab.observe.rank import Rank
 from paralab.observe.wrapping import argument, is_inside, wrap
 
@@ -43,13 +45,14 @@ COLLECTIVES: dict[str, tuple[int | None, int | None, int | None]] = {
     "batch_isend_irecv": (None, None, None),
 }
 POINT_TO_POINT = {"send", "recv", "isend", "irecv", "send_object_list", "recv_object_list", "batch_isend_irecv"}  # not counted
+WITHIN = ("collective", "wrap", "init", "pipeline", "save", "load")  # whose own collectives are not written down again
 NAMES = ("tensor", "object_list", "obj", "input_tensor", "input", "output", "tensor_list", "input_list")
 
 
 def install(rank: Rank) -> None:
     for name in COLLECTIVES:
         describe, conclude = _collective(rank, name)
-        wrap(rank, c10d, name, "collective", describe, conclude, dist)
+        wrap(rank, c10d, name, "collective", describe, conclude, dist, light=_light(rank, name))
     wrap(rank, c10d, "init_process_group", "init", _initialise(rank), lambda *a, **k: _group(None), dist)
     wrap(rank, c10d, "destroy_process_group", "destroy", lambda group=None: {"group": name_of(group)}, None, dist)
     wrap(rank, c10d, "new_group", "group", lambda *a, **k: {}, lambda made, *a, **k: _group(made), dist)
@@ -94,29 +97,18 @@ def _initialise(rank: Rank) -> Any:
 
 
 def _collective(rank: Rank, name: str) -> tuple[Any, Any]:
-    value_at, group_at, root_at = COLLECTIVES[name]
-
-    def group_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return None if group_at is None else argument(args, kwargs, group_at, "group")
-
     def describe(*args: Any, **kwargs: Any) -> dict[str, Any] | None:
-        if is_inside(rank, "collective", "wrap", "init", "pipeline", "save", "load"):
+        if is_inside(rank, *WITHIN):
             return None
-        value: Any = None
-        if value_at is not None:
-            given = next((kwargs[key] for key in NAMES if key in kwargs), None)
-            value = args[value_at] if len(args) > value_at else given
-        tensor: Any = value[0] if isinstance(value, (list, tuple)) and value else value
-        is_tensor = isinstance(tensor, torch.Tensor)
-        group = group_of(args, kwargs)
+        tensor, group, root = _given(name, args, kwargs)
+        is_tensor = tensor is not None
         before = None if name in POINT_TO_POINT else sequence(group)
-        root = None if root_at is None else argument(args, kwargs, root_at, "src", kwargs.get("dst"))
         return {
             "op": name,
             "group": name_of(group),
             "seq": [before + 1, before + 1] if before is not None else None,
             "shape": list(tensor.shape) if is_tensor else None,
-            "dtype": str(tensor.dtype).removeprefix("torch.") if is_tensor else None,
+            "dtype": _dtype(tensor.dtype) if is_tensor else None,
             "device": tensor.device.type if is_tensor else None,
             "reduction": str(argument(args, kwargs, 1 if name == "all_reduce" else 2, "op", "SUM")).rpartition(".")[2]
             if name in ("all_reduce", "reduce")
@@ -131,11 +123,42 @@ def _collective(rank: Rank, name: str) -> tuple[Any, Any]:
         tensor = argument(args, kwargs, 0, "tensor")
         if name in ("all_reduce", "reduce", "broadcast") and isinstance(tensor, torch.Tensor) and torch.is_grad_enabled():
             rank.overwritten = tensor.grad_fn
-        last = sequence(group_of(args, kwargs))
+        last = sequence(_given(name, args, kwargs)[1])
         first = rank_first(rank)
         return {"seq": [first, last]} if last is not None and first is not None else {}
 
     return describe, conclude
+
+
+def _light(rank: Rank, name: str) -> Light:
+    def values(*args: Any, **kwargs: Any) -> tuple[Any, ...] | None:
+        if is_inside(rank, *WITHIN):
+            return None
+        tensor, group, root = _given(name, args, kwargs)
+        shape, dtype = (None, None) if tensor is None else (tensor.shape, _dtype(tensor.dtype))
+        return name, name_of(group), shape, dtype, root
+
+    def count(*args: Any, **kwargs: Any) -> int | None:
+        return None if name in POINT_TO_POINT else sequence(_given(name, args, kwargs)[1])
+
+    return Light(rank, "collective", ("op", "group", "shape", "dtype", "root"), values, count)
+
+
+def _given(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """(the first tensor or None, the group, src or dst) that a collective was called with."""
+    value_at, group_at, root_at = COLLECTIVES[name]
+    value: Any = None
+    if value_at is not None:
+        value = args[value_at] if len(args) > value_at else next((kwargs[key] for key in NAMES if key in kwargs), None)
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    group = None if group_at is None else argument(args, kwargs, group_at, "group")
+    root = None if root_at is None else argument(args, kwargs, root_at, "src", kwargs.get("dst"))
+    return first if isinstance(first, torch.Tensor) else None, group, root
+
+
+@functools.cache
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _value(tensor: torch.Tensor) -> float | None:

@@ -12,6 +12,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paralab.observe import sites
 from paralab.observe.digests import FIRST, is_sampled, of_rows, tensors_in
+from paralab.observe.light import Light
 from paralab.observe.rank import Rank
 from paralab.observe.wrapping import wrap
 
@@ -22,7 +23,7 @@ class Loaders:
         self.numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.passes: list[int] = []  # over each loader
         self.made: weakref.WeakKeyDictionary[Any, list[list[Any]]] = weakref.WeakKeyDictionary()
-        self.running: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self.light = Light(rank, "batch", ("loader", "epoch", "size"))
 
     def install(self) -> None:
         wrap(self.rank, DataLoader, "__init__", "made", self._made)
@@ -31,7 +32,7 @@ class Loaders:
         self._install_next()
 
     def _made(self, loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
-        self.made[loader] = sites.places(sites.frames())
+        self.made[loader] = sites.places(sites.where())
 
     def _loader(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
         if torch.utils.data.get_worker_info() is not None:
@@ -65,20 +66,15 @@ class Loaders:
 
     def _began(self, iterator: Any, loader: DataLoader[Any]) -> dict[str, Any]:
         number = self.numbers[loader]
-        self.running[iterator] = {
-            "loader": number,
-            "epoch": self.passes[number],
-            "batch": 0,
-            "samples": 0,
-        }
+        iterator._paralab = {"loader": number, "epoch": self.passes[number], "batch": 0, "samples": 0}
         return {}
 
     def _install_next(self) -> None:
         original = _BaseDataLoaderIter.__next__
-        rank, running = self.rank, self.running
+        rank = self.rank
 
         def __next__(iterator: Any) -> Any:
-            state = running.get(iterator) if rank.on else None
+            state = getattr(iterator, "_paralab", None) if rank.on else None
             if state is None:
                 return original(iterator)
             start = time.time()
@@ -95,6 +91,7 @@ class Loaders:
 
     def _note(self, state: dict[str, Any], batch: Any, start: float) -> None:
         """A batch, or the end of a pass."""
+        began = time.perf_counter_ns()
         try:
             seconds = round(time.time() - start, 6)
             if batch is None:
@@ -105,6 +102,9 @@ class Loaders:
             tensors = tensors_in(batch, 2)
             size = tensors[0].shape[0] if tensors and tensors[0].dim() else None
             state["samples"] += size or 0
+            if not self.rank.watched:
+                self.light.note((state["loader"], state["epoch"], size), state["batch"], start, seconds)
+                return
             fields = {**{name: state[name] for name in ("loader", "epoch", "batch")}, "size": size, "wait": seconds}
             # The first batches of the first passes, then ever fewer: enough to see whose data they are, and if the order changes.
             if is_sampled(state["batch"]) if state["epoch"] <= FIRST else state["batch"] == 1 and is_sampled(state["epoch"]):
@@ -113,6 +113,8 @@ class Loaders:
             self.rank.emit("batch", **fields, t=start)
         except Exception as error:
             self.rank.switch_off(error)
+        finally:
+            self.rank.budget.spent += time.perf_counter_ns() - began
 
 
 def _length(value: Any) -> int | None:

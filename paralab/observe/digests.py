@@ -23,11 +23,6 @@ def is_sampled(number: int) -> bool:
     return number <= FIRST or number % EVERY == 0 or (number < EVERY and number & (number - 1) == 0)
 
 
-def is_watched(number: int) -> bool:
-    """Steps of which everything is kept, and in which small values are looked at: the first 64, then one in 8, later one in 64."""
-    return number <= EVERY or number % (8 if number < 16 * EVERY else EVERY) == 0
-
-
 @torch.no_grad()
 def of_tensors(tensors: Sequence[torch.Tensor | None]) -> list[list[float] | None]:
     """[norm, sum] of each; None for what is not there. One transfer from the device for all of them."""

@@ -3,6 +3,7 @@ backward passes."""
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from paralab.observe import sites
 from paralab.observe.changes import Changes
 from paralab.observe.collectives import rank_first, sequence
-from paralab.observe.digests import is_sampled, of_tensors, raw_bytes, tensors_in
+from paralab.observe.digests import of_tensors, raw_bytes, tensors_in
+from paralab.observe.light import Light
 from paralab.observe.rank import Rank, guarded
 from paralab.observe.reducer import note_reduction
 from paralab.observe.wrapping import argument, is_inside, wrap
@@ -36,16 +38,18 @@ class Models:
         self.names: dict[int, str] = {}  # id of a parameter
         self.changes = Changes(rank, self.numbers, self.names)
         self.optimised: Callable[[], list[torch.Tensor]] = list  # all parameters that optimisers have
+        self.light = Light(rank, "forward", ("model", "training", "grad", "sync", "through"), self._of_light, _in_world)
         self.forwards = 0
         self.backwards = 0
 
     def install(self) -> None:
         wrap(self.rank, DistributedDataParallel, "__init__", "wrap", self._wrap("ddp"), self._wrapped("ddp"))
         wrap(self.rank, DataParallel, "__init__", "wrap", self._wrap("data_parallel"), self._wrapped("data_parallel"))
-        wrap(self.rank, DistributedDataParallel, "forward", "forward", self._forward, self._forwarded)
-        wrap(self.rank, DataParallel, "forward", "forward", self._forward, self._forwarded)
+        wrap(self.rank, DistributedDataParallel, "forward", "forward", self._forward, self._forwarded, light=self.light)
+        wrap(self.rank, DataParallel, "forward", "forward", self._forward, self._forwarded, light=self.light)
         wrap(self.rank, Join, "__enter__", "join", lambda context: {})
-        wrap(self.rank, torch.autograd, "backward", "backward", self._backward, self._backwarded)
+        light = Light(self.rank, "backward", (), self._is_outermost, _in_world)
+        wrap(self.rank, torch.autograd, "backward", "backward", self._backward, self._backwarded, light=light)
 
     # --- wrapping ----------------------------------------------------------------------------------------------------------------
 
@@ -83,7 +87,12 @@ class Models:
         """The wrapped module is called; through its wrapper, unless no forward of a wrapper is open. The site is where the user
         turned to the module: not a method of its own that calls it."""
         if not is_inside(self.rank, "forward", "wrap", "pipeline"):
-            site = self.rank.site(sites.frames(outside=module))
+            where = sites.where(outside=module)
+            if not self.rank.watched:
+                model = self.numbers.get(id(module))
+                self.light.note((model, module.training, torch.is_grad_enabled(), None, "module"), 0, time.time(), 0.0, where)
+                return
+            site = self.rank.site(where)
             self.rank.emit("forward", **self._of_forward(module, inputs, {}), through="module", seq=None, site=site)
 
     # --- passes ------------------------------------------------------------------------------------------------------------------
@@ -99,13 +108,19 @@ class Models:
             "autocast": autocast_now(),
         }
 
+    def _of_light(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, ...] | None:
+        number = self.numbers.get(id(module))
+        if number is None:
+            return None
+        return number, module.training, torch.is_grad_enabled(), getattr(module, "require_backward_grad_sync", None), "wrapper"
+
     def _forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
         if id(module) not in self.numbers:
             return None
         self.forwards += 1
         self.rank.overwritten = None
         fields = self._of_forward(module, args, kwargs)
-        if is_sampled(self.forwards):
+        if self.rank.samples(self.forwards):
             fields["random"] = random_state()
         return {**fields, "through": "wrapper", "seq": spanned(sequence())}
 
@@ -130,12 +145,15 @@ class Models:
                 fields["weight"] = float(given[0].detach())
         return fields
 
+    def _is_outermost(self, *args: Any, **kwargs: Any) -> tuple[()] | None:
+        return None if is_inside(self.rank, "backward", "pipeline") else ()
+
     def _looks_at(self, loss: torch.Tensor) -> bool:
-        return self.rank.watched if loss.device.type == "cpu" else is_sampled(self.backwards)
+        return self.rank.watched if loss.device.type == "cpu" else self.rank.samples(self.backwards)
 
     def _backwarded(self, result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         fields: dict[str, Any] = {"seq": spanned(rank_first(self.rank), sequence(), begun=True)}
-        if is_sampled(self.backwards):
+        if self.rank.samples(self.backwards):
             fields["lacking"] = {str(number): _without_grad(wrapper) for number, (wrapper, _) in enumerate(self.wrapped)}
             gradients = [parameter.grad for parameter in self.optimised() if parameter.grad is not None]
             norms = [norm for norm, _ in of_tensors(gradients) if norm >= 0]  # type: ignore[misc]
@@ -161,6 +179,10 @@ class Models:
             if len(seen) < MOST_NODES:
                 waiting += new
         return False
+
+
+def _in_world(*args: Any, **kwargs: Any) -> int | None:
+    return sequence()
 
 
 def _without_grad(wrapper: nn.Module) -> list[str]:

@@ -12,7 +12,8 @@ from torch.amp.autocast_mode import autocast
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from paralab.observe.digests import is_sampled, is_watched, of_tensors, tensors_in
+from paralab.observe.digests import is_sampled, of_tensors, tensors_in
+from paralab.observe.light import Light
 from paralab.observe.models import Models
 from paralab.observe.rank import Rank, guarded
 from paralab.observe.trial import hold
@@ -26,7 +27,8 @@ class Optimisers:
         self.made: list[int] = []  # steps of each optimiser
         self.kept: list[Optimizer] = []
         self.living: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self.open: dict[int, dict[str, Any]] = {}
+        self.open: dict[int, Any] = {}
+        self.light = Light(rank, "step", ("optimiser", "optimiser_class"))
 
     def install(self) -> None:
         wrap(self.rank, Optimizer, "__init__", "made", self._making)
@@ -65,13 +67,16 @@ class Optimisers:
         number = self.number(optimiser)
         hold(self.rank, self.made[number])
         made = self.made[number] + 1
+        if not self.rank.watched:
+            self.open[number] = self.light.open((number, type(optimiser).__name__), made)
+            return
         fields: dict[str, Any] = {
             "optimiser": number,
             "optimiser_class": type(optimiser).__name__,
             "number": made,
             "lr": [_number(group.get("lr")) for group in optimiser.param_groups],
         }
-        if is_sampled(made):
+        if self.rank.samples(made):
             parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
             fields["names"] = [self.models.names.get(id(p), f"parameter {i}") for i, p in enumerate(parameters)]
             fields["gradients"] = of_tensors([parameter.grad for parameter in parameters])
@@ -83,8 +88,10 @@ class Optimisers:
         if operation is None:
             return
         self.made[number] += 1
-        self.rank.steps = max(self.made)
-        self.rank.watched = is_watched(self.rank.steps + 1)
+        self.rank.step_is_over(max(self.made))
+        if not isinstance(operation, dict):
+            self.light.close(operation, self.rank.steps)
+            return
         more: dict[str, Any] = {}
         if "gradients" in operation:
             parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]

@@ -12,10 +12,12 @@ from typing import Any
 
 from paralab.observe import sites
 from paralab.observe.digests import tensors_in
+from paralab.observe.light import Light
 from paralab.observe.rank import Rank
 from paralab.observe.wrapping import is_inside, wrap
 
 MODULE = "torch.distributed.pipelining.schedules"
+NAMES = ("schedule", "microbatches", "stages", "stage", "size", "target_size")
 
 
 def install(rank: Rank) -> None:
@@ -51,22 +53,19 @@ def _install(rank: Rank, module: ModuleType) -> None:
     made: weakref.WeakKeyDictionary[Any, list[list[Any]]] = weakref.WeakKeyDictionary()
 
     def make(schedule: Any, *args: Any, **kwargs: Any) -> None:
-        made.setdefault(schedule, sites.places(sites.frames()))
+        made.setdefault(schedule, sites.places(sites.where()))
 
     def describe(schedule: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+        rank.identify()
+        values = brief(schedule, *args, **kwargs)
+        return None if values is None else {**dict(zip(NAMES, values, strict=True)), "made": made.get(schedule, [])}
+
+    def brief(schedule: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...] | None:
         if is_inside(rank, "pipeline"):
             return None
-        rank.identify()
-        stages = getattr(schedule, "_stages", None) or [schedule._stage]
-        return {
-            "schedule": type(schedule).__name__,
-            "microbatches": schedule._n_microbatches,
-            "stages": stages[0].num_stages,
-            "stage": stages[0].stage_index,
-            "size": _rows(args),
-            "target_size": _rows(kwargs.get("target")),
-            "made": made.get(schedule, []),
-        }
+        stage = (getattr(schedule, "_stages", None) or [schedule._stage])[0]
+        sizes = _rows(args), _rows(kwargs.get("target"))
+        return type(schedule).__name__, schedule._n_microbatches, stage.num_stages, stage.stage_index, *sizes
 
     def conclude(result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return {"output_size": _rows(result)}
@@ -74,7 +73,7 @@ def _install(rank: Rank, module: ModuleType) -> None:
     try:
         for kind in list(vars(module).values()):
             if isinstance(kind, type) and "step" in vars(kind) and not getattr(vars(kind)["step"], "__isabstractmethod__", False):
-                wrap(rank, kind, "step", "pipeline", describe, conclude)
+                wrap(rank, kind, "step", "pipeline", describe, conclude, light=Light(rank, "pipeline", NAMES, brief))
             if isinstance(kind, type) and "__init__" in vars(kind) and hasattr(kind, "step"):
                 wrap(rank, kind, "__init__", "made", make)
     except Exception as error:

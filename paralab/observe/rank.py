@@ -17,23 +17,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import torch
 
 from paralab.observe import sites
-from paralab.observe.digests import is_watched
+from paralab.observe.budget import Budget
+from paralab.observe.digests import EVERY, is_sampled
 from paralab.record.journal import Journal
 from paralab.record.recent import Recent
 from paralab.record.slot import Slot
 
 MAY_WAIT = {"init", "destroy", "group", "wrap", "forward", "backward", "collective", "pipeline", "save", "load", "held"}
-MINOR = {"loss", "zero_grad", "amp", "autocast", "clip", "scheduler", "seed"}  # left out of steps that are not kept
-REPEATED = {
-    *("batch", "forward", "loss", "zero_grad", "backward", "step", "collective", "amp", "autocast", "clip", "scheduler", "seed"),
-    *("pipeline", "set_epoch"),
-}
+MINOR = {"loss", "zero_grad", "amp", "autocast", "clip", "scheduler", "seed"}  # left out of light steps
 MOST_WAITING = 10_000  # events before it is known which rank this is
 
 
@@ -65,7 +61,10 @@ class Rank:
         self.on = True
         self.pid = os.getpid()
         self.rank: int | None = None
-        self.watched = True  # everything of this step is written down, and kept
+        self.budget = Budget()
+        self.watched = True  # everything of this step is written down; else it is a light one (see observe.light)
+        self.calls: dict[tuple[Any, ...], int] = {}  # of light steps
+        sites.forget()
         self.steps = 0  # optimiser steps that are over, of the optimiser that made most
         self.waiting: list[dict[str, Any]] = []
         self.journal: Journal | None = None
@@ -84,32 +83,40 @@ class Rank:
             return
         if "site" not in fields:
             fields["site"] = self.site()
-        self._write({"event": event, "t": fields.pop("t", None) or time.time(), "step": self.steps, **fields})
+        self.write({"event": event, "t": fields.pop("t", None) or time.time(), "step": self.steps, **fields})
 
-    def site(self, frames: list[tuple[CodeType, int]] | None = None) -> int | None:
-        number, event = sites.number_of(sites.frames() if frames is None else frames)
+    def site(self, where: sites.Where | None = None) -> int | None:
+        number, event = sites.number_of(sites.where() if where is None else where)
         if event:
-            self._write(event)
+            self.write(event)
         return number
 
-    def _write(self, event: dict[str, Any]) -> None:
+    def write(self, event: dict[str, Any]) -> None:
         if self.journal is None:
             if len(self.waiting) < MOST_WAITING:
                 self.waiting.append(event)
             return
         try:
-            line = _encode(event).encode()
-            if self.recent is None or self._is_kept(event):
-                self.journal.append(line)
-            else:
-                self.recent.append(line)
+            self.journal.append(_encode(event).encode())
         except OSError:
             self.on = False  # the disk is full: there is no place to say so
 
-    def _is_kept(self, event: dict[str, Any]) -> bool:
-        """For good, or only while it is recent: of what every step repeats, whole steps are kept, the same ones on all ranks."""
-        kind = event["event"]
-        return kind not in REPEATED or is_watched(event["step"] + (kind != "step"))
+    # --- steps -------------------------------------------------------------------------------------------------------------------
+
+    def step_is_over(self, steps: int) -> None:
+        """`steps`: that are over now."""
+        if steps == self.steps:
+            return  # of another optimiser
+        self.steps = steps
+        self.overwritten = None
+        is_known = self.budget.step_is_over(steps)
+        self.watched = self.budget.watched
+        if is_known:
+            self.emit("cost", share=round(self.budget.share, 5), every=self.budget.every, site=None)
+
+    def samples(self, count: int) -> bool:
+        """Tensors are looked at in this step: at first by the `count` of what looks at them, then by the steps."""
+        return is_sampled(count if self.steps < EVERY else self.steps + 1)
 
     # --- operations that may not come back ---------------------------------------------------------------------------------------
 
@@ -130,7 +137,7 @@ class Rank:
                 self._say()
         operation.update(more)
         operation["seconds"] = round(time.time() - operation["t"], 6)
-        self._write(operation)
+        self.write(operation)
 
     def _say(self) -> None:
         if self.slot is None:
@@ -138,7 +145,7 @@ class Rank:
         if not self.doing:
             self.slot.write(b"[]")
         else:
-            waiting = [operation for operation in self.doing if operation["event"] in MAY_WAIT]
+            waiting = [operation for operation in self.doing if operation["event"] in MAY_WAIT and "t" in operation]
             self.slot.write(_encode([_brief(operation) for operation in waiting[-3:]]).encode() if waiting else b"[]")
 
     # --- who this is -------------------------------------------------------------------------------------------------------------
@@ -159,7 +166,7 @@ class Rank:
         self.recent = Recent(self.folder / f"{stem}.recent")
         waiting, self.waiting = self.waiting, []
         for event in (self._start(world), *waiting):
-            self._write(event)
+            self.write(event)
         self._say()
         self.when_known()
 
@@ -242,9 +249,11 @@ def guarded(rank: Rank, note: Callable[..., Any]) -> Callable[..., Any]:
 
     def safely(*args: Any, **kwargs: Any) -> None:
         if rank.on:
+            began = time.perf_counter_ns()
             try:
                 note(*args, **kwargs)
             except Exception as error:
                 rank.switch_off(error)
+            rank.budget.spent += time.perf_counter_ns() - began
 
     return safely

@@ -1,7 +1,7 @@
 """Where in the user's code a call comes from: the frames that belong neither to a library nor to us, innermost first.
 
-A place is written once, with a number; the events that follow carry the number. Which code objects are the user's is remembered, so
-that finding a place costs a few microseconds.
+A place is written once, with a number; the events that follow carry the number. Which code objects are the user's is remembered,
+and a place is known by where its instructions are, so that finding it again costs a microsecond or two.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ DEPTH = 4  # frames kept: enough to tell two callers of one helper function apar
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 STANDARD = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib"))
 
-_own: dict[CodeType, bool] = {}
+Where = tuple[int, ...]  # of each frame: the id of its code object (which costs less to look up than the object), the instruction
+
+_own: dict[int, bool] = {}
+_codes: dict[int, CodeType] = {}  # also keeps them: an id may not be used again
 _numbers: dict[tuple[tuple[CodeType, int], ...], int] = {}
+_of: dict[Where, int] = {}
 
 
 def is_own(file: str) -> bool:
@@ -29,33 +33,50 @@ def is_own(file: str) -> bool:
     return not (path.startswith((PACKAGE + os.sep, *STANDARD)) or any(f"{os.sep}{part}{os.sep}" in path for part in parts))
 
 
-def frames(depth: int = DEPTH, outside: Any = None) -> list[tuple[CodeType, int]]:
-    """(code, line) of the user's innermost frames; those of methods of `outside` are left out."""
-    found: list[tuple[CodeType, int]] = []
+def where(outside: Any = None) -> Where:
+    """The user's innermost frames; those of methods of `outside` are left out."""
+    found: list[int] = []
     frame = sys._getframe(1)
-    while frame is not None and len(found) < depth:
+    while frame is not None:
         code = frame.f_code
-        own = _own.get(code)
+        own = _own.get(id(code))
         if own is None:
-            own = _own[code] = is_own(code.co_filename)
+            _codes[id(code)] = code
+            own = _own[id(code)] = is_own(code.co_filename)
         if own and (outside is None or frame.f_locals.get("self") is not outside):
-            found.append((code, frame.f_lineno))
+            found += (id(code), frame.f_lasti)
+            if len(found) == 2 * DEPTH:
+                break
         frame = frame.f_back  # type: ignore[assignment]
+    return tuple(found)
+
+
+def places(at: Where) -> list[list[Any]]:
+    """[file, line, function] of each frame."""
+    return [[os.path.abspath(code.co_filename), line, code.co_name] for code, line in _lines(at)]
+
+
+def _lines(at: Where) -> list[tuple[CodeType, int]]:
+    found = []
+    for code, instruction in ((_codes[at[i]], at[i + 1]) for i in range(0, len(at), 2)):
+        lines = (line for start, end, line in code.co_lines() if start <= instruction < end and line is not None)
+        found.append((code, next(lines, code.co_firstlineno)))
     return found
 
 
-def places(found: list[tuple[CodeType, int]]) -> list[list[Any]]:
-    """[file, line, function] of each frame."""
-    return [[os.path.abspath(code.co_filename), line, code.co_name] for code, line in found]
-
-
-def number_of(found: list[tuple[CodeType, int]]) -> tuple[int | None, dict[str, Any] | None]:
-    """The number of a place, and, the first time, the event that says what it stands for."""
-    if not found:
+def number_of(at: Where) -> tuple[int | None, dict[str, Any] | None]:
+    """The number of a place, and, the first time, the event that says what it stands for: its lines, not its instructions."""
+    if not at:
         return None, None
-    key = tuple(found)
-    number = _numbers.get(key)
-    if number is not None:
-        return number, None
-    number = _numbers[key] = len(_numbers)
-    return number, {"event": "site", "id": number, "stack": places(found)}
+    if at in _of:
+        return _of[at], None
+    key = tuple(_lines(at))
+    is_new = key not in _numbers
+    number = _of[at] = _numbers.setdefault(key, len(_numbers))
+    return number, {"event": "site", "id": number, "stack": places(at)} if is_new else None
+
+
+def forget() -> None:
+    """In a child that was forked: it writes its own places down."""
+    _numbers.clear()
+    _of.clear()

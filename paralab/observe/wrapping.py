@@ -1,32 +1,43 @@
 """Putting a function of ours around one of torch, so that the caller cannot tell, whatever ours does.
 
 `describe` looks at the arguments before the call and gives the fields of the event, or None: nothing to write down. `conclude`
-looks at the result and gives more fields. Neither may change anything. Inside torch.compile the original runs alone.
+looks at the result and gives more fields. Neither may change anything. In light steps `light` takes their place.
+Inside torch.compile the original runs alone.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from paralab.observe.light import Light
 from paralab.observe.rank import MINOR, Rank
 
 Fields = dict[str, Any]
 Describe = Callable[..., Fields | None]
+Conclude = Callable[..., Fields]
 
 
 def wrap(
-    rank: Rank, owner: Any, name: str, event: str, describe: Describe, conclude: Callable[..., Fields] | None = None, *also: Any
+    rank: Rank,
+    owner: Any,
+    name: str,
+    event: str,
+    describe: Describe,
+    conclude: Conclude | None = None,
+    *also: Any,
+    light: Light | None = None,
 ) -> None:
     """Replace owner.name (and the same function under the same name in `also`). A name that this torch lacks is left out."""
     original = inspect.getattr_static(owner, name, None)
     if not callable(original) or hasattr(original, "_paralab"):
         return
-    wrapper = observed(rank, original, event, describe, conclude)
+    wrapper = observed(rank, original, event, describe, conclude, light)
     setattr(owner, name, wrapper)
     for other in also:
         if getattr(other, name, None) is original:
@@ -34,43 +45,69 @@ def wrap(
 
 
 def observed(
-    rank: Rank, original: Callable[..., Any], event: str, describe: Describe, conclude: Callable[..., Fields] | None = None
+    rank: Rank,
+    original: Callable[..., Any],
+    event: str,
+    describe: Describe,
+    conclude: Conclude | None = None,
+    light: Light | None = None,
 ) -> Callable[..., Any]:
-    compiling = torch.compiler.is_compiling
+    compiling, clock = torch.compiler.is_compiling, time.perf_counter_ns
     minor = event in MINOR
+    full = _Full(rank, event, describe, conclude)
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if compiling() or not rank.on or (minor and not rank.watched):
             return original(*args, **kwargs)
-        operation = None
+        began = clock()
+        how = full if rank.watched or light is None else light
+        operation: Any = None
         try:
-            fields = describe(*args, **kwargs)
-            if fields is not None:
-                operation = rank.open(event, fields)
+            operation = how.begin(args, kwargs)
         except Exception as error:
             rank.switch_off(error)
+        rank.budget.spent += clock() - began
         if operation is None:
             return original(*args, **kwargs)
         try:
             result = original(*args, **kwargs)
         except BaseException as error:
-            _failed(rank, operation, error)
+            _failed(rank, how, operation, error)
             raise
+        began = clock()
         try:
-            rank.close(operation, **(conclude(result, *args, **kwargs) if conclude else {}))
+            how.end(operation, result, args, kwargs)
         except Exception as error:
             rank.switch_off(error)
+        rank.budget.spent += clock() - began
         return result
 
     wrapper._paralab = True  # type: ignore[attr-defined]
     return wrapper
 
 
-def _failed(rank: Rank, operation: Fields, error: BaseException) -> None:
+class _Full:
+    """What is noted of one function in a watched step (of one without a light form: in every step)."""
+
+    def __init__(self, rank: Rank, event: str, describe: Describe, conclude: Conclude | None) -> None:
+        self.rank, self.event, self.describe, self.conclude = rank, event, describe, conclude
+
+    def begin(self, args: tuple[Any, ...], kwargs: Fields) -> Fields | None:
+        fields = self.describe(*args, **kwargs)
+        return None if fields is None else self.rank.open(self.event, fields)
+
+    def end(self, operation: Fields, result: Any, args: tuple[Any, ...], kwargs: Fields) -> None:
+        self.rank.close(operation, **(self.conclude(result, *args, **kwargs) if self.conclude else {}))
+
+    def fail(self, operation: Fields, error: str) -> None:
+        self.rank.close(operation, error=error)
+
+
+def _failed(rank: Rank, how: Any, operation: Any, error: BaseException) -> None:
     try:
         if not isinstance(error, StopIteration):
-            rank.close(operation, error=f"{type(error).__name__}: {error}"[:2000])
+            how.fail(operation, f"{type(error).__name__}: {error}"[:2000])
     except Exception as own:
         rank.switch_off(own)
 

@@ -188,9 +188,10 @@ def test_a_long_run_keeps_whole_steps_and_a_late_hang_is_still_named(ranks, tmp_
     assert one.story[-1].step == 1100
     numbers = [step.number for step in one.of(Step)]
     assert numbers[:64] == list(range(1, 65))
-    assert numbers[64:68] == [72, 80, 88, 96]
-    assert {128, 192, 256} <= set(numbers), "steps with digests"
-    assert len(numbers) < 200
+    assert 64 + 1 <= len(numbers) < 200
+    assert all(number % 8 == 0 for number in numbers[64:])
+    assert next(step for step in one.steps if step.number == 1024).gradients, "however dear, with digests"
+    assert [step.number for step in observation.ranks[0].of(Step)] == numbers, "the same on all ranks"
     for before, step in pairwise(one.of(Step)):
         between = [type(event) for event in one.events if before.t < event.t < step.t and event.step == step.step - 1]
         assert [kind for kind in between if kind in (ZeroGrad, Forward, Backward)] == [ZeroGrad, Forward, Backward], step.number

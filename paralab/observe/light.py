@@ -1,0 +1,99 @@
+"""What is noted in light steps (see `observe.budget`), which most steps of a long run are: that an operation begins and is over.
+
+A call is known by its event, a few values and its place in the user's code. It is written down once, with a number; from then on
+one row of numbers says that it is made (`record.recent`), so that a hang is named as in a watched step.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from paralab.observe import sites
+from paralab.observe.rank import Rank
+from paralab.record.recent import FAILED, OPEN, OPEN_ASIDE
+
+MOST_CALLS = 10_000  # then values are left out: shapes that are new in every step
+Values = tuple[Any, ...]
+Opened = tuple[int, int, float, int]  # row, call, t, first
+
+
+class Light:
+    """Of one function. `values`: those of the `names`, or None: nothing to note. `count`: the number of the last collective that
+    this rank has begun, in the group of the call."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        event: str,
+        names: tuple[str, ...],
+        values: Callable[..., Values | None] = lambda *args, **kwargs: None,
+        count: Callable[..., int | None] = lambda *args, **kwargs: None,
+    ) -> None:
+        self.rank, self.event, self.names, self.values, self.count = rank, event, names, values, count
+        self.mark = {"event": event}  # among `rank.doing`
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Opened | None:
+        values = self.values(*args, **kwargs)
+        if values is None:
+            return None
+        before = self.count(*args, **kwargs)
+        return self.open(values, 0 if before is None else before + 1)
+
+    def end(self, opened: Opened, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        last = self.count(*args, **kwargs)
+        self.close(opened, 0 if last is None else last)
+
+    def fail(self, opened: Opened, error: str) -> None:
+        """What raised is kept for good, and its row is void."""
+        row, call, t, first = opened
+        self._leave()
+        assert self.rank.recent is not None
+        self.rank.recent.end(row, FAILED, 0)
+        seconds = round(time.time() - t, 6)
+        more = {"t": t, "step": self.rank.steps, "first": first, "seconds": seconds, "error": error}
+        self.rank.write({"event": "failed", "call": call, **more})
+
+    # --- for those that no wrapper calls -----------------------------------------------------------------------------------------
+
+    def open(self, values: Values, first: int) -> Opened:
+        """`first`: the number of its first collective, or what else counts it; 0: none."""
+        rank = self.rank
+        assert rank.recent is not None
+        call, t, seconds = self._call(values, sites.where()), time.time(), OPEN_ASIDE
+        if threading.get_ident() == rank.main:
+            rank.doing.append(self.mark)
+            seconds = OPEN
+        return rank.recent.begin(call, t, rank.steps, first, seconds, 0), call, t, first
+
+    def close(self, opened: Opened, last: int) -> None:
+        self._leave()
+        assert self.rank.recent is not None
+        self.rank.recent.end(opened[0], time.time() - opened[2], last)
+
+    def note(self, values: Values, first: int, t: float, seconds: float, where: sites.Where | None = None) -> None:
+        """Something that is over."""
+        assert self.rank.recent is not None
+        call = self._call(values, sites.where() if where is None else where)
+        self.rank.recent.begin(call, t, self.rank.steps, first, seconds, first)
+
+    def _leave(self) -> None:
+        doing = self.rank.doing
+        if doing and doing[-1] is self.mark:
+            doing.pop()
+        elif self.mark in doing and threading.get_ident() == self.rank.main:
+            del doing[doing.index(self.mark) :]  # what was opened inside it did not come to its end
+
+    def _call(self, values: Values, where: sites.Where) -> int:
+        rank = self.rank
+        number = rank.calls.get((self.event, values, where))
+        if number is None:
+            if len(rank.calls) >= MOST_CALLS and any(value is not None for value in values):
+                return self._call((None,) * len(values), where)
+            number = rank.calls[self.event, values, where] = len(rank.calls)
+            rank.budget.changed = True
+            fields = dict(zip(self.names, values, strict=True))
+            rank.write({"event": "call", "id": number, "of": self.event, "site": rank.site(where), **fields})
+        return number
