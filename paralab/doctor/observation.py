@@ -3,7 +3,7 @@
 An observation is a folder. Every rank writes `rank<N>.jsonl` (`rank<N>.<attempt>.jsonl` after a restart by torchrun; the last
 attempt counts), one event per line (`doctor.events` is the schema), and `rank<N>.now`: the operations that are open at this moment,
 which stay readable when the rank hangs or was killed. Of long runs whole steps are kept (the first 64, then one in 8 or rarer, as
-each rank can afford it: here they are those that all ranks kept); `rank<N>.recent` holds the last thousand operations of the other,
+each rank can afford it: here they are those that all ranks kept); `rank<N>.recent` holds the last 512 operations of the other,
 light steps, and those that are open, as numbers of calls that the first file explains.
 When asked, a rank also writes `rank<N>.json`: its stacks and its last collectives.
 
@@ -190,11 +190,10 @@ class _File:
     events: list[Event] = field(default_factory=list)
     failed: list[Event] = field(default_factory=list)
     kept: set[int] = field(default_factory=set)
-    begun: int = 0
     rows: list[Row] = field(default_factory=list)
 
     def grow(self) -> None:
-        self.begun, self.rows = read_recent(self.path.with_suffix(".recent"))
+        self.rows = read_recent(self.path.with_suffix(".recent"))
         new = self.tail.new()
         for raw in new:
             if raw["event"] == "site":
@@ -231,7 +230,7 @@ class _File:
 
     @property
     def made(self) -> int:
-        return max([0, *(event.step for event in self.events), *(row.step for row in self.rows)])
+        return max([0, *(event.step for event in self.events), *(row.step for row in self.rows[-1:])])
 
 
 def _not_shared(files: Collection[_File]) -> set[int]:
@@ -289,7 +288,7 @@ def _seen(number: int, file: _File, settled: bool, apart: set[int]) -> RankSeen:
     said = Testimony.read(file.path.parent, number) if file.path.with_suffix(".json").exists() else None
     events = [event for event in file.events if not _is_of(event, apart)] if apart else file.events
     late = [*_recent(file), *file.failed, *(event for event in file.events if apart and _is_of(event, apart))] if settled else []
-    start, progress = _start(file), count + len(file.events) + file.begun
+    start, progress = _start(file), count + len(file.events) + sum(row.number for row in file.rows[-1:])
     open_.sort(key=lambda event: event.t)
     lives, state = _lives(start), _state(start)
     return RankSeen(number, start, tuple(events), tuple(open_), lives, state, progress, tuple(late), settled, said)
@@ -303,7 +302,7 @@ def _is_of(event: Event, steps: set[int]) -> bool:
 def _recent(file: _File) -> list[Event]:
     """Of light steps: the last ones, from the beginning of a step."""
     found = file.light(is_open=False)
-    first = next((number for number, event in enumerate(found) if isinstance(event, Step)), -1) if file.begun > ROWS else -1
+    first = next((number for number, event in enumerate(found) if isinstance(event, Step)), -1) if len(file.rows) == ROWS else -1
     return found[first + 1 :]
 
 

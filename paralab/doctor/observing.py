@@ -31,6 +31,7 @@ from paralab.errors import UsageError
 ENTRANCE = Path(__file__).parent.parent / "observe" / "entrance"
 POLL_SECONDS = 0.2
 LIVE_SECONDS = 2.0  # between two looks at all that is known so far
+LIVE_SHARE = 0.01  # of a core, which the ranks may need
 GRACE_SECONDS = 5.0
 PASSED_ON = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
 STALL_SECONDS = 60.0
@@ -121,7 +122,7 @@ class Watch:
             for finding in apply("ranks", seen):
                 if finding.severity == "error":
                     self.tell(finding)
-            self._next_look = time.monotonic() + LIVE_SECONDS + 20 * (time.monotonic() - now)
+            self._next_look = time.monotonic() + LIVE_SECONDS + (time.monotonic() - now) / LIVE_SHARE
 
     def _trial_is_over(self, seen: Observation) -> bool:
         held = [rank for rank in seen.ranks if rank.lives is not False and isinstance(rank.doing[-1:] and rank.doing[-1], Held)]

@@ -2,7 +2,7 @@
 
 In a watched step everything is written down and kept, with checksums of tensors where its number is a multiple of 64; in the others
 (light ones) next to nothing. `every` follows from what watched steps were measured to cost, and the steps' own time: it is as
-small as keeps the average below 1 % of a step. Ranks measure for themselves: who reads takes the steps that all of them watched,
+small as keeps the average below half a percent. Ranks measure for themselves: who reads takes the steps that all of them watched,
 and as `every` is a power of two there always are some. A light step that brought something new (a line, a shape, a mode, an epoch)
 is followed by a watched one.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from paralab.observe.digests import EVERY, is_sampled
 
-SHARE = 0.01  # of a step's time, for watched steps on the average
+SHARE = 0.005  # of a step's time, for watched steps on the average
 LEAST, LATER = 8, 64  # one step in so many is watched, however cheap: in the first 1,024, and from then on
 RAREST = 1024
 
@@ -22,10 +22,10 @@ RAREST = 1024
 def affordable(plain: float, digests: float, step: float, least: int) -> int:
     """One step in so many may be watched. `plain`, `digests`: what a watched step costs without digests, and what they cost more.
 
-    a step of 5 ms may cost 0.05 ms more:   plain 0.4 ms    digests 3 ms (one step in 64 at most)
-      one in   8                                 0.050   +        0.047    too much
-      one in  64                                 0.006   +        0.047    too much
-      one in 128                                 0.003   +        0.023    can be afforded
+    a step of 10 ms may cost 0.05 ms more:   plain 0.4 ms    digests 3 ms (one step in 64 at most)
+      one in   8                                  0.050   +        0.047    too much
+      one in  64                                  0.006   +        0.047    too much
+      one in 128                                  0.003   +        0.023    can be afforded
     """
     every = least
     while every < RAREST and plain / every + digests / max(every, EVERY) > SHARE * step:

@@ -131,14 +131,14 @@ def _collective(rank: Rank, name: str) -> tuple[Any, Any]:
 
 
 def _light(rank: Rank, name: str) -> Light:
-    def values(*args: Any, **kwargs: Any) -> tuple[Any, ...] | None:
+    def values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
         if is_inside(rank, *WITHIN):
             return None
         tensor, group, root = _given(name, args, kwargs)
         shape, dtype = (None, None) if tensor is None else (tensor.shape, _dtype(tensor.dtype))
         return name, name_of(group), shape, dtype, root
 
-    def count(*args: Any, **kwargs: Any) -> int | None:
+    def count(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         return None if name in POINT_TO_POINT else sequence(_given(name, args, kwargs)[1])
 
     return Light(rank, "collective", ("op", "group", "shape", "dtype", "root"), values, count)

@@ -93,23 +93,24 @@ class Loaders:
         """A batch, or the end of a pass."""
         began = time.perf_counter_ns()
         try:
-            seconds = round(time.time() - start, 6)
+            seconds = time.time() - start
             if batch is None:
                 place = {"loader": state["loader"], "epoch": state["epoch"]}
                 self.rank.emit("epoch", **place, batches=state["batch"], samples=state["samples"], t=start)
                 return
             state["batch"] += 1
-            tensors = tensors_in(batch, 2)
+            first = batch[0] if type(batch) in (list, tuple) and batch else batch
+            tensors = [first] if isinstance(first, torch.Tensor) else tensors_in(batch, 1)
             size = tensors[0].shape[0] if tensors and tensors[0].dim() else None
             state["samples"] += size or 0
             if not self.rank.watched:
                 self.light.note((state["loader"], state["epoch"], size), state["batch"], start, seconds)
                 return
-            fields = {**{name: state[name] for name in ("loader", "epoch", "batch")}, "size": size, "wait": seconds}
+            fields = {**{name: state[name] for name in ("loader", "epoch", "batch")}, "size": size, "wait": round(seconds, 6)}
             # The first batches of the first passes, then ever fewer: enough to see whose data they are, and if the order changes.
             if is_sampled(state["batch"]) if state["epoch"] <= FIRST else state["batch"] == 1 and is_sampled(state["epoch"]):
                 fields["rows"] = of_rows(tensors[0]) if tensors else []
-                fields["shapes"] = [list(tensor.shape) for tensor in tensors]
+                fields["shapes"] = [list(tensor.shape) for tensor in tensors_in(batch, 2)]
             self.rank.emit("batch", **fields, t=start)
         except Exception as error:
             self.rank.switch_off(error)

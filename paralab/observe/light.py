@@ -18,66 +18,55 @@ from paralab.record.recent import FAILED, OPEN, OPEN_ASIDE
 MOST_CALLS = 10_000  # then values are left out: shapes that are new in every step
 Values = tuple[Any, ...]
 Opened = tuple[int, int, float, int]  # row, call, t, first
+Look = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+def _nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    return None
 
 
 class Light:
-    """Of one function. `values`: those of the `names`, or None: nothing to note. `count`: the number of the last collective that
-    this rank has begun, in the group of the call."""
+    """Of one function. `values`: those of the `names`, given what it is called with, or None: nothing to note. `count`: the number
+    of the last collective that this rank has begun, in the group of the call."""
 
-    def __init__(
-        self,
-        rank: Rank,
-        event: str,
-        names: tuple[str, ...],
-        values: Callable[..., Values | None] = lambda *args, **kwargs: None,
-        count: Callable[..., int | None] = lambda *args, **kwargs: None,
-    ) -> None:
+    def __init__(self, rank: Rank, event: str, names: tuple[str, ...], values: Look = _nothing, count: Look = _nothing) -> None:
         self.rank, self.event, self.names, self.values, self.count = rank, event, names, values, count
         self.mark = {"event": event}  # among `rank.doing`
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Opened | None:
-        values = self.values(*args, **kwargs)
+        values = self.values(args, kwargs)
         if values is None:
             return None
-        before = self.count(*args, **kwargs)
-        return self.open(values, 0 if before is None else before + 1)
+        rank, before, where = self.rank, self.count(args, kwargs), sites.where()
+        call = rank.calls.get((self.event, values, where))
+        if call is None:
+            call = self._new_call(values, where)
+        first, seconds, t = 0 if before is None else before + 1, OPEN_ASIDE, time.time()
+        if threading.get_ident() == rank.main:
+            rank.doing.append(self.mark)
+            seconds = OPEN
+        return rank.recent.begin(call, t, rank.steps, first, seconds, 0), call, t, first  # type: ignore[union-attr]
 
     def end(self, opened: Opened, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        last = self.count(*args, **kwargs)
-        self.close(opened, 0 if last is None else last)
+        self._leave()
+        seconds = time.time() - opened[2]
+        self.rank.recent.end(opened[0], seconds, self.count(args, kwargs) or 0)  # type: ignore[union-attr]
 
     def fail(self, opened: Opened, error: str) -> None:
         """What raised is kept for good, and its row is void."""
         row, call, t, first = opened
         self._leave()
-        assert self.rank.recent is not None
-        self.rank.recent.end(row, FAILED, 0)
+        self.rank.recent.end(row, FAILED, 0)  # type: ignore[union-attr]
         seconds = round(time.time() - t, 6)
         more = {"t": t, "step": self.rank.steps, "first": first, "seconds": seconds, "error": error}
         self.rank.write({"event": "failed", "call": call, **more})
 
-    # --- for those that no wrapper calls -----------------------------------------------------------------------------------------
-
-    def open(self, values: Values, first: int) -> Opened:
-        """`first`: the number of its first collective, or what else counts it; 0: none."""
-        rank = self.rank
-        assert rank.recent is not None
-        call, t, seconds = self._call(values, sites.where()), time.time(), OPEN_ASIDE
-        if threading.get_ident() == rank.main:
-            rank.doing.append(self.mark)
-            seconds = OPEN
-        return rank.recent.begin(call, t, rank.steps, first, seconds, 0), call, t, first
-
-    def close(self, opened: Opened, last: int) -> None:
-        self._leave()
-        assert self.rank.recent is not None
-        self.rank.recent.end(opened[0], time.time() - opened[2], last)
-
-    def note(self, values: Values, first: int, t: float, seconds: float, where: sites.Where | None = None) -> None:
-        """Something that is over."""
-        assert self.rank.recent is not None
-        call = self._call(values, sites.where() if where is None else where)
-        self.rank.recent.begin(call, t, self.rank.steps, first, seconds, first)
+    def note(self, values: Values, first: int, t: float, seconds: float, last: int = 0, where: sites.Where = ()) -> None:
+        """Something that is over. `first`: what counts it."""
+        call = self.rank.calls.get((self.event, values, where))
+        if call is None:
+            call = self._new_call(values, where)
+        self.rank.recent.begin(call, t, self.rank.steps, first, seconds, last)  # type: ignore[union-attr]
 
     def _leave(self) -> None:
         doing = self.rank.doing
@@ -86,12 +75,12 @@ class Light:
         elif self.mark in doing and threading.get_ident() == self.rank.main:
             del doing[doing.index(self.mark) :]  # what was opened inside it did not come to its end
 
-    def _call(self, values: Values, where: sites.Where) -> int:
+    def _new_call(self, values: Values, where: sites.Where) -> int:
         rank = self.rank
+        if len(rank.calls) >= MOST_CALLS:
+            values = (None,) * len(values)
         number = rank.calls.get((self.event, values, where))
         if number is None:
-            if len(rank.calls) >= MOST_CALLS and any(value is not None for value in values):
-                return self._call((None,) * len(values), where)
             number = rank.calls[self.event, values, where] = len(rank.calls)
             rank.budget.changed = True
             fields = dict(zip(self.names, values, strict=True))

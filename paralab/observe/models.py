@@ -90,7 +90,7 @@ class Models:
             where = sites.where(outside=module)
             if not self.rank.watched:
                 model = self.numbers.get(id(module))
-                self.light.note((model, module.training, torch.is_grad_enabled(), None, "module"), 0, time.time(), 0.0, where)
+                self.light.note((model, module.training, torch.is_grad_enabled(), None, "module"), 0, time.time(), 0.0, where=where)
                 return
             site = self.rank.site(where)
             self.rank.emit("forward", **self._of_forward(module, inputs, {}), through="module", seq=None, site=site)
@@ -108,7 +108,8 @@ class Models:
             "autocast": autocast_now(),
         }
 
-    def _of_light(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, ...] | None:
+    def _of_light(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+        module = args[0]
         number = self.numbers.get(id(module))
         if number is None:
             return None
@@ -145,7 +146,7 @@ class Models:
                 fields["weight"] = float(given[0].detach())
         return fields
 
-    def _is_outermost(self, *args: Any, **kwargs: Any) -> tuple[()] | None:
+    def _is_outermost(self, args: Any, kwargs: Any) -> tuple[()] | None:
         return None if is_inside(self.rank, "backward", "pipeline") else ()
 
     def _looks_at(self, loss: torch.Tensor) -> bool:
@@ -181,7 +182,7 @@ class Models:
         return False
 
 
-def _in_world(*args: Any, **kwargs: Any) -> int | None:
+def _in_world(args: Any, kwargs: Any) -> int | None:
     return sequence()
 
 

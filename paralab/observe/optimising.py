@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from typing import Any
 
@@ -27,7 +28,7 @@ class Optimisers:
         self.made: list[int] = []  # steps of each optimiser
         self.kept: list[Optimizer] = []
         self.living: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self.open: dict[int, Any] = {}
+        self.open: dict[int, dict[str, Any]] = {}
         self.light = Light(rank, "step", ("optimiser", "optimiser_class"))
 
     def install(self) -> None:
@@ -63,13 +64,14 @@ class Optimisers:
     # --- steps -------------------------------------------------------------------------------------------------------------------
 
     def _before(self, optimiser: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.rank.watched and self.rank.trial_steps is None:
+            return
         self.rank.identify()
         number = self.number(optimiser)
         hold(self.rank, self.made[number])
-        made = self.made[number] + 1
         if not self.rank.watched:
-            self.open[number] = self.light.open((number, type(optimiser).__name__), made)
             return
+        made = self.made[number] + 1
         fields: dict[str, Any] = {
             "optimiser": number,
             "optimiser_class": type(optimiser).__name__,
@@ -85,12 +87,12 @@ class Optimisers:
     def _after(self, optimiser: Optimizer, args: Any, kwargs: Any) -> None:
         number = self.number(optimiser)
         operation = self.open.pop(number, None)
-        if operation is None:
-            return
         self.made[number] += 1
+        is_light = not self.rank.watched
         self.rank.step_is_over(max(self.made))
-        if not isinstance(operation, dict):
-            self.light.close(operation, self.rank.steps)
+        if operation is None:
+            if is_light:
+                self.light.note((number, type(optimiser).__name__), self.made[number], time.time(), 0.0, self.rank.steps)
             return
         more: dict[str, Any] = {}
         if "gradients" in operation:

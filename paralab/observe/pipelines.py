@@ -57,14 +57,15 @@ def _install(rank: Rank, module: ModuleType) -> None:
 
     def describe(schedule: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
         rank.identify()
-        values = brief(schedule, *args, **kwargs)
+        values = brief((schedule, *args), kwargs)
         return None if values is None else {**dict(zip(NAMES, values, strict=True)), "made": made.get(schedule, [])}
 
-    def brief(schedule: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...] | None:
+    def brief(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
         if is_inside(rank, "pipeline"):
             return None
+        schedule = args[0]
         stage = (getattr(schedule, "_stages", None) or [schedule._stage])[0]
-        sizes = _rows(args), _rows(kwargs.get("target"))
+        sizes = _rows(args[1:]), _rows(kwargs.get("target"))
         return type(schedule).__name__, schedule._n_microbatches, stage.num_stages, stage.stage_index, *sizes
 
     def conclude(result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -18,11 +18,11 @@ MILLI = 1_000_000  # nanoseconds
 
 def test_how_rarely_a_step_is_watched():
     #                 plain digests  step     one in
-    assert affordable(0.05,   0.05,   5.0,  8) == 8  # fmt: skip
-    assert affordable(0.40,   0.50,   5.0,  8) == 16  # fmt: skip
-    assert affordable(0.40,   3.00,   5.0,  8) == 128  # fmt: skip
-    assert affordable(0.40,   3.00, 100.0,  8) == 8  # fmt: skip
-    assert affordable(0.40,   3.00, 100.0, 64) == 64  # fmt: skip
+    assert affordable(0.05,   0.05,  10.0,  8) == 8  # fmt: skip
+    assert affordable(0.40,   0.50,  10.0,  8) == 16  # fmt: skip
+    assert affordable(0.40,   3.00,  10.0,  8) == 128  # fmt: skip
+    assert affordable(0.40,   3.00, 200.0,  8) == 8  # fmt: skip
+    assert affordable(0.40,   3.00, 200.0, 64) == 64  # fmt: skip
     assert affordable(9.00,   9.00,   0.1,  8) == 1024, "never none at all"  # fmt: skip
 
 
@@ -42,13 +42,13 @@ def run_steps(steps, step_ms, watched_ms, light_ms, digests_ms=0.0, new_in=()):
     return watched, budget
 
 
-@pytest.mark.parametrize(("step_ms", "digests_ms"), [(1.0, 0.5), (5.0, 3.0), (20.0, 30.0), (100.0, 3.0)])
+@pytest.mark.parametrize(("step_ms", "digests_ms"), [(2.0, 0.5), (5.0, 3.0), (40.0, 60.0), (100.0, 3.0)])
 def test_what_is_sampled_stays_within_its_share(step_ms, digests_ms):
     watched, budget = run_steps(8192, step_ms, 0.4, 0.0, digests_ms)
     assert watched[:64] == list(range(1, 65))
     late = [step for step in watched if step > 1024]
     cost = 0.4 * len(late) + digests_ms * sum(step % 64 == 0 for step in late)
-    assert 0 < cost <= 0.0105 * step_ms * (8192 - 1024)
+    assert 0 < cost <= 0.0052 * step_ms * (8192 - 1024)
     assert {step % budget.every for step in late[-3:]} == {0}
     assert 0 < budget.share < 0.02 + 0.4 * 64 / (step_ms * 8192)
 
@@ -64,12 +64,12 @@ def test_rows_come_back_and_the_open_one_is_known(tmp_path):
         row = recent.begin(number % 7, 100.0 + number, 5, number, OPEN, 0)
         if number < ROWS + 10:
             recent.end(row, 0.5, number + 1)
-    begun, rows = read_recent(tmp_path / "rank0.recent")
-    assert (begun, len(rows), rows[0].number) == (ROWS + 10, ROWS, 11)
+    rows = read_recent(tmp_path / "rank0.recent")
+    assert [row.number for row in rows] == list(range(11, ROWS + 11))
     assert [row.seconds for row in rows] == [0.5] * (ROWS - 1) + [OPEN]
     assert (rows[0].first, rows[0].last, rows[-1].call) == (11, 12, (ROWS + 10) % 7)
     recent.end(1, 9.0, 9)
-    assert all(row.seconds != 9.0 for row in read_recent(tmp_path / "rank0.recent")[1]), "its place was taken"
+    assert all(row.seconds != 9.0 for row in read_recent(tmp_path / "rank0.recent")), "its place was taken"
 
 
 def test_only_steps_that_all_ranks_watched_are_judged(tmp_path):
