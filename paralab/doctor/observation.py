@@ -104,7 +104,7 @@ class RankSeen:
     @property
     def made(self) -> int:
         """Optimiser steps made."""
-        return max((event.step for event in self.story), default=0)
+        return max((event.step for event in (*self.story, *self.doing)), default=0)
 
     @property
     def raised(self) -> Raised | None:
@@ -201,7 +201,7 @@ class _File:
             elif raw["event"] == "call":
                 self.calls[raw["id"]] = raw
             elif raw["event"] == "failed":
-                self.failed += self._typed(Row(0, raw["call"], raw["t"], raw["step"], raw["first"], OPEN, 0), raw)
+                self.failed += self._typed(Row(0, raw["call"], raw["t"], raw["step"], raw["first"], OPEN), {}, raw)
             elif event := typed(raw, self.sites):
                 self.events.append(event)
                 if isinstance(event, Step):
@@ -211,9 +211,27 @@ class _File:
 
     def light(self, is_open: bool) -> list[Event]:
         """The last operations of light steps: those that are over, or those that the rank is in."""
-        return [event for row in self.rows if (row.seconds == OPEN if is_open else row.seconds >= 0) for event in self._typed(row)]
+        rows = [row for row in self.rows if (row.seconds == OPEN if is_open else row.seconds >= 0)]
+        made = {} if is_open else self._collectives_made()
+        return [event for row in rows for event in self._typed(row, made)]
 
-    def _typed(self, row: Row, more: dict[str, Any] | None = None) -> list[Event]:
+    def _collectives_made(self) -> dict[int, int]:
+        """row -> how many collectives it made: up to the next one's first; where none follows soon, as many as the last time."""
+        made: dict[int, int] = {}
+        usual: dict[int, int] = {}  # call -> how many
+        following: dict[str, Row] = {}  # group -> the next row that counts in it
+        for row in reversed(self.rows):
+            call = self.calls.get(row.call, {})
+            if not row.first or call.get("of") == "batch":
+                continue
+            group = call.get("group") or "0"
+            after = following.get(group)
+            if after is not None and after.step <= row.step + 1:
+                made[row.number] = usual[row.call] = after.first - row.first
+            following[group] = row
+        return {row.number: made.get(row.number, usual.get(row.call, 1)) for row in self.rows}
+
+    def _typed(self, row: Row, made: dict[int, int], more: dict[str, Any] | None = None) -> list[Event]:
         call = self.calls.get(row.call)
         if call is None:
             return []  # a file that was cut off
@@ -221,10 +239,8 @@ class _File:
         raw = {**call, "event": call["of"], "t": row.t, "step": row.step, "seconds": row.seconds if over else None}
         if call["of"] == "batch":
             raw.update(batch=row.first, wait=row.seconds, seconds=None)
-        elif call["of"] == "step":
-            raw.update(number=row.first, step=row.last)
         elif row.first:
-            raw["seq"] = [row.first, row.last if over else row.first - (call["of"] != "collective")]
+            raw["seq"] = [row.first, row.first - 1 + made.get(row.number, call["of"] == "collective")]
         event = typed({**raw, **({"seconds": more["seconds"], "error": more["error"]} if more else {})}, self.sites)
         return [] if event is None else [event]
 
@@ -301,9 +317,8 @@ def _is_of(event: Event, steps: set[int]) -> bool:
 
 def _recent(file: _File) -> list[Event]:
     """Of light steps: the last ones, from the beginning of a step."""
-    found = file.light(is_open=False)
-    first = next((number for number, event in enumerate(found) if isinstance(event, Step)), -1) if len(file.rows) == ROWS else -1
-    return found[first + 1 :]
+    cut = file.rows[0].step if len(file.rows) == ROWS else -1
+    return [event for event in file.light(is_open=False) if event.step > cut]
 
 
 def _start(file: _File) -> Start:

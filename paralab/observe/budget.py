@@ -34,19 +34,27 @@ def affordable(plain: float, digests: float, step: float, least: int) -> int:
 
 
 class Budget:
+    """`until`: the next step whose end must be told; of the light ones before it nothing needs to be known."""
+
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.clock = clock
-        self.spent = 0  # nanoseconds in this step, added up by all that observes
+        self.spent = 0  # nanoseconds since the last step that was told, added up by all that observes
         self.watched = True
-        self.changed = False  # this step brought something that was not there before
+        self.until = 1
         self.every = LEAST
         self.all_spent = self.all_passed = 0
         self._plain = self._digests = 0.0
         self._began: int | None = None  # the present 64 steps
         self._last = 0  # the last step that was watched
+        self._is_new = False
+
+    def something_new(self, over: int) -> None:
+        """In the step after the `over` ones: the next one is watched, unless there was one just now."""
+        if over + 2 - self._last >= self.every // 2:
+            self._is_new, self.until = True, min(self.until, over + 1)
 
     def step_is_over(self, step: int) -> bool:
-        """True: what these 64 steps cost is known now."""
+        """True: what the last 64 steps cost is known now."""
         spent, self.spent = self.spent, 0
         if self.watched:
             self._last = step
@@ -65,9 +73,10 @@ class Budget:
             self.all_passed += now - self._began
             self._began = now
         following = step + 1
-        is_new = self.changed and following - self._last >= self.every // 2
-        self.watched = following <= EVERY or following % self.every == 0 or is_new
-        self.changed = False
+        self.watched = following <= EVERY or following % self.every == 0 or self._is_new
+        self._is_new = False
+        before_the_next = (following // self.every + 1) * self.every - 1
+        self.until = following if self.watched else min(before_the_next, (step // EVERY + 1) * EVERY)
         return is_known
 
     @property

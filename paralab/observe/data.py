@@ -66,7 +66,7 @@ class Loaders:
 
     def _began(self, iterator: Any, loader: DataLoader[Any]) -> dict[str, Any]:
         number = self.numbers[loader]
-        iterator._paralab = {"loader": number, "epoch": self.passes[number], "batch": 0, "samples": 0}
+        iterator._paralab = {"loader": number, "epoch": self.passes[number], "batch": 0, "samples": 0, "call": None}
         return {}
 
     def _install_next(self) -> None:
@@ -104,7 +104,9 @@ class Loaders:
             size = tensors[0].shape[0] if tensors and tensors[0].dim() else None
             state["samples"] += size or 0
             if not self.rank.watched:
-                self.light.note((state["loader"], state["epoch"], size), state["batch"], start, seconds)
+                if state["call"] is None or size != state["size"]:
+                    state["size"], state["call"] = size, self.light.call((state["loader"], state["epoch"], size))
+                self.rank.recent.begin(state["call"], start, self.rank.steps, state["batch"], seconds)  # type: ignore[union-attr]
                 return
             fields = {**{name: state[name] for name in ("loader", "epoch", "batch")}, "size": size, "wait": round(seconds, 6)}
             # The first batches of the first passes, then ever fewer: enough to see whose data they are, and if the order changes.

@@ -27,46 +27,43 @@ def _nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 class Light:
     """Of one function. `values`: those of the `names`, given what it is called with, or None: nothing to note. `count`: the number
-    of the last collective that this rank has begun, in the group of the call."""
+    of the last collective that this rank has begun, in the group of the call; asked before it only, because it is dear: the next
+    one tells how many it made."""
 
     def __init__(self, rank: Rank, event: str, names: tuple[str, ...], values: Look = _nothing, count: Look = _nothing) -> None:
         self.rank, self.event, self.names, self.values, self.count = rank, event, names, values, count
         self.mark = {"event": event}  # among `rank.doing`
+        self.way = (0, 0)  # by which it was called the last time
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Opened | None:
         values = self.values(args, kwargs)
         if values is None:
             return None
-        rank, before, where = self.rank, self.count(args, kwargs), sites.where()
-        call = rank.calls.get((self.event, values, where))
+        rank, before, near = self.rank, self.count(args, kwargs), sites.near(*self.way)
+        call = rank.calls.get((self.event, values, near)) if near else None
         if call is None:
-            call = self._new_call(values, where)
+            call = self.call(values, sites.where())
+            self.way = sites.way_here()
+            if near := sites.near(*self.way):
+                rank.calls[self.event, values, near] = call
         first, seconds, t = 0 if before is None else before + 1, OPEN_ASIDE, time.time()
         if threading.get_ident() == rank.main:
             rank.doing.append(self.mark)
             seconds = OPEN
-        return rank.recent.begin(call, t, rank.steps, first, seconds, 0), call, t, first  # type: ignore[union-attr]
+        return rank.recent.begin(call, t, rank.steps, first, seconds), call, t, first  # type: ignore[union-attr]
 
     def end(self, opened: Opened, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._leave()
-        seconds = time.time() - opened[2]
-        self.rank.recent.end(opened[0], seconds, self.count(args, kwargs) or 0)  # type: ignore[union-attr]
+        self.rank.recent.end(opened[0], time.time() - opened[2])  # type: ignore[union-attr]
 
     def fail(self, opened: Opened, error: str) -> None:
         """What raised is kept for good, and its row is void."""
         row, call, t, first = opened
         self._leave()
-        self.rank.recent.end(row, FAILED, 0)  # type: ignore[union-attr]
+        self.rank.recent.end(row, FAILED)  # type: ignore[union-attr]
         seconds = round(time.time() - t, 6)
         more = {"t": t, "step": self.rank.steps, "first": first, "seconds": seconds, "error": error}
         self.rank.write({"event": "failed", "call": call, **more})
-
-    def note(self, values: Values, first: int, t: float, seconds: float, last: int = 0, where: sites.Where = ()) -> None:
-        """Something that is over. `first`: what counts it."""
-        call = self.rank.calls.get((self.event, values, where))
-        if call is None:
-            call = self._new_call(values, where)
-        self.rank.recent.begin(call, t, self.rank.steps, first, seconds, last)  # type: ignore[union-attr]
 
     def _leave(self) -> None:
         doing = self.rank.doing
@@ -75,14 +72,15 @@ class Light:
         elif self.mark in doing and threading.get_ident() == self.rank.main:
             del doing[doing.index(self.mark) :]  # what was opened inside it did not come to its end
 
-    def _new_call(self, values: Values, where: sites.Where) -> int:
+    def call(self, values: Values, where: sites.Where = ()) -> int:
+        """The number of a call, which is written down the first time."""
         rank = self.rank
         if len(rank.calls) >= MOST_CALLS:
             values = (None,) * len(values)
         number = rank.calls.get((self.event, values, where))
         if number is None:
             number = rank.calls[self.event, values, where] = len(rank.calls)
-            rank.budget.changed = True
+            rank.budget.something_new(rank.steps)
             fields = dict(zip(self.names, values, strict=True))
             rank.write({"event": "call", "id": number, "of": self.event, "site": rank.site(where), **fields})
         return number

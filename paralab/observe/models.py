@@ -3,7 +3,6 @@ backward passes."""
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -38,11 +37,13 @@ class Models:
         self.names: dict[int, str] = {}  # id of a parameter
         self.changes = Changes(rank, self.numbers, self.names)
         self.optimised: Callable[[], list[torch.Tensor]] = list  # all parameters that optimisers have
-        self.light = Light(rank, "forward", ("model", "training", "grad", "sync", "through"), self._of_light, _in_world)
+        self.light = Light(rank, "forward", ("model", "training", "grad", "sync"), self._of_light, _before_forward)
+        self.hooks: list[Any] = []
         self.forwards = 0
         self.backwards = 0
 
     def install(self) -> None:
+        self.rank.turns.append(self._turn)
         wrap(self.rank, DistributedDataParallel, "__init__", "wrap", self._wrap("ddp"), self._wrapped("ddp"))
         wrap(self.rank, DataParallel, "__init__", "wrap", self._wrap("data_parallel"), self._wrapped("data_parallel"))
         wrap(self.rank, DistributedDataParallel, "forward", "forward", self._forward, self._forwarded, light=self.light)
@@ -69,8 +70,7 @@ class Models:
             self.numbers[id(wrapper)] = self.numbers[id(module)] = number
             self.names.update({id(parameter): name for name, parameter in module.named_parameters()})  # type: ignore[union-attr]
             self.changes.watch()
-            hook = guarded(self.rank, self._past_the_wrapper)
-            module.register_forward_pre_hook(hook)  # type: ignore[union-attr]
+            self._turn(self.rank.watched)
             options = {name: getattr(wrapper, name) for name in OPTIONS if hasattr(wrapper, name)}
             options["device_ids"] = [str(device) for device in getattr(wrapper, "device_ids", None) or []]
             ranks = dist.get_process_group_ranks(wrapper.process_group) if kind == "ddp" else []  # type: ignore[arg-type]
@@ -83,16 +83,18 @@ class Models:
 
         return conclude
 
+    def _turn(self, watched: bool) -> None:
+        """Forwards past the wrapper are looked for in watched steps."""
+        for hook in self.hooks:
+            hook.remove()
+        look = guarded(self.rank, self._past_the_wrapper)
+        self.hooks = [wrapper.module.register_forward_pre_hook(look) for wrapper, _ in self.wrapped] if watched else []  # type: ignore
+
     def _past_the_wrapper(self, module: nn.Module, inputs: Any) -> None:
         """The wrapped module is called; through its wrapper, unless no forward of a wrapper is open. The site is where the user
         turned to the module: not a method of its own that calls it."""
         if not is_inside(self.rank, "forward", "wrap", "pipeline"):
-            where = sites.where(outside=module)
-            if not self.rank.watched:
-                model = self.numbers.get(id(module))
-                self.light.note((model, module.training, torch.is_grad_enabled(), None, "module"), 0, time.time(), 0.0, where=where)
-                return
-            site = self.rank.site(where)
+            site = self.rank.site(sites.where(outside=module))
             self.rank.emit("forward", **self._of_forward(module, inputs, {}), through="module", seq=None, site=site)
 
     # --- passes ------------------------------------------------------------------------------------------------------------------
@@ -113,7 +115,7 @@ class Models:
         number = self.numbers.get(id(module))
         if number is None:
             return None
-        return number, module.training, torch.is_grad_enabled(), getattr(module, "require_backward_grad_sync", None), "wrapper"
+        return number, module.training, torch.is_grad_enabled(), getattr(module, "require_backward_grad_sync", None)
 
     def _forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
         if id(module) not in self.numbers:
@@ -184,6 +186,13 @@ class Models:
 
 def _in_world(args: Any, kwargs: Any) -> int | None:
     return sequence()
+
+
+def _before_forward(args: Any, kwargs: Any) -> int | None:
+    """None for a forward that makes no collectives: no buffers, and no `with model.join()`."""
+    wrapper = args[0]
+    join = getattr(wrapper, "_join_config", None)
+    return sequence() if getattr(wrapper, "modules_buffers", True) or (join is not None and join.enable) else None
 
 
 def _without_grad(wrapper: nn.Module) -> list[str]:

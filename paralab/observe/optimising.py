@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from paralab.observe.digests import is_sampled, of_tensors, tensors_in
-from paralab.observe.light import Light
 from paralab.observe.models import Models
 from paralab.observe.rank import Rank, guarded
 from paralab.observe.trial import hold
@@ -29,12 +27,13 @@ class Optimisers:
         self.kept: list[Optimizer] = []
         self.living: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.open: dict[int, dict[str, Any]] = {}
-        self.light = Light(rank, "step", ("optimiser", "optimiser_class"))
+        self.before: Any = None  # the hook, which is not there in light steps
 
     def install(self) -> None:
         wrap(self.rank, Optimizer, "__init__", "made", self._making)
         self.models.optimised = self._parameters
-        register_optimizer_step_pre_hook(guarded(self.rank, self._before))
+        self.rank.turns.append(self._turn)
+        self._turn(watched=True)
         register_optimizer_step_post_hook(guarded(self.rank, self._after))
         wrap(self.rank, Optimizer, "zero_grad", "zero_grad", lambda optimiser, *a, **k: {"optimiser": self.number(optimiser)})
         wrap(self.rank, nn.Module, "zero_grad", "zero_grad", lambda module, *a, **k: {"optimiser": None})
@@ -61,11 +60,16 @@ class Optimisers:
             self.made.append(0)
         return number
 
+    def _turn(self, watched: bool) -> None:
+        if self.before is not None and self.rank.trial_steps is None:
+            self.before.remove()
+            self.before = None
+        if self.before is None and watched:
+            self.before = register_optimizer_step_pre_hook(guarded(self.rank, self._before))
+
     # --- steps -------------------------------------------------------------------------------------------------------------------
 
     def _before(self, optimiser: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self.rank.watched and self.rank.trial_steps is None:
-            return
         self.rank.identify()
         number = self.number(optimiser)
         hold(self.rank, self.made[number])
@@ -88,12 +92,9 @@ class Optimisers:
         number = self.number(optimiser)
         operation = self.open.pop(number, None)
         self.made[number] += 1
-        is_light = not self.rank.watched
         self.rank.step_is_over(max(self.made))
         if operation is None:
-            if is_light:
-                self.light.note((number, type(optimiser).__name__), self.made[number], time.time(), 0.0, self.rank.steps)
-            return
+            return  # of a light step
         more: dict[str, Any] = {}
         if "gradients" in operation:
             parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]

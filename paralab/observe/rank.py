@@ -54,6 +54,7 @@ class Rank:
         self.trial_steps = trial_steps
         self.when_known: Callable[[], None] = lambda: None
         self.parents: Any = None
+        self.turns: list[Callable[[bool], None]] = []  # called when watched steps follow light ones, and the other way round
         self.fresh()
 
     def fresh(self) -> None:
@@ -62,7 +63,7 @@ class Rank:
         self.pid = os.getpid()
         self.rank: int | None = None
         self.budget = Budget()
-        self.watched = True  # everything of this step is written down; else it is a light one (see observe.light)
+        self.turn(watched=True)
         self.calls: dict[tuple[Any, ...], int] = {}  # of light steps
         sites.forget()
         self.steps = 0  # optimiser steps that are over, of the optimiser that made most
@@ -108,11 +109,19 @@ class Rank:
         if steps == self.steps:
             return  # of another optimiser
         self.steps = steps
+        if steps < self.budget.until:
+            return
         self.overwritten = None
         is_known = self.budget.step_is_over(steps)
-        self.watched = self.budget.watched
+        if self.budget.watched != self.watched:
+            self.turn(self.budget.watched)
         if is_known:
             self.emit("cost", share=round(self.budget.share, 5), every=self.budget.every, site=None)
+
+    def turn(self, watched: bool) -> None:
+        self.watched = watched  # everything of this step is written down; else it is a light one (see observe.light)
+        for turn in self.turns:
+            turn(watched)
 
     def samples(self, count: int) -> bool:
         """Tensors are looked at in this step: at first by the `count` of what looks at them, then by the steps."""

@@ -51,6 +51,29 @@ def where(outside: Any = None) -> Where:
     return tuple(found)
 
 
+def near(depth: int, through: int) -> Where | None:
+    """The same for a call that comes as it came before, without a walk: the frame so deep is of the code `through`, and the user's
+    frame calls it. Its two innermost frames; None: it comes otherwise."""
+    try:
+        frame = sys._getframe(depth)
+    except ValueError:
+        return None
+    user = frame.f_back
+    if id(frame.f_code) != through or user is None or not _own.get(id(user.f_code)):
+        return None
+    outer = user.f_back
+    inner = (id(user.f_code), user.f_lasti)
+    return inner if outer is None else (*inner, id(outer.f_code), outer.f_lasti)
+
+
+def way_here() -> tuple[int, int]:
+    """(depth, through) for `near`, when it is called from where this is called."""
+    depth, frame = 0, sys._getframe(0)
+    while (user := frame.f_back) is not None and not _own.get(id(user.f_code)):
+        depth, frame = depth + 1, user
+    return depth, id(frame.f_code)
+
+
 def places(at: Where) -> list[list[Any]]:
     """[file, line, function] of each frame."""
     return [[os.path.abspath(code.co_filename), line, code.co_name] for code, line in _lines(at)]

@@ -1,7 +1,7 @@
 """The last operations of a rank, those that are open among them, in a file of fixed size mapped into the process.
 
 A row is a few numbers: which call it is (what the numbers of calls stand for is written down once, in the journal), when it began,
-and its numbers in the group. Writing it is one store into memory, so it can be afforded in every step; what is open stays readable
+and its number in the group. Writing it is one store into memory, so it can be afforded in every step; what is open stays readable
 from outside, whatever happens to the process.
 """
 
@@ -24,11 +24,10 @@ class Row(NamedTuple):
     step: int
     first: int
     seconds: float
-    last: int
 
 
-ROW = struct.Struct("<qqdqqdq")
-END = struct.Struct("<dq")  # the last two, which change when it is over
+ROW = struct.Struct("<qqdqqd")
+END = struct.Struct("<d")  # the last one, which changes when it is over
 
 
 class Recent:
@@ -40,15 +39,15 @@ class Recent:
         self._numbers = itertools.count(1)  # one step of the interpreter: threads need no lock
         self._begun = 0
 
-    def begin(self, call: int, t: float, step: int, first: int, seconds: float, last: int) -> int:
+    def begin(self, call: int, t: float, step: int, first: int, seconds: float) -> int:
         """A new row; its number."""
         number = self._begun = next(self._numbers)
-        ROW.pack_into(self._map, number % ROWS * ROW.size, number, call, t, step, first, seconds, last)
+        ROW.pack_into(self._map, number % ROWS * ROW.size, number, call, t, step, first, seconds)
         return number
 
-    def end(self, number: int, seconds: float, last: int) -> None:
+    def end(self, number: int, seconds: float) -> None:
         if self._begun - number < ROWS:  # else its place was taken meanwhile
-            END.pack_into(self._map, (number % ROWS + 1) * ROW.size - END.size, seconds, last)
+            END.pack_into(self._map, (number % ROWS + 1) * ROW.size - END.size, seconds)
 
 
 def read_recent(path: Path) -> list[Row]:

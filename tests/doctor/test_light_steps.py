@@ -35,10 +35,12 @@ def run_steps(steps, step_ms, watched_ms, light_ms, digests_ms=0.0, new_in=()):
         own = watched_ms + digests_ms * (step % 64 == 0) if budget.watched else light_ms
         if budget.watched:
             watched.append(step)
-        budget.changed = step in new_in
+        if step in new_in:
+            budget.something_new(step - 1)
         budget.spent += int(own * MILLI)
         now[0] += int((step_ms + own) * MILLI)
-        budget.step_is_over(step)
+        if step >= budget.until:
+            budget.step_is_over(step)
     return watched, budget
 
 
@@ -61,14 +63,14 @@ def test_a_step_that_brings_something_new_is_followed_by_a_watched_one():
 def test_rows_come_back_and_the_open_one_is_known(tmp_path):
     recent = Recent(tmp_path / "rank0.recent")
     for number in range(1, ROWS + 11):
-        row = recent.begin(number % 7, 100.0 + number, 5, number, OPEN, 0)
+        row = recent.begin(number % 7, 100.0 + number, 5, number, OPEN)
         if number < ROWS + 10:
-            recent.end(row, 0.5, number + 1)
+            recent.end(row, 0.5)
     rows = read_recent(tmp_path / "rank0.recent")
     assert [row.number for row in rows] == list(range(11, ROWS + 11))
     assert [row.seconds for row in rows] == [0.5] * (ROWS - 1) + [OPEN]
-    assert (rows[0].first, rows[0].last, rows[-1].call) == (11, 12, (ROWS + 10) % 7)
-    recent.end(1, 9.0, 9)
+    assert (rows[0].first, rows[-1].call) == (11, (ROWS + 10) % 7)
+    recent.end(1, 9.0)
     assert all(row.seconds != 9.0 for row in read_recent(tmp_path / "rank0.recent")), "its place was taken"
 
 
