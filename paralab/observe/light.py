@@ -67,9 +67,11 @@ class Light:
 
     def _leave(self) -> None:
         doing = self.rank.doing
+        if threading.get_ident() != self.rank.main:
+            return
         if doing and doing[-1] is self.mark:
             doing.pop()
-        elif self.mark in doing and threading.get_ident() == self.rank.main:
+        elif self.mark in doing:
             del doing[doing.index(self.mark) :]  # what was opened inside it did not come to its end
 
     def call(self, values: Values, where: sites.Where = ()) -> int:

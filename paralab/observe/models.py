@@ -18,7 +18,7 @@ from paralab.observe.changes import Changes
 from paralab.observe.collectives import rank_first, sequence
 from paralab.observe.digests import of_tensors, raw_bytes, tensors_in
 from paralab.observe.light import Light
-from paralab.observe.rank import Rank, guarded
+from paralab.observe.rank import Guarded, Rank
 from paralab.observe.reducer import note_reduction
 from paralab.observe.wrapping import argument, is_inside, wrap
 
@@ -38,12 +38,10 @@ class Models:
         self.changes = Changes(rank, self.numbers, self.names)
         self.optimised: Callable[[], list[torch.Tensor]] = list  # all parameters that optimisers have
         self.light = Light(rank, "forward", ("model", "training", "grad", "sync"), self._of_light, _before_forward)
-        self.hooks: list[Any] = []
         self.forwards = 0
         self.backwards = 0
 
     def install(self) -> None:
-        self.rank.turns.append(self._turn)
         wrap(self.rank, DistributedDataParallel, "__init__", "wrap", self._wrap("ddp"), self._wrapped("ddp"))
         wrap(self.rank, DataParallel, "__init__", "wrap", self._wrap("data_parallel"), self._wrapped("data_parallel"))
         wrap(self.rank, DistributedDataParallel, "forward", "forward", self._forward, self._forwarded, light=self.light)
@@ -70,7 +68,8 @@ class Models:
             self.numbers[id(wrapper)] = self.numbers[id(module)] = number
             self.names.update({id(parameter): name for name, parameter in module.named_parameters()})  # type: ignore[union-attr]
             self.changes.watch()
-            self._turn(self.rank.watched)
+            hook = Guarded(self.rank, self._past_the_wrapper, in_light_steps=False)
+            module.register_forward_pre_hook(hook)  # type: ignore[union-attr]
             options = {name: getattr(wrapper, name) for name in OPTIONS if hasattr(wrapper, name)}
             options["device_ids"] = [str(device) for device in getattr(wrapper, "device_ids", None) or []]
             ranks = dist.get_process_group_ranks(wrapper.process_group) if kind == "ddp" else []  # type: ignore[arg-type]
@@ -82,13 +81,6 @@ class Models:
             }
 
         return conclude
-
-    def _turn(self, watched: bool) -> None:
-        """Forwards past the wrapper are looked for in watched steps."""
-        for hook in self.hooks:
-            hook.remove()
-        look = guarded(self.rank, self._past_the_wrapper)
-        self.hooks = [wrapper.module.register_forward_pre_hook(look) for wrapper, _ in self.wrapped] if watched else []  # type: ignore
 
     def _past_the_wrapper(self, module: nn.Module, inputs: Any) -> None:
         """The wrapped module is called; through its wrapper, unless no forward of a wrapper is open. The site is where the user

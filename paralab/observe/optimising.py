@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from paralab.observe.digests import is_sampled, of_tensors, tensors_in
 from paralab.observe.models import Models
-from paralab.observe.rank import Rank, guarded
+from paralab.observe.rank import Guarded, Rank
 from paralab.observe.trial import hold
 from paralab.observe.wrapping import argument, is_inside, wrap
 
@@ -27,14 +27,13 @@ class Optimisers:
         self.kept: list[Optimizer] = []
         self.living: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.open: dict[int, dict[str, Any]] = {}
-        self.before: Any = None  # the hook, which is not there in light steps
 
     def install(self) -> None:
         wrap(self.rank, Optimizer, "__init__", "made", self._making)
         self.models.optimised = self._parameters
-        self.rank.turns.append(self._turn)
-        self._turn(watched=True)
-        register_optimizer_step_post_hook(guarded(self.rank, self._after))
+        is_trial = self.rank.trial_steps is not None  # then a step may have to wait
+        register_optimizer_step_pre_hook(Guarded(self.rank, self._before, in_light_steps=is_trial))
+        register_optimizer_step_post_hook(Guarded(self.rank, self._after, in_light_steps=True))
         wrap(self.rank, Optimizer, "zero_grad", "zero_grad", lambda optimiser, *a, **k: {"optimiser": self.number(optimiser)})
         wrap(self.rank, nn.Module, "zero_grad", "zero_grad", lambda module, *a, **k: {"optimiser": None})
         self._install_schedulers()
@@ -59,13 +58,6 @@ class Optimisers:
             self.kept.append(optimiser)
             self.made.append(0)
         return number
-
-    def _turn(self, watched: bool) -> None:
-        if self.before is not None and self.rank.trial_steps is None:
-            self.before.remove()
-            self.before = None
-        if self.before is None and watched:
-            self.before = register_optimizer_step_pre_hook(guarded(self.rank, self._before))
 
     # --- steps -------------------------------------------------------------------------------------------------------------------
 

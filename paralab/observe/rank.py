@@ -54,7 +54,6 @@ class Rank:
         self.trial_steps = trial_steps
         self.when_known: Callable[[], None] = lambda: None
         self.parents: Any = None
-        self.turns: list[Callable[[bool], None]] = []  # called when watched steps follow light ones, and the other way round
         self.fresh()
 
     def fresh(self) -> None:
@@ -63,7 +62,7 @@ class Rank:
         self.pid = os.getpid()
         self.rank: int | None = None
         self.budget = Budget()
-        self.turn(watched=True)
+        self.watched = True  # everything of this step is written down; else it is a light one (see observe.light)
         self.calls: dict[tuple[Any, ...], int] = {}  # of light steps
         sites.forget()
         self.steps = 0  # optimiser steps that are over, of the optimiser that made most
@@ -113,15 +112,9 @@ class Rank:
             return
         self.overwritten = None
         is_known = self.budget.step_is_over(steps)
-        if self.budget.watched != self.watched:
-            self.turn(self.budget.watched)
+        self.watched = self.budget.watched
         if is_known:
             self.emit("cost", share=round(self.budget.share, 5), every=self.budget.every, site=None)
-
-    def turn(self, watched: bool) -> None:
-        self.watched = watched  # everything of this step is written down; else it is a light one (see observe.light)
-        for turn in self.turns:
-            turn(watched)
 
     def samples(self, count: int) -> bool:
         """Tensors are looked at in this step: at first by the `count` of what looks at them, then by the steps."""
@@ -253,16 +246,25 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def guarded(rank: Rank, note: Callable[..., Any]) -> Callable[..., Any]:
-    """A callback of ours, as torch may call it: it never raises."""
+class Guarded:
+    """A callback of ours, as torch may call it: it never raises, and in light steps it is not called unless asked for."""
 
-    def safely(*args: Any, **kwargs: Any) -> None:
-        if rank.on:
+    def __init__(self, rank: Rank, note: Callable[..., Any], in_light_steps: bool) -> None:
+        self.rank, self.note, self.in_light_steps = rank, note, in_light_steps
+
+    def __call__(self, *args: Any) -> None:
+        rank = self.rank
+        if rank.on and (rank.watched or self.in_light_steps):
             began = time.perf_counter_ns()
             try:
-                note(*args, **kwargs)
+                self.note(*args)
             except Exception as error:
                 rank.switch_off(error)
             rank.budget.spent += time.perf_counter_ns() - began
 
-    return safely
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Saved with the module that it hangs on: as `{}.get`, which gives back the arguments it is given, and needs no paralab."""
+        return getattr, ({}, "get")
+
+    def __deepcopy__(self, memo: Any) -> Guarded:
+        return self

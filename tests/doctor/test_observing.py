@@ -89,7 +89,7 @@ def test_spawned_ranks_workers_and_a_sitecustomize_of_the_user(tmp_path, capfd, 
                 (weight * batch.sum()).sum().backward()
                 optimizer.step()
             dist.barrier()
-            os.write(1, f"rank {rank} {os.environ['WAS_THERE']} {[p for p in sys.path if 'entrance' in p]}\\n".encode())  # in one go
+            os.write(1, f"rank {rank} {os.environ['WAS_THERE']} {[p for p in sys.path if 'entrance' in p]}\\n".encode())
             dist.destroy_process_group()
 
         if __name__ == "__main__":
@@ -171,6 +171,27 @@ def test_an_error_of_ours_is_written_down_and_the_program_goes_on(tmp_path):
         failing()
     rank.flush()
     assert Observation.read(tmp_path).ranks[0].events[-1].error == "ZeroDivisionError: division by zero"
+
+
+def test_a_module_that_we_hang_on_can_be_saved_and_copied(tmp_path):
+    """Once torch.save(model.module) failed under observation. What it writes is loaded where there is no paralab."""
+    import copy
+
+    import torch
+
+    from paralab.observe.rank import Guarded, Rank
+
+    module = torch.nn.Linear(2, 1)
+    called = []
+    module.register_forward_pre_hook(Guarded(Rank(str(tmp_path), None), lambda *args: called.append(args), in_light_steps=False))
+    torch.save(module, tmp_path / "model.pt")
+    assert b"paralab" not in (tmp_path / "model.pt").read_bytes()
+    again = torch.load(tmp_path / "model.pt", weights_only=False)
+    given = torch.ones(3, 2)
+    assert torch.equal(again(given), module(given))
+    assert len(called) == 1
+    copy.deepcopy(module)(given)
+    assert len(called) == 2
 
 
 def test_what_was_written_is_there_at_once_and_room_grows(tmp_path):
