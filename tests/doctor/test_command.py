@@ -33,7 +33,7 @@ def undivided(path):
 
 class Observed:
     def __init__(self, findings, exit_code):
-        self.findings, self.exit_code, self.notes = findings, exit_code, ("no GPU here",)
+        self.findings, self.exit_code, self.notes, self.cost = findings, exit_code, ("no GPU here",), 0.0123
 
 
 @pytest.fixture
@@ -98,6 +98,7 @@ def test_a_trial_that_we_ended_is_healthy_and_a_command_that_failed_is_not(typed
     done = typed("--try", "3", "--", "torchrun", "train.py")
     assert done.exit_code == code
     assert "note no GPU here" in done.stdout
+    assert "being watched took 1.2% of their time, as they measured it" in done.stdout
     assert ("note The command ended with exit code -15, and no rule explains why." in done.stdout) is note
 
 
