@@ -3,7 +3,8 @@
     python bench/doctor.py [WIDTH …]     two CPU ranks, DDP; one line per width of the model: median of the blocks' ratios
 
 The first 64 steps, of which everything is watched, are not in the blocks; those that follow are, up to step 1,024, with all that is
-sampled in them. Beside the ratio of the times of a step: the processor time of rank 0 that observing takes in a step, which other
+sampled in them. Beside the ratio of the blocks' times: that of the median steps, which are light ones, and are not disturbed by
+other work on the machine that comes in bursts; the processor time of rank 0 that observing takes in a step, which other
 work on the machine disturbs less, the same by its own clock, and the share of a core that the watching process takes.
 """
 
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,37 +68,40 @@ def rank(width: int, folder: str) -> None:
     model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-    def block(number: int) -> tuple[float, float]:
-        """One pass over the loader: BLOCK steps."""
+    def block(number: int) -> tuple[list[float], float]:
+        """One pass over the loader: the seconds of each of BLOCK steps, and the processor time of all."""
         sampler.set_epoch(number)
         dist.barrier()
-        start, used = time.perf_counter(), time.process_time()
+        ends, used = [time.perf_counter()], time.process_time()
         for inputs, targets in loader:
             loss = nn.functional.cross_entropy(model(inputs), targets)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        return time.perf_counter() - start, time.process_time() - used
+            ends.append(time.perf_counter())
+        return [end - begin for begin, end in pairwise(ends)], time.process_time() - used
 
     block(0)
-    ratios, used, steps, own = [], [], [], []
+    ratios, used, own = [], [], []
+    steps: dict[bool, list[float]] = {True: [], False: []}
     for pair in range(PAIRS):
         seconds = {}
         for on in (True, False) if pair % 2 else (False, True):  # neither always comes first
             observed.on = on
             observed.budget._began, spent = time.perf_counter_ns(), observed.budget.all_spent  # it measures nothing while off
             seconds[on] = block(pair)
+            steps[on] += seconds[on][0]
             own += [(observed.budget.all_spent - spent) / BLOCK / 1e3] if on else []
-        ratios.append(seconds[True][0] / seconds[False][0])
+        ratios.append(sum(seconds[True][0]) / sum(seconds[False][0]))
         used.append((seconds[True][1] - seconds[False][1]) / BLOCK * 1e6)
-        steps.append(seconds[False][0] / BLOCK)
     observed.on = True
     if dist.get_rank() == 0:
         low, middle, high = statistics.quantiles(ratios, n=4)
-        step = statistics.median(steps) * 1e3
+        light, without = (statistics.median(steps[on]) * 1e3 for on in (True, False))
         cpu, clock = statistics.median(used), statistics.median(own)
         print(
-            f"width {width:5}: step {step:6.2f} ms, observed {middle:.3f}x ({low:.3f} to {high:.3f}), "
+            f"width {width:5}: step {without:6.2f} ms, observed {middle:.3f}x ({low:.3f} to {high:.3f}), "
+            f"median step {light / without:.3f}x, "
             f"processor time +{cpu:.0f} us a step, "
             f"own clock {clock:.0f} us, one step in {observed.budget.every} watched",
             flush=True,
