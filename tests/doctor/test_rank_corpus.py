@@ -29,7 +29,7 @@ def seen(request, tmp_path_factory):
     ranks = Ranks()
 
     def observe(case):
-        folder = tmp_path_factory.mktemp("seen")
+        folder = tmp_path_factory.mktemp(str(case), numbered=False)  # several threads would fight for a number
         return ranks.observed(case.script, folder=folder, stall_seconds=30, deadline=60, count=STARTS[case.start])
 
     try:
