@@ -8,6 +8,7 @@ from typing import Any
 from paralab.doctor.agreement import found, listed, place_of, wraps
 from paralab.doctor.events import Backward, Wrap
 from paralab.doctor.finding import Finding
+from paralab.doctor.layouts import in_same_order
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.rules import in_ranks
 
@@ -24,7 +25,7 @@ def gradient_layout(seen: Observation) -> Iterator[Finding]:
 
 
 def _finding(rank: RankSeen, wrap: Wrap, rows: list[list[Any]]) -> Finding:
-    costly = [row for row in rows if not _in_same_order(row)]
+    costly = [row for row in rows if not in_same_order(*row[1:])]
     name, shape, gradient, bucket = (costly or rows)[0]
     cost = (
         "it is rearranged in every step. The result is right"
@@ -42,8 +43,3 @@ def _finding(rank: RankSeen, wrap: Wrap, rows: list[list[Any]]) -> Finding:
         place_of(wrap),
         [f"rank {rank.rank}: {row[0]} {row[1]}: gradient {row[2]}, bucket {row[3]}" for row in rows[:4]],
     )
-
-
-def _in_same_order(row: list[Any]) -> bool:
-    _, shape, gradient, bucket = row
-    return all(one == other for size, one, other in zip(shape, gradient, bucket, strict=True) if size > 1)
