@@ -12,7 +12,7 @@ from paralab.doctor.script.calls import SPAWNS
 from paralab.doctor.script.environment import settings
 from paralab.doctor.script.naming import DDP
 from paralab.doctor.script.pointing import called, found, line_of, place
-from paralab.doctor.script.questions import is_dotted, number
+from paralab.doctor.script.questions import is_dotted, number, rank_branch
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import INIT, backends
 from paralab.doctor.script.values import Call, Constant, Entered, Happening, Made, Value, options
@@ -53,7 +53,13 @@ def every_rank_serves(script: Script) -> Iterator[Finding]:
     for store in script.calls_of(_STORE):
         port, serves = number(store.argument(1, "port")), store.argument(3, "is_master")
         shared = store.keywords.get("multi_tenant")
-        if not port or not _is_true(serves) or (shared is not None and not _is_false(shared)) or is_alone(store):
+        if (
+            not port
+            or not _is_true(serves)
+            or (shared is not None and not _is_false(shared))
+            or is_alone(store)
+            or rank_branch(store)
+        ):
             continue
         why = (
             f"Every rank that comes here wants to listen on port {port} (`is_master=True`): the first of a machine gets it, the "
