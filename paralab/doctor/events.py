@@ -119,6 +119,7 @@ class Backward(Event):
     """`loss`: the value it started from, if it is one number (on CPU in all steps that are kept, on a GPU sampled). `lacking`:
     trainable parameters of each wrapped model (its number, as text) that have no gradient after it (sampled; None: not looked).
     `unused_bytes`: what DDP itself has found unused in the pass before, of each model with find_unused_parameters (sampled).
+    `laid`: [name, shape, strides of the gradient, of DDP's bucket] where the two differ, of each model (sampled).
     `unsynced`: models that are inside no_sync() at this moment. `reduced`: a tensor that a collective has overwritten lies on the
     way back. `weight`: what backward(gradient=…) multiplies it with. `grad_norm`: of all gradients together after it (sampled).
     `seq`: as in Forward."""
@@ -127,6 +128,7 @@ class Backward(Event):
     autocast: str | None = None
     lacking: dict[str, list[str]] | None = None
     unused_bytes: dict[str, int] | None = None
+    laid: dict[str, list[list[Any]]] | None = None
     unsynced: list[int] = field(default_factory=list)
     reduced: bool = False
     weight: float | None = None

@@ -15,6 +15,7 @@ UNUSED = "Expected to have finished reduction in the prior iteration"
 # Errors that one rank may raise alone and that have entries of their own.
 KNOWN = re.compile(
     rf"{UNUSED}|DDP expects same model|appears not to match sizes|marked as ready|Expected more than 1 value per channel|"
+    r"EADDRINUSE|"
     r"Failed to run stage|num_chunks|arg_mbs|microbatches|state_dict|unscale|_scale is None|inf checks|process group has not been"
 )
 NO_GPU = re.compile(r"CUDA|NVIDIA|cuda")

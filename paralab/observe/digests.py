@@ -25,13 +25,17 @@ def is_sampled(number: int) -> bool:
 
 @torch.no_grad()
 def of_tensors(tensors: Sequence[torch.Tensor | None]) -> list[list[float] | None]:
-    """[norm, sum] of each; None for what is not there. One transfer from the device for all of them."""
+    """[norm, sum] of each; None for what is not there. One transfer from the device for all that are alike."""
     there = [tensor.detach() for tensor in tensors if tensor is not None]
     if not there:
         return [None] * len(tensors)
     there = [_plain(tensor) for tensor in there]
-    both = torch.stack([torch.stack([torch.linalg.vector_norm(tensor), tensor.sum()]).to("cpu") for tensor in there]).tolist()
-    found = iter(both)
+    alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for tensor in there:
+        pair = torch.stack([torch.linalg.vector_norm(tensor), tensor.sum()])
+        alike.setdefault((tensor.device, tensor.dtype), []).append(pair)
+    moved = {kind: iter(torch.stack(pairs).tolist()) for kind, pairs in alike.items()}
+    found = (next(moved[tensor.device, tensor.dtype]) for tensor in there)
     return [None if tensor is None else [_finite(value) for value in next(found)] for tensor in tensors]
 
 

@@ -17,6 +17,7 @@ from paralab.observe import sites
 from paralab.observe.changes import Changes
 from paralab.observe.collectives import rank_first, sequence
 from paralab.observe.digests import of_tensors, raw_bytes, tensors_in
+from paralab.observe.layouts import laid_otherwise, strides_of
 from paralab.observe.light import Light
 from paralab.observe.rank import Guarded, Rank
 from paralab.observe.reducer import note_reduction
@@ -35,6 +36,7 @@ class Models:
         self.numbers: dict[int, int] = {}  # id of the wrapper, and of what it wraps
         self.wrapped: list[tuple[nn.Module, str]] = []  # kept: an id may not be used again
         self.names: dict[int, str] = {}  # id of a parameter
+        self.strides: dict[int, dict[str, tuple[int, ...]]] = {}  # of the parameters of each model under DDP, when it was wrapped
         self.changes = Changes(rank, self.numbers, self.names)
         self.optimised: Callable[[], list[torch.Tensor]] = list  # all parameters that optimisers have
         self.light = Light(rank, "forward", ("model", "training", "grad", "sync"), self._of_light, _before_forward)
@@ -67,6 +69,8 @@ class Models:
             self.wrapped.append((wrapper, kind))
             self.numbers[id(wrapper)] = self.numbers[id(module)] = number
             self.names.update({id(parameter): name for name, parameter in module.named_parameters()})  # type: ignore[union-attr]
+            if kind == "ddp":
+                self.strides[number] = strides_of(module)  # type: ignore[arg-type]
             self.changes.watch()
             hook = Guarded(self.rank, self._past_the_wrapper, in_light_steps=False)
             module.register_forward_pre_hook(hook)  # type: ignore[union-attr]
@@ -153,12 +157,19 @@ class Models:
             gradients = [parameter.grad for parameter in self.optimised() if parameter.grad is not None]
             norms = [norm for norm, _ in of_tensors(gradients) if norm >= 0]  # type: ignore[misc]
             fields["grad_norm"] = sum(norm * norm for norm in norms) ** 0.5 if len(norms) == len(gradients) else None
+            fields.update(self._laid())
             fields["unused_bytes"] = {
                 str(number): int(wrapper._get_ddp_logging_data().get("unused_parameter_size", 0))  # type: ignore[operator]
                 for number, (wrapper, kind) in enumerate(self.wrapped)
                 if kind == "ddp" and wrapper.find_unused_parameters
             }
         return fields
+
+    def _laid(self) -> dict[str, Any]:
+        """The gradients that lie in memory otherwise than DDP's buckets, if there are any."""
+        modules = {number: self.wrapped[number][0].module for number in self.strides}
+        found = {str(number): laid_otherwise(module, self.strides[number]) for number, module in modules.items()}  # type: ignore[arg-type]
+        return {"laid": {number: rows for number, rows in found.items() if rows}} if any(found.values()) else {}
 
     def _is_reduced(self, loss: Any) -> bool:
         """What a collective has overwritten lies on the way back from the loss."""
@@ -236,4 +247,7 @@ def random_state() -> int:
 
 
 def _options(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {name: kwargs[name] for name in OPTIONS if name in kwargs}
+    """Those that were given, and the checks that torch makes on its own (OFF, INFO, DETAIL)."""
+    level = getattr(dist, "get_debug_level", None)
+    debug = {"debug": level().name} if level is not None else {}
+    return {**{name: kwargs[name] for name in OPTIONS if name in kwargs}, **debug}

@@ -27,10 +27,10 @@ def seen(request, tmp_path_factory):
     items = [item for item in request.session.items if item.module is request.module and hasattr(item, "callspec")]
     cases = [item.callspec.params["case"] for item in items]
     ranks = Ranks()
+    root = tmp_path_factory.mktemp("seen")  # once: several threads would fight for a number
 
     def observe(case):
-        folder = tmp_path_factory.mktemp("seen")
-        return ranks.observed(case.script, folder=folder, stall_seconds=30, deadline=60, count=STARTS[case.start])
+        return ranks.observed(case.script, folder=root / str(case), stall_seconds=30, deadline=60, count=STARTS[case.start])
 
     try:
         with ThreadPoolExecutor(AT_A_TIME) as pool:

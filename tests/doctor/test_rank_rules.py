@@ -121,6 +121,12 @@ def test_of_three_ranks_the_one_that_does_not_step_is_named():
     assert found(observation) == [("S08", "error", 22, 1)]
 
 
+def test_ranks_that_were_not_read_at_the_same_moment_have_not_parted():
+    """Rank 0 was read inside its second step; until rank 1 was read, that one had made its third."""
+    whole = training(1.0)
+    assert found(seen(whole[:6], whole)) == []
+
+
 def _ended(rank):
     object.__setattr__(rank, "events", (*rank.events, End(t=99.0)))
     return rank

@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 import traceback
+import warnings
 
 # WARM_RANKS: how many ranks (2); 0: one process that no launcher has started
 PASSED_ON = ("PARALAB_OBSERVE", "PARALAB_TRIAL_STEPS", "PARALAB_TRIAL_CPU", "PYTHONPATH", "WARM_RANKS")
@@ -61,6 +62,7 @@ def rank_of(request, rank, port):
         log = os.open(os.path.join(request["environment"].get("PARALAB_OBSERVE", "."), f"rank{rank}.txt"), os.O_CREAT | os.O_WRONLY)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        warnings.resetwarnings()  # the server ignores those of imports; a rank shows its own
         sys.argv = [request["script"], *request["arguments"]]
         sys.path.insert(0, os.path.dirname(request["script"]))
         if "PARALAB_OBSERVE" in os.environ:

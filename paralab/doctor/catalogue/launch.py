@@ -9,8 +9,8 @@ ENTRIES: tuple[Entry, ...] = (
         id="L01",
         title="The port is taken",
         symptom="'The server socket has failed to listen … EADDRINUSE … address already in use'.",
-        cause="Another job, or what is left of the last one, listens on the same MASTER_PORT.",
-        fix="End the other job, or take another port; `torchrun --standalone` finds a free one.",
+        cause="Another job, what is left of the last one, or another rank of this one listens on the same port.",
+        fix="End the other job, or take another port; `torchrun --standalone` finds a free one. One rank alone serves a store.",
         wrong="""\
 os.environ["MASTER_PORT"] = "29500"
 dist.init_process_group("gloo", rank=rank, world_size=2)
@@ -26,6 +26,7 @@ dist.init_process_group("gloo", rank=rank, world_size=2)
             "meta-pytorch/torchtune#1025",
             "vllm-project/vllm#39015",
         ),
+        limits="Whether a port is free is known when it runs: in the script, only ranks against each other are seen.",
     ),
     Entry(
         id="L02",
@@ -189,11 +190,12 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
     loss = model(x).mean()
 """,
         silent=True,
+        limits="Needs a CPU that lists AMX and does not carry it out, which tests cannot have: told from logs and by preflight.",
     ),
     Entry(
         id="L11",
         title="Shared memory is too small for the loader's workers",
-        symptom="'DataLoader worker (pid …) is killed by signal: Bus error'.",
+        symptom="'DataLoader worker (pid …) is killed by signal: Bus error', or 'unable to allocate shared memory(shm)'.",
         cause="Workers hand batches over in /dev/shm, and a container has 64 MB of it unless told otherwise.",
         fix="Start the container with a larger --shm-size or --ipc=host, or use fewer workers.",
         wrong="""\
@@ -203,5 +205,6 @@ subprocess.run(["docker", "run", "image", "torchrun", "--nproc_per_node=2", "tra
 subprocess.run(["docker", "run", "--shm-size=8g", "image", "torchrun", "--nproc_per_node=2", "train.py"])
 """,
         sources=("pytorch/pytorch#5040", "pytorch/pytorch#108861", "NVlabs/Deep_Object_Pose#297"),
+        limits="The size of /dev/shm is not in the script: told from logs (one of a real run with 1 MB), runs, and by preflight.",
     ),
 )

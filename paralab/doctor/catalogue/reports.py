@@ -95,6 +95,7 @@ subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
 subprocess.run(["torchrun", "--nproc_per_node=2", "--redirects=3", "--log-dir=logs", "train.py"])
 """,
         sources=("yangjianxin1/Firefly#171", "xiuqhou/Salience-DETR#4", "Facico/Chinese-Vicuna#113"),
+        limits="It is torchrun's report that misleads: told from logs; observed ranks name the culprit themselves.",
     ),
     Entry(
         id="H17",
@@ -138,11 +139,15 @@ subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
         fix="Use INFO; for collectives that do not meet, use the flight recorder or `paralab doctor -- COMMAND`.",
         wrong="""\
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+import torch  # reads it
+
 dist.init_process_group("gloo")
 model = DistributedDataParallel(model)
 """,
         right="""\
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
+import torch  # reads it
+
 dist.init_process_group("gloo")
 model = DistributedDataParallel(model)
 """,
@@ -153,6 +158,6 @@ model = DistributedDataParallel(model)
             "pytorch/pytorch#75011",
         ),
         silent=True,
-        limits="Seen on gloo; whether NCCL is affected was not tried.",
+        limits="Seen on gloo; whether NCCL is affected was not tried. A variable of the surroundings is not in the script.",
     ),
 )

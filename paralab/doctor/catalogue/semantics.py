@@ -322,13 +322,18 @@ loader = DataLoader(data, batch_size=GLOBAL_BATCH // dist.get_world_size(), samp
         id="S17",
         title="A gradient is laid out otherwise than its bucket",
         symptom="'Grad strides do not match bucket view strides', once, without a name.",
-        cause="A transposed weight, channels_last or a 1×1 convolution gives a gradient in another memory order; DDP copies it.",
-        fix="`.contiguous()` where the layout changes; often it costs next to nothing and can stay.",
+        cause=(
+            "DDP lays out its buckets as the parameters were when it wrapped them; a model that goes to channels_last afterwards "
+            "has gradients in another memory order. A 1×1 convolution of permuted or channels_last data differs in name only."
+        ),
+        fix="Change the layout before wrapping, `.contiguous()` after permute; for 1×1 convolutions it costs nothing and can stay.",
         wrong="""\
-self.weight = nn.Parameter(torch.randn(64, 32).t())
+model = DistributedDataParallel(model)
+model.to(memory_format=torch.channels_last)
 """,
         right="""\
-self.weight = nn.Parameter(torch.randn(64, 32).t().contiguous())
+model.to(memory_format=torch.channels_last)
+model = DistributedDataParallel(model)
 """,
         sources=("pytorch/pytorch#47163", "CompVis/latent-diffusion#281", "XPixelGroup/HAT#154"),
     ),

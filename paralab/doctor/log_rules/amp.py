@@ -10,10 +10,8 @@ from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.said import claims, errors, lines
 from paralab.doctor.rules import in_log
 
-TWICE = claims(
-    r"unscale_\(\) has already been called on this optimizer since the last update|unscale_\(\) is being called after step"
-)
-NO_UPDATE = claims(r"step\(\) has already been called since the last update")
+TWICE = claims(r"unscale_\(\) has already been called on this optimizer since the last update")
+NO_UPDATE = claims(r"step\(\) has already been called since the last update|(unscale_)\(\) is being called after step")
 NO_CHECKS = claims(r"No inf checks were recorded (?:prior to update|for this optimizer)")
 FP16 = claims(r"Attempting to unscale FP16 gradients")
 BF16 = claims(r"_amp_\w*unscale_\w*\" not implemented for 'BFloat16'")
@@ -42,7 +40,10 @@ def never_updated(logs: Logs) -> Iterator[Finding]:
         yield said.finding(
             "A03",
             "error",
-            f"{said.who} came to scaler.step{said.at} for the second time without a scaler.update() since the first.",
+            f"{said.who} came to scaler.unscale_{said.at} after a scaler.step, without a scaler.update() since: it is missing, or "
+            "unscale_ stands behind the step."
+            if said.match[1]
+            else f"{said.who} came to scaler.step{said.at} for the second time without a scaler.update() since the first.",
             "call scaler.update() once after every scaler.step(optimizer)",
         )
 

@@ -218,6 +218,15 @@ def other_signal(logs: Logs) -> Iterator[Finding]:
     rank = root.rank if len(same) == 1 and len(logs.ranks) > 1 else None
     who = f"Rank {rank}" if rank is not None else f"{plural(len(same), 'rank')}" if len(same) > 1 else "A process"
     yield Finding(id, severity, f"{who} {why}.", fix, at.file if at else None, at.line if at else None, rank, evidence)
+    if id == "H11" and name == "SIGSEGV" and at is None and len(same) > 1 and same.issuperset(logs.ranks):
+        yield Finding(
+            "H19",
+            _suspect,
+            f"All {len(same)} ranks died of SIGSEGV without a traceback, as healthy scripts do on gloo with "
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL when DDP wraps the model. Certain if that is set, in the script or around it.",
+            "TORCH_DISTRIBUTED_DEBUG=INFO",
+            evidence=evidence,
+        )
 
 
 def _in_constructor(root: Event) -> bool:

@@ -21,7 +21,10 @@ THREADS = re.compile(r"Setting OMP_NUM_THREADS environment variable for each pro
 WORKERS = re.compile(
     r"This DataLoader will create (\d+) worker processes in total\. Our suggested max number of worker .{0,80}?is (\d+)"
 )
-SHM = claims(r"DataLoader worker \(pid\(?s?\)? ?\d*\)? ?(?:is killed by signal: Bus error|.{0,40}Bus error)|out of shared memory")
+NO_ROOM = r"unable to (?:allocate shared memory\(shm\)|(?:write to|resize) file </torch_)"
+SHM = claims(
+    NO_ROOM + r"|DataLoader worker \(pid\(?s?\)? ?\d*\)? ?(?:is killed by signal: Bus error|.{0,40}Bus error)|out of shared memory"
+)
 BUS = re.compile(r"DataLoader worker .{0,40}killed by signal: Bus error")
 UNKNOWN_DEVICE = re.compile(
     r"using GPU (\d+) (?:to perform barrier )?as (?:the )?devices? used by this process (?:is|are) currently "
@@ -30,6 +33,9 @@ UNKNOWN_DEVICE = re.compile(
 NOT_DESTROYED = re.compile(r"destroy_process_group\(\) was not called before program exit")
 JOINED = re.compile(r"Timed out after (\d+) seconds waiting for clients\. (\d+)/(\d+) clients joined")
 CLIENT = re.compile(r"client socket has timed out after (\d+) ?ms while trying to connect to \(([^,)]+), (\d+)\)")
+# gloo's ranks leave their addresses in the store, and wait there for each other's: the last number is the rank that is missed.
+ADDRESS = re.compile(r"wait timeout after (\d+) ?ms, keys: \S*/(?:cpu|cuda|\w*)//\S*?(\d+)\s*$", re.MULTILINE)
+INITIAL = "init_process_group"
 MEETING = claims(r"Rendezvous(?:Timeout|Connection|Closed|GracefulExit)Error")
 NAMELESS = re.compile(r"network addresses of \(([^,)]+), (\d+)\) cannot be retrieved")
 STORE = re.compile(
@@ -132,7 +138,12 @@ def shared_memory(logs: Logs) -> Iterator[Finding]:
         yield said.finding(
             "L11",
             "error",
-            f"A data worker of {said.who} died of a bus error{said.at}: batches travel through /dev/shm, and it was full "
+            (
+                f"A data worker of {said.who} found no room in shared memory"
+                if re.search(NO_ROOM, said.match.string)
+                else f"A data worker of {said.who} died of a bus error"
+            )
+            + f"{said.at}: batches travel through /dev/shm, and it was full "
             "(containers give it 64 MB, to be shared by ranks × workers × prefetched batches).",
             "start the container with --shm-size=8g or --ipc=host; fewer num_workers or a smaller prefetch_factor",
         )
@@ -175,6 +186,18 @@ def rendezvous(logs: Logs) -> Iterator[Finding]:
             f"{came} of {wanted} processes met within {seconds} s{said.at}; {wanted - came} never came: not started, started "
             "with another MASTER_ADDR or MASTER_PORT, or behind a firewall. The one that waited is not to blame.",
             f"start all {wanted} with the same WORLD_SIZE={wanted}, MASTER_ADDR and MASTER_PORT, each with its own RANK",
+        )
+        return
+    said = victims(logs, ADDRESS)
+    if said is not None and not blamed(logs).roots and INITIAL in said.match.string:
+        patience, missed = (int(group) for group in said.match.groups())
+        yield said.of_all().finding(
+            "H18",
+            "error",
+            f"{said.who} waited {patience / 1000:g} s in init_process_group{said.at} for the address of rank {missed}, and it "
+            "did not come: fewer processes were started than world_size says, or some rank never got so far. Those that waited are "
+            "not to blame.",
+            "start as many processes as world_size says; with torchrun leave rank and world_size out, it knows them",
         )
         return
     said = victims(logs, CLIENT) or errors(logs, CLIENT) or lines(logs, CLIENT)

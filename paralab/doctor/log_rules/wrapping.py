@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding
+from paralab.doctor.layouts import in_same_order
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.said import blamed, claims, errors, lines, tells
 from paralab.doctor.rules import in_log
@@ -25,7 +26,8 @@ ONE_VALUE = claims(r"Expected more than 1 value per channel when training, got i
 SYNC_ON_CPU = claims(r"SyncBatchNorm (?:layers only work with GPU modules|expected input tensor to be on)")
 ATTACHED = re.compile(r"c10d::(\w+): an autograd kernel was not registered")
 STRIDES = re.compile(r"Grad strides do not match bucket view strides")
-SIZES = re.compile(r"grad\.sizes\(\) = (\[[\d, ]+\])")
+GRADIENT = re.compile(r"\bgrad\.sizes\(\) = \[([\d, ]*)\], strides\(\) = \[([\d, ]*)\]")
+BUCKET = re.compile(r"bucket_view\.sizes\(\) = \[([\d, ]*)\], strides\(\) = \[([\d, ]*)\]")
 COUNTS = claims(
     r"DDP expects same model across all ranks, but Rank (\d+) has (\d+) params, while rank (\d+) has inconsistent (\d+) params"
 )
@@ -154,15 +156,32 @@ def reduced_loss_in_the_graph(logs: Logs) -> Iterator[Finding]:
 @in_log("S17")
 def gradient_layout(logs: Logs) -> Iterator[Finding]:
     if said := lines(logs, STRIDES):
-        sizes = next((found[1] for line in logs.lines if (found := SIZES.search(line.text))), None)
-        which = f"A gradient of shape {sizes}" if sizes else "A gradient"
-        yield said.finding(
-            "S17",
-            "warning",
-            f"{which} lies in memory in another order than DDP's bucket, so it is copied in every step; the result is right.",
-            "call .contiguous() after transpose or permute in forward; 1x1 convolutions and channels_last do it too, and may be "
-            "left so",
+        gradient, bucket = _layout(logs, GRADIENT), _layout(logs, BUCKET)
+        which = f"A gradient of shape {gradient[0]}" if gradient else "A gradient"
+        fix = (
+            "model.to(memory_format=torch.channels_last) before DistributedDataParallel(…), and .contiguous() after transpose or "
+            "permute; the parameters of this shape are those to look at"
         )
+        if gradient and bucket and in_same_order(*gradient, bucket[1]):
+            why = (
+                f"{which} differs from DDP's bucket in the strides of dimensions of size 1 only ({gradient[1]} against "
+                f"{bucket[1]}), as 1x1 convolutions of channels_last or permuted data do: the values lie in the same order, and "
+                "for this one it costs nothing. DDP warns of the first one only: certain with `paralab doctor -- COMMAND`, which "
+                "sees them all and names them."
+            )
+            yield said.finding("S17", "suspect", why, fix)
+            return
+        why = f"{which} lies in memory in another order than DDP's bucket, so it is rearranged in every step; the result is right."
+        yield said.finding("S17", "warning", why, fix)
+
+
+def _layout(logs: Logs, pattern: re.Pattern[str]) -> tuple[list[int], list[int]] | None:
+    """Shape and strides, as DDP prints them for the gradient and for its view of the bucket."""
+    found = next((match for line in logs.lines if (match := pattern.search(line.text))), None)
+    if found is None:
+        return None
+    shape, strides = ([int(number) for number in group.split(",") if number.strip()] for group in found.groups())
+    return (shape, strides) if len(shape) == len(strides) else None
 
 
 @in_log("L07")

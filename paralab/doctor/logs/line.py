@@ -37,6 +37,7 @@ class Line:
     stamped: bool = False
     hooked: bool = False  # "[rank1]:", which torch's own hook for uncaught exceptions writes
     level: str | None = None
+    compiled: bool = False  # torch's compiled code wrote it, often before an interpreter dies
 
     @property
     def place(self) -> str:
@@ -70,7 +71,7 @@ def seconds(month: str, day: str, hour: str, minute: str, second: str) -> float 
 
 def parse(source: str, number: int, text: str, rank: int | None, host: str | None, labelled: bool) -> Line:
     """A clean line; `rank` and `host` are what its file's name says; `labelled`: this file has a rank before every line."""
-    hooked = stamped = False
+    hooked = stamped = compiled = False
     time = level = None
     at = 0
     if labelled and (found := LABEL.match(text)):
@@ -85,6 +86,7 @@ def parse(source: str, number: int, text: str, rank: int | None, host: str | Non
                 continue
         if found := (GLOG.match(text, at) or CPP.match(text, at)):
             time, level, at, stamped = seconds(*found.group(2, 3, 4, 5, 6)), found[1], found.end(), True
+            compiled = found.re is CPP
         elif not stamped and (found := ISO.match(text, at)):
             time, stamped = seconds(*found.group(1, 2, 3, 4, 5)), True
         break
@@ -92,4 +94,4 @@ def parse(source: str, number: int, text: str, rank: int | None, host: str | Non
         host = found[1]
     if rank is None and (found := NCCL_RANK.search(text, at)):
         rank = int(found[1] or found[2])
-    return Line(source, number, text[at:], rank, host, time, stamped, hooked, level)
+    return Line(source, number, text[at:], rank, host, time, stamped, hooked, level, compiled)

@@ -72,6 +72,8 @@ NEEDLES: tuple[bytes, ...] = (
     b"imbalance between your GPUs",
     b"an autograd kernel was not registered",
     b"Grad strides do not match",
+    b"grad.sizes() = ",
+    b"bucket_view.sizes() = ",
     b"Error initializing torch.distributed",
 )
 

@@ -22,6 +22,7 @@ LIBRARIES = (
     "bin/torchrun",
     "/torch/",
     "importlib",
+    "/paralab/observe/",  # around the calls of an observed script
 )
 SPAWNED = re.compile(r"-- Process (\d+) terminated with the following error:")  # torch.multiprocessing.spawn
 LONGEST = 200  # lines
@@ -174,7 +175,8 @@ class Assembler:
             self.close()
             self.open = Traceback(rank=line.rank, reported="traceback :" in line.text)
             before = self.previous
-            self.open.logged = before is not None and before.stamped and before.number >= line.number - 2 and not line.hooked
+            by_logger = before is not None and before.stamped and not before.compiled
+            self.open.logged = by_logger and before is not None and before.number >= line.number - 2 and not line.hooked
             self.open.logged |= line.stamped
             if before is not None and (found := SPAWNED.match(before.text)):
                 self.open.rank, self.open.reported = int(found[1]), True

@@ -69,7 +69,7 @@ def _rule(entry: str) -> None:
             yield finding
 
 
-for _entry in ("S06", "S07", "S08", "S11", "S12", "G04", "G05"):
+for _entry in ("S06", "S07", "S08", "S11", "S12", "G04", "G05", "P06"):
     _rule(_entry)
 
 
@@ -108,10 +108,16 @@ def _unequal_steps(seen: Observation) -> Finding | None:
     """All ranks compute the same passes, but not all apply them."""
     if not is_data_parallel(seen) and not all(rank.of(Collective) for rank in seen.ranks):
         return None
-    made = {rank.rank: len(rank.steps) + sum(bool(event.skipped) for event in rank.of(Amp)) for rank in seen.ranks}
-    passes = [len(rank.of(Backward)) for rank in seen.ranks]
-    gap = max(made.values()) - min(made.values())
     in_order = seen.over and not seen.ended_by_us and all(rank.came_to_its_end and not rank.raised for rank in seen.ranks)
+    # The ranks that run are not read at the same moment: what one did after the last word of another one proves nothing.
+    until = float("inf") if in_order else min(rank.events[-1].t for rank in seen.ranks)
+    made = {
+        rank.rank: sum(step.t <= until for step in rank.steps)
+        + sum(bool(event.skipped) and event.t <= until for event in rank.of(Amp))
+        for rank in seen.ranks
+    }
+    passes = [sum(event.t <= until for event in rank.of(Backward)) for rank in seen.ranks]
+    gap = max(made.values()) - min(made.values())
     if max(passes) - min(passes) > (0 if in_order else 1) or gap < (1 if in_order else 2):
         return None
     most = max(seen.ranks, key=lambda rank: made[rank.rank])
@@ -147,7 +153,8 @@ def _explain_gradients(apart: Apart) -> Finding | None:
         return None  # DDP never finished averaging, and says so in the next forward
     if _are_averaged_by_hand(apart.ranks[0]) or not (apart.seen.over or _was_ever_synced(apart.ranks[0])):
         return None  # each rank steps alone for a while, and parameters are averaged then: or it may still come
-    explain: tuple[Callable[[Apart], Finding | None], ...] = (_past_the_wrapper, _not_synced, _unfrozen, _moved, _also_past)
+    explain: tuple[Callable[[Apart], Finding | None], ...]
+    explain = (_past_the_wrapper, _too_early, _not_synced, _unfrozen, _moved, _also_past)
     return next((finding for one in explain if (finding := one(apart)) is not None), None) or found(
         "S08",
         "error",
@@ -254,6 +261,31 @@ def _not_synced(apart: Apart) -> Finding | None:
     )
     fix = "leave no_sync() for the pass before every step, also for the last batch of the loader"
     return found("G04", severity, why, fix, place_of(apart.steps[0]), apart.norms("gradients"), culprit)
+
+
+def _too_early(apart: Apart) -> Finding | None:
+    """All forwards came first: the last of them made DDP ready, and the first backward used it up."""
+    for rank in apart.ranks:
+        window = apart.window(rank)
+        passes = window.micro_steps if window else []
+        first = [forward for forward in passes[0].forwards if forward.grad and forward.through == "wrapper"] if passes else []
+        asked = any(forward.sync is False for forward in first) or any(one.backward.unsynced for one in passes)
+        sent = [bool(one.backward.seq and one.backward.seq[1] >= one.backward.seq[0]) for one in passes]
+        if len(first) < 2 or not asked or not any(forward.sync for forward in first) or not any(sent) or all(sent):
+            continue
+        early = passes[sent.index(True)].backward
+        local = len(passes) - 1 - sent.index(True)
+        return found(
+            "P06",
+            "error",
+            f"{len(first)} forwards come before the first backward, and no_sync() is asked in the forward only: one of them made "
+            f"DDP ready, and backward {sent.index(True) + 1} of {len(passes)} exchanged its gradients; those of the {local} after "
+            f"it stay on each rank, so {listed(apart.names)} differ at step {apart.number}",
+            "one no_sync() block around forward and backward of a micro-batch, the next micro-batch after it",
+            place_of(early),
+            [*apart.norms("gradients"), f"rank {rank.rank}: collectives in {sum(sent)} of {len(passes)} backward passes"],
+        )
+    return None
 
 
 def _unfrozen(apart: Apart) -> Finding | None:

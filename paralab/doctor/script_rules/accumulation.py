@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.rules import in_script
 from paralab.doctor.script.exchanging import exchanges_by_hand, given_away
+from paralab.doctor.script.order import loops_apart
 from paralab.doctor.script.pointing import called, found, place
 from paralab.doctor.script.questions import roles, under
 from paralab.doctor.script.reading import Script
@@ -69,6 +70,8 @@ def no_sync_around_backward_only(script: Script) -> Iterator[Finding]:
         if block is None or not backward.wrapped or any(under(call, "no_sync") for call in backward.wrapped):
             continue
         forward = backward.wrapped[0]
+        if loops_apart(forward, backward.call):
+            continue  # it exchanges, but not in every turn: P06
         why = (
             f"`no_sync` is open around `backward` only. DDP decides in the forward, `{called(forward)}(…)` in line {forward.line}, "
             "whether this backward exchanges gradients, so it exchanges them all the same."

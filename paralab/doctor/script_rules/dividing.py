@@ -143,6 +143,8 @@ def _is_divided(script: Script, window: Window) -> bool:
         value = factor.value if isinstance(factor, Constant) else None
         if window.number and value and (value == window.number or abs(value * window.number - 1) < 1e-9):
             return True
+        if window.number is None and window.size is None and value not in (None, 1):
+            return True  # `for part in batch.chunk(4)`: the turns cannot be counted here, and somebody has counted them
         if window.size is not None and (same(factor, window.size) or any(same(o, window.size) for o in origins(factor))):
             return True
     return False

@@ -1,0 +1,31 @@
+"""A few steps on every rank, with all checks that torch has."""
+
+import os
+
+os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+def main():
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    rank = dist.get_rank()
+    torch.manual_seed(1 + rank)
+    model = DDP(nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        loss = model(torch.randn(8, 8)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(f"rank {rank}: finished")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

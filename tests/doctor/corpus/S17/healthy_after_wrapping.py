@@ -1,0 +1,39 @@
+"""The model changes to the layout of its images once it is on its device."""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 4, 1)
+
+    def forward(self, images):
+        return self.second(self.first(images)).mean((2, 3))
+
+
+def main():
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    rank = dist.get_rank()
+    torch.manual_seed(1 + rank)
+    model = Net().to(memory_format=torch.channels_last)
+    model = DDP(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        images = torch.randn(16, 3, 16, 16).to(memory_format=torch.channels_last)
+        loss = model(images).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(f"rank {rank}: finished")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What the scripts of the corpus print when they really run, put through the rules for logs: the mistake is told from it with its
+id and its line. Most ranks are forked from a warm process; those whose launcher must speak are started by torchrun."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from paralab.doctor.logs.reading import read_logs
+from paralab.doctor.rules import apply
+from tests.doctor.cases import broken
+from tests.doctor.ranks import Ranks
+
+pytestmark = pytest.mark.timeout(300)
+AT_A_TIME = 2
+STARTS = {"torchrun": 2, "python": 0}
+# torchrun's own report is the matter, or torch must be imported after the script has begun.
+LAUNCHED = {"H16-broken", "H19-variant_environment"}
+SMALL = "mount -t tmpfs -o size=1m tmpfs /dev/shm && exec"  # in a namespace of its own
+# The log knows the line that failed, the mark is at the one that is wrong.
+NOTICED_LATER = {"A03-variant_engine", "C01-broken", "C01-variant_checkpoint"}
+# What the launcher says of a rank that was killed, or ended before another's patience did: those logs are in logs/.
+NOT_HERE = {"H12-broken", "H13-broken"}
+WRONG = [case for case in broken("log") if case.start in STARTS and str(case) not in NOT_HERE]
+
+
+def launched(case, folder, *command):
+    log = folder / "job.log"
+    with log.open("w") as file:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run([*command, case.script], stdout=file, stderr=file, timeout=60, check=False, env=environment)
+    return [log]
+
+
+@pytest.fixture(scope="module")
+def printed(request, tmp_path_factory):
+    """The logs of each case that was asked for; they are started at once, a few at a time."""
+    items = [item for item in request.session.items if item.module is request.module and hasattr(item, "callspec")]
+    cases = [case for item in items if (case := item.callspec.params["case"]).start in STARTS]
+    ranks = Ranks()
+    root = tmp_path_factory.mktemp("printed")  # once: several threads would fight for a number
+
+    def run(case):
+        folder = root / str(case)
+        folder.mkdir()
+        if str(case) in LAUNCHED:
+            return launched(case, folder, sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2")
+        ranks.observed(case.script, folder=folder / "seen", stall_seconds=8, deadline=60, count=STARTS[case.start])
+        return sorted((folder / "seen").glob("rank*.txt"))
+
+    try:
+        with ThreadPoolExecutor(AT_A_TIME) as pool:
+            asked = {str(case): pool.submit(run, case) for case in cases}
+        yield {name: future.result() for name, future in asked.items()}
+    finally:
+        ranks.close()
+
+
+def assert_told(case, logs):
+    """With its id; and where a log names a line for certain, it is the marked one."""
+    findings = apply("log", read_logs(logs))
+    own = [finding for finding in findings if finding.id == case.entry]
+    assert own, [path.read_text()[-2000:] for path in logs]
+    marked = {(str(mark.file), mark.line) for mark in case.marks if mark.way in (None, "log")}
+    named = {(finding.file, finding.line) for finding in own if finding.line is not None and finding.severity == "error"}
+    assert not marked or not named or named & marked or str(case) in NOTICED_LATER, own
+
+
+@pytest.mark.parametrize("case", WRONG, ids=str)
+def test_what_is_printed_tells_the_mistake(case, printed):
+    assert_told(case, printed[str(case)])
+
+
+@pytest.mark.parametrize("case", [case for case in broken("log") if case.entry == "L11"], ids=str)
+def test_too_little_shared_memory(case, tmp_path):
+    """With 1 MB of /dev/shm for this process alone, where that is allowed."""
+    inside = ["unshare", "-m", "sh", "-c"]
+    try:
+        subprocess.run([*inside, f"{SMALL} true"], check=True, capture_output=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        pytest.skip("needs the right to mount")
+    assert_told(case, launched(case, tmp_path, *inside, f'{SMALL} "$@"', "sh", sys.executable))
