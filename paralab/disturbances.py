@@ -203,12 +203,23 @@ def _random_kill(d: Disturbance) -> Trial:
     ranks: list[int] = []
     while process.poll() is None and len(ranks) < NUM_RANKS:
         time.sleep(0.01)
-        ranks = _ranks_of(process.pid)
+        ranks = [each for each in _processes_of(process.pid) if _name(each).startswith("rank ")]
     time.sleep(dice.uniform(0.0, d.room.seconds))
-    victim = dice.choice(ranks)
+    return _kill(d, process, dice.choice(ranks), "was killed by SIGKILL")
+
+
+def _template_kill(d: Disturbance) -> Trial:
+    """The process from which the ranks were forked. They would go on, but nobody could see how they end."""
+    process = d.start()
+    d.wait_for_step(process, AT_STEP)
+    (template,) = [each for each in _processes_of(process.pid) if _name(each).startswith("python")]
+    return _kill(d, process, template, "the process that had started all ranks was killed")
+
+
+def _kill(d: Disturbance, process: subprocess.Popen[bytes], victim: int, said: str) -> Trial:
     at = time.time()
     with suppress(ProcessLookupError):
-        if victim in _ranks_of(process.pid):  # not ended meanwhile, and its number given to another process
+        if victim in _processes_of(process.pid):  # not ended meanwhile, and its number given to another process
             os.kill(victim, signal.SIGKILL)
     code = d.end(process)
     failures = failures_of(d.room.folder / d.name)
@@ -217,7 +228,7 @@ def _random_kill(d: Disturbance) -> Trial:
         return Trial("went on", True, d.equal(), d.orphans)
     return Trial(
         outcome="recovered" if code == 0 else "LOST",
-        named=bool(failures) and "was killed by SIGKILL" in failures[0]["problem"],
+        named=bool(failures) and said in failures[0]["problem"],
         equal=d.equal(),
         orphans=d.orphans,
         noticed_seconds=failures[0]["unix_seconds"] - at if failures else None,
@@ -290,6 +301,7 @@ def _disk(d: Disturbance) -> Trial:
 
 DISTURBANCES: dict[str, Callable[[Disturbance], Trial]] = {
     "random": _random_kill,
+    "template": _template_kill,
     "disk": _disk,
     "bit flip": _bit_flip,
     "cut log": _cut_log,
@@ -319,9 +331,9 @@ def _attempts(folder: Path) -> Iterator[list[Event]]:
 
 
 def _orphans(launcher: int) -> int:
-    """Ranks of this launcher that outlived it by more than a moment; they are ended."""
+    """Processes of this launcher that outlived it by more than a moment; they are ended."""
     until = time.monotonic() + 3
-    while (left := _ranks_of(launcher)) and time.monotonic() < until:
+    while (left := _processes_of(launcher)) and time.monotonic() < until:
         time.sleep(0.05)
     for process in left:
         with suppress(ProcessLookupError):
@@ -329,14 +341,20 @@ def _orphans(launcher: int) -> int:
     return len(left)
 
 
-def _ranks_of(launcher: int) -> list[int]:
-    """The processes that have this launcher's number in their environment: also when it is gone and they have another parent."""
+def _processes_of(launcher: int) -> list[int]:
+    """Those that have this launcher's number in their environment: also when it is gone and they have another parent."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             if f"PARALAB_LAUNCHER={launcher}".encode() in path.read_bytes().split(b"\0"):
                 found.append(int(path.parent.name))
     return found
+
+
+def _name(process: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/comm").read_text().strip()
+    return ""
 
 
 def _told(text: str) -> str:

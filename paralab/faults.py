@@ -16,6 +16,7 @@ from typing import Any
 
 from paralab.disturbances import EVERY, IN_RANKS, LAST, STEPS, Cell, Room, Trial
 from paralab.errors import unknown
+from paralab.launch.starting import can_fork
 from paralab.record.folder import RunFolder
 
 AT_LEAST = 5  # trials of every fault
@@ -31,6 +32,7 @@ TITLES = {
     "nan": "NaN loss",
     "slow": "straggler",
     "random": "SIGKILL at a random moment",
+    "template": "SIGKILL of what the ranks were forked from",
     "disk": "disk full while saving",
     "bit flip": "bit flip in a checkpoint",
     "cut log": "truncated log",
@@ -157,4 +159,6 @@ def _cannot(cell: Cell) -> str | None:
         return "processes are counted through /proc, which this system does not have"
     if cell.fault == "disk" and not (hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("mount")):
         return "a small disk can be made only as root"
+    if cell.fault == "template" and not can_fork():
+        return "here every rank is started by itself"
     return None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paralab.record.board import LEFT_EARLY
+from paralab.record.board import LEFT_EARLY, UNSEEN
 from paralab.record.reader import read_events
 
 # What a rank says when another one is gone. Never the cause.
@@ -49,6 +49,8 @@ def root_cause(folder: Path, exit_codes: list[int | None], logs: Path, attempt: 
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code} without an error"
         if code == LEFT_EARLY:
             how = "ended itself with code 0 before its work was done"
+        if code == UNSEEN:
+            how = "the process that had started all ranks was killed"
         return cause(left[0], how, last_lines(logs / f"rank{left[0]}.txt"))
     if stuck:
         return cause(stuck[0], "did not arrive where the other ranks waited for it, and was ended")

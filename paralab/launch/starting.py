@@ -22,12 +22,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from paralab.record.board import UNSEEN
+
 INSIDE = "PARALAB_INSIDE"  # set in every process that paralab starts; one of them must not start paralab again
 LAUNCHER = "PARALAB_LAUNCHER"  # the number of the process that started it
 LOADING_SECONDS = 600
-FORKS = sys.platform == "linux"
 DRIVER = Path("/dev/nvidiactl")
-LOST = -signal.SIGKILL  # what is said of a process whose end nobody saw, because the one that forked it was killed
 
 
 class Forked:
@@ -110,7 +110,7 @@ class Template:
     def code_of(self, pid: int, seconds: float) -> int | None:
         while pid not in self.codes and not self.gone and self._hear(seconds):
             seconds = 0.0
-        return self.codes.pop(pid, LOST if self.gone else None)
+        return self.codes.pop(pid, UNSEEN if self.gone else None)
 
     def _hear(self, seconds: float) -> dict[str, int]:
         """The next thing that the template says; nothing, if it says nothing in that time."""
@@ -154,12 +154,16 @@ def let_go() -> None:
         _templates[-1] = None
 
 
+def can_fork() -> bool:
+    return sys.platform == "linux" and not DRIVER.exists()
+
+
 def start(
     module: str, arguments: list[str], environment: dict[str, str], log: IO[bytes], prefix: list[str], own: bool = False
 ) -> Child:
     """`python -m MODULE ARGUMENTS…`, which ends when its standard input is closed. It does not hear the terminal's Ctrl-C, which is
     for the launcher. `own`: a process that must load torch itself."""
-    if FORKS and _templates and not prefix and not own and not DRIVER.exists():
+    if _templates and not prefix and not own and can_fork():
         if (before := _templates[-1]) and before.gone:
             let_go()
         template = _templates[-1] = _templates[-1] or Template()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 PHASES = ("start", "step", "save", "end", "idle")  # idle: this rank has nothing to do until the others are done
 NEVER = -1
+UNSEEN = 121  # of a process whose end nobody saw, because the one that had forked it was killed
 LEFT_EARLY = 120  # stands for the exit code 0 of a rank whose last post is not its end
 HEADER = struct.Struct("<qq")  # the step to stop before, agreed or not
 SLOT = struct.Struct("<qqdq")  # phase, step, since when, waiting

@@ -51,6 +51,8 @@ class Stopped(BaseException):
 def main() -> NoReturn:
     spec = json.loads(Path(sys.argv[1]).read_text())
     rank = int(os.environ["RANK"])
+    with suppress(OSError):  # what `ps` and `top` show; the command line is that of the process it was forked from
+        Path("/proc/self/comm").write_text(f"rank {rank}")
     speak_when_asked(Path(spec["testimonies"], f"rank{rank}"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops all ranks in order
     signal.signal(signal.SIGTERM, _stop)

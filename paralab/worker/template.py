@@ -20,7 +20,6 @@ import selectors
 import socket
 import sys
 import traceback
-from contextlib import suppress
 from typing import Any, NoReturn
 
 import torch
@@ -81,8 +80,6 @@ def _become(module: Any, asked: dict[str, Any], lifeline: int, log: int) -> NoRe
             torch.set_num_threads(int(threads))  # which is read where torch is loaded
         random.seed()
         sys.argv = [str(module.__file__), *asked["arguments"]]
-        with suppress(OSError), open("/proc/self/comm", "w") as name:
-            name.write(os.environ["PARALAB_INSIDE"])  # what `ps` and `top` show
         module.main()
     except BaseException:
         traceback.print_exc()
