@@ -1,11 +1,11 @@
 """What it costs a training to be observed by the doctor: blocks of steps with and without, in turns, in the same ranks.
 
-    python bench/doctor.py [WIDTH …]     two CPU ranks, DDP; one line per width of the model: median of the blocks' ratios
+    python bench/doctor.py [WIDTH …]     two CPU ranks, DDP; one line per width of the model: median of the ratios of blocks
 
-The first 64 steps, of which everything is watched, are not in the blocks; those that follow are, up to step 1,024, with all that is
-sampled in them. Beside the ratio of the blocks' times: that of the median steps, which are light ones, and are not disturbed by
-other work on the machine that comes in bursts; the processor time of rank 0 that observing takes in a step, which other
-work on the machine disturbs less, the same by its own clock, and the share of a core that the watching process takes.
+The first 64 steps, of which everything is watched, are not in the blocks; those that follow are, with all that is sampled in them.
+There are so many blocks as fit into two minutes, because single ones differ by 10 % here. The interval is the one that holds the
+median of the pairs' ratios with 95 % certainty. Beside it: the processor time of rank 0 that observing takes in a step, the same by
+its own clock, and the share of a core that the watching process takes.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-WIDTHS = (256, 512, 1024, 2048, 3072)
+WIDTHS = (256, 512, 1024, 2048)
 BLOCK = 64  # steps: at most one of them is sampled with digests
-PAIRS = 12
+SECONDS = 120  # of measuring, for each width
 BATCH = 64
 
 
@@ -49,6 +48,12 @@ def main(widths: tuple[int, ...]) -> None:
             print(f"             the watching process: {share:.1%} of a core", flush=True)
 
 
+def interval(values: list[float]) -> tuple[float, float]:
+    """Of the median, by the places of the values in order: of n, about sqrt(n) to both sides of the middle."""
+    ordered, middle, aside = sorted(values), len(values) / 2, 0.98 * len(values) ** 0.5
+    return ordered[max(0, int(middle - aside))], ordered[min(len(values) - 1, int(middle + aside))]
+
+
 def rank(width: int, folder: str) -> None:
     import torch
     import torch.distributed as dist
@@ -68,42 +73,41 @@ def rank(width: int, folder: str) -> None:
     model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-    def block(number: int) -> tuple[list[float], float]:
-        """One pass over the loader: the seconds of each of BLOCK steps, and the processor time of all."""
+    def block(number: int) -> tuple[float, float]:
+        """One pass over the loader, BLOCK steps: their seconds, and their processor time."""
         sampler.set_epoch(number)
         dist.barrier()
-        ends, used = [time.perf_counter()], time.process_time()
+        began, used = time.perf_counter(), time.process_time()
         for inputs, targets in loader:
             loss = nn.functional.cross_entropy(model(inputs), targets)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            ends.append(time.perf_counter())
-        return [end - begin for begin, end in pairwise(ends)], time.process_time() - used
+        return time.perf_counter() - began, time.process_time() - used
 
     block(0)
-    ratios, used, own = [], [], []
-    steps: dict[bool, list[float]] = {True: [], False: []}
-    for pair in range(PAIRS):
+    begun = torch.tensor(block(0)[0])  # rank 0's clock decides how many there are
+    dist.broadcast(begun, 0)
+    pairs = min(max(12, int(SECONDS / 2 / float(begun))), 200)
+    ratios, used, own, plain = [], [], [], []
+    for pair in range(pairs):
         seconds = {}
         for on in (True, False) if pair % 2 else (False, True):  # neither always comes first
             observed.on = on
             observed.budget._began, spent = time.perf_counter_ns(), observed.budget.all_spent  # it measures nothing while off
             seconds[on] = block(pair)
-            steps[on] += seconds[on][0]
+            plain += [] if on else [seconds[on][0] / BLOCK * 1e3]
             own += [(observed.budget.all_spent - spent) / BLOCK / 1e3] if on else []
-        ratios.append(sum(seconds[True][0]) / sum(seconds[False][0]))
+        ratios.append(seconds[True][0] / seconds[False][0])
         used.append((seconds[True][1] - seconds[False][1]) / BLOCK * 1e6)
     observed.on = True
     if dist.get_rank() == 0:
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        light, without = (statistics.median(steps[on]) * 1e3 for on in (True, False))
+        low, high = interval(ratios)
         cpu, clock = statistics.median(used), statistics.median(own)
         print(
-            f"width {width:5}: step {without:6.2f} ms, observed {middle:.3f}x ({low:.3f} to {high:.3f}), "
-            f"median step {light / without:.3f}x, "
-            f"processor time +{cpu:.0f} us a step, "
-            f"own clock {clock:.0f} us, one step in {observed.budget.every} watched",
+            f"width {width:5}: step {statistics.median(plain):6.2f} ms, observed {statistics.median(ratios):.3f}x "
+            f"({low:.3f} to {high:.3f}, {pairs} pairs), processor time {cpu:+.0f} us a step, own clock {clock:.0f} us, "
+            f"one step in {observed.budget.every} watched",
             flush=True,
         )
     dist.destroy_process_group()

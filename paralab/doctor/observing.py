@@ -29,9 +29,9 @@ from paralab.doctor.rules import apply
 from paralab.errors import UsageError
 
 ENTRANCE = Path(__file__).parent.parent / "observe" / "entrance"
-POLL_SECONDS = 0.2
+POLL_SECONDS, LONGEST_SECONDS = 0.2, 1.0
 LIVE_SECONDS = 2.0  # between two looks at all that is known so far
-LIVE_SHARE = 0.01  # of a core, which the ranks may need
+SHARE = 0.004  # of a core, which the ranks may need: for reading, and again for the rules
 GRACE_SECONDS = 5.0
 PASSED_ON = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
 STALL_SECONDS = 60.0
@@ -98,14 +98,16 @@ class Watch:
 
     def until_the_end(self) -> None:
         while self.job.poll() is None:
+            began = time.thread_time()
             seen = self.reader.read(over=False)
             if self._trial_is_over(seen):
                 self._let_go()
             if self.stopped or self._is_hung(seen):
                 self.stopped = True
                 return
+            read = time.thread_time() - began
             self._look(seen)
-            time.sleep(POLL_SECONDS)
+            time.sleep(min(max(POLL_SECONDS, read / SHARE), LONGEST_SECONDS))
 
     def pids(self) -> set[int]:
         return {rank.start.pid for rank in self.reader.read(over=False).ranks if rank.lives}
@@ -122,7 +124,7 @@ class Watch:
             for finding in apply("ranks", seen):
                 if finding.severity == "error":
                     self.tell(finding)
-            self._next_look = time.monotonic() + LIVE_SECONDS + (time.monotonic() - now) / LIVE_SHARE
+            self._next_look = time.monotonic() + LIVE_SECONDS + (time.monotonic() - now) / SHARE
 
     def _trial_is_over(self, seen: Observation) -> bool:
         held = [rank for rank in seen.ranks if rank.lives is not False and isinstance(rank.doing[-1:] and rank.doing[-1], Held)]
