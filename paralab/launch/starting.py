@@ -3,7 +3,7 @@
 Loading torch takes a second or two of a core, and a command needs several such processes. So within `loading_once` one process
 loads it and forks the others from itself (`paralab.worker.template`). Where that cannot be, every one is started by itself:
 
-- elsewhere than on Linux, where a process that has loaded frameworks cannot fork safely
+- elsewhere than on Linux (5.3 or newer): on macOS a process that has loaded frameworks cannot fork safely
 - on a machine with an NVIDIA driver, which does not survive a fork once something has touched it
 - with a prefix (numactl …), or with environment variables that libraries read when they are loaded
 """
@@ -155,7 +155,11 @@ def let_go() -> None:
 
 
 def can_fork() -> bool:
-    return sys.platform == "linux" and not DRIVER.exists()
+    try:
+        os.close(os.pidfd_open(os.getpid()))  # how the template learns that a process has ended
+    except (AttributeError, OSError):
+        return False
+    return not DRIVER.exists()
 
 
 def start(

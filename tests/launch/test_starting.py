@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from contextlib import contextmanager
 
@@ -15,7 +14,7 @@ from paralab.launch.starting import INSIDE, Forked, loading_once, start
 from paralab.record.board import UNSEEN
 from tests.conftest import ROOT, run_paralab
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every process is started by itself")
+pytestmark = pytest.mark.skipif(not starting.can_fork(), reason="here every process is started by itself")
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +91,9 @@ def test_where_it_cannot_be_each_is_started_by_itself(tmp_path, monkeypatch):
         patch.setattr(starting, "DRIVER", tmp_path)
         with child(tmp_path) as (process, _):
             assert isinstance(process, subprocess.Popen)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", lambda pid: os.stat(""))  # an old kernel: OSError
+        assert not starting.can_fork()
     with (tmp_path / "prefixed.txt").open("wb") as log:
         process = start("tests.launch.child", [], dict(os.environ), log, prefix=["env", "GIVEN=prefix"])
     assert isinstance(process, subprocess.Popen)
