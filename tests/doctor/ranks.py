@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from paralab.doctor.events import Backward, Collective
 from paralab.doctor.observing import observe
 
 WARM = Path(__file__).parent / "warm.py"
@@ -57,3 +58,10 @@ def ranks():
     ranks = Ranks()
     yield ranks
     ranks.close()
+
+
+def waited_in(rank):
+    """The operation in which it hung: open still, or raised when the ranks were ended one after the other."""
+    return max(
+        (event for event in (*rank.story, *rank.doing) if isinstance(event, (Backward, Collective))), key=lambda event: event.t
+    )

@@ -15,7 +15,7 @@ from paralab.doctor.lines import conditions, opposite, ways_out_of_loops
 from paralab.doctor.observation import Observation, Reader
 from paralab.doctor.place import Place, Site
 from paralab.doctor.rank_rules.hangs import ENTRIES
-from tests.doctor.ranks import ranks  # noqa: F401
+from tests.doctor.ranks import ranks, waited_in  # noqa: F401
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -185,7 +185,7 @@ def test_a_long_run_keeps_whole_steps_and_a_late_hang_is_still_named(ranks, tmp_
     observation = Observation.read(tmp_path / "seen")
     one = observation.ranks[1]
     assert one.made == 1100
-    assert one.doing[-1].step == 1100
+    assert waited_in(one).step == 1100
     numbers = [step.number for step in one.of(Step)]
     assert numbers[:64] == list(range(1, 65))
     assert 64 + 1 <= len(numbers) < 200

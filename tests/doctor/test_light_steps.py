@@ -9,7 +9,7 @@ from paralab.doctor.events import Backward, Batch, Collective, Cost, Step, ZeroG
 from paralab.doctor.observation import Observation, Reader
 from paralab.observe.budget import Budget, affordable
 from paralab.record.recent import OPEN, ROWS, Recent, read_recent
-from tests.doctor.ranks import ranks  # noqa: F401
+from tests.doctor.ranks import ranks, waited_in  # noqa: F401
 from tests.doctor.test_hangs import HEAD, TAIL
 
 pytestmark = pytest.mark.timeout(90)
@@ -134,9 +134,9 @@ def test_a_hang_deep_in_the_run_is_named_with_the_lines_of_both_sides(ranks, tmp
     backward = 1 + next(number for number, each in enumerate(text) if ".backward()" in each)
     assert f"train.py:{backward}" in " ".join(finding.evidence), "where the other one is"
     zero, one = Observation.read(tmp_path / "seen").ranks
-    assert isinstance(zero.doing[-1], Backward)
-    assert isinstance(one.doing[-1], Collective)
-    assert one.doing[-1].step == one.made == 203
+    assert isinstance(waited_in(zero), Backward)
+    assert isinstance(waited_in(one), Collective)
+    assert waited_in(one).step == one.made == 203
     assert not any(event.step == 203 for event in one.of(Backward)), "it was a light step"
     assert [event.batch for event in one.story if isinstance(event, Batch)][-1] == 203
 

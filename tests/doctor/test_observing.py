@@ -21,6 +21,7 @@ from paralab.errors import UsageError
 from paralab.record.journal import PIECE, Journal
 from paralab.record.reader import Tail
 from paralab.record.slot import Slot, read_slot
+from tests.doctor.ranks import waited_in
 
 pytestmark = pytest.mark.timeout(120)
 HERE = Path(__file__).parent
@@ -59,7 +60,7 @@ def test_torchrun_hangs_and_is_named_before_the_timeout(tmp_path, capfd):
     assert (finding.id, finding.rank, finding.file) == ("H03", 0, str(script))
     assert "barrier" in finding.why
     assert "backward" in finding.why, "the other side's line"
-    waiting = Observation.read(tmp_path / "seen").ranks[0].doing[-1]
+    waiting = waited_in(Observation.read(tmp_path / "seen").ranks[0])
     assert isinstance(waiting, Collective)
     assert at - waiting.t < 2 + 5
     assert seen.stopped
