@@ -93,7 +93,7 @@ class Watch:
         self.stopped = False
         self._named: set[tuple[int, float]] = set()  # stalls that were looked into
         self._progress: tuple[int, ...] = ()
-        self._moved = time.monotonic()
+        self._began = self._moved = time.monotonic()
         self._next_look = 0.0
 
     def until_the_end(self) -> None:
@@ -107,7 +107,13 @@ class Watch:
                 return
             read = time.thread_time() - began
             self._look(seen)
-            time.sleep(min(max(POLL_SECONDS, read / SHARE), LONGEST_SECONDS))
+            self._wait(read / SHARE)
+
+    def _wait(self, seconds: float) -> None:
+        """Until the next poll, or the end of the job. The longer it runs, the rarer it is read, if reading costs."""
+        longest = min(POLL_SECONDS + (time.monotonic() - self._began) / 50, LONGEST_SECONDS)
+        with suppress(subprocess.TimeoutExpired):
+            self.job.wait(min(max(POLL_SECONDS, seconds), longest))
 
     def pids(self) -> set[int]:
         return {rank.start.pid for rank in self.reader.read(over=False).ranks if rank.lives}
