@@ -92,7 +92,8 @@ class Room:
             raise RunFailed(f"The undisturbed run failed with code {done}.", cure=f"read {self.folder / 'undisturbed.txt'}")
         self.weights = (self.folder / "undisturbed" / "weights.pt").read_bytes()
         result = json.loads((self.folder / "undisturbed" / "result.json").read_text())
-        self.seconds: float = result["wall_seconds"]  # from the start of the ranks to their end
+        begun = min(list_[0]["time"] for list_ in read_events(self.folder / "undisturbed").values())
+        self.seconds: float = result["wall_seconds"] - begun  # from the start of the ranks to their end
 
     def trial(self, cell: Cell, disturb: Callable[[Disturbance], Trial] | None = None) -> Trial:
         self.number += 1
