@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paralab.errors import RunFailed
+from paralab.launch.starting import LAUNCHER
 from paralab.record.checkpoints import checkpoints
 from paralab.record.reader import Event, failures_of, read_events
 
@@ -347,7 +348,7 @@ def _processes_of(launcher: int) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
-            if f"PARALAB_LAUNCHER={launcher}".encode() in path.read_bytes().split(b"\0"):
+            if f"{LAUNCHER}={launcher}".encode() in path.read_bytes().split(b"\0"):
                 found.append(int(path.parent.name))
     return found
 
