@@ -140,9 +140,10 @@ class RankSeen:
 
     @cached_property
     def collectives(self) -> dict[str, dict[int, Numbered]]:
-        """group -> number -> the operation that made that collective; also those that are open, with the number they wait in."""
+        """group -> number -> the operation that made that collective, the innermost; where a rank has stopped, also those that are
+        open, with the number they wait in."""
         found: dict[str, dict[int, Numbered]] = {}
-        for event in (*self.story, *self.doing):
+        for event in sorted((*self.story, *(self.doing if self.settled else ())), key=lambda event: event.t):
             if not isinstance(event, Numbered) or not event.seq:
                 continue
             group = event.group if isinstance(event, Collective) else "0"
@@ -166,6 +167,11 @@ class Observation:
     stalled_seconds: float | None = None
     ended_by_us: bool = False  # a trial was over, or it hung for good
     notes: tuple[str, ...] = ()  # what kept a process from being observed
+
+    @property
+    def settled(self) -> bool:
+        """Nothing more is to come soon: it is over, or hangs."""
+        return self.over or self.stalled_seconds is not None
 
     @classmethod
     def read(cls, folder: Path) -> Observation:

@@ -91,6 +91,7 @@ class Watch:
         self.job, self.reader, self.stall_seconds, self.say, self.ends = job, reader, stall_seconds, say, ends
         self.said: list[Finding] = []
         self.stopped = False
+        self._found: set[tuple[object, ...]] = set()  # errors of the last look
         self._named: set[tuple[int, float]] = set()  # stalls that were looked into
         self._progress: tuple[int, ...] = ()
         self._began = self._moved = time.monotonic()
@@ -106,7 +107,7 @@ class Watch:
                 self.stopped = True
                 return
             read = time.thread_time() - began
-            self._look(seen)
+            self.look(seen)
             self._wait(read / SHARE)
 
     def _wait(self, seconds: float) -> None:
@@ -123,13 +124,16 @@ class Watch:
             self.said.append(finding)
             self.say(finding)
 
-    def _look(self, seen: Observation) -> None:
-        """What is certain already. The longer it takes, the rarer it is done."""
+    def look(self, seen: Observation) -> None:
+        """What is certain already: found twice, because the first time a rank may be just before what explains it (an exception, a
+        reduction). The longer it takes, the rarer it is done."""
         now = time.monotonic()
         if now >= self._next_look and seen.ranks:
-            for finding in apply("ranks", seen):
-                if finding.severity == "error":
+            errors = [finding for finding in apply("ranks", seen) if finding.severity == "error"]
+            for finding in errors:
+                if _same(finding) in self._found:
                     self.tell(finding)
+            self._found = set(map(_same, errors))
             self._next_look = time.monotonic() + LIVE_SECONDS + (time.monotonic() - now) / SHARE
 
     def _trial_is_over(self, seen: Observation) -> bool:

@@ -55,8 +55,12 @@ def text(findings, kind):
 def test_what_is_fastest_depends_on_the_numbers(compared):
     assert "`ddp ×2` is the fastest" in text(verdict(timed(compared, 0.1, 0.06)), "fastest")
     assert "Nothing is measurably faster than `single`" in text(verdict(timed(compared, 0.1, 0.2)), "fastest")
-    equal = timed(compared, 0.1, 0.0999)
-    assert "Nothing is measurably faster than `single`" in text(verdict(equal), "fastest")
+    equal = verdict(timed(compared, 0.1, 0.0999))
+    assert "Nothing is measurably faster than `single`" in text(equal, "fastest")
+    assert not text(equal, "limit"), "what cannot be told from the baseline is not explained"
+    assert "A perfect split over 2 devices would take 50 ms; `ddp ×2` takes 200 ms." in text(
+        verdict(timed(compared, 0.1, 0.2)), "limit"
+    )
 
 
 def test_one_round_is_not_called_sure(folders):

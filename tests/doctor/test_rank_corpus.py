@@ -5,8 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from paralab.doctor.rules import rules
+from paralab.doctor.observation import Observation
+from paralab.doctor.rules import apply, rules
 from tests.doctor.cases import CORPUS, Case, broken, healthy
+from tests.doctor.moments import moments
 from tests.doctor.ranks import Ranks
 
 pytestmark = pytest.mark.timeout(600)
@@ -25,7 +27,7 @@ IN_ORDER = [Case("none", script.stem, script, (), ()) for script in sorted((CORP
 def seen(request, tmp_path_factory):
     """What was found in each case that was asked for; they are started at once, a few at a time."""
     items = [item for item in request.session.items if item.module is request.module and hasattr(item, "callspec")]
-    cases = [item.callspec.params["case"] for item in items]
+    cases = {str(case): case for item in items if (case := item.callspec.params["case"])}
     ranks = Ranks()
     root = tmp_path_factory.mktemp("seen")  # once: several threads would fight for a number
 
@@ -34,7 +36,7 @@ def seen(request, tmp_path_factory):
 
     try:
         with ThreadPoolExecutor(AT_A_TIME) as pool:
-            asked = {str(case): pool.submit(observe, case) for case in cases}
+            asked = {name: pool.submit(observe, case) for name, case in cases.items()}
         yield {name: future.result() for name, future in asked.items()}
     finally:
         ranks.close()
@@ -75,6 +77,16 @@ def test_what_is_in_order_is_not_accused(case, seen):
     assert not [finding for finding in result.findings if finding.id[0] != "W"], told(result.findings)
     assert not result.notes
     assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("case", WRONG + HEALTHY + IN_ORDER, ids=str)
+def test_whenever_the_ranks_are_read_nothing_else_is_an_error(case, seen):
+    """While they run: what the next event explains is not accused."""
+    result = seen[str(case)]
+    whole = Observation.read(result.folder)
+    for moment in moments(whole, 12, str(case)):
+        accused = [f for f in apply("ranks", moment) if f.severity == "error" and f.id not in {own.id for own in result.findings}]
+        assert not accused, told(accused) + str([rank.events[-1] for rank in moment.ranks])
 
 
 def test_every_entry_that_has_a_case_is_here():

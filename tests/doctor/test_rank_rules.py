@@ -1,13 +1,15 @@
 """Rules on observed ranks where two CPU ranks cannot show the case: more ranks, GPUs, and the arithmetic behind the words."""
 
-from dataclasses import fields
+import subprocess
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+from paralab.doctor import observing
 from paralab.doctor.agreement import differing, equal, odd_one_out
 from paralab.doctor.events import Amp, Backward, End, Epoch, Forward, Load, Loader, Moved, Raised, Start, Step, Wrap, ZeroGrad
-from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.observation import Observation, RankSeen, Reader
 from paralab.doctor.place import Place, Site
 from paralab.doctor.rank_rules.dataparallel import chunks
 from paralab.doctor.rank_rules.pipeline import parts
@@ -124,7 +126,8 @@ def test_of_three_ranks_the_one_that_does_not_step_is_named():
 def test_ranks_that_were_not_read_at_the_same_moment_have_not_parted():
     """Rank 0 was read inside its second step; until rank 1 was read, that one had made its third."""
     whole = training(1.0)
-    assert found(seen(whole[:6], whole)) == []
+    for read in range(1, len(whole)):
+        assert found(seen(whole[:read], whole)) == [], read
 
 
 def _ended(rank):
@@ -143,6 +146,17 @@ def test_gradients_that_nothing_explains_are_said_to_be_so():
     (finding,) = apply("ranks", seen(training(1.0), training(2.0)))
     assert (finding.id, finding.severity, finding.line) == ("S08", "error", 22)
     assert "nothing that was seen explains it" in finding.why
+
+
+def test_a_job_that_runs_is_accused_of_what_was_found_twice(tmp_path, monkeypatch):
+    monkeypatch.setattr(observing, "LIVE_SECONDS", -60.0)
+    wrong, order = (replace(seen(training(1.0), training(norm)), over=False) for norm in (2.0, 1.0))
+    said = []
+    with subprocess.Popen(["true"]) as job:
+        watch = observing.Watch(job, Reader(tmp_path), 60.0, said.append, False)
+    for observation, count in [(wrong, 0), (order, 0), (wrong, 0), (wrong, 1), (wrong, 1)]:
+        watch.look(observation)
+        assert len(said) == count
 
 
 def test_a_model_that_was_moved_after_wrapping_explains_them():

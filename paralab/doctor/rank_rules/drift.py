@@ -49,7 +49,8 @@ def cause(seen: Observation) -> Finding | None:
     if uneven := _unequal_steps(seen):
         return uneven
     for ranks in _replicas(seen):
-        for steps in _common_steps(ranks):
+        common = list(_common_steps(ranks))
+        for steps in common if seen.settled else common[:-1]:  # what comes after the last step may explain it: an exception
             names = steps[0].names
             gradients = differing([step.gradients or [] for step in steps])
             if gradients:
@@ -109,16 +110,18 @@ def _unequal_steps(seen: Observation) -> Finding | None:
     if not is_data_parallel(seen) and not all(rank.of(Collective) for rank in seen.ranks):
         return None
     in_order = seen.over and not seen.ended_by_us and all(rank.came_to_its_end and not rank.raised for rank in seen.ranks)
-    # The ranks that run are not read at the same moment: what one did after the last word of another one proves nothing.
-    until = float("inf") if in_order else min(rank.events[-1].t for rank in seen.ranks)
+    passes = [rank.of(Backward) for rank in seen.ranks]
+    fewest = min(map(len, passes))
+    if max(map(len, passes)) - fewest > (0 if in_order else 1) or not fewest:
+        return None
+    # Ranks that run are not read at the same moment, and need not wait for each other: what each did before the same pass counts.
+    until = [float("inf") if in_order else mine[fewest - 1].t for mine in passes]
     made = {
-        rank.rank: sum(step.t <= until for step in rank.steps)
-        + sum(bool(event.skipped) and event.t <= until for event in rank.of(Amp))
-        for rank in seen.ranks
+        rank.rank: sum(step.t < end for step in rank.steps) + sum(bool(event.skipped) and event.t < end for event in rank.of(Amp))
+        for rank, end in zip(seen.ranks, until, strict=True)
     }
-    passes = [sum(event.t <= until for event in rank.of(Backward)) for rank in seen.ranks]
     gap = max(made.values()) - min(made.values())
-    if max(passes) - min(passes) > (0 if in_order else 1) or gap < (1 if in_order else 2):
+    if gap < (1 if in_order else 2):
         return None
     most = max(seen.ranks, key=lambda rank: made[rank.rank])
     fewer = [rank for rank, count in made.items() if count < made[most.rank]]
@@ -128,7 +131,7 @@ def _unequal_steps(seen: Observation) -> Finding | None:
     return found(
         "S08",
         "suspect" if unsure else "error",
-        f"this step is made by rank {most.rank} ({made[most.rank]} times in {max(passes)} backward passes), but "
+        f"this step is made by rank {most.rank} ({made[most.rank]} times in {fewest} backward passes), but "
         f"{'only ' + str(made[fewer[0]]) + ' times' if made[fewer[0]] else 'never'} by rank {listed([str(r) for r in fewer])}: "
         f"every rank has the averaged gradients, and those that do not apply them keep old parameters{certain}",
         "step on every rank: take the call out of the condition on the rank",

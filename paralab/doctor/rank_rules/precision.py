@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -105,12 +106,13 @@ def _was_scaled(rank: RankSeen, step: Step) -> bool:
 
 
 def _with_scaler(rank: RankSeen) -> Iterator[tuple[Event, bool]]:
-    """Every event, and whether scaler.step() was open then."""
+    """Every event, and whether scaler.step() was open then, or still is."""
     until = 0.0
+    began = min((event.t for event in rank.doing if isinstance(event, Amp) and event.op == "step"), default=math.inf)
     for event in rank.events:
         if isinstance(event, Amp) and event.op == "step":
             until = event.t + (event.seconds or 0.0)
-        yield event, event.t <= until
+        yield event, event.t <= until or event.t >= began
 
 
 @in_ranks("A05")
