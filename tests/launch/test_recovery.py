@@ -27,6 +27,8 @@ class Noisy(Dataset):
 
 def loss(output, target):
     time.sleep(float(os.environ.get("SLOW", "0")))
+    while os.path.exists("held"):
+        time.sleep(0.05)
     return nn.functional.mse_loss(output, target)
 
 def workload():
@@ -135,12 +137,12 @@ def test_a_failure_that_comes_again_stops_the_restarts(room):
     assert done.err.count("Starting again") == 1
 
 
-def begin(room, name, *options, slow="0.1"):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SLOW": slow}
+def begin(room, name, *options):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SLOW": "0.1"}
     command = [sys.executable, "-m", "paralab", *RUN, "--out", name, *options]
     process = subprocess.Popen(command, cwd=room, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     path, deadline = room / name / "events" / "rank0.jsonl", time.monotonic() + 60
-    while not path.exists() or path.read_text().count('"event":"step"') < (3 if slow == "0.1" else 1):
+    while not path.exists() or path.read_text().count('"event":"step"') < 3:
         assert time.monotonic() < deadline, "the run did not start"
         time.sleep(0.02)
     return process
@@ -165,15 +167,17 @@ def test_a_signal_saves_and_stops_and_another_topology_goes_on(room):
 
 
 def test_a_folder_in_use_is_refused_and_ctrl_c_twice_stops_at_once(room):
-    process = begin(room, "twice", "--checkpoint", "twice.ckpt", "--steps", "10000", slow="2")
+    process = begin(room, "twice", "--checkpoint", "twice.ckpt", "--steps", "10000")
     other = run_paralab(*RUN, "--checkpoint", "twice.ckpt", "--resume", "--out", "other", cwd=room)
     assert (other.code, f"is in use by another run: process {process.pid} on" in other.err) == (2, True)
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    if process.poll() is None:  # two signals so close to one another can arrive as one
+    (room / "held").touch()  # no step ends any more
+    try:
         process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+        assert "Once more to stop at once" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    finally:
+        (room / "held").unlink()
     assert process.returncode == 130, err
 
 
