@@ -1,15 +1,17 @@
-"""What it costs a training to be observed by the doctor: blocks of steps with and without, in turns, in the same ranks.
+"""What it costs a training to be observed by the doctor: steps with and without, in turns, in the same ranks.
 
-    python bench/doctor.py [WIDTH …]     two CPU ranks, DDP; one line per width of the model: median of the ratios of blocks
+    python bench/doctor.py [WIDTH …]     two CPU ranks, DDP; one line per width of the model: how much longer a step takes
 
-The first 64 steps, of which everything is watched, are not in the blocks; those that follow are, with all that is sampled in them.
-There are so many blocks as fit into two minutes, because single ones differ by 10 % here. The interval is the one that holds the
-median of the pairs' ratios with 95 % certainty. Beside it: the processor time of rank 0 that observing takes in a step, the same by
-its own clock, and the share of a core that the watching process takes.
+The first steps, of which everything is watched, are not counted; those that follow are. What else goes on changes the time of a
+step by far more than observing does, but seldom from one step to the next: so each is held against its neighbour, and the median of
+the differences is taken: what a light step costs. What the rare watched ones cost on the average is added, by their own clock. The
+interval holds the median with 95 % certainty. Beside it: what observing takes in a step by its own clock, and the share of a core
+that the watching process takes.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import statistics
@@ -17,13 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 WIDTHS = (256, 512, 1024, 2048)
-BLOCK = 64  # steps: at most one of them is sampled with digests
 SECONDS = 120  # of measuring, for each width
 BATCH = 64
 
@@ -61,11 +63,12 @@ def rank(width: int, folder: str) -> None:
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
     from paralab.observe.begin import begin
+    from paralab.observe.digests import EVERY
 
     observed = begin(folder)
     dist.init_process_group("gloo")
     torch.manual_seed(dist.get_rank())
-    samples = BATCH * 2 * BLOCK
+    samples = BATCH * 2 * 512
     data = TensorDataset(torch.randn(samples, 64), torch.randint(0, 10, (samples,)))
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
@@ -73,41 +76,51 @@ def rank(width: int, folder: str) -> None:
     model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-    def block(number: int) -> tuple[float, float]:
-        """One pass over the loader, BLOCK steps: their seconds, and their processor time."""
-        sampler.set_epoch(number)
-        dist.barrier()
-        began, used = time.perf_counter(), time.process_time()
-        for inputs, targets in loader:
-            loss = nn.functional.cross_entropy(model(inputs), targets)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return time.perf_counter() - began, time.process_time() - used
+    def batches() -> Iterator[list[torch.Tensor]]:
+        for epoch in itertools.count():
+            sampler.set_epoch(epoch)
+            was, observed.on = observed.on, True  # else none of this pass would be seen
+            iterator = iter(loader)
+            observed.on = was
+            yield from iterator
 
-    block(0)
-    begun = torch.tensor(block(0)[0])  # rank 0's clock decides how many there are
+    stream = batches()
+
+    def step() -> float:
+        began = time.perf_counter()
+        inputs, targets = next(stream)
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return time.perf_counter() - began
+
+    for _ in range(128):
+        step()
+    begun = torch.tensor(statistics.mean(step() for _ in range(64)))  # rank 0's clock decides how many there are
     dist.broadcast(begun, 0)
-    pairs = min(max(12, int(SECONDS / 2 / float(begun))), 200)
-    ratios, used, own, plain = [], [], [], []
-    for pair in range(pairs):
+    more, plain, budget = [], [], observed.budget
+    spent, paused = budget.all_spent, time.perf_counter_ns()
+    for number in range(int(SECONDS / 2 / float(begun))):
         seconds = {}
-        for on in (True, False) if pair % 2 else (False, True):  # neither always comes first
+        for on in (True, False) if number % 2 else (False, True):  # neither always comes first
             observed.on = on
-            observed.budget._began, spent = time.perf_counter_ns(), observed.budget.all_spent  # it measures nothing while off
-            seconds[on] = block(pair)
-            plain += [] if on else [seconds[on][0] / BLOCK * 1e3]
-            own += [(observed.budget.all_spent - spent) / BLOCK / 1e3] if on else []
-        ratios.append(seconds[True][0] / seconds[False][0])
-        used.append((seconds[True][1] - seconds[False][1]) / BLOCK * 1e6)
+            if on and budget._began is not None:
+                budget._began += time.perf_counter_ns() - paused  # while off, its clock stands still
+            seconds[on] = step()
+            if on:
+                paused = time.perf_counter_ns()
+        more.append(seconds[True] - seconds[False])
+        plain.append(seconds[False])
     observed.on = True
     if dist.get_rank() == 0:
-        low, high = interval(ratios)
-        cpu, clock = statistics.median(used), statistics.median(own)
+        usual, (low, high) = statistics.median(plain), interval(more)
+        rare = (budget._plain / budget.every + budget._digests / max(budget.every, EVERY)) / 1e9
+        times, least, most = (1 + (seconds + rare) / usual for seconds in (statistics.median(more), low, high))
+        own = (budget.all_spent - spent) / len(more) / 1e3
         print(
-            f"width {width:5}: step {statistics.median(plain):6.2f} ms, observed {statistics.median(ratios):.3f}x "
-            f"({low:.3f} to {high:.3f}, {pairs} pairs), processor time {cpu:+.0f} us a step, own clock {clock:.0f} us, "
-            f"one step in {observed.budget.every} watched",
+            f"width {width:5}: step {usual * 1e3:6.2f} ms, observed {times:.3f}x ({least:.3f} to {most:.3f}, {len(more)} pairs), "
+            f"of it {rare / usual:.3f} in watched steps, one in {budget.every}; own clock {own:.0f} us a step",
             flush=True,
         )
     dist.destroy_process_group()

@@ -28,10 +28,12 @@ def _nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 class Light:
     """Of one function. `values`: those of the `names`, given what it is called with, or None: nothing to note. `count`: the number
     of the last collective that this rank has begun, in the group of the call; asked before it only, because it is dear: the next
-    one tells how many it made."""
+    one tells how many it made. `waits`: also a call that has no such number is noted each time; else only values that are new."""
 
-    def __init__(self, rank: Rank, event: str, names: tuple[str, ...], values: Look = _nothing, count: Look = _nothing) -> None:
-        self.rank, self.event, self.names, self.values, self.count = rank, event, names, values, count
+    def __init__(
+        self, rank: Rank, event: str, names: tuple[str, ...], values: Look = _nothing, count: Look = _nothing, waits: bool = True
+    ) -> None:
+        self.rank, self.event, self.names, self.values, self.count, self.waits = rank, event, names, values, count, waits
         self.mark = {"event": event}  # among `rank.doing`
         self.way = (0, 0)  # by which it was called the last time
 
@@ -39,7 +41,10 @@ class Light:
         values = self.values(args, kwargs)
         if values is None:
             return None
-        rank, before, near = self.rank, self.count(args, kwargs), sites.near(*self.way)
+        rank, before = self.rank, self.count(args, kwargs)
+        if before is None and not self.waits and (self.event, values) in rank.calls:
+            return None
+        near = sites.near(*self.way)
         call = rank.calls.get((self.event, values, near)) if near else None
         if call is None:
             call = self.call(values, sites.where())
@@ -81,7 +86,7 @@ class Light:
             values = (None,) * len(values)
         number = rank.calls.get((self.event, values, where))
         if number is None:
-            number = rank.calls[self.event, values, where] = len(rank.calls)
+            number = rank.calls[self.event, values, where] = rank.calls[self.event, values] = len(rank.calls)
             rank.budget.something_new(rank.steps)
             fields = dict(zip(self.names, values, strict=True))
             rank.write({"event": "call", "id": number, "of": self.event, "site": rank.site(where), **fields})

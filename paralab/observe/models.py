@@ -39,7 +39,7 @@ class Models:
         self.strides: dict[int, dict[str, tuple[int, ...]]] = {}  # of the parameters of each model under DDP, when it was wrapped
         self.changes = Changes(rank, self.numbers, self.names)
         self.optimised: Callable[[], list[torch.Tensor]] = list  # all parameters that optimisers have
-        self.light = Light(rank, "forward", ("model", "training", "grad", "sync"), self._of_light, _before_forward)
+        self.light = Light(rank, "forward", ("model", "training", "grad", "sync"), self._of_light, _before_forward, waits=False)
         self.forwards = 0
         self.backwards = 0
 

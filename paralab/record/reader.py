@@ -21,7 +21,7 @@ class Tail:
             return []
         with self.path.open("rb") as file:
             file.seek(self._position)
-            text = file.read()
+            text = file.read().partition(b"\0")[0]  # a line that is being written while we read may be there in parts: not yet
         complete = text.rpartition(b"\n")[0] + b"\n" if b"\n" in text else b""
         self._position += len(complete)
         return [event for line in complete.splitlines() if (event := parsed(line)) is not None]
