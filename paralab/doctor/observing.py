@@ -31,7 +31,7 @@ from paralab.errors import UsageError
 ENTRANCE = Path(__file__).parent.parent / "observe" / "entrance"
 POLL_SECONDS, LONGEST_SECONDS = 0.2, 1.0
 LIVE_SECONDS = 2.0  # between two looks at all that is known so far
-SHARE = 0.004  # of a core, which the ranks may need: for reading, and again for the rules
+SHARE = 0.002  # of a core, which the ranks may need: for reading, and again for the rules
 GRACE_SECONDS = 5.0
 PASSED_ON = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
 STALL_SECONDS = 60.0
