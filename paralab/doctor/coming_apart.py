@@ -226,6 +226,12 @@ def different_sizes(seen: Observation) -> Finding | None:
     return None
 
 
+def mixed_sizes(seen: Observation) -> Finding | None:
+    """Such a call that was over on one rank, which goes on with numbers that are none; and failed on another."""
+    found = different_sizes(seen)
+    return found if found is not None and found.severity == "error" and not any(differences(seen)) else None
+
+
 def _sizes(one: RankSeen, mine: Collective, other: RankSeen, its: Collective) -> Finding:
     failed = mine.error or its.error or mine.seconds is None or its.seconds is None
     unsure = "" if failed else ". It went through this time; another backend or size would fail or give wrong numbers"

@@ -8,7 +8,22 @@ import pytest
 
 from paralab.doctor import observing
 from paralab.doctor.agreement import differing, equal, odd_one_out
-from paralab.doctor.events import Amp, Backward, End, Epoch, Forward, Load, Loader, Moved, Raised, Start, Step, Wrap, ZeroGrad
+from paralab.doctor.events import (
+    Amp,
+    Backward,
+    Collective,
+    End,
+    Epoch,
+    Forward,
+    Load,
+    Loader,
+    Moved,
+    Raised,
+    Start,
+    Step,
+    Wrap,
+    ZeroGrad,
+)
 from paralab.doctor.observation import Observation, RankSeen, Reader
 from paralab.doctor.place import Place, Site
 from paralab.doctor.rank_rules.dataparallel import chunks
@@ -171,6 +186,17 @@ def test_parameters_that_differ_although_gradients_do_not():
     assert (finding.id, finding.severity) == ("S08", "error")
     assert "w" in finding.why
     assert "b" not in finding.evidence[0].split(" ")
+
+
+def test_sizes_that_differ_explain_what_a_rank_raised_later():
+    """Rank 0 went on with numbers that are none, and failed at them."""
+    gathered = {"op": "all_gather", "group": "0", "seq": [1, 1], "dtype": "int64", "site": site(12)}
+    zero = [
+        Collective(shape=[33], **gathered),
+        Raised(type="RuntimeError", message="no room", stack=[["train.py", 41, "f"]]),
+    ]
+    one = [Collective(shape=[32], error="collective mismatch", **gathered)]
+    assert found(seen(zero, one)) == [("H06", "error", 12, None)]
 
 
 # --- GPUs ----------------------------------------------------------------------------------------------------------------------

@@ -44,6 +44,146 @@ def train_epoch(epoch):
 END = "\ndist.destroy_process_group()\n"
 
 HEALTHY = {
+    "the window's counter is an attribute": """
+class Fit:
+    def __init__(self, every):
+        self.every, self.seen = every, 0
+
+    def epoch(self, epoch):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            last = (self.seen + 1) % self.every == 0
+            with contextlib.nullcontext() if last else model.no_sync():
+                (nn.functional.mse_loss(model(x), y) / self.every).backward()
+            self.seen += 1
+            if self.seen % self.every == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+fit = Fit(4)
+for epoch in range(2):
+    fit.epoch(epoch)
+""",
+    "who saves is told by what a context gives": """
+class World:
+    def __init__(self, number):
+        self.number = number
+
+    @property
+    def is_main(self):
+        return self.number == 0
+
+@contextlib.contextmanager
+def world_of():
+    yield World(dist.get_rank())
+    dist.barrier()
+
+with world_of() as here:
+    train_epoch(0)
+    if here.is_main:
+        torch.save(plain.state_dict(), args.out)
+""",
+    "others have nothing to save with": """
+class Saver:
+    def __call__(self, state):
+        torch.save(state, args.out)
+
+class Nothing:
+    def __call__(self, state):
+        pass
+
+keep = Saver() if rank == 0 else Nothing()
+store = torch.save if rank == 0 else (lambda *given: None)
+train_epoch(0)
+keep(plain.state_dict())
+store(plain.state_dict(), "other.pt")
+""",
+    "the best rank saves": """
+loss = train_epoch(0).detach()
+losses = [torch.zeros(()) for _ in range(world)]
+dist.all_gather(losses, loss)
+if torch.stack(losses).argmin().item() == rank:
+    torch.save(plain.state_dict(), args.out)
+""",
+    "settings that were broadcast": """
+box = [{"width": 16} if rank == 0 else None]
+dist.broadcast_object_list(box)
+wide = DDP(nn.Linear(4, box[0]["width"]))
+if box[0] == "again":
+    dist.barrier()
+""",
+    "reduced one after the other": """
+for epoch in range(9):
+    loss, count = train_epoch(epoch).detach().clone(), torch.tensor(1.0)
+    for each in (loss, count):
+        dist.all_reduce(each)
+    sums = {"loss": loss.clone(), "count": count.clone()}
+    for name in sums:
+        dist.all_reduce(sums[name])
+    if (loss / count).item() < 0.1 or sums["loss"].item() < 1:
+        break
+""",
+    "all evaluate the same": """
+def check():
+    with torch.no_grad():
+        return sum(nn.functional.mse_loss(plain(x), y).item() for x, y in checks)
+
+for epoch in range(9):
+    train_epoch(epoch)
+    if check() < 0.1:
+        break
+""",
+    "they meet before some leave": """
+def finish():
+    loss = train_epoch(0).detach().clone()
+    dist.reduce(loss, 0)
+    if rank != 0:
+        dist.barrier()
+        return
+    print(loss / world)
+    dist.barrier()
+
+finish()
+""",
+    "layers by number": """
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer0 = nn.Linear(4, 4)
+        self.layer1 = nn.Linear(4, 1)
+
+    def forward(self, x):
+        for number in range(2):
+            x = getattr(self, f"layer{number}")(x)
+        return x
+
+tower = DDP(Tower())
+""",
+    "frozen for the export": """
+train_epoch(0)
+for p in model.parameters():
+    p.requires_grad_(False)
+""",
+    "an attack on the input": """
+for x, y in loader:
+    x.requires_grad_()
+    nn.functional.mse_loss(plain(x), y).backward()
+    worse = (x + x.grad.sign()).detach()
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(worse), y).backward()
+    optimizer.step()
+""",
+    "statistics without gradients in the loss": """
+for x, y in loader:
+    out = model(x)
+    with torch.no_grad():
+        centre = out.mean(0)
+        dist.all_reduce(centre)
+        centre /= world
+    optimizer.zero_grad()
+    nn.functional.mse_loss(out - centre, y).backward()
+    optimizer.step()
+""",
     "one process first": """
 @contextlib.contextmanager
 def first(local_rank):
@@ -547,6 +687,32 @@ fit(options)
 }
 
 BROKEN = {
+    "the window's counter is an attribute, and one too late": """
+class Fit:
+    def __init__(self, every):
+        self.every, self.seen = every, 0
+
+    def epoch(self, epoch):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            with contextlib.nullcontext() if self.seen % self.every == 0 else model.no_sync():
+                (nn.functional.mse_loss(model(x), y) / self.every).backward()
+            self.seen += 1
+            if self.seen % self.every == 0:
+                optimizer.step()  # finds G04
+                optimizer.zero_grad()
+
+fit = Fit(4)
+for epoch in range(2):
+    fit.epoch(epoch)
+""",
+    "an object that somebody else made decides": """
+import toolbox
+with toolbox.world() as here:
+    train_epoch(0)
+    if here.is_main:
+        torch.save(plain.state_dict(), "model.pt")  # finds C03
+""",
     "not rank": """
 first = not int(os.getenv("RANK", "0"))
 if first:

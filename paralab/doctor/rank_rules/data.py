@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from paralab.doctor.agreement import found, is_data_parallel, place_of, watched, wraps
-from paralab.doctor.events import Backward, Batch, Epoch, Forward, Group, Loader, Pipeline
+from paralab.doctor.events import Backward, Batch, Epoch, Forward, Group, Loader, Pipeline, SetEpoch
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.place import Place
@@ -34,6 +34,12 @@ class Use:
     @property
     def evaluates(self) -> bool:
         return not self.backwards and any(not forward.grad for forward in self.forwards)
+
+    @property
+    def is_split_later(self) -> bool:
+        """The model gets a part of each batch only: this rank's, of a batch that all have."""
+        given, taken = sum(forward.size or 0 for forward in self.forwards), sum(batch.size or 0 for batch in self.batches)
+        return 0 < given <= 0.75 * taken
 
     @property
     def rows(self) -> list[list[int]]:
@@ -92,7 +98,7 @@ def _shared(seen: Observation, entry: str) -> Iterator[Finding]:
         others = [table[key] for table in of_ranks if key in table]
         if key[0] in told or len(others) < len(seen.ranks) or use.loader.iterable is not (entry == "T04"):
             continue
-        if use.evaluates or any(other.loader.made != use.loader.made for other in others):
+        if use.evaluates or use.is_split_later or any(other.loader.made != use.loader.made for other in others):
             continue
         finding = _identical(seen, use, others) or _whole_dataset(seen, use, others)
         if finding is not None:
@@ -180,6 +186,8 @@ def same_order(seen: Observation) -> Iterator[Finding]:
                 continue
             if not use.rows or use.rows[0] != before.rows[0]:
                 continue
+            if len({event.epoch for event in rank.of(SetEpoch)}) > 1:
+                continue  # a look at the first batch before the first epoch, or two passes in each, with one order on purpose
             yield found(
                 "T02",
                 "warning",

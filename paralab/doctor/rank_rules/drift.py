@@ -9,12 +9,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from paralab.doctor.agreement import differing, found, is_data_parallel, listed, place_of, watched, wraps
-from paralab.doctor.events import Amp, Backward, Collective, Forward, LoadState, Moved, Pipeline, Scheduled, Step, Trainable
+from paralab.doctor.events import Amp, Backward, Collective, Forward, Join, LoadState, Moved, Pipeline, Scheduled, Step, Trainable
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.rank_rules.semantics import changed_graph, unused
 from paralab.doctor.rules import in_ranks
 from paralab.doctor.windows import Window, windows
+
+# Calls in which no rank, or one alone, has anything to give.
+TAKEN = {"broadcast", "broadcast_object_list", "scatter", "scatter_object_list", "barrier", "monitored_barrier"} | {
+    "send", "recv", "isend", "irecv", "send_object_list", "recv_object_list", "batch_isend_irecv",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,8 @@ class Apart:
 
 @lru_cache(maxsize=1)  # asked once for each entry
 def cause(seen: Observation) -> Finding | None:
-    if len(seen.ranks) < 2 or not watched(seen) or any(rank.of(Pipeline) for rank in seen.ranks):
-        return None
+    if len(seen.ranks) < 2 or not watched(seen) or any(rank.of(Pipeline) or rank.of(Join) for rank in seen.ranks):
+        return None  # another part of the model on each; or uneven data, and step 7 of one rank is not step 7 of another
     if uneven := _unequal_steps(seen):
         return uneven
     for ranks in _replicas(seen):
@@ -99,7 +104,12 @@ def _is_common(rank: RankSeen, step: Step) -> bool:
     the same data, and go their own ways."""
     if not any(value and value[0] for value in step.gradients or []):
         return False
-    return bool(wraps(rank)) or any(e.t < step.t and e.shape not in (None, [], [1]) for e in rank.of(Collective))
+    return bool(wraps(rank)) or any(e.t < step.t and _exchanges_tensors(e) for e in rank.of(Collective))
+
+
+def _exchanges_tensors(event: Collective) -> bool:
+    """All ranks give something to it; of a broadcast or a scatter they only take: data, first weights."""
+    return event.op not in TAKEN and event.shape not in (None, [], [1])
 
 
 # --- who stepped -----------------------------------------------------------------------------------------------------------------
@@ -107,7 +117,7 @@ def _is_common(rank: RankSeen, step: Step) -> bool:
 
 def _unequal_steps(seen: Observation) -> Finding | None:
     """All ranks compute the same passes, but not all apply them."""
-    if not is_data_parallel(seen) and not all(rank.of(Collective) for rank in seen.ranks):
+    if not is_data_parallel(seen) and not all(any(map(_exchanges_tensors, rank.of(Collective))) for rank in seen.ranks):
         return None
     in_order = seen.over and not seen.ended_by_us and all(rank.came_to_its_end and not rank.raised for rank in seen.ranks)
     passes = [rank.of(Backward) for rank in seen.ranks]

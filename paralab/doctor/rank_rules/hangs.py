@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
-from paralab.doctor.coming_apart import left_their_loops, made_different_calls
+from paralab.doctor.coming_apart import left_their_loops, made_different_calls, mixed_sizes
 from paralab.doctor.finding import Finding
 from paralab.doctor.missing import did_not_come, raised_alone, used_other_parameters
 from paralab.doctor.observation import Observation
 from paralab.doctor.rules import in_ranks
 
-# In this order: a rank that raised explains why it did not come; ranks that came apart explain what failed later.
+# In this order: tensors of different sizes can make any later line raise; a rank that raised explains why it did not come; ranks
+# that came apart explain what failed later.
 CAUSES: tuple[Callable[[Observation], Finding | None], ...] = (
     used_other_parameters,
+    mixed_sizes,
     raised_alone,
     left_their_loops,
     made_different_calls,

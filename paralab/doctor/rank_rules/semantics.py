@@ -4,12 +4,13 @@ Replicas that come apart are in `drift`."""
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
 from paralab.doctor.agreement import found, is_data_parallel, listed, place_of, watched, wraps
-from paralab.doctor.events import Backward, Collective, Forward, Loader, Seed, Wrap
+from paralab.doctor.events import Backward, Collective, Forward, Loader, Seed, Trainable, Wrap
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.place import Place
@@ -17,6 +18,7 @@ from paralab.doctor.rules import in_ranks
 from paralab.doctor.windows import windows
 
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
+WITHOUT = re.compile(r"did not receive grad for rank \d+: ([\d ]*\d)")
 CHANGED = "training graph has changed in this iteration"
 TWICE = "mark a variable ready only once"
 ONE_VALUE = "Expected more than 1 value per channel when training"
@@ -30,7 +32,14 @@ LOOKED_AT = 3  # passes, before anything is said about all of them
 @in_ranks("S01")
 def unused_parameters(seen: Observation) -> Iterator[Finding]:
     finding = unused(seen)
-    if finding is not None:
+    if finding is not None and finding.id == "S01":
+        yield finding
+
+
+@in_ranks("S07")
+def frozen_too_late(seen: Observation) -> Iterator[Finding]:
+    finding = unused(seen)
+    if finding is not None and finding.id == "S07":
         yield finding
 
 
@@ -47,6 +56,18 @@ def unused(seen: Observation) -> Finding | None:
         if not names:
             continue
         complaint = next((rank.raised for rank in seen.ranks if rank.raised and UNFINISHED in rank.raised.message), None)
+        said = [complaint.message.splitlines()[0][:160]] if complaint else []
+        frozen = [event for event in seen.ranks[0].of(Trainable) if event.name in names and not event.trainable]
+        if frozen and complaint:
+            return found(
+                "S07",
+                "error",
+                f"{listed(names)} were trainable when DDP was made and are frozen here: DDP still waits for their gradients, and "
+                "fails in the forward after the next",
+                "freeze before DistributedDataParallel(…), or wrap the module again after freezing (and make a new optimiser)",
+                place_of(frozen[0]),
+                [f"without gradient after backward: {listed(names, 8)}", *said],
+            )
         unsure = "" if complaint else ". Certain when the next forward comes: DDP raises there"
         return found(
             "S01",
@@ -57,22 +78,24 @@ def unused(seen: Observation) -> Finding | None:
             f"use {names[0].rpartition('.')[0] or names[0]} in the loss, or remove it, or freeze it before wrapping, or "
             "DistributedDataParallel(…, find_unused_parameters=True)",
             place_of(wrap),
-            [
-                f"without gradient after backward: {listed(names, 8)}",
-                *([complaint.message.splitlines()[0][:160]] if complaint else []),
-            ],
+            [f"without gradient after backward: {listed(names, 8)}", *said],
         )
     return None
 
 
 def _lacking(rank: RankSeen, wrap: Wrap) -> list[str]:
-    """Without a gradient after a pass that went through the wrapper, and in which DDP was to average. A model of which no parameter
-    has one takes part in another loss, later (a GAN's generator, while the other one learns)."""
+    """Without a gradient after a pass that went through the wrapper, and in which DDP was to average: as DDP says, or as was seen.
+    A model of which no parameter has one takes part in another loss, later (a GAN's generator, while the other one learns)."""
+    told = WITHOUT.search(rank.raised.message) if rank.raised and UNFINISHED in rank.raised.message else None
+    if told:
+        trained = [name for name, is_on in zip(wrap.names, wrap.trainable, strict=True) if is_on]
+        places = [int(place) for place in told[1].split()]
+        return [trained[place] for place in places] if len(wraps(rank)) == 1 and max(places) < len(trained) else []
     for window in windows(rank):
         forwards = [forward for one in window.micro_steps for forward in one.forwards]
         if any(f.model == wrap.model and f.grad and f.sync and f.through == "wrapper" for f in forwards):
             lacking = (window.micro_steps[-1].backward.lacking or {}).get(str(wrap.model))
-            if lacking is not None and len(lacking) < sum(wrap.trainable):
+            if lacking and len(lacking) < sum(wrap.trainable):
                 return lacking
     return []
 
@@ -270,9 +293,9 @@ def sum_shown_as_mean(seen: Observation) -> Iterator[Finding]:
             if place and loss and event.value is not None and not event.in_graph and abs(event.value - loss) <= 1e-5 * abs(loss):
                 sums.setdefault(place, []).append((event, loss))
     for place, calls in sums.items():
-        if len(calls) < 2 or _divides_after(place):
-            continue
         event, value = calls[-1]
+        if len(calls) < 2 or any(map(_divides_after, event.site.stack if event.site else [])):
+            continue
         yield found(
             "S14",
             "warning",
@@ -285,7 +308,8 @@ def sum_shown_as_mean(seen: Observation) -> Iterator[Finding]:
 
 
 def _divides_after(place: Place) -> bool:
-    """The function divides something from this line on, or hands the result on; True where it cannot be read."""
+    """The function divides something from this line on, or hands the result on; True where it cannot be read. What is reduced in
+    place may also be divided by who called."""
     try:
         tree = ast.parse(Path(place.file).read_text())
     except (OSError, ValueError, SyntaxError):

@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from paralab.doctor.script.agreed import is_agreed
-from paralab.doctor.script.naming import COLLECTIVES, DDP
-from paralab.doctor.script.questions import UNKNOWN, comes_from, depends_on_rank, is_forward, never, on_rank, roles
+from paralab.doctor.script.naming import COLLECTIVES, DDP, LOADER
+from paralab.doctor.script.questions import UNKNOWN, comes_from, depends_on_rank, is_forward, never, on_rank, roles, sources, under
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.remembering import remembered
-from paralab.doctor.script.values import Attr, Call, Choice, Computed, Constant, Entered, Happening, Made, Value
+from paralab.doctor.script.values import Attr, Call, Choice, Computed, Constant, Entered, Function, Happening, Made, Value
 
 # Where the group stands among the arguments.
 _GROUP = {
@@ -65,21 +65,39 @@ class Agreement:
                 ways = live(current)
                 if not any(self.comes_from_agreed(way) for way in ways):
                     waiting.extend((*ways, *(current.tests if len(ways) > 1 else ())))
-            elif not _is_count(current):
+            elif not _is_count(current) and not _is_mapped(current):
                 waiting.extend(current.parents)
         nobodys |= seen
         return None
 
     def _is_source(self, value: Value, clocks: bool) -> bool:
         if isinstance(value, Made):
-            return is_forward(value.call) or (clocks and value.call.target in _CLOCKS)
-        return isinstance(value, Computed) and value.op == "Item" and any("loader" in roles(parent) for parent in value.parents)
+            return (is_forward(value.call) and not _is_of_the_same_data(value.call)) or (clocks and value.call.target in _CLOCKS)
+        loaders = [parent for parent in value.parents if "loader" in roles(parent)]
+        fixed = [each for each in loaders if isinstance(each, Made) and _is_the_same_everywhere(each.call)]
+        return isinstance(value, Computed) and value.op == "Item" and len(loaders) > len(fixed)
 
 
 def _is_count(value: Value) -> bool:
     return (isinstance(value, Made) and value.call.target in _COUNTS) or (
         isinstance(value, Attr) and value.name in ("shape", "ndim")
     )
+
+
+def _is_of_the_same_data(forward: Call) -> bool:
+    """Every rank evaluates the same batches, with the same weights."""
+    loaders = [call for argument in forward.args for call in sources(argument) if call.target == LOADER]
+    return under(forward, "no_grad") is not None and bool(loaders) and all(map(_is_the_same_everywhere, loaders))
+
+
+def _is_the_same_everywhere(loader: Call) -> bool:
+    """A DataLoader in a fixed order, of data in which the rank plays no part."""
+    return not {"shuffle", "sampler", "batch_sampler", "**"} & set(loader.keywords) and not comes_from(loader.result, "rank")
+
+
+def _is_mapped(value: Value) -> bool:
+    """`map(together, (count, total))`: a function of the script that was not followed, and may ask the other ranks."""
+    return isinstance(value, Made) and value.call.target == "builtins.map" and isinstance(value.call.args[0], Function)
 
 
 def live(choice: Choice) -> tuple[Value, ...]:

@@ -283,7 +283,9 @@ class Calls(Expressions):
         if yielded:
             ways = [inside[depth:] for inside, _ in yielded]
             plain = len(ways) == 1 and [type(context) for context in ways[0]] == [Loop]
-            return Generated(_around(ways), yielded[0][1] if plain else None, parents=(*(value for _, value in yielded), *given))
+            first = yielded[0][1]
+            parents = (*(value for _, value in yielded), *given)
+            return Generated(_around(ways), first if plain else None, first if len(ways) == 1 else None, parents=parents)
         self.last[node] = _returned(found)
         return self.last[node]
 

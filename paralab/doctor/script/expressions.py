@@ -74,7 +74,11 @@ class Expressions(State):
         return Dotted(f"builtins.{node.id}") if hasattr(builtins, node.id) else Value()
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Value:
-        return self.attribute(self.value(node.value, scope), node.attr)
+        found = self.attribute(self.value(node.value, scope), node.attr)
+        is_read = isinstance(node.ctx, ast.Load) and any(isinstance(context, Loop) for context in self.stack)
+        if isinstance(found, Constant) and node.attr in self.added_to and is_read:  # in another turn it has been added to
+            return Computed("Counted", node, parents=(found,), known={"added": self.added_to[node.attr]})
+        return found
 
     def attribute(self, base: Value, name: str) -> Value:
         """An attribute of a value: followed into modules, objects and classes of the script, a longer name for a library's."""

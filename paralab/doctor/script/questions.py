@@ -219,8 +219,14 @@ def rank_branch(happening: Happening) -> Branch | None:
 def _parts_ranks(branch: Branch) -> bool:
     if not _comes_out_differently(branch.test):
         return False
-    # `stop` after a broadcast is the same on all ranks; who sent it stood in a branch on the rank
-    return is_certain(branch) or not any(is_agreed(origin) for origin in origins(branch.test))
+    return is_of_each_rank(branch.test)
+
+
+def is_of_each_rank(value: Value) -> bool:
+    """Does it come from the rank, and not only through something that the ranks have agreed on? `stop` after a broadcast is the
+    same everywhere, whoever sent it; `rank == best` is not, although `best` is. To be asked after the run."""
+    found = [v for v in origins(value, lambda v: is_agreed(v) or _is_opaque(v)) if not is_agreed(v)]
+    return any("rank" in roles(v) or depends_on_rank(v.known.get("last")) for v in found)
 
 
 def _comes_out_differently(test: Value) -> bool:

@@ -67,6 +67,7 @@ class State:
         self.yields: list[tuple[tuple[Context, ...], Value]] = []
         self.files: list[Scope] = []  # the module under way
         self.steps = 0
+        self.added_to: dict[str, list[ast.AugAssign]] = {}  # attributes that count something, anywhere in the script
         self._stored: dict[ast.AST, list[ast.Name]] = {}
 
     def stored_in(self, node: ast.AST) -> list[ast.Name]:

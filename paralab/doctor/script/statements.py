@@ -16,6 +16,7 @@ from paralab.doctor.script.values import (
     Context,
     Dotted,
     Function,
+    Generated,
     Loop,
     Object,
     Scope,
@@ -45,6 +46,9 @@ class Run(Calls):
         self.modules[name] = scope
         self.names[scope, "__name__"] = Constant(name)
         self.files.append(scope)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute):
+                self.added_to.setdefault(node.target.attr, []).append(node)
         self.block(tree.body, scope)
         self.files.pop()
         return scope
@@ -211,7 +215,8 @@ class Run(Calls):
             manager = self.value(item.context_expr, scope)
             self.stack.extend(managed(item.context_expr, manager))
             if item.optional_vars:
-                self.bind(item.optional_vars, manager, scope)
+                entered = manager.entered if isinstance(manager, Generated) else None
+                self.bind(item.optional_vars, entered or manager, scope)
         left = self.block(node.body, scope)
         del self.stack[depth:]
         return left

@@ -63,6 +63,8 @@ def _made(value: Made, turn: Turn) -> Any:
 def _computed(value: Computed, turn: Turn) -> Any:
     if is_counter(value):
         return _counted(value, turn)
+    if value.op == "Counted":
+        return _before_it_is_added_to(value, turn)
     parts = [at(parent, turn) for parent in value.parents]
     if value.op in ("And", "Or"):
         deciding = value.op == "Or"
@@ -119,6 +121,15 @@ def _counted(value: Computed, turn: Turn) -> Any:
     first = at(args[0], turn) if len(args) > 1 else 0
     stride = at(args[2], turn) if len(args) > 2 else 1
     return (first if isinstance(first, int) else 0) + turn.index * (stride if isinstance(stride, int) else 1)
+
+
+def _before_it_is_added_to(value: Computed, turn: Turn) -> Any:
+    """An attribute that one statement of the script adds a number to, where it is read before that."""
+    start, (first, *more) = at(value.parents[0], turn), value.known["added"]
+    step = first.value.value if isinstance(first.value, ast.Constant) else None
+    if more or not isinstance(first.op, ast.Add) or not isinstance(step, int) or not isinstance(start, int):
+        return UNKNOWN
+    return start + step * (turn.index % turn.resets.get(ast.unparse(first.target), turn.index + 1))
 
 
 def _added(loop: ast.AST, name: str) -> int | None:

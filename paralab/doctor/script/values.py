@@ -134,10 +134,12 @@ class Made(Value):
 @dataclass(eq=False, repr=False)
 class Generated(Value):
     """What a generator function of the script gives: the contexts in which it yields (for `@contextmanager`). `each`: what every
-    turn of its one loop yields, where that is so; another turn of who goes over it is another turn of that loop."""
+    turn of its one loop yields, where that is so; another turn of who goes over it is another turn of that loop. `entered`: what
+    its only `yield` gives."""
 
     contexts: tuple[Context, ...]
     each: Value | None = None
+    entered: Value | None = None
 
 
 @dataclass(eq=False)

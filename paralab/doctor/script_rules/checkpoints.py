@@ -11,10 +11,10 @@ from paralab.doctor.script.agreement import in_a_job, is_alone
 from paralab.doctor.script.editing import swapped, with_keyword
 from paralab.doctor.script.modules import is_off, is_wrapper
 from paralab.doctor.script.pointing import called, found, line_of, place, short
-from paralab.doctor.script.questions import comes_from, origins, rank_branch, roles, sources
+from paralab.doctor.script.questions import comes_from, depends_on_rank, origins, rank_branch, roles, sources
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import INIT, uses_cuda
-from paralab.doctor.script.values import Call, Computed, Constant, Made, Value
+from paralab.doctor.script.values import Attr, Branch, Call, Choice, Computed, Constant, Entered, Generated, Made, Value
 
 SAVE, LOAD = "torch.save", "torch.load"
 _STRIPS = ("removeprefix", "replace", "lstrip", "consume_prefix_in_state_dict_if_present", "startswith", "partition", "split")
@@ -136,19 +136,42 @@ def _statements(script: Script) -> set[int]:
 @in_script("C03")
 def all_ranks_save_to_one_file(script: Script) -> Iterator[Finding]:
     starts = [call for call in script.calls_of(INIT) if not is_alone(call)]
-    if not starts:
-        return
+    moves = [call for call in script.calls if call.target in ("os.chdir", "contextlib.chdir")]
+    if not starts or any(comes_from(value, "rank") for call in moves for value in call.args):
+        return  # or every rank has a folder of its own
     for call in script.calls_of(SAVE):
         path = call.argument(1, "f")
         if path is None or is_alone(call) or rank_branch(call) is not None or call.number < starts[0].number:
             continue
         if comes_from(path, "rank") or any(source.target.startswith(_OWN_PATHS) for source in sources(path)) or not _is_known(path):
             continue
+        if _is_of_some_ranks_object(call):
+            continue
+        unclear = next((branch for branch in call.inside(Branch) if _is_unclear(branch.test)), None)
+        certain = f" Certain if the condition in line {unclear.node.lineno} is true on all ranks." if unclear else ""
         why = (
             f"All ranks reach `{line_of(script, call)}` with the same path: they write one file at the same time and can spoil it."
+            f"{certain}"
         )
         fix = "Save on rank 0 only (`if rank == 0:`), then dist.barrier() before anybody reads it."
-        yield found(script, "C03", "error", call, why, fix)
+        yield found(script, "C03", "suspect" if unclear else "error", call, why, fix)
+
+
+def _is_unclear(test: Value) -> bool:
+    """It asks for something of which the script does not show where it comes from: an object that another function handed over."""
+    return any(
+        type(origin) is Value
+        or (isinstance(origin, Made) and origin.call.target == "dataclasses.field")
+        or (isinstance(origin, Attr) and isinstance(origin.base, Made | Generated) and "arguments" not in roles(origin.base))
+        for origin in origins(test)
+    )
+
+
+def _is_of_some_ranks_object(call: Call) -> bool:
+    """Other ranks call something else there: `save = torch.save if rank == 0 else skip`, a Saver or nothing."""
+    callers = [context.call for context in call.context if isinstance(context, Entered) and isinstance(context.call, Call)]
+    chosen = [caller.function for caller in (call, *callers) if isinstance(caller.function, Choice)]
+    return any(depends_on_rank(test) for choice in chosen for test in choice.tests)
 
 
 def _is_known(path: Value) -> bool:

@@ -11,7 +11,7 @@ from paralab.doctor.script.agreement import is_alone
 from paralab.doctor.script.modules import is_copy, layers, parts, wrappings
 from paralab.doctor.script.naming import COLLECTIVES, DDP, SAMPLER
 from paralab.doctor.script.pointing import called, found, line_of, place, short
-from paralab.doctor.script.questions import depends_on_rank, origins, roles
+from paralab.doctor.script.questions import depends_on_rank, is_of_each_rank, origins, roles
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import INIT, SET_DEVICE, backends, destination, is_global_rank, where
 from paralab.doctor.script.values import Branch, Call, Constant, Made, Object, Trying, Value, With, options
@@ -172,7 +172,7 @@ def model_differs_between_ranks(script: Script) -> Iterator[Finding]:
     for wrapping, module in wrappings(script):
         for layer in layers(script, module):
             sizes = [*layer.args, *(value for name, value in layer.keywords.items() if name not in ("device", "dtype"))]
-            if any(not isinstance(value, Made) and depends_on_rank(value) for value in sizes):
+            if any(not isinstance(value, Made) and depends_on_rank(value) and is_of_each_rank(value) for value in sizes):
                 why = (
                     f"The size of `{short(layer.node)}` depends on the rank, so the ranks build different models; DDP "
                     f"({place(wrapping, layer)}) refuses them, or mixes up their gradients."

@@ -62,6 +62,8 @@ def _has_graph(value: Value) -> bool:
     def cut(v: Value) -> bool:
         if isinstance(v, Made) and (is_forward(v.call) or v.call.method in ("detach", "item", "tolist", "numpy")):
             return True
+        if isinstance(v, Made) and under(v.call, "no_grad"):
+            return True
         return isinstance(v, Attr) and v.name in ("data", "grad")
 
     return any(isinstance(o, Made) and is_forward(o.call) and not under(o.call, "no_grad") for o in origins(value, cut))
@@ -123,7 +125,8 @@ def _is_mean_loss(value: Value) -> bool:
         if not isinstance(current, Made):
             return False
         is_loss = "loss value" in roles(current) or (current.call.method == "__call__" and "loss" in roles(current.call.receiver))
-        summed = any(getattr(v, "value", None) in ("sum", "none") for v in current.call.keywords.values())
+        made = current.call.receiver.call.keywords if isinstance(current.call.receiver, Made) else {}
+        summed = any(getattr(v, "value", None) in ("sum", "none") for v in (*current.call.keywords.values(), *made.values()))
         if summed or not (is_loss or current.call.method == "mean"):
             return False
     return True

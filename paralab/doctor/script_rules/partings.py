@@ -62,9 +62,27 @@ def _goers(script: Script) -> Iterator[tuple[Leave, Branch, Call]]:
         others = [call for call in (*left, *again) if rank_branch(call) is None or not _same_way(rank_branch(call), branch)]
         if leave.kind == "break":
             others = [call for call in again if call in others]
+        others = _without_partners(others, [call for call in waiting if _is_before(call, leave, branch)])
         # where the other ranks return, too, they do so perhaps together: what both ask besides the rank is not known
         if others and not (leave.kind == "return" and _others_return(script, leave, branch)):
             yield leave, branch, min(others, key=lambda call: (call.number < leave.number, call.number))
+
+
+def _is_before(call: Call, leave: Leave, branch: Branch) -> bool:
+    """In the same branch, before it is left."""
+    return call.number < leave.number and branch in call.context
+
+
+def _without_partners(calls: list[Call], made: list[Call]) -> list[Call]:
+    """The calls that the leaving ranks have not made themselves just before: `if rank != 0: dist.barrier(); return`."""
+    targets = [call.target for call in made]
+    alone = []
+    for call in calls:
+        if call.target in targets:
+            targets.remove(call.target)
+        else:
+            alone.append(call)
+    return alone
 
 
 def _frame(leave: Leave) -> int:

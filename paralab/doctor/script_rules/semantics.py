@@ -37,6 +37,7 @@ from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import destination, uses_cuda, where
 from paralab.doctor.script.updates import steps
 from paralab.doctor.script.values import (
+    Attr,
     Call,
     Class,
     Computed,
@@ -72,6 +73,8 @@ def part_is_never_used(script: Script) -> Iterator[Finding]:
     words = {node.value for node in script.all_nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     if read & {"children", "named_children", "_modules", "named_modules", "modules", "get_submodule", "__dict__"}:
         return
+    if any(call.target in ("builtins.getattr", "builtins.vars") and not _names_it(call) for call in script.calls):
+        return
     for wrapping, module in wrappings(script):
         if "find_unused_parameters" in wrapping.keywords or "static_graph" in wrapping.keywords or "**" in wrapping.keywords:
             continue
@@ -90,6 +93,11 @@ def part_is_never_used(script: Script) -> Iterator[Finding]:
                         "used at times."
                     )
                     yield found(script, "S01", "error", store, why, fix, also=(wrapping,))
+
+
+def _names_it(call: Call) -> bool:
+    """`getattr(self, "head")`, not `getattr(self, f"layer{i}")`."""
+    return isinstance(call.argument(1, "name"), Constant)
 
 
 def _is_plain_module(of: Class) -> bool:
@@ -168,6 +176,8 @@ def forward_past_the_wrapper(script: Script) -> Iterator[Finding]:
     for backward, loss in _backwards(script):
         if is_alone(backward) and not any(step.context[:1] == backward.context[:1] for step in steps(script)):
             continue  # nothing is trained with these gradients
+        if _are_thrown_away(script, backward):
+            continue
         calls = list(sources(loss))
         if any(is_forward(call) and "ddp" in roles(call.receiver) for call in calls):
             continue  # the hooks are armed
@@ -182,6 +192,13 @@ def forward_past_the_wrapper(script: Script) -> Iterator[Finding]:
             )
             fix = "Call the wrapped model itself; let its forward do what the method does."
             yield found(script, "S06", "error", past, why, fix, also=(backward,), edits=_without_module(script, past))
+
+
+def _are_thrown_away(script: Script, backward: Call) -> bool:
+    """The gradients of the weights are cleared before a step: only those of the input were wanted (an attack, say)."""
+    cleared = min((call.number for call in script.methods("zero_grad") if call.number > backward.number), default=None)
+    stepped = min((call.number for call in steps(script) if call.number > backward.number), default=None)
+    return cleared is not None and (stepped is None or cleared < stepped)
 
 
 def _past_the_wrapper(script: Script, call: Call) -> Call | None:
@@ -236,13 +253,15 @@ _CHANGED = {
 def requires_grad_after_wrapping(script: Script) -> Iterator[Finding]:
     changes = list(_requires_grad_changes(script))
     for wrapping, module in wrappings(script):
-        again = [w.number for w, other in wrappings(script) if w.number > wrapping.number and _is_of(other, module)]
+        again = [w.number for w, other in wrappings(script) if w.number > wrapping.number and _is_of(_inside(other), module)]
         mine = [(at, to) for at, whose, to in changes if belongs(script, whose, module, wrapping)]
         frozen = [at for at, to in mine if at.number < wrapping.number and to is False]
         seen = set()
         for at, to in mine:
             if at.number < wrapping.number or any(number > at.number for number in again) or id(at.node) in seen:
                 continue
+            if not any(call.number > at.number or set(at.inside(Loop)) & set(call.inside(Loop)) for call, _ in _backwards(script)):
+                continue  # for an export, after the training
             seen.add(id(at.node))
             if (to is False and "find_unused_parameters" in wrapping.keywords) or (to is True and exchanges_by_hand(script)):
                 continue
@@ -253,6 +272,13 @@ def requires_grad_after_wrapping(script: Script) -> Iterator[Finding]:
             why = f"`{line_of(script, at)}` changes requires_grad after DDP was made in {place(wrapping, at)}: {what}.{more}"
             fix = "Change requires_grad before DDP(…), or wrap the module again afterwards (and make the optimizer anew)."
             yield found(script, "S07", "error" if sure else "suspect", at, why, fix, also=(wrapping,))
+
+
+def _inside(value: Value) -> Value:
+    """`wrapper.module` is what the wrapper holds."""
+    if isinstance(value, Attr) and value.name == "module" and isinstance(value.base, Made):
+        return value.base.call.argument(0, "module") or value
+    return value
 
 
 def _requires_grad_changes(script: Script) -> Iterator[tuple[Happening, Value, bool | None]]:
