@@ -135,9 +135,9 @@ def _unequal_steps(seen: Observation) -> Finding | None:
         return None
     most = max(seen.ranks, key=lambda rank: made[rank.rank])
     fewer = [rank for rank, count in made.items() if count < made[most.rank]]
-    shared = sum(event.op == "broadcast" and event.shape not in ([], [1]) for event in most.of(Collective))
+    shared = sum(event.op in TAKEN and event.shape not in (None, [], [1]) for event in most.of(Collective))
     unsure = shared >= gap
-    certain = "; broadcasts were seen, which may give them the result: certain if parameters differ at the end" if unsure else ""
+    certain = "; tensors are sent, which may give them the result: certain if parameters differ at the end" if unsure else ""
     return found(
         "S08",
         "suspect" if unsure else "error",
