@@ -294,7 +294,7 @@ def sum_shown_as_mean(seen: Observation) -> Iterator[Finding]:
                 sums.setdefault(place, []).append((event, loss))
     for place, calls in sums.items():
         event, value = calls[-1]
-        if len(calls) < 2 or any(map(_divides_after, event.site.stack if event.site else [])):
+        if len(calls) < 2 or any(map(_divides_after, event.site.stack[:2] if event.site else [])):
             continue
         yield found(
             "S14",
