@@ -64,7 +64,7 @@ def _other_parameters(one: RankSeen, mine: Backward, missing: list[str], other: 
 
 def raised_alone(seen: Observation) -> Finding | None:
     """One rank raised an exception of its own; the others are its victims."""
-    if not seen.over and seen.stalled_seconds is None:
+    if not seen.settled:
         return None  # the same may come on the others in the next moment
     own = [rank for rank in seen.ranks if rank.raised and not TRANSPORT.search(f"{rank.raised.type}: {rank.raised.message}")]
     if any(is_for_want_of_a_gpu(rank) for rank in own) or any(
