@@ -1,6 +1,7 @@
 """What it costs a training to be observed by the doctor: steps with and without, in turns, in the same ranks.
 
-    python bench/doctor.py [WIDTH …]     two CPU ranks, DDP; one line per width of the model: how much longer a step takes
+    python bench/doctor.py [WIDTH …]          two CPU ranks, DDP; one line per width of the model: how much longer a step takes
+    python bench/doctor.py cuda [WIDTH …]     two ranks that share a GPU, over gloo
 
 The first steps, of which everything is watched, are not counted; those that follow are. What else goes on changes the time of a
 step by far more than observing does, but seldom from one step to the next: so each is held against its neighbour, and the median of
@@ -30,7 +31,7 @@ SECONDS = 120  # of measuring, for each width
 BATCH = 64
 
 
-def main(widths: tuple[int, ...]) -> None:
+def main(device: str, widths: tuple[int, ...]) -> None:
     from paralab.doctor.observation import Reader
     from paralab.doctor.observing import Watch
 
@@ -40,7 +41,7 @@ def main(widths: tuple[int, ...]) -> None:
             port = str(probe.getsockname()[1])
         with tempfile.TemporaryDirectory() as folder:
             common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-            command = [sys.executable, __file__, "rank", str(width), folder]
+            command = [sys.executable, __file__, "rank", device, str(width), folder]
             ranks = [subprocess.Popen(command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
             start, used = time.perf_counter(), time.process_time()
             Watch(ranks[0], Reader(Path(folder)), 60.0, lambda finding: None, False).until_the_end()  # type: ignore[arg-type]
@@ -56,7 +57,7 @@ def interval(values: list[float]) -> tuple[float, float]:
     return ordered[max(0, int(middle - aside))], ordered[min(len(values) - 1, int(middle + aside))]
 
 
-def rank(width: int, folder: str) -> None:
+def rank(device: str, width: int, folder: str) -> None:
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -73,7 +74,7 @@ def rank(width: int, folder: str) -> None:
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
     layers = [nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)]
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers))
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def batches() -> Iterator[list[torch.Tensor]]:
@@ -89,10 +90,12 @@ def rank(width: int, folder: str) -> None:
     def step() -> float:
         began = time.perf_counter()
         inputs, targets = next(stream)
-        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if device == "cuda":
+            torch.cuda.synchronize()  # else what the host does would hide behind the device
         return time.perf_counter() - began
 
     for _ in range(128):
@@ -128,6 +131,9 @@ def rank(width: int, folder: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
-        rank(int(sys.argv[2]), sys.argv[3])
+        rank(sys.argv[2], int(sys.argv[3]), sys.argv[4])
     else:
-        main(tuple(map(int, sys.argv[1:])) or WIDTHS)
+        devices, widths = sys.argv[1:2], sys.argv[2:]
+        if devices != ["cuda"]:
+            devices, widths = ["cpu"], sys.argv[1:]
+        main(devices[0], tuple(map(int, widths)) or WIDTHS)

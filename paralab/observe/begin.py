@@ -45,6 +45,6 @@ def begin(folder: str) -> Rank:
 
 def _forked(rank: Rank) -> None:
     """A forked child has none of the threads, and is another process: it may become a rank, or never be one."""
-    rank.parents = (rank.journal, rank.slot)  # not closed here: they are the parent's
+    rank.parents = (rank.journal, rank.slot, rank.overwritten)  # not closed here, and no memory of a device given back
     rank.fresh()
     endings.children_end_too(rank)

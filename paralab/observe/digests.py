@@ -6,14 +6,16 @@ All ranks must look at the same steps, so the step's number alone decides: the f
 from __future__ import annotations
 
 import ctypes
+import itertools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 FIRST = 4
 EVERY = 64
+DEPTH = 4  # of a batch made of dicts and lists
 ROWS = 64  # of a batch, whose rows are told apart one by one
 VALUES = 128  # of a row that go into its checksum, spread over the row: images have black borders
 
@@ -59,22 +61,17 @@ def raw_bytes(tensor: torch.Tensor) -> bytes:
 
 def tensors_in(value: Any, most: int = 4) -> list[torch.Tensor]:
     """The first tensors in nested tuples, lists and dicts."""
-    found: list[torch.Tensor] = []
+    return list(itertools.islice(_tensors_in(value, 0), most))
 
-    def look(part: Any, depth: int) -> None:
-        if len(found) >= most or depth > 4:
-            return
-        if isinstance(part, torch.Tensor):
-            found.append(part)
-        elif isinstance(part, dict):
-            for inner in part.values():
-                look(inner, depth + 1)
-        elif isinstance(part, (list, tuple)):
-            for inner in part[:8]:
-                look(inner, depth + 1)
 
-    look(value, 0)
-    return found
+def _tensors_in(part: Any, depth: int) -> Iterator[torch.Tensor]:
+    """Not a function inside another: one that calls itself is a cycle, and would keep the tensors until Python looks for cycles.
+    In a forked worker of a DataLoader that ends the worker, because freeing pinned memory asks CUDA."""
+    if isinstance(part, torch.Tensor):
+        yield part
+    elif depth <= DEPTH and isinstance(part, (dict, list, tuple)):
+        for inner in part.values() if isinstance(part, dict) else part[:8]:
+            yield from _tensors_in(inner, depth + 1)
 
 
 @torch.no_grad()

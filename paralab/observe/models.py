@@ -3,6 +3,7 @@ backward passes."""
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,7 @@ from paralab.observe.layouts import laid_otherwise, strides_of
 from paralab.observe.light import Light
 from paralab.observe.rank import Guarded, Rank
 from paralab.observe.reducer import note_reduction
-from paralab.observe.wrapping import argument, is_inside, wrap
+from paralab.observe.wrapping import argument, forget_with, is_inside, wrap
 
 OPTIONS = ("find_unused_parameters", "static_graph", "broadcast_buffers", "forward_sync_buffers", "gradient_as_bucket_view")
 
@@ -34,7 +35,8 @@ class Models:
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self.numbers: dict[int, int] = {}  # id of the wrapper, and of what it wraps
-        self.wrapped: list[tuple[nn.Module, str]] = []  # kept: an id may not be used again
+        self.wrapped: list[tuple[weakref.ref[nn.Module], str]] = []
+        self.groups: set[Any] = set()  # of DDP, kept: in torch 2.13 a model that goes as its group's last owner may stand still
         self.names: dict[int, str] = {}  # id of a parameter
         self.strides: dict[int, dict[str, tuple[int, ...]]] = {}  # of the parameters of each model under DDP, when it was wrapped
         self.changes = Changes(rank, self.numbers, self.names)
@@ -66,10 +68,15 @@ class Models:
         def conclude(result: Any, wrapper: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any]:
             module = wrapper.module
             number = len(self.wrapped)
-            self.wrapped.append((wrapper, kind))
-            self.numbers[id(wrapper)] = self.numbers[id(module)] = number
-            self.names.update({id(parameter): name for name, parameter in module.named_parameters()})  # type: ignore[union-attr]
+            self.wrapped.append((weakref.ref(wrapper), kind))
+            for known in (wrapper, module):
+                self.numbers[id(known)] = number
+                forget_with(known, self.numbers, id(known))
+            names = {id(parameter): name for name, parameter in module.named_parameters()}  # type: ignore[union-attr]
+            self.names.update(names)
+            forget_with(module, self.names, *names)
             if kind == "ddp":
+                self.groups.add(wrapper.process_group)
                 self.strides[number] = strides_of(module)  # type: ignore[arg-type]
             self.changes.watch()
             hook = Guarded(self.rank, self._past_the_wrapper, in_light_steps=False)
@@ -85,6 +92,11 @@ class Models:
             }
 
         return conclude
+
+    def _living(self) -> list[tuple[int, nn.Module, str]]:
+        """Wrappers that the program still has."""
+        wrappers = ((number, known(), kind) for number, (known, kind) in enumerate(self.wrapped))
+        return [(number, wrapper, kind) for number, wrapper, kind in wrappers if wrapper is not None]
 
     def _past_the_wrapper(self, module: nn.Module, inputs: Any) -> None:
         """The wrapped module is called; through its wrapper, unless no forward of a wrapper is open. The site is where the user
@@ -134,8 +146,9 @@ class Models:
         self.backwards += 1
         first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
         fields: dict[str, Any] = {"seq": spanned(sequence()), "autocast": autocast_now(), "reduced": self._is_reduced(first)}
-        synced = [getattr(wrapper, "require_backward_grad_sync", True) for wrapper, _ in self.wrapped]
-        fields["unsynced"] = [number for number, is_synced in enumerate(synced) if not is_synced]
+        fields["unsynced"] = [
+            number for number, wrapper, _ in self._living() if not getattr(wrapper, "require_backward_grad_sync", True)
+        ]
         if first is not None and first.numel() == 1 and self._looks_at(first):
             value = float(first.detach())
             fields["loss"] = value if value == value and abs(value) != float("inf") else str(value)
@@ -153,22 +166,25 @@ class Models:
     def _backwarded(self, result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         fields: dict[str, Any] = {"seq": spanned(rank_first(self.rank), sequence(), begun=True)}
         if self.rank.samples(self.backwards):
-            fields["lacking"] = {str(number): _without_grad(wrapper) for number, (wrapper, _) in enumerate(self.wrapped)}
+            fields["lacking"] = {str(number): _without_grad(wrapper) for number, wrapper, _ in self._living()}
             gradients = [parameter.grad for parameter in self.optimised() if parameter.grad is not None]
             norms = [norm for norm, _ in of_tensors(gradients) if norm >= 0]  # type: ignore[misc]
             fields["grad_norm"] = sum(norm * norm for norm in norms) ** 0.5 if len(norms) == len(gradients) else None
             fields.update(self._laid())
             fields["unused_bytes"] = {
                 str(number): int(wrapper._get_ddp_logging_data().get("unused_parameter_size", 0))  # type: ignore[operator]
-                for number, (wrapper, kind) in enumerate(self.wrapped)
+                for number, wrapper, kind in self._living()
                 if kind == "ddp" and wrapper.find_unused_parameters
             }
         return fields
 
     def _laid(self) -> dict[str, Any]:
         """The gradients that lie in memory otherwise than DDP's buckets, if there are any."""
-        modules = {number: self.wrapped[number][0].module for number in self.strides}
-        found = {str(number): laid_otherwise(module, self.strides[number]) for number, module in modules.items()}  # type: ignore[arg-type]
+        found = {
+            str(number): laid_otherwise(wrapper.module, self.strides[number])  # type: ignore[arg-type]
+            for number, wrapper, kind in self._living()
+            if kind == "ddp"
+        }
         return {"laid": {number: rows for number, rows in found.items() if rows}} if any(found.values()) else {}
 
     def _is_reduced(self, loss: Any) -> bool:

@@ -16,7 +16,7 @@ from paralab.observe.digests import is_sampled, of_tensors, tensors_in
 from paralab.observe.models import Models
 from paralab.observe.rank import Guarded, Rank
 from paralab.observe.trial import hold
-from paralab.observe.wrapping import argument, is_inside, wrap
+from paralab.observe.wrapping import argument, forget_with, is_inside, wrap
 
 
 class Optimisers:
@@ -24,7 +24,6 @@ class Optimisers:
         self.rank, self.models = rank, models
         self.numbers: dict[int, int] = {}
         self.made: list[int] = []  # steps of each optimiser
-        self.kept: list[Optimizer] = []
         self.living: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.open: dict[int, dict[str, Any]] = {}
 
@@ -54,8 +53,8 @@ class Optimisers:
     def number(self, optimiser: Optimizer) -> int:
         number = self.numbers.get(id(optimiser))
         if number is None:
-            number = self.numbers[id(optimiser)] = len(self.kept)
-            self.kept.append(optimiser)
+            number = self.numbers[id(optimiser)] = len(self.made)
+            forget_with(optimiser, self.numbers, id(optimiser))
             self.made.append(0)
         return number
 

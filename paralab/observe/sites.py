@@ -54,6 +54,8 @@ def where(outside: Any = None) -> Where:
 def near(depth: int, through: int) -> Where | None:
     """The same for a call that comes as it came before, without a walk: the frame so deep is of the code `through`, and the user's
     frame calls it. Its two innermost frames; None: it comes otherwise."""
+    if not depth:
+        return None  # it never came; and a frame that holds itself would keep all that its callers hold
     try:
         frame = sys._getframe(depth)
     except ValueError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -110,6 +111,16 @@ def _failed(rank: Rank, how: Any, operation: Any, error: BaseException) -> None:
             how.fail(operation, f"{type(error).__name__}: {error}"[:2000])
     except Exception as own:
         rank.switch_off(own)
+
+
+def forget_with(thing: Any, known: dict[int, Any], *ids: int) -> None:
+    """When a thing of the user's is gone, so are these ids, which may be used again. It is not kept: its memory is the user's."""
+
+    def forget() -> None:
+        for one in ids:
+            known.pop(one, None)
+
+    weakref.finalize(thing, forget).atexit = False
 
 
 def argument(args: tuple[Any, ...], kwargs: Fields, place: int, name: str, default: Any = None) -> Any:

@@ -92,6 +92,40 @@ def test_ranks_that_share_a_gpu_are_observed(tmp_path, called, found):
     assert errors == found, result.out
 
 
+PINNED = """
+import gc
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    model = nn.DataParallel(nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4)).cuda(), device_ids=[0, 0])
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cuda")
+    data = TensorDataset(torch.randn(640, 8), torch.randint(0, 4, (640,)))
+    loader = DataLoader(data, batch_size=32, shuffle=True, pin_memory=True, num_workers=2, worker_init_fn=lambda _: gc.collect())
+    for epoch in range(6):
+        for inputs, targets in loader:
+            inputs, targets = inputs.cuda(non_blocking=True), targets.cuda(non_blocking=True)
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = nn.functional.cross_entropy(model(inputs), targets)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+"""
+
+
+def test_workers_of_a_loader_with_pinned_memory_live(tmp_path):
+    """They are forked from a rank that has used CUDA, and may free none of its memory. Mixed precision on DataParallel is healthy."""
+    (tmp_path / "train.py").write_text(PINNED)
+    result = run_paralab("doctor", "--json", "--", sys.executable, "train.py", cwd=tmp_path, seconds=150)
+    assert (result.code, json.loads(result.out)["findings"]) == (0, []), result.err
+
+
 def test_preflight_sees_the_gpu(tmp_path):
     result = run_paralab("doctor", "--json", cwd=tmp_path, seconds=120)
     assert result.code in (0, 1)

@@ -175,6 +175,63 @@ def test_an_error_of_ours_is_written_down_and_the_program_goes_on(tmp_path):
     assert Observation.read(tmp_path).ranks[0].events[-1].error == "ZeroDivisionError: division by zero"
 
 
+def test_no_memory_is_kept_that_the_program_gives_back(tmp_path, capfd):
+    """Not a batch, a loss, a model or an optimiser, and also not until Python looks for cycles: a DataLoader's workers that found
+    pinned memory in such a cycle were ended by CUDA. Neither while steps are watched, nor after."""
+    script = written(
+        tmp_path / "train.py",
+        """
+        import gc, sys, weakref
+        import torch, torch.distributed as dist
+        from torch import nn
+        from torch.utils.data import DataLoader, Dataset
+
+        class Samples(Dataset):
+            def __len__(self):
+                return 320
+
+            def __getitem__(self, index):
+                return {"inputs": [torch.full((8,), float(index))], "target": torch.tensor(index % 3)}
+
+        def fold(gone):
+            model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
+            optimizer = torch.optim.AdamW(model.parameters())
+            schedule, scaler = torch.optim.lr_scheduler.StepLR(optimizer, 10), torch.amp.GradScaler("cpu")
+            gone += [weakref.ref(model), weakref.ref(optimizer), weakref.ref(model.module[0].weight)]
+            for epoch in range(3):
+                for batch in DataLoader(Samples(), batch_size=8):
+                    with torch.autocast("cpu", dtype=torch.bfloat16):
+                        loss = nn.functional.cross_entropy(model(batch["inputs"][0]), batch["target"])
+                    optimizer.zero_grad()
+                    scaler.scale(loss).backward()
+                    scaler.unscale_(optimizer)
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    scaler.step(optimizer)
+                    scaler.update()
+                    schedule.step()
+                    dist.all_reduce(mean := loss.detach().clone())
+                    dist.all_gather([torch.zeros(1)], mean.view(1))
+                print(sum(type(thing) is torch.Tensor for thing in gc.get_objects()))
+
+        dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+        gone = []
+        gc.collect()
+        gc.disable()
+        fold(gone)
+        gc.collect()
+        fold(gone)
+        gc.collect()
+        print([thing() for thing in gone])
+        """,
+    )
+    command = [sys.executable, str(script), str(tmp_path / "meeting")]
+    plain = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    seen = observe(command, folder=tmp_path / "seen")
+    assert (seen.exit_code, capfd.readouterr().out) == (0, plain)
+    assert plain.endswith(f"{[None] * 6}\n")
+    assert Observation.read(tmp_path / "seen").ranks[0].made == 120
+
+
 def test_a_module_that_we_hang_on_can_be_saved_and_copied(tmp_path):
     """Once torch.save(model.module) failed under observation. What it writes is loaded where there is no paralab."""
     import copy
