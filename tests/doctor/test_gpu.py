@@ -100,7 +100,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    model = nn.DataParallel(nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4)).cuda(), device_ids=[0, 0])
+    layers = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4))
+    model = nn.DataParallel(layers.cuda(), device_ids=[0, 0])
     optimizer = torch.optim.AdamW(model.parameters())
     scaler = torch.amp.GradScaler("cuda")
     data = TensorDataset(torch.randn(640, 8), torch.randint(0, 4, (640,)))
@@ -120,7 +121,7 @@ if __name__ == "__main__":
 
 
 def test_workers_of_a_loader_with_pinned_memory_live(tmp_path):
-    """They are forked from a rank that has used CUDA, and may free none of its memory. Mixed precision on DataParallel is healthy."""
+    """They are forked from a rank that has used CUDA, and may free none of its memory. Mixed precision on DataParallel is fine."""
     (tmp_path / "train.py").write_text(PINNED)
     result = run_paralab("doctor", "--json", "--", sys.executable, "train.py", cwd=tmp_path, seconds=150)
     assert (result.code, json.loads(result.out)["findings"]) == (0, []), result.err
