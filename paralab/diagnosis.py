@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from paralab.doctor.finding import Finding, ordered
@@ -139,7 +141,8 @@ def observe(command: Sequence[str], *, steps: int | None, stall_seconds: float |
         if case.silence.heard(finding):
             say(finding)
 
-    observed = observing.observe(command, steps=steps, stall_seconds=stall_seconds, folder=folder, say=heard)
+    with nullcontext(folder) if folder else TemporaryDirectory(prefix="paralab-doctor-", ignore_cleanup_errors=True) as place:
+        observed = observing.observe(command, folder=Path(place), steps=steps, stall_seconds=stall_seconds, say=heard)
     case.add(observed.findings)
     case.notes += observed.notes
     code = observed.exit_code

@@ -47,12 +47,15 @@ class Start(Event):
 
 @dataclass(frozen=True)
 class Init(Event):
-    """init_process_group; the last three are known once it has returned."""
+    """init_process_group; the last two are known once it has returned. `address`: where it meets the others, if the environment
+    says so. `agent`: where torchrun's agent keeps the meeting, if it does."""
 
     backend: str | None = None
     world: int | None = None
     timeout_seconds: float | None = None
     device_id: str | None = None
+    address: str | None = None
+    agent: str | None = None
     group: str | None = None
     ranks: list[int] = field(default_factory=list)
 
@@ -397,11 +400,12 @@ class Pipeline(Event):
 
 @dataclass(frozen=True)
 class Raised(Event):
-    """An exception that nobody caught. `stack`: the user's frames, innermost first."""
+    """An exception that nobody caught. `stack`: the user's frames, innermost first. `text`: as Python prints it."""
 
     type: str = ""
     message: str = ""
     stack: list[list[Any]] = field(default_factory=list)
+    text: str = ""
 
     @property
     def place(self) -> Place | None:

@@ -232,7 +232,7 @@ def _late(where: Stuck, rank: RankSeen, entry: str, what: str) -> Finding:
 
 
 def _busy(seen: Observation, where: Stuck, rank: RankSeen, timed_out: bool) -> Finding:
-    at = rank.said.where if rank.said and rank.said.where else f"after {rank.last_place}"
+    at = f"at {rank.said.where}" if rank.said and rank.said.where else f"after {rank.last_place}"
     limit = timeout_seconds(where.rank)
     patience = f"{limit:g} s" if limit else "30 minutes by default"
     waited = where.operation.seconds or seen.stalled_seconds or 0.0
@@ -241,7 +241,7 @@ def _busy(seen: Observation, where: Stuck, rank: RankSeen, timed_out: bool) -> F
     return Finding(
         "H13",
         "error" if timed_out else "suspect",
-        f"rank {rank.rank} is busy with something else, at {at}; rank {where.rank.rank} has waited {waited:.0f} s for it in "
+        f"rank {rank.rank} is busy with something else, {at}; rank {where.rank.rank} has waited {waited:.0f} s for it in "
         f"{named(where.operation)} {over}{unsure}",
         "do the long work before the job or before init_process_group, or give the group more patience: "
         "init_process_group(…, timeout=timedelta(hours=2))",

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ from paralab.doctor.missing import is_for_want_of_a_gpu
 from paralab.doctor.observation import Observation, Reader, waits_since
 from paralab.doctor.rank_rules.hangs import ENTRIES as HANGS
 from paralab.doctor.rules import apply
+from paralab.doctor.words_of_ranks import with_exceptions_explained
 from paralab.errors import UsageError
 
 ENTRANCE = Path(__file__).parent.parent / "observe" / "entrance"
@@ -54,16 +54,15 @@ class Observed:
 def observe(
     command: Sequence[str],
     *,
+    folder: Path,
     steps: int | None = None,
     stall_seconds: float | None = None,
-    folder: Path | None = None,
     say: Callable[[Finding], None] = lambda finding: None,
     end_when_hung: bool | None = None,
 ) -> Observed:
-    """Run the command. `steps`: a trial that is ended when every rank has made so many optimiser steps; without a GPU its ranks run
-    on the CPU. `say` is called with each finding as soon as it is certain. `end_when_hung` (default: in a trial only): ranks that
-    can never go on are ended once the hang has been named."""
-    folder = folder or Path(tempfile.mkdtemp(prefix="paralab-doctor-"))
+    """Run the command; what its ranks do is written down in the folder. `steps`: a trial that is ended when every rank has made so
+    many optimiser steps; without a GPU its ranks run on the CPU. `say` is called with each finding as soon as it is certain.
+    `end_when_hung` (default: in a trial only): ranks that can never go on are ended once the hang has been named."""
     folder.mkdir(parents=True, exist_ok=True)
     job = _start(command, _environment(folder, steps))
     watch = Watch(
@@ -77,7 +76,7 @@ def observe(
     code = job.wait()
     final = watch.reader.read(over=True, exit_code=code, ended_by_us=watch.stopped)
     latest = {_same(finding): finding for finding in [*watch.said, *apply("ranks", final)]}
-    findings = ordered(list(latest.values()))
+    findings = ordered(with_exceptions_explained(list(latest.values()), final))
     for finding in findings:
         watch.tell(finding)
     costs = [cost.share for rank in final.ranks if (cost := rank.last(Cost)) is not None]

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -91,9 +94,30 @@ def _initialise(rank: Rank) -> Any:
             "world": world if world and world > 0 else None,
             "timeout_seconds": timeout.total_seconds() if timeout is not None else None,
             "device_id": str(kwargs["device_id"]) if kwargs.get("device_id") is not None else None,
+            "address": _address(os.environ) if _by_environment(args, kwargs) else None,
+            "agent": _address(_given_environment()) if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None,
         }
 
     return describe
+
+
+def _by_environment(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    method, store = argument(args, kwargs, 1, "init_method"), argument(args, kwargs, 5, "store")
+    return store is None and (method is None or str(method).startswith("env://"))
+
+
+def _address(environment: Mapping[str, str]) -> str | None:
+    address, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+    return f"{address}:{port}" if address and port else None
+
+
+def _given_environment() -> dict[str, str]:
+    """What the launcher has set, whatever the program has set since. Linux tells; elsewhere it is not known."""
+    try:
+        pairs = Path("/proc/self/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
 def _collective(rank: Rank, name: str) -> tuple[Any, Any]:

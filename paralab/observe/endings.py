@@ -13,6 +13,8 @@ from typing import Any
 from paralab.observe import sites
 from paralab.observe.rank import Rank
 
+MOST_TEXT = 20_000  # characters of a traceback, the last ones: they tell what it was
+
 
 def install(rank: Rank) -> None:
     earlier = sys.excepthook
@@ -45,7 +47,8 @@ def note_exception(rank: Rank, error: BaseException, trace: TracebackType | None
     try:
         own = [frame for frame in traceback.extract_tb(trace) if sites.is_own(frame.filename)]
         stack = [[os.path.abspath(frame.filename), frame.lineno or 0, frame.name] for frame in reversed(own)][: sites.DEPTH]
-        rank.emit("exception", type=type(error).__name__, message=str(error)[:4000], stack=stack, site=None)
+        text = "".join(traceback.format_exception(type(error), error, trace))[-MOST_TEXT:]
+        rank.emit("exception", type=type(error).__name__, message=str(error)[:4000], stack=stack, text=text, site=None)
     except Exception as own_error:
         rank.switch_off(own_error)
 
@@ -62,7 +65,14 @@ def without_us(trace: TracebackType | None) -> TracebackType | None:
 def _observe_exits(rank: Rank) -> None:
     leave, leave_at_once = sys.exit, os._exit
 
+    def note_cause(status: Any) -> None:
+        """`except Exception: …; sys.exit(1)`, also how ranks of torch.multiprocessing.spawn end, tells by the code alone."""
+        error = sys.exc_info()[1]
+        if status and error is not None and not isinstance(error, SystemExit):
+            note_exception(rank, error, error.__traceback__)
+
     def exit_(status: Any = None, /) -> Any:
+        note_cause(status)
         try:
             rank.emit("exit", code=status if isinstance(status, int) else 0 if status is None else 1, call="sys.exit")
         except Exception as error:
@@ -71,6 +81,7 @@ def _observe_exits(rank: Rank) -> None:
 
     def _exit(status: int) -> Any:
         if rank.pid == os.getpid() and rank.journal is not None:
+            note_cause(status)
             try:
                 rank.emit("exit", code=status, call="os._exit")
                 rank.flush()

@@ -85,8 +85,9 @@ def test_scripts_and_logs_may_be_given_together(typed, tmp_path):
 
 def test_what_stands_after_the_dashes_is_watched_as_it_is(typed):
     done = typed("--try", "3", "--stall", "5", "--", "torchrun", "train.py", "--json", "--", "x y")
-    asked = {"steps": 3, "stall_seconds": 5.0, "folder": None}
-    assert done.asked == [(["torchrun", "train.py", "--json", "--", "x y"], asked)]
+    [(command, asked)] = done.asked
+    assert (command, asked["steps"], asked["stall_seconds"]) == (["torchrun", "train.py", "--json", "--", "x y"], 3, 5.0)
+    assert not asked["folder"].exists(), "nothing is left behind that nobody asked for"
     assert done.exit_code == 1
     assert "error G01" in done.stdout
 

@@ -147,9 +147,9 @@ def test_a_trial_of_a_gpu_script_ends_after_its_steps_and_spares_files(tmp_path,
     assert all(step.gradients for rank in observation.ranks for step in rank.of(Step))
 
 
-def test_a_command_that_is_not_there():
+def test_a_command_that_is_not_there(tmp_path):
     with pytest.raises(UsageError, match="no command"):
-        observe(["no-such-launcher", "train.py"])
+        observe(["no-such-launcher", "train.py"], folder=tmp_path)
 
 
 def test_an_error_of_ours_is_written_down_and_the_program_goes_on(tmp_path):

@@ -15,6 +15,7 @@ from paralab.doctor.events import (
     End,
     Epoch,
     Forward,
+    Init,
     Load,
     Loader,
     Moved,
@@ -233,3 +234,19 @@ def evaluation(samples, total, replicas=2):
 def test_samples_that_are_evaluated_twice():
     assert found(seen(evaluation(7, 13), evaluation(7, 13))) == [("T05", "warning", 5, None)]
     assert found(seen(evaluation(7, 14), evaluation(7, 14))) == []
+
+
+@pytest.mark.parametrize(
+    ("agent", "waits", "expected"),
+    [
+        ("lab:29500", True, [("H18", "error", 7, None)]),
+        ("localhost:12355", True, []),  # the same port: something else is wrong
+        (None, True, []),  # no agent: rank 0 opens the meeting where the program says
+        ("lab:29500", False, []),  # they met
+    ],
+)
+def test_a_port_of_its_own_under_torchrun(agent, waits, expected):
+    meeting = Init(site=site(7), backend="gloo", address="lab:12355", agent=agent)
+    error = "DistNetworkError: The client socket has timed out after 5000ms" if waits else None
+    observation = seen(*[[replace(meeting, error=error)]] * 2)
+    assert [one for one in found(observation) if one[0] == "H18"] == expected

@@ -20,9 +20,7 @@ PORT = re.compile(r"port: (\d+)|:(\d{4,5})\b")
 @in_ranks("H18")
 def too_few_came(seen: Observation) -> Iterator[Finding]:
     """init_process_group waits for more ranks than there are."""
-    meetings = [
-        (rank, next((e for e in (*rank.events, *rank.doing) if isinstance(e, Init) and e.world), None)) for rank in seen.ranks
-    ]
+    meetings = [(rank, next((init for init in _inits(rank) if init.world), None)) for rank in seen.ranks]
     came = [rank.rank for rank, init in meetings if init is not None]
     for rank, init in meetings:
         if init is None or not init.world or init.world <= len(came) or not init.error or not LATE.search(init.error):
@@ -39,6 +37,35 @@ def too_few_came(seen: Observation) -> Iterator[Finding]:
             [f"rank {rank.rank}: {init.error.splitlines()[0][:160]}", f"came: {', '.join(map(str, came))}"],
         )
         return
+
+
+@in_ranks("H18")
+def met_elsewhere(seen: Observation) -> Iterator[Finding]:
+    """Under torchrun no rank opens a meeting: its agent keeps one. Where the program names another, nobody is there."""
+    inits = [(rank, init) for rank in seen.ranks for init in _inits(rank)]
+    waiting = [(rank, init) for rank, init in inits if init in rank.doing or (init.error and LATE.search(init.error))]
+    elsewhere = [(rank, init) for rank, init in waiting if init.agent and init.address and _port(init.address) != _port(init.agent)]
+    if not seen.settled or not elsewhere or len(waiting) < len(inits):
+        return
+    _, init = elsewhere[0]
+    yield found(
+        "H18",
+        "error",
+        f"torchrun keeps the meeting at {init.agent}, and the program has set MASTER_ADDR and MASTER_PORT to {init.address}, where "
+        "nobody listens: under torchrun no rank opens a meeting of its own, so all of them wait there",
+        "leave MASTER_ADDR and MASTER_PORT as torchrun sets them, or give the port to it: torchrun --master_port=…; where the "
+        "script is also started otherwise: os.environ.setdefault",
+        place_of(init),
+        [f"rank {rank.rank}: waits for {other.address}" for rank, other in elsewhere],
+    )
+
+
+def _port(address: str) -> str:
+    return address.rpartition(":")[2]
+
+
+def _inits(rank: RankSeen) -> list[Init]:
+    return [event for event in (*rank.events, *rank.doing) if isinstance(event, Init)]
 
 
 @in_ranks("L01")

@@ -1,4 +1,4 @@
-# ways: script, log
+# ways: script, ranks, log
 # start: python
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-# ways: script, log
+# ways: script, ranks, log
 import torch
 import torch.distributed as dist
 from torch import nn

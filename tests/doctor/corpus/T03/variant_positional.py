@@ -1,4 +1,4 @@
-# ways: script, log
+# ways: script, ranks, log
 import argparse
 
 import torch
