@@ -93,7 +93,7 @@ def doctor(id: str | None, fix: bool, strict: bool, as_json: bool, sarif: str | 
         _explain(id, as_json)
         return
     with _stdout_for_us() if as_json or sarif == "-" else nullcontext():
-        diagnosis, fixes = _diagnosed(command, fix, quiet=as_json or sarif == "-", **what)
+        diagnosis, fixes = _diagnosed(command, fix, **what)
     code = diagnosis.exit_code(strict)
     if sarif:
         from paralab.show.sarif import as_sarif
@@ -131,7 +131,6 @@ def _check(command: list[str] | None, id: str | None, fix: bool, what: dict[str,
 def _diagnosed(
     command: list[str] | None,
     fix: bool,
-    quiet: bool,
     paths: tuple[Path, ...],
     steps: int | None,
     stall_seconds: float | None,
@@ -143,8 +142,7 @@ def _diagnosed(
     if command is not None:
         from paralab.show.doctor import say_finding
 
-        say = (lambda finding: None) if quiet else say_finding
-        return looking.observe(command, steps=steps, stall_seconds=stall_seconds, folder=out, say=say), None
+        return looking.observe(command, steps=steps, stall_seconds=stall_seconds, folder=out, say=say_finding), None
     if pid is not None:
         return looking.attach(pid), None
     if not paths:

@@ -49,8 +49,10 @@ def typed(tmp_path, monkeypatch):
 
     def observe(command, **options):
         os.write(1, b"epoch 1\n")  # as a child would
-        asked.append((command, options.pop("say") and options))
-        return Observed(undivided(Path("train.py")), 1)
+        for finding in (found := undivided(Path("train.py"))):
+            options["say"](finding)
+        asked.append((command, options))
+        return Observed(found, 1)
 
     missing = Finding("H03", "error", "rank 1 is missing", "call it", rank=1)
     monkeypatch.setattr(diagnosis, "apply", apply)
@@ -118,8 +120,9 @@ def test_json_is_one_object(typed):
 
 @pytest.mark.parametrize(("words", "goes_to"), [([], "out"), (["--json"], "err"), (["--sarif"], "err")])
 def test_what_the_watched_command_prints_is_never_mixed_with_an_object(typed, capfd, words, goes_to):
-    typed(*words, "--", "torchrun", "train.py")
+    done = typed(*words, "--", "torchrun", "train.py")
     assert getattr(capfd.readouterr(), goes_to) == "epoch 1\n"
+    assert "paralab doctor: error G01" in done.stderr, "while it runs"
 
 
 def test_fix_changes_the_script_and_looks_again(typed, tmp_path):
