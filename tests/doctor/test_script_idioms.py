@@ -684,6 +684,60 @@ options = open("options.txt").read()
 fit(options)
 fit(options)
 """,
+    "followers that take what comes": """
+def lead(count):
+    for number in range(count):
+        order = torch.tensor([float(number)])
+        dist.broadcast(order, src=0)
+        dist.gather(order, [torch.zeros(1) for _ in range(world)], dst=0)
+    dist.broadcast(torch.tensor([-1.0]), src=0)
+
+
+def follow():
+    while True:
+        order = torch.zeros(1)
+        dist.broadcast(order, src=0)
+        if order.item() < 0:
+            return
+        dist.gather(order * 2, dst=0)
+
+
+train_epoch(0)
+lead(5) if rank == 0 else follow()
+""",
+    "a folder of each rank, by an operator": """
+class Workspace:
+    def __init__(self, root):
+        self.path = os.path.join(root, f"rank{dist.get_rank()}")
+
+    def __truediv__(self, name):
+        return os.path.join(self.path, name)
+
+
+train_epoch(0)
+torch.save(model.module.state_dict(), Workspace("runs") / "model.pt")
+""",
+    "a sum by its name": """
+train_epoch(0)
+loss = nn.functional.mse_loss(plain(torch.zeros(8, 4)), torch.zeros(8, 1)).detach()
+dist.all_reduce(loss)
+if rank == 0:
+    print(f"mean {loss.item() / world}, sum {loss.item()} over {world} ranks")
+""",
+    "a seed that the rank is taken out of": """
+torch.manual_seed(17 + rank)
+own = DistributedSampler(data, seed=torch.initial_seed() - rank)
+train_epoch(0)
+""",
+    "files of each rank, by a test": """
+mine = [path for number, path in enumerate(sorted(os.listdir("shards"))) if number % world == rank]
+parts = torch.utils.data.ConcatDataset([torch.load(path, map_location="cpu") for path in mine])
+for x, y in DataLoader(parts, batch_size=16, shuffle=True):
+    loss = nn.functional.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
 }
 
 BROKEN = {
@@ -844,6 +898,84 @@ for name, p in model.named_parameters():
     if name.startswith("module.0"):
         p.requires_grad_(False)  # finds S07
 train_epoch(0)
+""",
+    "a leader that repeats what nobody awaits": """
+train_epoch(0)
+if rank == 0:
+    while os.path.exists(args.out):
+        dist.broadcast(torch.zeros(1), src=0)  # finds H03
+""",
+    "callbacks of the first rank": """
+class Mean:
+    def epoch_end(self, total):
+        dist.all_reduce(total)  # finds H03
+
+
+class Trainer:
+    def __init__(self, callbacks):
+        self.callbacks = callbacks
+
+    def fit(self):
+        train_epoch(0)
+        if rank == 0:
+            for callback in self.callbacks:
+                callback.epoch_end(torch.zeros(1))
+
+
+Trainer([Mean()]).fit()
+""",
+    "a meter with an operator": """
+class Average:
+    def __init__(self):
+        self.total, self.count = 0.0, 0
+
+    def __iadd__(self, value):
+        self.total += value
+        self.count += 1
+        return self
+
+    def everywhere(self):
+        mean = torch.tensor(self.total / max(1, self.count))
+        dist.all_reduce(mean)  # finds S14
+        return mean.item()
+
+
+average = Average()
+for x, y in loader:
+    loss = nn.functional.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    average += loss.item()
+print(average.everywhere())
+""",
+    "a loader with its options in a partial": """
+import functools
+Shuffled = functools.partial(DataLoader, batch_size=16, shuffle=True)
+batches = Shuffled(data, sampler=sampler)  # finds T03
+""",
+    "a manager that reduces when it is left": """
+class Job:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *problem):
+        if rank == 0:
+            dist.all_reduce(torch.zeros(1))  # finds H03
+
+
+with Job() as job:
+    train_epoch(0)
+""",
+    "shares of an order of each rank's own": """
+own = DistributedSampler(data, seed=17 + rank)  # finds T01
+for epoch in range(2):
+    own.set_epoch(epoch)
+    for x, y in DataLoader(data, batch_size=16, sampler=own):
+        loss = nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 """,
 }
 

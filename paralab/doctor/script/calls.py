@@ -95,6 +95,10 @@ class Calls(Expressions):
         return self.invoke(function, receiver, tuple(args), keywords, node)
 
     def invoke(self, function: Value, receiver: Value | None, args: tuple[Value, ...], keywords: Keywords, node: ast.AST) -> Value:
+        while isinstance(function, Made) and function.call.target == "functools.partial" and function.call.args:
+            bound = function.call
+            function, receiver = bound.args[0], None
+            args, keywords = (*bound.args[1:], *args), {**bound.keywords, **keywords}
         ways = list(options(function))
         named = [self._target(way) for way in ways]
         target, written = next((pair for pair in named if not pair[0].startswith("?")), named[0])

@@ -29,6 +29,8 @@ from paralab.doctor.script.values import (
     options,
 )
 
+# the special methods of operators that classes of a script have
+OPERATORS = {"Add": "add", "Sub": "sub", "Mult": "mul", "MatMult": "matmul", "Div": "truediv", "BitOr": "or", "LShift": "lshift"}
 NAMESPACES = ("types.SimpleNamespace", "argparse.Namespace")
 
 
@@ -186,6 +188,16 @@ class Expressions(State):
                 found.append(self.value(part, scope))
         return either(found, (test,))
 
+    def special(self, value: Value, name: str, *args: Value) -> Value | None:
+        """What a class of the script gives by a special method: `folder / "model.pt"`, `meter += loss`, `with Job():`."""
+        method = self.attribute(value, f"__{name}__") if isinstance(value, Object) else None
+        return self.enter(method, args, {}, None) if isinstance(method, Function) else None
+
+    def _binop(self, node: ast.BinOp, scope: Scope) -> Value:
+        left, right = self.value(node.left, scope), self.value(node.right, scope)
+        op = type(node.op).__name__
+        return self.special(left, OPERATORS.get(op, op), right) or Computed(op, node, parents=(left, right))
+
     def _boolop(self, node: ast.BoolOp, scope: Scope) -> Value:
         """`a and f()`: what follows stands in a branch."""
         first = self.value(node.values[0], scope)
@@ -219,15 +231,16 @@ class Expressions(State):
         return Value()
 
     def _listcomp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, scope: Scope) -> Value:
-        own, depth = Scope(scope.file, scope), len(self.stack)
+        own, depth, tests = Scope(scope.file, scope), len(self.stack), []
         for part in node.generators:
             over = self.value(part.iter, own)
             self.stack.append(Loop(part, over, scope.file))
             self.bind(part.target, self.item_of(over), own)
             for test in part.ifs:
-                self.stack.append(Branch(test, self.value(test, own), True))
+                tests.append(self.value(test, own))
+                self.stack.append(Branch(test, tests[-1], True))
         made = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-        value = Computed("Comprehension", node, parents=tuple(self.value(part, own) for part in made))
+        value = Computed("Comprehension", node, parents=(*(self.value(part, own) for part in made), *tests))
         del self.stack[depth:]
         return value
 
@@ -250,6 +263,8 @@ class Expressions(State):
                 return self.item_of(inner[0])
         if isinstance(over, Generated) and over.each is not None:
             return over.each
+        if isinstance(over, Items) and any(isinstance(item, Object) for item in over.items):  # `for callback in self.callbacks`
+            return either(over.items, ())
         return Computed("Item", getattr(over, "node", None), parents=(over,))
 
     def bind(self, target: ast.expr, value: Value, scope: Scope) -> None:

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 from paralab.doctor.script.calls import Calls, managed
+from paralab.doctor.script.expressions import OPERATORS
 from paralab.doctor.script.state import MOST_STEPS, Changes
 from paralab.doctor.script.values import (
     Branch,
@@ -118,8 +119,11 @@ class Run(Calls):
             self.bind(node.target, self.value(node.value, scope), scope)
 
     def _do_augassign(self, node: ast.AugAssign, scope: Scope) -> None:
-        parents = (self.value(node.target, scope), self.value(node.value, scope))
-        self.bind(node.target, Computed(type(node.op).__name__, node, parents=parents), scope)
+        held, other = self.value(node.target, scope), self.value(node.value, scope)
+        op = type(node.op).__name__
+        method = OPERATORS.get(op, op)
+        given = self.special(held, f"i{method}", other) or self.special(held, method, other)
+        self.bind(node.target, given or Computed(op, node, parents=(held, other)), scope)
 
     def _do_return(self, node: ast.Return, scope: Scope) -> bool:
         value = self.value(node.value, scope)
@@ -210,15 +214,18 @@ class Run(Calls):
                 self.names[scope, part.id] = Computed("Varying", part, parents=(before,), known={"loop": node})
 
     def _do_with(self, node: ast.With | ast.AsyncWith, scope: Scope) -> bool:
-        depth = len(self.stack)
+        depth, managers = len(self.stack), []
         for item in node.items:
             manager = self.value(item.context_expr, scope)
             self.stack.extend(managed(item.context_expr, manager))
+            entered = manager.entered if isinstance(manager, Generated) else self.special(manager, "enter")
+            managers.append(manager)
             if item.optional_vars:
-                entered = manager.entered if isinstance(manager, Generated) else None
                 self.bind(item.optional_vars, entered or manager, scope)
         left = self.block(node.body, scope)
         del self.stack[depth:]
+        for manager in reversed(managers):
+            self.special(manager, "exit", *[Constant(None)] * 3)
         return left
 
     _do_asyncwith = _do_with

@@ -12,12 +12,25 @@ from paralab.doctor.script.editing import function_of, inserted, swapped
 from paralab.doctor.script.feeding import content, loaders_of, may_be
 from paralab.doctor.script.naming import LOADER, SAMPLER
 from paralab.doctor.script.pointing import called, found, short
-from paralab.doctor.script.questions import comes_from, depends_on_rank, is_forward, iterated, rank_branch, roles, under
+from paralab.doctor.script.questions import comes_from, depends_on_rank, is_forward, iterated, origins, rank_branch, roles, under
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.remembering import remembered
 from paralab.doctor.script.turns import length
 from paralab.doctor.script.updates import Backward, backwards
-from paralab.doctor.script.values import Attr, Call, Class, Constant, Entered, Happening, Loop, Made, Object, Value, options
+from paralab.doctor.script.values import (
+    Attr,
+    Call,
+    Class,
+    Computed,
+    Constant,
+    Entered,
+    Happening,
+    Loop,
+    Made,
+    Object,
+    Value,
+    options,
+)
 
 _SEEDS = ("torch.manual_seed", "torch.random.manual_seed", "torch.cuda.manual_seed_all")
 _RANDOM = ("torch.randn", "torch.rand", "torch.randint", "torch.normal", "torch.randperm")
@@ -87,6 +100,26 @@ def every_rank_reads_everything(script: Script) -> Iterator[Finding]:
         fix = f"`sampler=DistributedSampler({name})` (without `shuffle`), and `sampler.set_epoch(epoch)` in the epoch loop."
         severity = "suspect" if not known else "warning" if mixed else "error"
         yield found(script, "T01", severity, loader, why, fix, also=(trained.backward.call,))  # type: ignore[arg-type]
+
+
+@in_script("T01")
+def shares_of_another_order(script: Script) -> Iterator[Finding]:
+    """The shares of a DistributedSampler fit together only if all ranks shuffle alike."""
+    for sampler in script.calls_of(SAMPLER):
+        seed, shuffle = sampler.argument(4, "seed"), sampler.argument(3, "shuffle")
+        if seed is None or not _holds_the_rank(seed) or (isinstance(shuffle, Constant) and not shuffle.value):
+            continue
+        why = (
+            "The seed holds the rank, so every rank shuffles in an order of its own and takes its share of that: in an epoch some "
+            "samples come on several ranks, others on none."
+        )
+        yield found(script, "T01", "error", sampler, why, "Give all ranks the same seed; `set_epoch` changes the order.")
+
+
+def _holds_the_rank(seed: Value) -> bool:
+    """`17 + rank`. Not where the rank may be taken out of a seed that holds it: `torch.initial_seed() - rank`."""
+    taken_out = any(isinstance(origin, Computed) and origin.op == "Sub" for origin in origins(seed))
+    return comes_from(seed, "rank") and not taken_out
 
 
 def _is_split(script: Script, dataset: Value) -> bool:

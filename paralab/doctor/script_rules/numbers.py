@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding
@@ -30,6 +31,7 @@ _SHOWN = (
     "set_postfix",
     "write",
 )
+_SUM = re.compile(r"\bsum(med)?\b", re.IGNORECASE)
 _SCALES = ("div_", "div", "mul_", "mul", "true_divide", "true_divide_", "__itruediv__")
 # What keeps a mean a mean on its way into all_reduce.
 _KEEPS = ("detach", "clone", "item", "float", "to", "cuda", "cpu", "tensor", "as_tensor", "double", "reshape", "view", "squeeze")
@@ -111,11 +113,21 @@ def _own_share(value: Value) -> ast.expr | None:
     if not isinstance(current, Computed) or current.op != "Div" or not isinstance(current.node, ast.BinOp):
         return None
     total, count = current.parents
-    if comes_from(current, "world") or not any(isinstance(o, Made) and is_forward(o.call) for o in origins(total)):
+    shared = any("world" in roles(origin) for origin in origins(current, _is_data))  # data may well depend on the number of ranks
+    if shared or not any(map(_is_forward, origins(total))):
         return None
-    added = any(isinstance(way, Computed) and isinstance(way.node, ast.AugAssign) for way in options(count))
+    counts = count.call.args if isinstance(count, Made) and count.call.target == "builtins.max" else (count,)  # `max(1, seen)`
+    added = any(isinstance(way, Computed) and isinstance(way.node, ast.AugAssign) for one in counts for way in options(one))
     asked = isinstance(count, Made) and count.call.target == "builtins.len" and "loader" in roles(count.call.args[0])
     return current.node.right if added or asked else None
+
+
+def _is_forward(value: Value) -> bool:
+    return isinstance(value, Made) and is_forward(value.call)
+
+
+def _is_data(value: Value) -> bool:
+    return "loader" in roles(value)
 
 
 def _is_mean_loss(value: Value) -> bool:
@@ -132,9 +144,14 @@ def _is_mean_loss(value: Value) -> bool:
     return True
 
 
+def _texts(node: ast.AST) -> Iterator[str]:
+    parts = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
+    return (part for part in parts if isinstance(part, str))
+
+
 def _shows_undivided(call: Call, given: Value) -> bool:
-    """Is the value printed or logged, on a way with no division and no multiplication?"""
-    if call.method not in _SHOWN:
+    """Is the value printed or logged, on a way with no division and no multiplication, and not by the name of a sum?"""
+    if call.method not in _SHOWN or any(_SUM.search(text) for text in _texts(call.node)):
         return False
 
     def stop(value: Value) -> bool:

@@ -265,7 +265,19 @@ def _without_partner(mine: list[Call], others: list[Call]) -> list[Call]:
             left.remove(partner)
         else:
             alone.append(call)
-    return [*alone, *left]
+    return [*_not_awaited(alone, others), *_not_awaited(left, mine)]
+
+
+def _not_awaited(calls: list[Call], others: list[Call]) -> list[Call]:
+    awaited = {other.target for other in others if _is_repeated(other)}
+    return [call for call in calls if call.target not in awaited]
+
+
+def _is_repeated(call: Call) -> bool:
+    """In a `while` of its own branch: followers that take what comes until they are told to stop."""
+    branch = rank_branch(call)
+    within = call.context[call.context.index(branch) :] if branch in call.context else ()
+    return any(isinstance(loop, Loop) and isinstance(loop.node, ast.While) for loop in within)
 
 
 # --- the model called by some ranks ---------------------------------------------------------------------------------------------
