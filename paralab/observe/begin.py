@@ -13,7 +13,7 @@ from paralab.observe.data import Loaders
 from paralab.observe.models import Models
 from paralab.observe.optimising import Optimisers
 from paralab.observe.rank import Rank
-from paralab.observe.wrapping import is_inside, wrap
+from paralab.observe.wrapping import is_inside, show_warnings_of_callers, wrap
 
 
 def begin(folder: str) -> Rank:
@@ -34,6 +34,7 @@ def begin(folder: str) -> Rank:
     wrap(rank, torch, "set_num_threads", "threads", lambda threads: {"threads": int(threads)})
     for owner in (torch, torch.random):  # two functions, once the compiler has put its own around one of them
         wrap(rank, owner, "manual_seed", "seed", lambda seed: None if is_inside(rank, "seed") else {"seed": int(seed)})
+    show_warnings_of_callers()
     rank.when_known = lambda: answer_when_asked(rank)
     os.register_at_fork(after_in_child=lambda: _forked(rank))
     if multiprocessing.parent_process() is not None:

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import time
+import warnings
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
 
+from paralab.observe import sites
 from paralab.observe.light import Light
 from paralab.observe.rank import MINOR, Rank
 
@@ -111,6 +115,23 @@ def _failed(rank: Rank, how: Any, operation: Any, error: BaseException) -> None:
             how.fail(operation, f"{type(error).__name__}: {error}"[:2000])
     except Exception as own:
         rank.switch_off(own)
+
+
+def show_warnings_of_callers() -> None:
+    """A warning about who called torch names a line of ours, where our function stands between: name the caller's."""
+    show = warnings.showwarning
+
+    def showwarning(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+        frame: FrameType | None = sys._getframe(1) if filename.startswith(sites.PACKAGE) else None
+        while frame is not None and frame.f_code.co_filename != filename:
+            frame = frame.f_back
+        while frame is not None and frame.f_code.co_filename.startswith(sites.PACKAGE):
+            frame = frame.f_back
+        if frame is not None:
+            filename, lineno, line = frame.f_code.co_filename, frame.f_lineno, None
+        show(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = showwarning
 
 
 def forget_with(thing: Any, known: dict[int, Any], *ids: int) -> None:

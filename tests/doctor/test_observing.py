@@ -232,6 +232,23 @@ def test_no_memory_is_kept_that_the_program_gives_back(tmp_path, capfd):
     assert Observation.read(tmp_path / "seen").ranks[0].made == 120
 
 
+def test_a_warning_names_the_caller_of_torch_and_not_us(tmp_path, monkeypatch):
+    import inspect
+    import warnings
+
+    from paralab.observe.rank import Rank
+    from paralab.observe.wrapping import observed, show_warnings_of_callers
+
+    shown = []
+    monkeypatch.setattr(warnings, "showwarning", lambda *args: shown.append(args[2:4]))
+    show_warnings_of_callers()
+    old = observed(Rank(str(tmp_path), None), lambda: warnings.warn("old", FutureWarning, stacklevel=2), "loss", dict)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        old()
+    assert shown == [(__file__, inspect.currentframe().f_lineno - 1)]
+
+
 def test_a_module_that_we_hang_on_can_be_saved_and_copied(tmp_path):
     """Once torch.save(model.module) failed under observation. What it writes is loaded where there is no paralab."""
     import copy

@@ -232,7 +232,7 @@ def evaluation(samples, total, replicas=2):
 
 
 def test_samples_that_are_evaluated_twice():
-    assert found(seen(evaluation(7, 13), evaluation(7, 13))) == [("T05", "warning", 5, None)]
+    assert found(seen(evaluation(7, 13), evaluation(7, 13))) == [("T05", "suspect", 5, None)]
     assert found(seen(evaluation(7, 14), evaluation(7, 14))) == []
 
 

@@ -225,10 +225,10 @@ def counted_twice(seen: Observation) -> Iterator[Finding]:
         told.add(key[0])
         yield found(
             "T05",
-            "warning",
+            "suspect",
             f"the {len(seen.ranks)} ranks evaluate {sum(ends)} samples of a dataset of {total}: DistributedSampler repeats "
             f"{sum(ends) - total} so that all ranks get {ends[0]}, and those count twice in the result, which changes with the "
-            "world size",
+            "world size. Certain if they are not left out later",
             "evaluate Subset(dataset, range(rank, len(dataset), world)) without this sampler, and add up sums and true counts; "
             "or leave the "
             "repeated samples out of the sums",

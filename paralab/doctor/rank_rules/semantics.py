@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from paralab.doctor.agreement import found, is_data_parallel, listed, place_of, watched, wraps
-from paralab.doctor.events import Backward, Collective, Forward, Loader, Seed, Trainable, Wrap
+from paralab.doctor.events import Backward, Batch, Collective, Forward, Loader, Loss, Seed, Trainable, Wrap
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.place import Place
@@ -229,12 +229,14 @@ def same_random_numbers(seen: Observation) -> Iterator[Finding]:
     seeds = [event for event in rank.of(Seed) if event.t < rank.of(Forward)[equal[0]].t]
     seed = seeds[-1] if seeds else None
     what = f"{dropouts} dropout layer{'s' if dropouts > 1 else ''}" if dropouts else "random numbers drawn between forward passes"
+    unsure = "" if dropouts else ". Certain if they are not meant to be equal"
     seeded = f"torch.manual_seed({seed.seed}) on every rank" if seed else "the same seed on every rank"
     yield found(
         "S10",
-        "warning",
+        "warning" if dropouts else "suspect",
         f"{seeded}: all {len(seen.ranks)} ranks are in the same place of the same random stream in every pass, so {what} "
-        f"{'make' if dropouts > 1 or not dropouts else 'makes'} the same choices on all of them, which is less noise than meant",
+        f"{'make' if dropouts > 1 or not dropouts else 'makes'} the same choices on all of them, which is less noise than "
+        f"meant{unsure}",
         "torch.manual_seed(seed + rank), after the model is built",
         place_of(seed or rank.of(Forward)[equal[0]]),
         [f"state of the stream at forward pass {number + 1}: {drawn[0][number]:#x} on all ranks" for number in equal[:3]],
@@ -279,19 +281,26 @@ def reduced_in_the_graph(seen: Observation) -> Iterator[Finding]:
 
 @in_ranks("S14")
 def sum_shown_as_mean(seen: Observation) -> Iterator[Finding]:
-    """The losses of all ranks are added up, and in the function that does so nothing is divided."""
-    if len(seen.ranks) < 2:
+    """The losses of all ranks are added up, and in the function that does so nothing is divided. A loss that is a sum, or that may
+    have been divided by what all ranks have counted together before, may be added up."""
+    rank = seen.ranks[0] if seen.ranks else None
+    if rank is None or len(seen.ranks) < 2 or any(loss.grad and loss.reduction != "mean" for loss in rank.of(Loss)):
         return
-    rank = seen.ranks[0]
     sums: dict[Place, list[tuple[Collective, float]]] = {}
     loss: float | None = None
+    counted = False  # something else was added up, for the step that comes
     for event in rank.events:
-        if isinstance(event, Backward):
-            loss = event.loss if isinstance(event.loss, float) else None
+        if isinstance(event, Batch):
+            counted = False
+        elif isinstance(event, Backward):
+            loss = event.loss if isinstance(event.loss, float) and not counted else None
+            counted = False
         elif isinstance(event, Collective) and event.op in ("all_reduce", "reduce") and event.reduction == "SUM":
             place = place_of(event)
             if place and loss and event.value is not None and not event.in_graph and abs(event.value - loss) <= 1e-5 * abs(loss):
                 sums.setdefault(place, []).append((event, loss))
+            else:
+                counted = True
     for place, calls in sums.items():
         event, value = calls[-1]
         if len(calls) < 2 or any(map(_divides_after, event.site.stack[:2] if event.site else [])):
