@@ -68,7 +68,7 @@ def raised_alone(seen: Observation) -> Finding | None:
         return None  # the same may come on the others in the next moment
     own = [rank for rank in seen.ranks if rank.raised and not TRANSPORT.search(f"{rank.raised.type}: {rank.raised.message}")]
     if any(is_for_want_of_a_gpu(rank) for rank in own) or any(
-        is_uneven(event) for rank in seen.ranks for event in rank.of(Pipeline)
+        isinstance(event, Pipeline) and is_uneven(event) for rank in seen.ranks for event in rank.story
     ):
         return None
     if not own or len(own) == len(seen.ranks) or any(KNOWN.search(rank.raised.message) for rank in own if rank.raised):

@@ -21,7 +21,7 @@ def parts(batch: int, microbatches: int) -> list[int]:
 def _uneven(seen: Observation) -> Iterator[tuple[RankSeen, Pipeline, list[int]]]:
     """The steps with a batch that gives parts of different sizes, also one that never came to its end."""
     for rank in seen.ranks:
-        for event in (*rank.events, *rank.doing):
+        for event in (*rank.story, *rank.doing):
             if isinstance(event, Pipeline) and event.size and is_uneven(event):
                 yield rank, event, parts(event.size, event.microbatches)
 
@@ -83,7 +83,7 @@ def one_row(seen: Observation) -> Iterator[Finding]:
 @in_ranks("P05")
 def single_microbatch(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks:
-        for event in (*rank.events, *rank.doing):
+        for event in (*rank.story, *rank.doing):
             if isinstance(event, Pipeline) and event.microbatches == 1 and event.stages > 1:
                 idle = (event.stages - 1) / event.stages
                 yield found(
