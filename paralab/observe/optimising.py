@@ -16,14 +16,16 @@ from paralab.observe.digests import is_sampled, of_tensors, tensors_in
 from paralab.observe.models import Models
 from paralab.observe.rank import Guarded, Rank
 from paralab.observe.trial import hold
-from paralab.observe.wrapping import argument, forget_with, is_inside, wrap
+from paralab.observe.wrapping import argument, is_inside, wrap
 
 
 class Optimisers:
     def __init__(self, rank: Rank, models: Models) -> None:
         self.rank, self.models = rank, models
         self.numbers: dict[int, int] = {}
-        self.made: list[int] = []  # steps of each optimiser
+        self.made: dict[int, int] = {}  # steps of each optimiser that the program still has
+        self.count = 0  # of optimisers
+        self.before = 0  # steps that are not among those: another model is trained when one has been
         self.living: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.open: dict[int, dict[str, Any]] = {}
 
@@ -53,10 +55,19 @@ class Optimisers:
     def number(self, optimiser: Optimizer) -> int:
         number = self.numbers.get(id(optimiser))
         if number is None:
-            number = self.numbers[id(optimiser)] = len(self.made)
-            forget_with(optimiser, self.numbers, id(optimiser))
-            self.made.append(0)
+            number = self.numbers[id(optimiser)] = self.count
+            self.count += 1
+            self.made[number] = 0
+            weakref.finalize(optimiser, self._forget, id(optimiser), number).atexit = False
         return number
+
+    def _steps(self) -> int:
+        return self.before + max(self.made.values(), default=0)
+
+    def _forget(self, key: int, number: int) -> None:
+        steps = self._steps()
+        del self.numbers[key], self.made[number]
+        self.before += steps - self._steps()
 
     # --- steps -------------------------------------------------------------------------------------------------------------------
 
@@ -83,7 +94,7 @@ class Optimisers:
         number = self.number(optimiser)
         operation = self.open.pop(number, None)
         self.made[number] += 1
-        self.rank.step_is_over(max(self.made))
+        self.rank.step_is_over(self._steps())
         if operation is None:
             return  # of a light step
         more: dict[str, Any] = {}
@@ -121,7 +132,7 @@ class Optimisers:
                 if is_inside(self.rank, "amp"):
                     return None
                 optimiser = args[0] if args and isinstance(args[0], Optimizer) else None
-                self._made_before = list(self.made)
+                self._made_before = dict(self.made)
                 fields = {"scale": scaler.get_scale()} if op == "scale" and scaler.is_enabled() and on_host(args) else {}
                 return {
                     **fields,
