@@ -738,6 +738,81 @@ for x, y in DataLoader(parts, batch_size=16, shuffle=True):
     loss.backward()
     optimizer.step()
 """,
+    "one rank goes first, by a manager": """
+@contextlib.contextmanager
+def first_goes_first():
+    if rank != 0:
+        dist.barrier()
+    yield
+    if rank == 0:
+        dist.barrier()
+
+
+with first_goes_first():
+    if not os.path.exists("data.pt"):
+        torch.save(torch.zeros(8, 4), "data.pt")
+    x = torch.load("data.pt", map_location="cpu")
+train_epoch(0)
+""",
+    "one rank goes first": """
+if rank != 0:
+    dist.barrier()
+if not os.path.exists("data.pt"):
+    torch.save(torch.zeros(8, 4), "data.pt")
+if rank == 0:
+    dist.barrier()
+train_epoch(0)
+""",
+    "no_sync that a manager of its own opens": """
+class Step:
+    def __init__(self, last):
+        self.last, self.stack = last, contextlib.ExitStack()
+
+    def __enter__(self):
+        if not self.last:
+            self.stack.enter_context(model.no_sync())
+        return self
+
+    def __exit__(self, *problem):
+        self.stack.close()
+        if self.last:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for i, (x, y) in enumerate(loader):
+        with Step((i + 1) % 4 == 0 or i + 1 == len(loader)):
+            (nn.functional.mse_loss(model(x), y) / 4).backward()
+""",
+    "the mean of a group of one": """
+alone = dist.new_group([0])
+train_epoch(0)
+with torch.no_grad():
+    loss = nn.functional.mse_loss(plain(torch.zeros(8, 4)), torch.zeros(8, 1))
+if rank == 0:
+    dist.all_reduce(loss, group=alone)
+    print(loss.item())
+""",
+    "frozen for a while, by a manager": """
+@contextlib.contextmanager
+def frozen(module):
+    for p in module.parameters():
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in module.parameters():
+            p.requires_grad_(True)
+
+
+other = DDP(nn.Linear(1, 4))
+for step in range(3):
+    with frozen(model.module):
+        model.module(other(torch.zeros(8, 1))).mean().backward()
+    train_epoch(step)
+""",
 }
 
 BROKEN = {

@@ -153,6 +153,7 @@ class Run(Calls):
             return left
         body, left_body = self._way(Branch(node, test, True), node.body, scope)
         stacked = [Choice((manager, Constant(None)), (test,), parents=(manager, test)) for manager in self.entered[before:]]
+        self.entered[before:] = stacked
         other, left_other = self._way(Branch(node, test, False), node.orelse, scope)
         if left_body and left_other:
             return True
@@ -216,9 +217,10 @@ class Run(Calls):
     def _do_with(self, node: ast.With | ast.AsyncWith, scope: Scope) -> bool:
         depth, managers = len(self.stack), []
         for item in node.items:
-            manager = self.value(item.context_expr, scope)
+            manager, before = self.value(item.context_expr, scope), len(self.entered)
             self.stack.extend(managed(item.context_expr, manager))
             entered = manager.entered if isinstance(manager, Generated) else self.special(manager, "enter")
+            self.stack.extend(With(item.context_expr, (inner,)) for inner in self.entered[before:])
             managers.append(manager)
             if item.optional_vars:
                 self.bind(item.optional_vars, entered or manager, scope)

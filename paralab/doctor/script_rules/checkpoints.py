@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.rules import in_script
-from paralab.doctor.script.agreement import in_a_job, is_alone
+from paralab.doctor.script.agreement import in_a_job, is_alone, is_collective
 from paralab.doctor.script.editing import swapped, with_keyword
 from paralab.doctor.script.modules import is_off, is_wrapper
 from paralab.doctor.script.pointing import called, found, line_of, place, short
 from paralab.doctor.script.questions import comes_from, depends_on_rank, origins, rank_branch, roles, sources
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import INIT, uses_cuda
-from paralab.doctor.script.values import Attr, Branch, Call, Choice, Computed, Constant, Entered, Generated, Made, Value
+from paralab.doctor.script.values import Attr, Branch, Call, Choice, Computed, Constant, Entered, Generated, Made, Value, With
 
 SAVE, LOAD = "torch.save", "torch.load"
 _STRIPS = ("removeprefix", "replace", "lstrip", "consume_prefix_in_state_dict_if_present", "startswith", "partition", "split")
@@ -145,7 +145,7 @@ def all_ranks_save_to_one_file(script: Script) -> Iterator[Finding]:
             continue
         if comes_from(path, "rank") or any(source.target.startswith(_OWN_PATHS) for source in sources(path)) or not _is_known(path):
             continue
-        if _is_of_some_ranks_object(call):
+        if _is_of_some_ranks_object(call) or _in_turns(script, call):
             continue
         unclear = next((branch for branch in call.inside(Branch) if _is_unclear(branch.test)), None)
         certain = f" Certain if the condition in line {unclear.node.lineno} is true on all ranks." if unclear else ""
@@ -172,6 +172,18 @@ def _is_of_some_ranks_object(call: Call) -> bool:
     callers = [context.call for context in call.context if isinstance(context, Entered) and isinstance(context.call, Call)]
     chosen = [caller.function for caller in (call, *callers) if isinstance(caller.function, Choice)]
     return any(depends_on_rank(test) for choice in chosen for test in choice.tests)
+
+
+def _in_turns(script: Script, call: Call) -> bool:
+    """One rank goes first: between `if rank != 0: dist.barrier()` and `if rank == 0: dist.barrier()`, or in a manager of these."""
+    meetings = [other for other in script.calls if is_collective(other)]
+    managers = {block.node for block in call.inside(With)}
+    for entered in (context for other in meetings if rank_branch(other) for context in other.inside(Entered)):
+        if isinstance(entered.call, Call) and entered.call.node in managers:
+            return True
+    before = [rank_branch(other) for other in meetings if other.number < call.number][-1:]
+    after = [rank_branch(other) for other in meetings if other.number > call.number][:1]
+    return bool(before and after and before[0] and after[0])
 
 
 def _is_known(path: Value) -> bool:

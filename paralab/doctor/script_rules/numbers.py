@@ -75,7 +75,7 @@ def _has_graph(value: Value) -> bool:
 def sum_is_shown_as_mean(script: Script) -> Iterator[Finding]:
     for reduce in script.calls_of(ALL_REDUCE):
         op, given = reduce.argument(1, "op"), reduce.argument(0, "tensor")
-        if given is None or not (op is None or is_dotted(op, "torch.distributed.ReduceOp.SUM")):
+        if given is None or not (op is None or is_dotted(op, "torch.distributed.ReduceOp.SUM")) or reduce.argument(2, "group"):
             continue
         by = _own_share(given)
         if by is None and not _is_mean_loss(given):

@@ -48,6 +48,7 @@ from paralab.doctor.script.values import (
     Loop,
     Made,
     Object,
+    Trying,
     Value,
     options,
 )
@@ -265,6 +266,8 @@ def requires_grad_after_wrapping(script: Script) -> Iterator[Finding]:
             seen.add(id(at.node))
             if (to is False and "find_unused_parameters" in wrapping.keywords) or (to is True and exchanges_by_hand(script)):
                 continue
+            if any(_is_put_back(at, other) or _is_put_back(other, at) for other, _ in mine):
+                continue
             both = {way for other, way in mine if other.number > wrapping.number} >= {True, False}
             sure = (to is True and bool(frozen)) or (to is False and not both)
             what, certain = _CHANGED[to]
@@ -272,6 +275,13 @@ def requires_grad_after_wrapping(script: Script) -> Iterator[Finding]:
             why = f"`{line_of(script, at)}` changes requires_grad after DDP was made in {place(wrapping, at)}: {what}.{more}"
             fix = "Change requires_grad before DDP(…), or wrap the module again afterwards (and make the optimizer anew)."
             yield found(script, "S07", "error" if sure else "suspect", at, why, fix, also=(wrapping,))
+
+
+def _is_put_back(at: Happening, later: Happening) -> bool:
+    """`later` stands in a `finally` of the function that `at` stands in."""
+    runs = [tuple(one.inside(Entered)) for one in (at, later)]
+    ends = any(trying.part == "finally" for trying in later.inside(Trying))
+    return ends and later.number > at.number and runs[0] == runs[1] and bool(runs[0])
 
 
 def _inside(value: Value) -> Value:
