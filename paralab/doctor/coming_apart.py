@@ -149,15 +149,22 @@ def _judged(seen: Observation, d: Difference) -> Finding | None:
     if not on_the_wire and not trouble:
         return None
     if not mine_is_common and not apart:
-        for rank, own, other, its in ((d.one, d.mine, d.other, d.its), (d.other, d.its, d.one, d.mine)):
-            if is_for_some_ranks(own) and not is_for_some_ranks(its):
-                return only_here(seen, rank, own, other, its, severity)
+        sides = ((d.one, d.mine, d.other, d.its), (d.other, d.its, d.one, d.mine))
+        for is_alone in (is_for_some_ranks, _evaluates):
+            for rank, own, other, its in sides:
+                if is_alone(own) and not is_alone(its):
+                    return only_here(seen, rank, own, other, its, severity)
     return _order(d) if on_the_wire or isinstance(d.mine, Collective) else None
 
 
 def is_for_some_ranks(operation: Numbered) -> bool:
     """It stands under a condition on the rank."""
     return operation.site is not None and any(c.is_about_the_rank for c in site_conditions(operation.site))
+
+
+def _evaluates(operation: Numbered) -> bool:
+    """A forward that no backward follows, which one rank may well make alone."""
+    return isinstance(operation, Forward) and not (operation.training and operation.grad)
 
 
 def only_here(

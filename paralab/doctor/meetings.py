@@ -17,7 +17,7 @@ from paralab.doctor.place import Place
 # What a rank says whose partner is not where it should be: it is the victim.
 TRANSPORT = re.compile(
     r"Connection closed by peer|Connection reset by peer|Timed out waiting|Broken pipe|gloo|Socket Timeout|NCCL|nccl|"
-    r"DistBackendError|DistNetworkError|DistStoreError|wait timeout|Aborted",
+    r"DistBackendError|DistNetworkError|DistStoreError|wait timeout|Application timeout|Aborted",
 )
 
 
