@@ -5,7 +5,7 @@ from __future__ import annotations
 from paralab.doctor.events import Collective, Forward, Join, Wrap
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.lines import Leaving, opposite, site_conditions, ways_out_of_loops
-from paralab.doctor.meetings import Difference, at, calls_from, differences, kind, members, named, reached, stuck
+from paralab.doctor.meetings import Difference, at, calls_from, differences, kind, members, named, raised_of_its_own, reached, stuck
 from paralab.doctor.observation import Numbered, Observation, RankSeen
 from paralab.doctor.passes import Pass, passes
 
@@ -21,7 +21,7 @@ def left_their_loops(seen: Observation) -> Finding | None:
         return None  # `with model.join()` is made for this
     all_passes = {rank.rank: passes(rank) for rank in seen.ranks}
     for fewer in seen.ranks:
-        if fewer.raised or fewer.is_blind:
+        if raised_of_its_own(fewer) or fewer.is_blind:
             continue
         for more in seen.ranks:
             for key, mine in all_passes[fewer.rank].items():
@@ -127,11 +127,22 @@ def early_exit(rank: RankSeen, when: str) -> Finding:
 
 def made_different_calls(seen: Observation) -> Finding | None:
     """Two ranks met under one number with different calls, or with different sizes."""
+    if not seen.settled and _one_may_have_left(seen):
+        return None  # then that is the cause, which is certain when the others have gone on
     found = sorted(differences(seen), key=lambda d: d.number)
     for difference in found:
         if finding := _judged(seen, difference):
             return finding
     return different_sizes(seen)
+
+
+def _one_may_have_left(seen: Observation) -> bool:
+    """One rank has left a pass over the data before its end, another is still in it."""
+    left: dict[tuple[int, int], set[bool]] = {}
+    for rank in seen.ranks:
+        for key, each in passes(rank).items():
+            left.setdefault(key, set()).add(each.over and not each.exhausted)
+    return any(len(ways) > 1 for ways in left.values())
 
 
 def _judged(seen: Observation, d: Difference) -> Finding | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from paralab.doctor.place import Place, Site
 
+DEPTH = 4  # frames of a call that are kept
 RANK = re.compile(r"rank|main|master|chief|leader|primary|is_zero|first|head", re.IGNORECASE)
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
@@ -84,8 +85,23 @@ def ways_out_of_loops(site: Site, loop_line: int | None, only_around: bool) -> l
         for loop in reversed(loops):
             if beyond:
                 found += [leaving for leaving in _leavings(loop, place) if leaving not in found]
+            if loop.lineno == loop_line and not only_around and found:
+                return found  # what leaves the loops around it would not have left this one
             beyond = beyond or loop.lineno == loop_line
     return found
+
+
+@lru_cache(maxsize=1024)
+def is_outside(site: Site, loop: Site) -> bool:
+    """The call stands in no turn of the loop that begins there. Of a long way to a call only the innermost frames are known:
+    it is outside if it comes from who called the loop's function, and not through that."""
+    functions = {(place.file, place.function) for place in site.stack}
+    if (loop.file, loop.place.function) not in functions:
+        callers = {(place.file, place.function) for place in loop.stack[1:]}
+        return bool(callers & functions) or len(site.stack) < DEPTH
+    trees = ((place, _tree(place.file)) for place in site.stack if place.file == loop.file)
+    loops = (node for place, tree in trees for node in _around(tree, place.line) if isinstance(node, (ast.For, ast.While)))
+    return not any(node.lineno == loop.line for node in loops)
 
 
 def returns_before(place: Place, after: int) -> list[Leaving]:

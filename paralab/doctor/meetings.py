@@ -21,6 +21,12 @@ TRANSPORT = re.compile(
 )
 
 
+def raised_of_its_own(rank: RankSeen) -> bool:
+    """An exception that is not merely the loss of another rank."""
+    raised = rank.raised
+    return raised is not None and not TRANSPORT.search(f"{raised.type}: {raised.message}")
+
+
 @dataclass(frozen=True)
 class Stuck:
     """A rank inside an operation that needs the others: it waits there, was killed there, or failed there as a victim."""

@@ -8,7 +8,17 @@ from paralab.doctor.coming_apart import early_exit, is_for_some_ranks, leaving, 
 from paralab.doctor.events import Backward, Collective, Destroy, Forward, Pipeline
 from paralab.doctor.finding import Finding
 from paralab.doctor.lines import returns_before
-from paralab.doctor.meetings import TRANSPORT, Stuck, calls_from, is_same_call, members, named, reached, stuck, timeout_seconds
+from paralab.doctor.meetings import (
+    Stuck,
+    calls_from,
+    is_same_call,
+    members,
+    named,
+    raised_of_its_own,
+    reached,
+    stuck,
+    timeout_seconds,
+)
 from paralab.doctor.observation import Numbered, Observation, RankSeen
 
 UNUSED = "Expected to have finished reduction in the prior iteration"
@@ -66,7 +76,7 @@ def raised_alone(seen: Observation) -> Finding | None:
     """One rank raised an exception of its own; the others are its victims."""
     if not seen.settled:
         return None  # the same may come on the others in the next moment
-    own = [rank for rank in seen.ranks if rank.raised and not TRANSPORT.search(f"{rank.raised.type}: {rank.raised.message}")]
+    own = [rank for rank in seen.ranks if raised_of_its_own(rank) and not was_stopped(rank)]
     if any(is_for_want_of_a_gpu(rank) for rank in own) or any(
         isinstance(event, Pipeline) and is_uneven(event) for rank in seen.ranks for event in rank.story
     ):
@@ -90,6 +100,11 @@ def raised_alone(seen: Observation) -> Finding | None:
         rank.rank,
         tuple(f"rank {victim.rank}: {_fate(victim)}" for victim in victims),
     )
+
+
+def was_stopped(rank: RankSeen) -> bool:
+    """Ctrl-C: the user's own doing."""
+    return rank.raised is not None and rank.raised.type == "KeyboardInterrupt"
 
 
 def is_uneven(event: Pipeline) -> bool:

@@ -12,7 +12,16 @@ from paralab.observe.digests import is_sampled
 from paralab.observe.rank import Rank
 from paralab.observe.wrapping import argument, is_inside, wrap
 
-AVERAGING = ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+AVERAGING = (
+    "cross_entropy",
+    "nll_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+)
 MOST_COUNTED = 1_000_000  # targets on the host that are counted in every step
 
 

@@ -158,7 +158,10 @@ class Models:
         return fields
 
     def _is_outermost(self, args: Any, kwargs: Any) -> tuple[()] | None:
-        return None if is_inside(self.rank, "backward", "pipeline") else ()
+        if is_inside(self.rank, "backward", "pipeline"):
+            return None
+        self.rank.pass_is_made()
+        return ()
 
     def _looks_at(self, loss: torch.Tensor) -> bool:
         return self.rank.watched if loss.device.type == "cpu" else self.rank.samples(self.backwards)

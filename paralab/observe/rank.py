@@ -66,6 +66,7 @@ class Rank:
         self.calls: dict[tuple[Any, ...], int] = {}  # of light steps
         sites.forget()
         self.steps = 0  # optimiser steps that are over, of the optimiser that made most
+        self.passes = self.usual = 0  # light backwards since the last step, and before it: a scaler may leave steps out
         self.waiting: list[dict[str, Any]] = []
         self.journal: Journal | None = None
         self.recent: Recent | None = None
@@ -108,6 +109,7 @@ class Rank:
         if steps == self.steps:
             return  # of another optimiser
         self.steps = steps
+        self.usual, self.passes = self.passes, 0
         if steps < self.budget.until:
             return
         self.overwritten = None
@@ -115,6 +117,12 @@ class Rank:
         self.watched = self.budget.watched
         if is_known:
             self.emit("cost", share=round(self.budget.share, 5), every=self.budget.every, site=None)
+
+    def pass_is_made(self) -> None:
+        """In a light step. Where no step follows for long (all are left out?), everything is written down again."""
+        self.passes += 1
+        if self.passes > max(EVERY, 2 * self.usual):
+            self.watched = True
 
     def samples(self, count: int) -> bool:
         """Tensors are looked at in this step: at first by the `count` of what looks at them, then by the steps."""

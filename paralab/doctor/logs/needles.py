@@ -54,6 +54,7 @@ NEEDLES: tuple[bytes, ...] = (
     b"onnection closed by peer",
     b"onnection reset by peer",
     b"Broken pipe",
+    b"Application timeout",
     b"clients joined",
     b"client socket has timed out",
     b"EADDRINUSE",

@@ -17,6 +17,7 @@ from paralab.doctor.rules import in_ranks
 from paralab.doctor.windows import Window, windows
 
 # Calls in which no rank, or one alone, has anything to give.
+ALL_WATCHED = 64  # steps, from the first on, of which everything is known
 TAKEN = {"broadcast", "broadcast_object_list", "scatter", "scatter_object_list", "barrier", "monitored_barrier"} | {
     "send", "recv", "isend", "irecv", "send_object_list", "recv_object_list", "batch_isend_irecv",
 }  # fmt: skip
@@ -119,10 +120,13 @@ def _unequal_steps(seen: Observation) -> Finding | None:
     """All ranks compute the same passes, but not all apply them."""
     if not is_data_parallel(seen) and not all(any(map(_exchanges_tensors, rank.of(Collective))) for rank in seen.ranks):
         return None
-    in_order = seen.over and not seen.ended_by_us and all(rank.came_to_its_end and not rank.raised for rank in seen.ranks)
-    passes = [rank.of(Backward) for rank in seen.ranks]
+    is_long = any(rank.made > ALL_WATCHED for rank in seen.ranks)  # then of later passes not all are known, and on each rank others
+    in_order = (
+        seen.over and not seen.ended_by_us and not is_long and all(rank.came_to_its_end and not rank.raised for rank in seen.ranks)
+    )
+    passes = [[one for one in rank.of(Backward) if one.step < ALL_WATCHED] for rank in seen.ranks]
     fewest = min(map(len, passes))
-    if max(map(len, passes)) - fewest > (0 if in_order else 1) or not fewest:
+    if not fewest or (max(map(len, passes)) - fewest > (0 if in_order else 1) and not is_long):
         return None
     # Ranks that run are not read at the same moment, and need not wait for each other: what each did before the same pass counts.
     until = [float("inf") if in_order else mine[fewest - 1].t for mine in passes]

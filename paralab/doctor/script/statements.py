@@ -19,6 +19,7 @@ from paralab.doctor.script.values import (
     Function,
     Generated,
     Loop,
+    Made,
     Object,
     Scope,
     Trying,
@@ -132,7 +133,11 @@ class Run(Calls):
         return True
 
     def _do_raise(self, node: ast.Raise, scope: Scope) -> bool:
-        self.leave(node, "raise", self.value(node.exc, scope) if node.exc else None)
+        raised = self.value(node.exc, scope) if node.exc else None
+        if isinstance(raised, Made) and raised.call.target == "builtins.SystemExit":
+            self.leave(node, "exit", next(iter(raised.call.args), None))
+        else:
+            self.leave(node, "raise", raised)
         return True
 
     def _do_break(self, node: ast.Break, scope: Scope) -> bool:
