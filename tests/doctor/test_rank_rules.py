@@ -250,3 +250,10 @@ def test_a_port_of_its_own_under_torchrun(agent, waits, expected):
     error = "DistNetworkError: The client socket has timed out after 5000ms" if waits else None
     observation = seen(*[[replace(meeting, error=error)]] * 2)
     assert [one for one in found(observation) if one[0] == "H18"] == expected
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("KeyError", ["H11"]), ("KeyboardInterrupt", [])])
+def test_who_stops_the_job_by_hand_has_no_exception_to_cure(kind, expected):
+    raised = Raised(type=kind, message="", stack=[["train.py", 3, "main"]])
+    observation = seen([wrap(), raised, End()], [wrap(), Backward(site=site(9)), End()])
+    assert [one[0] for one in found(observation) if one[0] == "H11"] == expected

@@ -1052,6 +1052,12 @@ for epoch in range(2):
         loss.backward()
         optimizer.step()
 """,
+    "an exit that is raised": """
+for epoch in range(3):
+    train_epoch(epoch)
+    if rank == 1:
+        raise SystemExit(0)  # finds H02
+""",
 }
 
 

@@ -1,0 +1,29 @@
+# ways: script, ranks
+"""Many short steps."""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+def main():
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    rank = dist.get_rank()
+    torch.manual_seed(1 + rank)
+    model = DDP(nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(130):
+        loss = model(torch.randn(8, 8)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        if rank == 0:
+            optimizer.step()  # finds S08
+
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
