@@ -80,9 +80,11 @@ class Destroy(Event):
 class Wrap(Event):
     """DDP(…) or DataParallel(…). `model`: its number, in the order of wrapping (None if wrapping raised). Lists are in the order of
     named_parameters(); `digest` is of the parameters before the wrapper has touched them (DDP copies those of rank 0 over them).
-    `seq`: the first and last number of the collectives it made in the default group. `ranks`: between which DDP reduces."""
+    `seq`: the first and last number of the collectives it made in the default group. `ranks`: between which DDP reduces; not what
+    is `ignored`, by its name."""
 
     ranks: list[int] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
     kind: str = "ddp"  # or "data_parallel"
     model: int | None = None
     model_class: str = ""

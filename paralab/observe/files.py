@@ -16,12 +16,12 @@ MOST_KEYS = 20
 
 
 def install(rank: Rank, models: Models) -> None:
-    def save(value: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+    def save(*args: Any, **kwargs: Any) -> dict[str, Any] | None:
         if is_inside(rank, "collective", "save"):  # objects that a collective packs
             return None
-        keys = _keys(value)
+        keys = _keys(argument(args, kwargs, 0, "obj"))
         return {
-            "path": _path(argument(args, kwargs, 0, "f")),
+            "path": _path(argument(args, kwargs, 1, "f")),
             "keys": keys[:MOST_KEYS],
             "prefixed": sum(key.startswith("module.") for key in keys),
             "count": len(keys),
@@ -33,15 +33,15 @@ def install(rank: Rank, models: Models) -> None:
         where = argument(args, kwargs, 1, "map_location")
         return {"path": _path(argument(args, kwargs, 0, "f")), "map_location": None if where is None else str(where)}
 
-    def load_state(module: nn.Module, state: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+    def load_state(module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
         if is_inside(rank, "load_state"):
             return None
         own = set(module.state_dict().keys())
-        given = set(state.keys())
+        given = set(argument(args, kwargs, 0, "state_dict", {}))
         return {
             "model_class": type(module).__name__,
             "model": models.numbers.get(id(module)),
-            "strict": bool(argument(args, kwargs, 0, "strict", True)),
+            "strict": bool(argument(args, kwargs, 1, "strict", True)),
             "matched": len(own & given),
             "missing": sorted(own - given)[:MOST_KEYS],
             "unexpected": sorted(given - own)[:MOST_KEYS],

@@ -40,8 +40,9 @@ def _concluded(rank: Rank, result: Any) -> dict[str, Any]:
 
 
 def _describe(rank: Rank, name: str) -> Any:
-    def describe(given: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
-        if is_inside(rank, "loss") or not isinstance(target, torch.Tensor):
+    def describe(*args: Any, **kwargs: Any) -> dict[str, Any] | None:
+        given, target = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "target")
+        if is_inside(rank, "loss") or not isinstance(given, torch.Tensor) or not isinstance(target, torch.Tensor):
             return None
         fields: dict[str, Any] = {
             "function": name,
@@ -51,7 +52,7 @@ def _describe(rank: Rank, name: str) -> Any:
             "grad": torch.is_grad_enabled(),
         }
         if name in ("cross_entropy", "nll_loss") and not target.is_floating_point():
-            ignored = argument(args, kwargs, 2, "ignore_index", -100)
+            ignored = argument(args, kwargs, 4, "ignore_index", -100)
             fields["ignore_index"] = ignored
             cheap = target.device.type == "cpu" and target.numel() <= MOST_COUNTED
             if rank.watched if cheap else is_sampled(rank.steps + 1):

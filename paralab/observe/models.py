@@ -26,6 +26,7 @@ from paralab.observe.wrapping import argument, forget_with, is_inside, wrap
 
 OPTIONS = ("find_unused_parameters", "static_graph", "broadcast_buffers", "forward_sync_buffers", "gradient_as_bucket_view")
 
+MOST_IGNORED = 1000  # names
 MOST_NODES = 2000  # of autograd's graph, that are looked at from a loss whose neighbours a collective has overwritten
 
 
@@ -86,6 +87,7 @@ class Models:
             ranks = dist.get_process_group_ranks(wrapper.process_group) if kind == "ddp" else []  # type: ignore[arg-type]
             return {
                 "ranks": ranks,
+                "ignored": sorted(getattr(wrapper, "parameters_to_ignore", ()))[:MOST_IGNORED],
                 "model": number,
                 "seq": spanned(rank_first(self.rank), sequence(), begun=True),
                 "options": options,

@@ -55,14 +55,15 @@ def cause(seen: Observation) -> Finding | None:
     if uneven := _unequal_steps(seen):
         return uneven
     for ranks in _replicas(seen):
-        common = list(_common_steps(ranks))
+        common = [steps for steps in _common_steps(ranks) if not _is_of_another_group(ranks, steps[0])]
+        ignored = {name for wrap in wraps(ranks[0]) for name in wrap.ignored}
         for steps in common if seen.settled else common[:-1]:  # what comes after the last step may explain it: an exception
             names = steps[0].names
-            gradients = differing([step.gradients or [] for step in steps])
+            gradients = [i for i in differing([step.gradients or [] for step in steps]) if names[i] not in ignored]
             if gradients:
                 apart = Apart(seen, ranks, steps, [names[i] for i in gradients])
                 return _explain_gradients(apart)
-            parameters = differing([step.parameters or [] for step in steps])
+            parameters = [i for i in differing([step.parameters or [] for step in steps]) if names[i] not in ignored]
             if parameters and _is_common(ranks[0], steps[0]):
                 return _explain_parameters(Apart(seen, ranks, steps, [names[i] for i in parameters]))
     return None
@@ -98,6 +99,12 @@ def _common_steps(ranks: list[RankSeen]) -> Iterator[list[Step]]:
         steps = [table[key] for table in tables if key in table]
         if len(steps) == len(ranks) and all(step.names == steps[0].names for step in steps):
             yield steps
+
+
+def _is_of_another_group(ranks: list[RankSeen], step: Step) -> bool:
+    """What it steps may be a model that DDP holds equal between other ranks, or on one alone."""
+    group = {rank.rank for rank in ranks}
+    return any(set(step.names) <= set(wrap.names) for wrap in wraps(ranks[0]) if wrap.ranks and set(wrap.ranks) != group)
 
 
 def _is_common(rank: RankSeen, step: Step) -> bool:
