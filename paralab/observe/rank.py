@@ -261,6 +261,8 @@ class Guarded:
         self.rank, self.note, self.in_light_steps = rank, note, in_light_steps
 
     def __call__(self, *args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # nothing of ours goes into what is compiled
         rank = self.rank
         if rank.on and (rank.watched or self.in_light_steps):
             began = time.perf_counter_ns()

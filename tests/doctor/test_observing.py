@@ -249,7 +249,7 @@ def test_a_warning_names_the_caller_of_torch_and_not_us(tmp_path, monkeypatch):
     assert shown == [(__file__, inspect.currentframe().f_lineno - 1)]
 
 
-def test_a_module_that_we_hang_on_can_be_saved_and_copied(tmp_path):
+def test_a_module_that_we_hang_on_can_be_saved_copied_and_compiled(tmp_path):
     """Once torch.save(model.module) failed under observation. What it writes is loaded where there is no paralab."""
     import copy
 
@@ -268,6 +268,8 @@ def test_a_module_that_we_hang_on_can_be_saved_and_copied(tmp_path):
     assert len(called) == 1
     copy.deepcopy(module)(given)
     assert len(called) == 2
+    torch.compile(module, backend="eager", fullgraph=True)(given)
+    assert len(called) == 2, "nothing of ours is compiled"
 
 
 def test_what_was_written_is_there_at_once_and_room_grows(tmp_path):
