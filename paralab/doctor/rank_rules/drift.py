@@ -16,8 +16,8 @@ from paralab.doctor.rank_rules.semantics import changed_graph, unused
 from paralab.doctor.rules import in_ranks
 from paralab.doctor.windows import Window, windows
 
-# Calls in which no rank, or one alone, has anything to give.
 ALL_WATCHED = 64  # steps, from the first on, of which everything is known
+# Calls in which no rank, or one alone, has anything to give.
 TAKEN = {"broadcast", "broadcast_object_list", "scatter", "scatter_object_list", "barrier", "monitored_barrier"} | {
     "send", "recv", "isend", "irecv", "send_object_list", "recv_object_list", "batch_isend_irecv",
 }  # fmt: skip
