@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paralab.analyse.parity import failed_case, judge
+from paralab.analyse.parity import failed_case, judge, with_excuse
 from paralab.errors import RunFailed
 from paralab.jobs import Job
 from paralab.machine.host import Machine, threads_asked
 from paralab.plan.plan import Plan
-from paralab.plan.request import Request
+from paralab.plan.request import Request, on_one_device
 from paralab.plan.resolve import resolve
 from paralab.record.folder import RunFolder
 from paralab.record.reader import read_events
 from paralab.training import probe_once, record_plan
 from paralab.workload.summary import Summary
+
+
+@dataclass(frozen=True)
+class Proof:
+    """`job` proves; `asked` trains as asked, where that differs for a known reason. `plan` is that of the request."""
+
+    plan: Plan
+    job: int
+    asked: int | None
+    split_problem: str | None
+
+    @property
+    def jobs(self) -> list[int]:
+        return [self.job] if self.asked is None else [self.job, self.asked]
 
 
 class Beside:
@@ -24,16 +39,36 @@ class Beside:
     def __init__(self, folder: Path, private: Path) -> None:
         self.folder, self.private = folder, private
         self.jobs: list[Job] = []
-        self.references: dict[Request, str] = {}
+        self.references: dict[tuple[Request, tuple[str, ...]], str] = {}
 
-    def add(self, name: str, plan: Plan, single: Request, machine: Machine, summary: Summary) -> int:
-        """Prove this plan against the same training on one device; returns the number of its job."""
-        if single not in self.references:
-            self.references[single] = str(self.private / f"reference{len(self.references)}.pt")
-            reference = resolve(single, machine, summary, probe_once, threads_asked())
-            extras = {"save_reference": self.references[single]}
+    def add(self, name: str, request: Request, machine: Machine, summary: Summary) -> Proof:
+        """Compare this configuration with the same training on one device.
+
+        Where the two may differ for a known reason (`Plan.differences`), the proof runs in fp64 with those reasons removed
+        (`paralab.workload.control`), and a second pair of runs, as requested, measures the difference they make."""
+        summary = replace(summary, dropout=False)  # switched off on both sides: a mistake could hide behind it
+        still = replace(summary, random=False, state=(), batch_norms=0)
+        exact = replace(request, precision="fp64", loss_scale=None, no_scaler=None)
+        plan = self._plan(request, machine, summary)
+        if not plan.differences:
+            return Proof(plan, self._pair(name, request, machine, summary, ()), None, summary.split_problem)
+        proof = self._pair(name, exact, machine, still, summary.controls)
+        return Proof(plan, proof, self._pair(f"{name}-as-asked", request, machine, summary, ()), summary.split_problem)
+
+    def _pair(self, name: str, request: Request, machine: Machine, summary: Summary, control: tuple[str, ...]) -> int:
+        """The number of the job that trains this request, behind that of its reference."""
+        plan = self._plan(request, machine, summary, control)
+        single = replace(on_one_device(request, plan.batch_size), loss_scale=plan.loss_scale)
+        key = single, control
+        if key not in self.references:
+            self.references[key] = str(self.private / f"reference{len(self.references)}.pt")
+            extras = {"save_reference": self.references[key]}
+            reference = self._plan(single, machine, summary, control)
             self._append(f"reference{len(self.references)}", reference, extras, machine, summary)
-        return self._append(name, plan, {"compare_with": self.references[single]}, machine, summary)
+        return self._append(name, plan, {"compare_with": self.references[key]}, machine, summary)
+
+    def _plan(self, request: Request, machine: Machine, summary: Summary, control: tuple[str, ...] = ()) -> Plan:
+        return replace(resolve(request, machine, summary, probe_once, threads_asked()), control=control)
 
     def _append(self, name: str, plan: Plan, extras: dict[str, str], machine: Machine, summary: Summary) -> int:
         job = Job(plan, RunFolder.create(self.folder / name, ""), extras)
@@ -44,9 +79,14 @@ class Beside:
     def is_reference(self, number: int) -> bool:
         return "save_reference" in self.jobs[number].extras
 
-    def verdict(self, number: int, failed: dict[int, RunFailed]) -> dict[str, Any]:
+    def verdict(self, proof: Proof, failed: dict[int, RunFailed]) -> dict[str, Any]:
+        judged = self._judged(proof.job, failed, proof.split_problem) | {"control": list(self.jobs[proof.job].plan.control)}
+        asked = None if proof.asked is None else self._judged(proof.asked, failed)
+        return with_excuse(judged, proof.plan.to_json(), asked)
+
+    def _judged(self, number: int, failed: dict[int, RunFailed], split_problem: str | None = None) -> dict[str, Any]:
         plan, folder = self.jobs[number].plan.to_json(), self.jobs[number].folder.path
         if number in failed:
             return failed_case(plan, failed[number].problem)
         found = [event for events in read_events(folder).values() for event in events if event["event"] == "parity"]
-        return judge(plan, found)
+        return judge(plan, found, split_problem)

@@ -122,17 +122,22 @@ def plan(strategy: str, as_json: bool, **options: Any) -> None:
 @click.argument("strategy", metavar="|".join([*STRATEGIES, "all"]))
 @request_options
 @OUT
-def verify(strategy: str, as_json: bool, out: Path | None, **options: Any) -> None:
-    """Prove that a STRATEGY trains like one device: losses, gradients and every parameter.
+@click.option("--step-deadline", metavar="SECONDS", type=float, help="Stop a case whose step takes longer. [default: 120]")
+def verify(strategy: str, as_json: bool, out: Path | None, step_deadline: float | None, **options: Any) -> None:
+    """Prove that a STRATEGY trains like one device: losses, gradients, every parameter and every buffer.
 
     Options that are given hold for every case; the others are varied: accumulation 1 and 4, even and uneven splits, a whole and a
-    partial last batch. In fp64 unless --precision says otherwise. Exit code 0 only if every case that should be equal is.
+    partial last batch. Four steps each, or --steps. In fp64 unless --precision says otherwise.
+
+    What may differ for a good reason (BatchNorm, random numbers, low precision, a forward that counts its calls) is held still for
+    the proof, and the difference it makes is shown beside it. Exit code 0 only if every case was proved equal.
     """
     from paralab import proof
     from paralab.show.verify import print_proof
 
     given = {name: value for name, value in written(options).items() if name != "workload"}
     say = (lambda line: None) if as_json else lambda line: click.echo(line, err=True)
+    given |= {} if step_deadline is None else {"step_deadline": step_deadline}
     result = proof.verify(strategy, [options["workload"]] if options["workload"] else [], out=out, say=say, **given)
     if as_json:
         click.echo(json.dumps(result))

@@ -26,6 +26,9 @@ REQUEST_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--bucket-view", is_flag=True, default=None, help="DDP's gradient_as_bucket_view (ddp, hybrid)."),
     click.option("--static-graph", is_flag=True, default=None, help="DDP's static_graph (ddp)."),
     click.option(
+        "--find-unused", is_flag=True, default=None, help="DDP's find_unused_parameters (ddp). [default: if a trial finds any]"
+    ),
+    click.option(
         "--sync-every-pass", is_flag=True, default=None, help="Synchronise in every pass, to see what it costs (ddp, fsdp)."
     ),
     click.option("--steps", type=int, help="Optimiser steps. [default: 20, or what --epochs gives; in comparisons 10 a round]"),

@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paralab.beside import Beside
+from paralab.beside import Beside, Proof
 from paralab.errors import UsageError
 from paralab.jobs import Job, train_all
 from paralab.machine.host import Machine, threads_asked
 from paralab.plan.plan import Plan
-from paralab.plan.request import APPLIES, Request, on_one_device, options_of
+from paralab.plan.request import APPLIES, Request, options_of
 from paralab.plan.resolve import needs_layers, resolve
 from paralab.plan.sharding import needs_units
 from paralab.record.folder import RunFolder
@@ -70,7 +70,7 @@ def described(request: Request) -> str:
         words.append(f"accumulate {request.accumulate}")
     words += [request.precision] if request.precision and request.precision != "fp32" else []
     words += [f"bucket {request.bucket_mb:g} MB"] if request.bucket_mb else []
-    for option in ("bucket_view", "static_graph", "sync_every_pass", "no_scaler"):
+    for option in ("bucket_view", "static_graph", "find_unused", "sync_every_pass", "no_scaler"):
         words += [option.replace("_", " ")] if getattr(request, option) else []
     words += ["same device"] if request.placement == "same" else []
     return " · ".join(words)
@@ -164,7 +164,7 @@ def measure(
             failed, interrupted = {}, True
         for number, item in enumerate(cases):
             proof = proofs.get(_structure(item))
-            known = proof is not None and (proof in failed or jobs[proof].done)
+            known = proof is not None and all(job in failed or jobs[job].done for job in proof.jobs)
             entries[number]["parity"] = beside.verdict(proof, failed) if proof is not None and known else None
     # Only whole rounds are compared: those that every set-up has come through that did not fail.
     gone = {number for place, (number, _) in timed.items() if place in failed}
@@ -214,14 +214,12 @@ def _structure(item: Resolved) -> Request:
     return replace(item.case.request, precision="fp64", loss_scale=None, no_scaler=None, steps=PROOF_STEPS, epochs=None)
 
 
-def _prove(beside: Beside, cases: Sequence[Resolved]) -> dict[Request, int]:
-    """A proof for every structure; the number of its job. In fp32 and bf16 the same set-up has the same proof."""
-    proofs: dict[Request, int] = {}
+def _prove(beside: Beside, cases: Sequence[Resolved]) -> dict[Request, Proof]:
+    """A proof for every structure. In fp32 and bf16 the same set-up has the same proof."""
+    proofs: dict[Request, Proof] = {}
     for item in cases:
         request = _structure(item)
         if request not in proofs:
-            summary = replace(item.summary, dropout=False)  # switched off on both sides: a mistake could hide behind it
-            plan = resolve(request, item.machine, summary, probe_once, threads_asked())
             name = f"{len(proofs):02d}_{slug(described(request))}"
-            proofs[request] = beside.add(name, plan, on_one_device(request, plan.batch_size), item.machine, summary)
+            proofs[request] = beside.add(name, request, item.machine, item.summary)
     return proofs

@@ -16,7 +16,7 @@ from paralab.analyse.hang import who_hung
 from paralab.analyse.recording import Recording
 from paralab.errors import RunFailed
 from paralab.launch.local import Ending, launch
-from paralab.launch.watchdog import Late
+from paralab.launch.watchdog import Deadlines, Late
 from paralab.plan.plan import Plan
 from paralab.plan.schedules import UNCUT
 from paralab.record.checkpoints import Keeping
@@ -59,7 +59,11 @@ class Job:
 
 
 def train_all(
-    folder: RunFolder, jobs: list[Job], on_poll: Callable[[], None] = lambda: None, origin_seconds: float | None = None
+    folder: RunFolder,
+    jobs: list[Job],
+    on_poll: Callable[[], None] = lambda: None,
+    origin_seconds: float | None = None,
+    patience: Deadlines | None = None,
 ) -> dict[int, RunFailed]:
     """Run the jobs; return the errors of those that failed, by their number. The logs of the ranks are in `folder`."""
     failed: dict[int, RunFailed] = {}
@@ -70,7 +74,7 @@ def train_all(
         origin = time.perf_counter() if origin_seconds is None else origin_seconds
         late = [None if (given := deadlines[number]) is None else begin + given - origin for number in left]
         specs = [jobs[number].spec(until) for number, until in zip(left, late, strict=True)]
-        ending = launch(folder, specs, origin, on_poll)
+        ending = launch(folder, specs, origin, on_poll, patience)
         undone = [number for number in left if not jobs[number].done]
         if not ending.failed and not any(jobs[number].begun for number in undone):
             break  # all are done, or the deadline came first

@@ -1,7 +1,9 @@
 """Parallel equals serial, proved on the user's model: what `paralab verify` and `paralab.verify` share.
 
-Every case trains a few steps under the strategy and is compared with one reference: the same samples, from the same weights, on a
-single device. All cases share one launch.
+Every case trains a few steps under the strategy and is compared with one reference: the same samples, from the same
+weights, on a single device. Where the two may differ for a good reason (BatchNorm, random numbers, low precision, a
+stateful forward), the proof removes the reason on both sides, and the difference it makes is reported separately. All
+cases share one launch.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from paralab.beside import Beside
 from paralab.errors import UsageError, unknown
 from paralab.jobs import train_all
 from paralab.launch.inspect import look_at
+from paralab.launch.watchdog import Deadlines
 from paralab.machine.host import Machine, threads_asked
-from paralab.plan.batches import global_batches
+from paralab.plan.batches import global_batches, shares
 from paralab.plan.plan import Plan
-from paralab.plan.request import APPLIES, STRATEGIES, Request, check, on_one_device, only_applicable
+from paralab.plan.request import APPLIES, STRATEGIES, Request, check, only_applicable
 from paralab.plan.resolve import resolve
 from paralab.plan.schedules import SCHEDULES, WITHOUT
 from paralab.plan.sharding import needs_units
@@ -32,6 +35,7 @@ from paralab.workload.summary import Summary
 
 DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # fixed batches, and varying numbers of tokens
 DEFAULT_STEPS = 4
+STEP_DEADLINE = 120.0  # seconds: a step of a proof that takes longer hangs
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,15 @@ class Case:
 class Ready:
     case: Case
     plan: Plan
-    reference: Request
 
 
 def verify(
-    strategy: str, workloads: Sequence[str], out: Path | None = None, say: Callable[[str], None] = lambda line: None, **options: Any
+    strategy: str,
+    workloads: Sequence[str],
+    out: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    step_deadline: float = STEP_DEADLINE,
+    **options: Any,
 ) -> dict[str, Any]:
     """Prove that a strategy (or `all`) trains like one device. Options given hold for every case; the others are varied."""
     refuse_inside()
@@ -62,13 +70,11 @@ def verify(
     ready: list[Ready] = []
     skipped: list[dict[str, Any]] = []
     refused: UsageError | None = None
-    looked: list[Summary] = []
     seen: list[tuple[Machine, Summary]] = []
     for reference in map(check_reference, workloads):
         wants_layers = any(name in APPLIES["stages"] for name in names)
-        machine, summary = look_at(reference, options.get("device", "auto"), wants_layers, None, 1, any(map(needs_units, names)))
-        looked.append(summary)
-        summary = replace(summary, dropout=False)  # the ranks switch it off: a mistake could hide behind it
+        units = any(map(needs_units, names))
+        machine, summary = look_at(reference, options.get("device", "auto"), wants_layers, None, 1, units, proof=True)
         seen.append((machine, summary))
         for case in _cases(names, Request(strategy="single", workload=reference, **options), summary, pinned=strategy != "all"):
             try:
@@ -77,7 +83,7 @@ def verify(
                 refused = refused or error
                 skipped.append({"strategy": case.request.strategy, "options": case.options, "reason": error.problem})
                 continue
-            ready.append(Ready(case, plan, replace(on_one_device(case.request, plan.batch_size), loss_scale=plan.loss_scale)))
+            ready.append(Ready(case, plan))
     if not ready:
         assert refused is not None
         raise refused
@@ -85,10 +91,11 @@ def verify(
     folder.write_manifest(
         kind="verify",
         machine=asdict(seen[0][0]),
-        workload=[asdict(summary) for summary in looked],
+        workload=[asdict(summary) for _, summary in seen],
         cases=[{"options": r.case.options, "plan": r.plan.to_json()} for r in ready],
     )
-    cases = _train(folder, ready, dict(zip(map(check_reference, workloads), seen, strict=True)), say)
+    deadlines = Deadlines(step=step_deadline)
+    cases = _train(folder, ready, dict(zip(map(check_reference, workloads), seen, strict=True)), say, deadlines)
     if strategy == "all":  # a model that can be staged only inside one process is no mistake of the strategies
         uncut = [case for case in cases if case["options"].get("schedule") and WITHOUT in (case["cause"] or "")]
         skipped += [{key: case[key] for key in ("strategy", "options")} | {"reason": case["cause"]} for case in uncut]
@@ -97,10 +104,12 @@ def verify(
         "strategy": strategy,
         "workloads": [summary.name for _, summary in seen],
         "precision": ready[0].plan.precision,
-        "passed": all(case["equal"] or case["legitimate"] for case in cases),
+        "passed": all(case["equal"] for case in cases),
+        "steps": max(case["steps"] for case in cases),
         "cases": cases,
         "skipped": skipped,
-        "dropout": "switched off on both sides" if any(summary.dropout for summary in looked) else "none",
+        "dropout": "switched off on both sides" if any(summary.dropout for _, summary in seen) else "none",
+        "state": {summary.name: list(summary.state) for _, summary in seen if summary.state},
         "seconds": round(time.perf_counter() - started, 3),
         "run_folder": str(folder.path),
     }
@@ -114,9 +123,10 @@ def _cases(names: list[str], base: Request, summary: Summary, pinned: bool) -> I
     for name in names:
         if pinned:
             check(replace(base, strategy=name))
-        passes, lengths = [base.accumulate] if base.accumulate else [1, 4], _lengths(base, summary, batch)
-        for accumulate in passes:
-            for split in _splits(name, base, pinned):
+        lengths = _lengths(base, summary, batch)
+        for split in _splits(name, base, pinned):
+            passes = [base.accumulate] if base.accumulate else _passes(name, batch, split)
+            for accumulate in passes:
                 for samples in lengths:
                     # The schedules of a pipeline over processes are told apart by their order: the hardest case of each is enough.
                     if not pinned and "schedule" in split and (accumulate, samples) != (passes[-1], lengths[-1]):
@@ -127,6 +137,13 @@ def _cases(names: list[str], base: Request, summary: Summary, pinned: bool) -> I
                     asked = only_applicable(asked)
                     sizes = {b.size for b in global_batches(batch, samples or summary.samples, steps, base.epochs)}
                     yield Case(asked, _named(asked, batch, sizes != {batch}, summary))
+
+
+def _passes(name: str, batch: int, split: dict[str, Any]) -> list[int]:
+    """One pass per step, and four, or as many as the batch has samples for."""
+    replicas, micro_batches = split.get("replicas", 1), split.get("micro_batches", 1)
+    most = batch // replicas if name == "dp" else min(shares(batch, replicas)) // micro_batches
+    return [1, min(4, most)] if most > 1 else [1]
 
 
 def _splits(name: str, base: Request, pinned: bool) -> list[dict[str, Any]]:
@@ -168,26 +185,30 @@ def _named(request: Request, batch: int, partial: bool, summary: Summary) -> dic
 
 
 def _train(
-    folder: RunFolder, ready: list[Ready], seen: dict[str, tuple[Machine, Summary]], say: Callable[[str], None]
+    folder: RunFolder,
+    ready: list[Ready],
+    seen: dict[str, tuple[Machine, Summary]],
+    say: Callable[[str], None],
+    deadlines: Deadlines,
 ) -> list[dict[str, Any]]:
     """Run the references and all cases; judge each."""
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         beside = Beside(folder.path, Path(private))
         # A model that cannot be cut into processes fails and ends all ranks, which are started anew for what is left: this is last.
         order = sorted(range(len(ready)), key=lambda place: ready[place].plan.schedule is not None)
-        numbers = {
-            place: beside.add(f"case{place}", item.plan, item.reference, *seen[item.reference.workload])
+        proofs = {
+            place: beside.add(f"case{place}", item.case.request, *seen[item.case.request.workload])
             for place, item in ((place, ready[place]) for place in order)
         }
         ranks = max(job.plan.world_size for job in beside.jobs)
         references = plural(len(beside.references), "reference")
         say(f"{references} and {plural(len(ready), 'case')} on up to {plural(ranks, 'rank')}")
-        failed = train_all(folder, beside.jobs)
+        failed = train_all(folder, beside.jobs, patience=deadlines)
     for number, error in failed.items():
         if beside.is_reference(number):
             raise error
     return [
         {"strategy": item.plan.strategy, "options": item.case.options, "arithmetic": item.plan.arithmetic}
-        | beside.verdict(numbers[place], failed)
+        | beside.verdict(proofs[place], failed)
         for place, item in enumerate(ready)
     ]

@@ -77,6 +77,15 @@ class Survival:
                 cure="--resume to go on with the last one, or another folder",
             )
 
+    def cuts(self, strategy: str) -> list[str]:
+        """Where the stages begin in the checkpoint to resume from. Timings would choose anew, and maybe differently, and then the
+        random numbers of the stages no longer match those of the interrupted run."""
+        if not self.resume or self.directory is None or not self.directory.is_dir():
+            return []
+        whole = [checkpoint for checkpoint in checkpoints(self.directory) if not checkpoint.problem]
+        topology = whole[-1].manifest.get("topology", {}) if whole else {}
+        return topology.get("cuts") or [] if topology.get("strategy") == strategy else []
+
     @contextmanager
     def holding(self) -> Iterator[None]:
         """Nobody else writes to the folder meanwhile. The lock ends with this process, however that ends."""

@@ -59,8 +59,9 @@ class Team(Protocol):
     ) -> tuple[RunFailed | None, bool]: ...
 
 
-def make_plan(request: Request, places: Sequence[Place] = ()) -> tuple[Plan, Machine, Summary]:
-    """Resolve a request; nothing is started but the child process that looks. `places`: where the ranks already are."""
+def make_plan(request: Request, places: Sequence[Place] = (), cuts: Sequence[str] = ()) -> tuple[Plan, Machine, Summary]:
+    """Resolve a request; nothing is started but the child process that looks. `places`: where the ranks already are. `cuts`: where
+    the stages of the checkpoint begin from which the run resumes."""
     if not places:
         refuse_inside()
     check(request)
@@ -73,7 +74,7 @@ def make_plan(request: Request, places: Sequence[Place] = ()) -> tuple[Plan, Mac
         _one_device_threads(request),
         needs_units(request.strategy),
     )
-    return resolve(request, machine, summary, probe_once, threads_asked(), places), machine, summary
+    return resolve(request, machine, summary, probe_once, threads_asked(), places, cuts), machine, summary
 
 
 def refuse_inside() -> None:
@@ -127,7 +128,7 @@ def run(
             raise UsageError(f"--tensorboard {tensorboard} cannot be made: {error.strerror}.", cure="another folder") from error
     survival = survival or Survival()
     survival.check()
-    plan, machine, summary = make_plan(request, team.places if team else ())
+    plan, machine, summary = make_plan(request, team.places if team else (), survival.cuts(request.strategy))
     folder = RunFolder.create(out, f"{plan.strategy}_{slug(summary.name)}")
     record_plan(folder, plan, machine, summary)
     extras = {"save_weights": folder.weights_path, "profile": folder.profile_path}

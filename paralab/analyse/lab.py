@@ -10,6 +10,7 @@ from typing import Any
 from paralab.analyse import pictures
 from paralab.analyse.blocks import Block, Section
 from paralab.analyse.observed import observed
+from paralab.analyse.parity import aside
 from paralab.analyse.recording import Recording
 from paralab.analyse.uncertainty import Ratio, speed_up
 from paralab.analyse.verdict import largest_memory
@@ -113,9 +114,10 @@ def same_training(row: Row) -> str:
     proof = row["parity"]
     if not proof:
         return "not proved"
-    if proof["equal"]:
-        return f"equal to one device (largest difference of a parameter {proof['max_difference']:.1e}, in fp64)"
-    return f"not equal to one device{', as expected' if proof['legitimate'] else ''}: {proof['cause']}"
+    if not proof["equal"]:
+        return f"not equal to one device: {proof['cause']}"
+    apart = f", apart from {reason}" if (reason := aside(proof)) else ""
+    return f"equal to one device{apart} (largest difference of a parameter {proof['max_difference']:.1e}, in fp64)"
 
 
 def drawn_split(row: Row) -> list[Block]:

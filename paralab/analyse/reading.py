@@ -11,6 +11,7 @@ from typing import Any
 from paralab.analyse import practical, scaling, tuned
 from paralab.analyse.blocks import Cell, Document, Finding, Section, Table
 from paralab.analyse.comparison import comparison_of, comparison_of_runs, read_manifest
+from paralab.analyse.proof import headline, left_out, size_of, verdict_of
 from paralab.analyse.report import report
 from paralab.analyse.verdict import verdict
 from paralab.errors import UsageError
@@ -55,17 +56,19 @@ def _verify(folder: Path) -> Document:
         raise UsageError(f"The proof in {folder} did not come to its end: {error}.", cure="paralab verify again") from error
     rows = []
     for case in proof["cases"]:
-        verdict = "equal" if case["equal"] else "differs, as expected" if case["legitimate"] else "WRONG"
-        difference = case["max_difference"]
+        difference, excused = case["max_difference"], case.get("excused")
         cells = (case["options"]["workload"], case["strategy"], case["arithmetic"])
-        told = Cell("unknown" if difference is None else f"{difference:.1e}", difference)
+        told = [Cell(size_of(value), value) for value in (difference, excused and excused["max_difference"])]
         words = [Cell(text, text) for text in cells]
-        rows.append((*words, told, Cell(verdict, case["equal"]), Cell(case["cause"] or "–", case["cause"])))
+        why = case["cause"] or "; ".join(excused["reasons"] if excused else []) or "–"
+        rows.append((*words, told[0], Cell(verdict_of(case), case["equal"]), told[1], Cell(why, why)))
+    text = headline(proof)
+    table = Table("", ("workload", "strategy", "batch", "difference", "verdict", "as asked", "why"), tuple(rows))
     equal = sum(case["equal"] for case in proof["cases"])
-    text = f"{equal} of {len(rows)} cases train like one device ({proof['precision']})."
-    table = Table("", ("workload", "strategy", "batch", "difference", "verdict", "cause"), tuple(rows))
-    findings = (Finding("same", text, {"equal": equal, "of": len(rows)}),)
-    return Document("Proof: parallel equals serial", ", ".join(proof["workloads"]), findings, (Section("Cases", (table,)),))
+    findings = (Finding("same", text, {"equal": equal, "of": len(rows), "skipped": len(proof["skipped"])}),)
+    left = Table("", ("strategy", "cases", "why"), tuple(tuple(Cell(str(v), v) for v in row) for row in left_out(proof)))
+    sections = (Section("Cases", (table,)), *([Section("Not run", (left,))] if proof["skipped"] else []))
+    return Document("Proof: parallel equals serial", ", ".join(proof["workloads"]), findings, sections)
 
 
 def _slurm(folder: Path) -> Document:

@@ -11,6 +11,7 @@ from typing import Any
 from paralab.analyse import pictures
 from paralab.analyse.blocks import Bar, Bars, Block, Cell, Distribution, Document, Group, Section, Table
 from paralab.analyse.metrics import RULE
+from paralab.analyse.parity import aside
 from paralab.analyse.recording import Recording
 from paralab.analyse.verdict import is_same_training, largest_memory, verdict
 from paralab.analyse.wording import collectives
@@ -123,12 +124,14 @@ def _row(row: Row) -> tuple[Cell, ...]:
 
 
 def same_training(row: Row) -> str:
-    """`equal`; `equal, loss ±2e-05` (equal in fp64; so far did bf16 move the loss); `differs, as expected`; `NO`."""
+    """`equal`; `equal, loss ±2e-05` (equal in fp64; so far did bf16 move the loss); `equal apart from BatchNorm`; `NO`."""
     parity = row["parity"]
     if parity is None:
         return "not checked"
     if not parity["equal"]:
-        return "differs, as expected" if parity["legitimate"] else "NO"
+        return "NO"
+    if reason := aside(parity):
+        return f"equal apart from {reason}"
     moved = row["loss_difference"]
     if row["not_finite_losses"]:
         return f"equal, but {row['not_finite_losses']} losses not finite"

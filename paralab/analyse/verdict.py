@@ -8,6 +8,7 @@ from typing import Any
 from paralab.analyse.blocks import Finding
 from paralab.analyse.lost import losses_of, perfect_seconds
 from paralab.analyse.metrics import RULE
+from paralab.analyse.parity import aside
 from paralab.analyse.uncertainty import speed_up
 from paralab.analyse.wording import collectives
 from paralab.units import plural, seconds, size
@@ -40,9 +41,9 @@ def verdict(comparison: dict[str, Any]) -> tuple[Finding, ...]:
 
 
 def is_same_training(row: Row) -> bool | None:
-    """True: proved equal, or different for a known reason. False: another training. None: not checked."""
+    """True: proved equal. False: another training. None: not checked."""
     parity = row.get("parity")
-    return None if parity is None else bool(parity["equal"] or parity["legitimate"])
+    return None if parity is None else bool(parity["equal"])
 
 
 def times_as_fast(ratio: dict[str, Any]) -> str:
@@ -193,13 +194,14 @@ def _same(rows: list[Row]) -> list[Finding]:
     if not checked:
         return [Finding("same", "Whether these trainings are the same was not checked.", {})]
     equal = [row for row in checked if row["parity"]["equal"]]
-    known = [row for row in checked if not row["parity"]["equal"] and row["parity"]["legitimate"]]
-    wrong = [row for row in checked if not row["parity"]["equal"] and not row["parity"]["legitimate"]]
+    known = [row for row in equal if aside(row["parity"])]
+    wrong = [row for row in checked if not row["parity"]["equal"]]
     tolerance = checked[0]["parity"]["tolerance"]
     largest = max((row["parity"]["max_difference"] or 0.0 for row in equal), default=0.0)
     text = f"{len(equal)} of {len(checked)} set-ups train like one device (fp64, largest difference of a parameter {largest:.1e})."
     if known:
-        text += f" {len(known)} differ for a known reason: {known[0]['parity']['cause']}."
+        reasons = "; ".join(known[0]["parity"]["excused"]["reasons"])
+        text += f" For {len(known)} of them the proof held fixed what differs for a known reason: {reasons}."
     evidence = {"equal": len(equal), "of": len(checked), "tolerance": tolerance, "max_difference": largest}
     found = [Finding("same", text, evidence)]
     for row in wrong:

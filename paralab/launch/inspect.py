@@ -24,11 +24,17 @@ def look_at_machine() -> Machine:
 
 
 def look_at(
-    workload: str, device: str, layers: bool, samples: int | None, threads: int | None, units: bool = False
+    workload: str,
+    device: str,
+    layers: bool,
+    samples: int | None,
+    threads: int | None,
+    units: bool = False,
+    proof: bool = False,
 ) -> tuple[Machine, Summary]:
-    """The machine and the workload in plain numbers; a user's mistake in their file is raised as a UsageError."""
-    question = {"workload": workload, "device": device, "layers": layers, "samples": samples, "threads": threads, "units": units}
-    answer = _ask(question)
+    """The machine and the workload in plain numbers; a user's mistake in their file is raised as a UsageError. `proof`: also ask
+    whether a batch can be split at all."""
+    answer = _ask(dict(workload=workload, device=device, layers=layers, samples=samples, threads=threads, units=units, proof=proof))
     return _machine(answer["machine"]), _summary(answer["summary"])
 
 
@@ -70,4 +76,5 @@ def _machine(data: dict[str, Any]) -> Machine:
 def _summary(data: dict[str, Any]) -> Summary:
     layers = tuple(Layer(**{**layer, "modules": tuple(layer["modules"])}) for layer in data["layers"])
     units = tuple(Unit(**unit) for unit in data["units"])
-    return Summary(**{**data, "layers": layers, "unused": tuple(data["unused"]), "units": units, "scalars": tuple(data["scalars"])})
+    names = {name: tuple(data[name]) for name in ("unused", "sparse", "state", "sometimes", "scalars")}
+    return Summary(**{**data, **names, "layers": layers, "units": units})

@@ -88,6 +88,8 @@ class Plan:
     schedule: str | None = None  # a process per stage, in this order; None: the stages of a replica share a process
     chunks: int = 1  # parts of the model per stage; part i is on stage i mod stages
     optimizer_bytes_per_byte: float | None = None  # the optimiser's state per byte of parameters
+    draws: bool = False  # the forward draws random numbers
+    control: tuple[str, ...] = ()  # of a proof: what is held still, so that nothing but the strategy can make a difference
 
     @property
     def world_size(self) -> int:
@@ -142,5 +144,6 @@ class Plan:
                 "remarks": tuple(data["remarks"]),
                 "differences": tuple(data["differences"]),
                 "shard_units": tuple(data.get("shard_units", ())),
+                "control": tuple(data.get("control", ())),
             }
         )

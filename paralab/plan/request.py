@@ -36,6 +36,7 @@ APPLIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "bucket_mb": ("ddp", "hybrid"),
         "bucket_view": ("ddp", "hybrid"),
         "static_graph": ("ddp",),
+        "find_unused": ("ddp",),
         "sync_every_pass": ("ddp", "fsdp"),
         "placement": ("mp", "pipeline", "hybrid"),
     }
@@ -57,6 +58,7 @@ class Request:
     bucket_mb: float | None = None
     bucket_view: bool | None = None
     static_graph: bool | None = None
+    find_unused: bool | None = None
     sync_every_pass: bool | None = None
     steps: int | None = None
     epochs: int | None = None

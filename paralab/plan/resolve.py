@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 
 from paralab.errors import UsageError
 from paralab.machine.host import Machine
@@ -15,7 +16,7 @@ from paralab.plan.request import APPLIES, Request, check
 from paralab.plan.schedules import PARTS_PER_RANK, ideal_bubble
 from paralab.plan.shape import Choose, Shape, arithmetic, shape_of
 from paralab.plan.sharding import shard_units
-from paralab.plan.stages import split_by_time
+from paralab.plan.stages import balance
 from paralab.units import plural, seconds, size
 from paralab.workload.summary import Summary
 
@@ -35,9 +36,15 @@ def resolve(
     probe: Callable[[str], Probe],
     threads_asked: int | None = None,
     places: Sequence[Place] = (),
+    cuts: Sequence[str] = (),
 ) -> Plan:
-    """The complete plan, or the UsageError that says what to write instead. `places`: where launched ranks already are."""
+    """The complete plan, or the UsageError that says what to write instead.
+
+    places   where the ranks already are, if something else launched them
+    cuts     where the stages begin in the checkpoint that the run resumes from
+    """
     check(request)
+    _require_supported(request, summary)
     request = _with_launched(request, places)
     reasons: list[Reason] = []
 
@@ -84,15 +91,44 @@ def resolve(
         schedule=request.schedule,
         chunks=chunks,
         optimizer_bytes_per_byte=summary.optimizer_bytes_per_byte,
+        draws=summary.dropout or summary.random,
         ranks=ranks,
         shard_units=shard_units(strategy, machine, summary, reasons),
-        stage_parts=_stages(request, shape.stages, chunks, summary, reasons),
+        stage_parts=_stages(request, shape.stages, chunks, summary, reasons, cuts),
         arithmetic=arithmetic(shape, ranks),
         environment=environment,
         reasons=tuple(reasons),
         remarks=_remarks(strategy, machine, device, devices, threads, placement, cells, places),
         differences=_differences(summary, precision, shape, ranks, moved=device == "cuda" and len(devices) > 1),
     )
+
+
+def _require_supported(request: Request, summary: Summary) -> None:
+    """Refuse what this strategy would train wrongly, or not at all."""
+    strategy = request.strategy
+    if summary.sparse and strategy not in ("single", "ddp"):
+        raise UsageError(
+            f"The gradient of {summary.sparse[0]!r} in {summary.name} is sparse, and only single and ddp train with sparse "
+            "gradients.",
+            cure="nn.Embedding(…, sparse=False), or ddp",
+        )
+    if summary.scalar_output and strategy == "dp":
+        raise UsageError(
+            f"dp: the model of {summary.name} returns a scalar (such as a loss it computes itself), and DataParallel would return "
+            "one per replica.",
+            cure="return one value per sample and compute the loss in `loss`, or use ddp",
+        )
+    if summary.whole_tensors and strategy == "fsdp":
+        raise UsageError(
+            f"fsdp: {summary.optimizer} needs whole parameters, but each rank holds only a shard of each.",
+            cure="an elementwise optimizer such as AdamW or SGD, or use ddp",
+        )
+    if summary.whole_model and request.schedule:
+        raise UsageError(
+            f"--schedule {request.schedule}: {summary.optimizer} needs all parameters at once (to clip a global norm, say), but "
+            "each stage has its own process and optimizer.",
+            cure="leave --schedule out, so that one optimizer sees all parameters",
+        )
 
 
 def _bucket(request: Request, choose: Choose) -> None:
@@ -271,7 +307,12 @@ def _backend(strategy: str, cells: list[list[Device]], device: str, reasons: lis
 def _find_unused(request: Request, summary: Summary, reasons: list[Reason]) -> bool:
     """DDP waits for the gradient of every parameter, unless it is told to look for those that get none."""
     strategy = request.strategy
-    if not summary.unused or strategy not in APPLIES["bucket_mb"] or request.schedule:
+    if strategy not in APPLIES["bucket_mb"] or request.schedule:
+        return False
+    if request.find_unused:
+        reasons.append(Reason("find_unused_parameters", "yes", "asked for"))
+        return True
+    if not summary.unused:
         return False
     names = ", ".join(summary.unused[:3]) + (", …" if len(summary.unused) > 3 else "")
     if strategy == "hybrid":
@@ -284,7 +325,9 @@ def _find_unused(request: Request, summary: Summary, reasons: list[Reason]) -> b
     return True
 
 
-def _stages(request: Request, stages: int, chunks: int, summary: Summary, reasons: list[Reason]) -> tuple[Stage, ...]:
+def _stages(
+    request: Request, stages: int, chunks: int, summary: Summary, reasons: list[Reason], cuts: Sequence[str]
+) -> tuple[Stage, ...]:
     if not needs_layers(request.strategy):
         return ()
     layers = summary.layers
@@ -304,7 +347,14 @@ def _stages(request: Request, stages: int, chunks: int, summary: Summary, reason
             else "a strategy that keeps the model whole: single, dp, ddp, fsdp",
         )
     parts = []
-    for first, stop in split_by_time([layer.seconds for layer in layers], stages * chunks):
+    names = [layer.name for layer in layers]
+    if len(cuts) == stages * chunks and set(cuts) <= set(names):
+        starts = [names.index(cut) for cut in cuts]
+        spans, basis = list(pairwise([*starts, len(layers)])), "as in the checkpoint"
+    else:
+        spans, how = balance(layers, stages * chunks, summary.batch_size)
+        basis = f"balanced by {how}"
+    for first, stop in spans:
         chosen = layers[first:stop]
         modules = tuple(name for layer in chosen for name in layer.modules)
         time, weight = sum(layer.seconds for layer in chosen), sum(layer.parameter_bytes for layer in chosen)
@@ -312,7 +362,7 @@ def _stages(request: Request, stages: int, chunks: int, summary: Summary, reason
         parts.append(Stage(chosen[0].name, modules, len(chosen), time, weight, sum(kept) if len(kept) == len(chosen) else None))
     for number, part in enumerate(parts):
         held = f"{plural(part.layers, 'layer')} from {part.start or 'the input'!r}, {size(part.parameter_bytes)} of parameters"
-        because = f"{seconds(part.seconds)} of the {seconds(sum(p.seconds for p in parts))} measured for all layers"
+        because = f"{basis}; {seconds(part.seconds)} of the {seconds(sum(p.seconds for p in parts))} measured for all layers"
         where = f"stage {number}" if chunks == 1 else f"part {number}, on stage {number % stages}"
         reasons.append(Reason(where, held, because))
     return tuple(parts)
@@ -362,6 +412,9 @@ def _differences(summary: Summary, precision: str, shape: Shape, ranks: tuple[Ra
     if (summary.dropout or summary.random) and (parts > 1 or moved):
         what = "dropout" if summary.dropout else "the forward pass"
         differences.append(f"{what} draws other random numbers when the work is split")
+    if summary.state and parts > 1:
+        names = ", ".join(summary.state[:3]) + (", …" if len(summary.state) > 3 else "")
+        differences.append(f"every call of the forward changes {names}, and a split batch takes more calls, of fewer samples each")
     if precision in ("bf16", "fp16", "tf32"):
         differences.append(f"{precision} rounds every product, so the order of sums shows")
     if precision == "fp32" and any(name in summary.optimizer for name in ADAPTIVE):

@@ -1,7 +1,10 @@
-"""Layers onto stages by measured time: contiguous parts whose slowest one is as fast as possible.
+"""Layers onto stages: contiguous parts whose slowest one is as fast as possible.
 
 seconds   3 1 1 1 2      over 2 stages
           [3 1] [1 1 2]  slowest 4          not [3 1 1] [1 2] (5), and not by count
+
+Timings are noisy. If they alone decided, the same command would cut the model differently from run to run. So we
+balance by counted operations and bytes, unless the timings say that another cut is clearly better.
 """
 
 from __future__ import annotations
@@ -13,6 +16,32 @@ from functools import cache
 from paralab.plan.batches import widest
 from paralab.plan.plan import Plan
 from paralab.plan.schedules import order
+from paralab.workload.summary import Layer
+
+CLEARLY = 0.8  # of the slowest stage's time, or less
+# Rough rates of a CPU core. Only their ratio matters, for layers that move data but multiply nothing (embeddings, norms).
+FLOPS_PER_SECOND, BYTES_PER_SECOND = 50e9, 5e9
+
+
+def balance(layers: Sequence[Layer], stages: int, samples: int) -> tuple[list[tuple[int, int]], str]:
+    """((first, stop) layer of each stage, what they are balanced by)."""
+    seconds = [layer.seconds for layer in layers]
+    by_time = split_by_time(seconds, stages)
+    if any(layer.flops is None or layer.activation_bytes_per_sample is None for layer in layers):
+        return by_time, "measured time"
+    counted = [
+        (layer.flops or 0.0) / FLOPS_PER_SECOND
+        + 3 * ((layer.activation_bytes_per_sample or 0.0) * samples + layer.parameter_bytes) / BYTES_PER_SECOND
+        for layer in layers
+    ]
+    by_count = split_by_time(counted, stages)
+    if slowest(by_time, seconds) < CLEARLY * slowest(by_count, seconds):
+        return by_time, "measured time"
+    return by_count, "operations and bytes"
+
+
+def slowest(parts: list[tuple[int, int]], seconds: Sequence[float]) -> float:
+    return max(sum(seconds[first:stop]) for first, stop in parts)
 
 
 def split_by_time(seconds: Sequence[float], stages: int) -> list[tuple[int, int]]:

@@ -36,6 +36,7 @@ from torch.distributed.tensor import DTensor
 from paralab.errors import ParalabError
 from paralab.plan.plan import Plan
 from paralab.record.checkpoints import TOPOLOGY, require_room, rotate, step_folder, write_manifest
+from paralab.worker.job import Job
 from paralab.worker.planted import planted
 from paralab.worker.probes import Probe
 from paralab.worker.shards import local
@@ -48,20 +49,12 @@ WRITERS = 4  # threads that write a checkpoint while a GPU trains
 class Parts:
     """What of a training is saved, as this rank holds it."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        rank: int,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Any,
-        scaler: torch.amp.GradScaler,
-    ) -> None:
-        self.plan, self.rank, self.model = plan, rank, model
-        self.optimizer, self.scheduler, self.scaler = optimizer, scheduler, scaler
+    def __init__(self, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+        self.plan, self.rank, self.streams, self.model = job.plan, job.rank.rank, job.streams, model
+        self.optimizer, self.scheduler, self.scaler = optimizer, scheduler, job.precision.scaler
         # A parameter on the meta device belongs to another rank's stage.
         self.parameters = {name: p for name, p in model.named_parameters() if not p.is_meta}
-        self.first_replica = plan.ranks[rank].replica == 0
+        self.first_replica = job.rank.replica == 0
 
     @property
     def buffers(self) -> State:
@@ -160,6 +153,7 @@ class Parts:
         numpy_state = list(numpy.random.get_state()) if numpy else []
         return {
             "torch": torch.get_rng_state(),
+            "streams": self.streams.states if self.streams else [],
             "cuda": [torch.cuda.get_rng_state(device) for device in self.gpus],
             "python": random.getstate(),
             "numpy": [value.tolist() if hasattr(value, "tolist") else value for value in numpy_state],
@@ -168,6 +162,8 @@ class Parts:
 
     def _restore_own(self, own: dict[str, Any]) -> None:
         torch.set_rng_state(own["torch"])
+        if self.streams and own.get("streams"):  # a checkpoint of an earlier paralab has none
+            self.streams.states = own["streams"]
         for device, state in zip(self.gpus, own["cuda"], strict=False):
             torch.cuda.set_rng_state(state, device)
         random.setstate(own["python"])

@@ -10,6 +10,7 @@ from paralab.plan.batches import GlobalBatch
 from paralab.record.checkpoints import Keeping
 from paralab.worker.checkpoint import Parts, Saver
 from paralab.worker.job import Job, Pass, Strategy
+from paralab.worker.optimizer import make_scheduler
 from paralab.worker.planted import planted
 from paralab.worker.pulse import Pulse
 from paralab.workload.randomness import seed_everything
@@ -22,12 +23,12 @@ class Course:
         self, job: Job, strategy: Strategy, optimizer: torch.optim.Optimizer, keeping: Keeping | None, pulse: Pulse
     ) -> None:
         self.job, self.strategy, self.optimizer, self.keeping, self.pulse = job, strategy, optimizer, keeping, pulse
-        self.scheduler = job.workload.scheduler(optimizer) if job.workload.scheduler else None
+        self.scheduler = make_scheduler(job.workload, optimizer)
         self.done = keeping.done if keeping else 0
         self.stopped = False
         self.epoch = 0
         self.samples = keeping.samples if keeping else 0
-        self.parts = Parts(job.plan, job.rank.rank, strategy.model, optimizer, self.scheduler, job.precision.scaler)
+        self.parts = Parts(job, strategy.model, optimizer, self.scheduler)
         self.saver = Saver(self.parts, Path(keeping.directory), keeping.keep, job.probe) if keeping else None
         self.saved_at = self.done
         job.probe.only_finite = keeping is not None
@@ -83,6 +84,9 @@ class Course:
             self.optimizer.zero_grad(set_to_none=True)
             self.job.probe.discard()
         assert self.keeping
-        seed_everything((plan.seed + 1 + self.job.rank.rank + 1_000_003 * self.keeping.done) % 2**32)
+        seed = (plan.seed + 1 + self.job.rank.rank + 1_000_003 * self.keeping.done) % 2**32
+        seed_everything(seed)
+        if self.job.streams:
+            self.job.streams.seed(seed)
         self.parts.restore(folder, self.keeping.same_topology)
         self.job.probe.emit("resume", step=self.keeping.done, folder=folder.name, same_topology=self.keeping.same_topology)

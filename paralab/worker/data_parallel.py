@@ -51,7 +51,7 @@ class TimedDataParallel(nn.DataParallel[nn.Module]):
 
     def __init__(self, job: Job, module: nn.Module, ids: list[int]) -> None:
         super().__init__(module, device_ids=ids)
-        self.span, self.device = job.probe.span, job.rank.devices[0].name
+        self.job, self.span, self.device = job, job.probe.span, job.rank.devices[0].name
 
     def scatter(self, *args: Any, **kwargs: Any) -> Any:
         with self.span("scatter", device=self.device):
@@ -64,6 +64,16 @@ class TimedDataParallel(nn.DataParallel[nn.Module]):
     def gather(self, *args: Any, **kwargs: Any) -> Any:
         with self.span("gather", device=self.device):
             return super().gather(*args, **kwargs)
+
+    def parallel_apply(self, replicas: Any, inputs: Any, kwargs: Any) -> Any:
+        return super().parallel_apply([self._drawing(*numbered) for numbered in enumerate(replicas)], inputs, kwargs)
+
+    def _drawing(self, number: int, replica: nn.Module) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.job.drawing(lambda: number):
+                return replica(*args, **kwargs)
+
+        return call if self.job.streams else replica
 
 
 class VirtualDataParallel(nn.Module):
@@ -106,7 +116,7 @@ class VirtualDataParallel(nn.Module):
         device, replica = self.names[number], self.replicas[number]
         x = next(tensors(inputs))
         self.job.show_split(device, x.device, x.shape)
-        with self.job.precision.autocast(), self.job.meter.counting(device):
+        with self.job.precision.autocast(), self.job.meter.counting(device), self.job.drawing(lambda: number):
             with self.job.probe.span("replica_forward", device=device, replica=number):
                 return call_model(replica, inputs)
 
@@ -124,7 +134,7 @@ class VirtualDataParallel(nn.Module):
 
     def backward_replica(self, number: int, outputs: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
         chosen = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
-        with self.job.probe.span("replica_backward", device=self.names[number], replica=number):
+        with self.job.probe.span("replica_backward", device=self.names[number], replica=number), self.job.drawing(lambda: number):
             torch.autograd.backward([o for o, _ in chosen], [g for _, g in chosen])
 
     def reduce(self, used: int) -> None:

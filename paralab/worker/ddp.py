@@ -5,6 +5,7 @@ averaged: an average of means would give every rank the same say, however many s
 """
 
 # No `from __future__ import annotations` here: DDP checks the annotations of a communication hook at run time.
+import itertools
 from dataclasses import replace
 
 import torch
@@ -12,8 +13,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from paralab.errors import ParalabError
 from paralab.worker.groups import group_of
 from paralab.worker.job import Job, Pass
+from paralab.worker.memory import stored_bytes
 from paralab.worker.passes import accumulate
 from paralab.worker.probes import Probe
 
@@ -25,6 +28,25 @@ class Ddp:
         self.ddp = wrap(job, self.model, device=job.rank.devices[0].torch, group=group_of(job.plan))
 
     def forward_backward(self, passes: list[Pass]) -> torch.Tensor:
+        try:
+            return self._forward_backward(passes)
+        except RuntimeError as error:
+            if "did not receive grad for rank" not in str(error):
+                raise
+            raise self._unused(str(error)) from error
+
+    def _unused(self, message: str) -> ParalabError:
+        """Name the parameters and our option; torch's message has their numbers and an argument of DDP's constructor."""
+        numbers = message.partition("did not receive grad for rank")[2].partition(":")[2].split()
+        names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        unused = [names[int(number)] for number in itertools.takewhile(str.isdigit, numbers) if int(number) < len(names)]
+        return ParalabError(
+            f"ddp: in step {self.job.probe.step - 1} this rank did not use {', '.join(unused[:4]) or 'some parameters'}, "
+            "and DDP waits for the gradient of every parameter.",
+            cure="--find-unused, which allows ranks to use different parameters",
+        )
+
+    def _forward_backward(self, passes: list[Pass]) -> torch.Tensor:
         if not self.job.plan.sync_every_pass:
             return accumulate(self.job, self.ddp, passes, unsynchronised=self.ddp.no_sync)
         # Every pass reduces what all passes have added up so far, also what was reduced before. A mean leaves that as it is, a sum
@@ -62,8 +84,9 @@ def timed_all_reduce(
     device = str(buffer.device) if buffer.is_cuda else None
     start = probe.clock.mark(device)
     probe.all_reduces += 1
-    probe.bytes += buffer.nbytes
-    fields = {"bucket": bucket.index(), "bytes": buffer.nbytes, **where}
+    sent = stored_bytes(buffer)
+    probe.bytes += sent
+    fields = {"bucket": bucket.index(), "bytes": sent, **where}
     work = dist.all_reduce(buffer, group=group, async_op=True)
     on_stream = buffer.is_cuda and "nccl" in dist.get_backend(group)
 

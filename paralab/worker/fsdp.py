@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch import nn
 
 from paralab.errors import ParalabError
-from paralab.worker.groups import group_of
+from paralab.worker.agreement import Agreement
+from paralab.worker.groups import checking_group, group_of
 from paralab.worker.job import Job, Pass
 from paralab.worker.passes import accumulate
 from paralab.worker.precision import LOW
@@ -44,10 +45,13 @@ class Fsdp:
         places = job.meter.ignore(model.parameters())
         self.units = [Unit(name, module, *_unit_bytes(job, module)) for name, module in _shard(job, model)]
         job.meter.forget(places)  # the whole parameters are gone
+        self.agreement = Agreement(checking_group(job.plan), job.rank.rank)
         for number, unit in enumerate(self.units):
             where = {"bucket": number, "unit": unit.name or "the rest"}
-            unit.module.set_custom_all_gather(TimedAllGather(job, where))
-            unit.module.set_custom_reduce_scatter(TimedReduceScatter(job, where))
+            unit.module.set_custom_all_gather(TimedAllGather(job, where, self.agreement))
+            scattering = TimedReduceScatter(job, where, self.agreement)
+            unit.module.set_custom_reduce_scatter(scattering)
+            _tell_gradients(unit.module, scattering)
             # Without the second line the sum is asked for as PREMUL_SUM, which gloo does not have.
             unit.module.set_gradient_divide_factor(1.0)
             unit.module.set_force_sum_reduction_for_comms(True)
@@ -59,8 +63,11 @@ class Fsdp:
         idle = [replace(micro, share=0.0) for micro in passes[0]]
         passes = [idle] * (self.job.plan.accumulate - len(passes)) + passes
         waits = nullcontext if self.job.plan.sync_every_pass else self._unsynchronised
+        self.agreement.begin(self.job.probe.step)
         try:
-            return accumulate(self.job, self.model, passes, unsynchronised=waits)
+            loss = accumulate(self.job, self.model, passes, unsynchronised=waits)
+            self.agreement.end()
+            return loss
         except RuntimeError as error:
             if self.job.plan.precision in LOW and ("dtype" in str(error) or "scalar type" in str(error)):
                 raise ParalabError(
@@ -149,11 +156,29 @@ def _leave_out_of_the_activations(job: Job, module: nn.Module) -> None:
     module.register_forward_hook(after)
 
 
+def _tell_gradients(module: Any, scattering: TimedReduceScatter) -> None:
+    """Tell the reduce-scatter which parameters of the unit have a gradient. FSDP packs only those, whatever other ranks do."""
+    group = module._get_fsdp_state()._fsdp_param_group
+    if group is None:
+        return
+    reduce = group.post_backward
+
+    def post_backward(*unused: Any) -> None:
+        held = [p for p in group.fsdp_params if hasattr(p, "_unsharded_param") and p.unsharded_param.requires_grad]
+        used = [p for p in held if p.unsharded_accumulated_grad is not None or p.unsharded_param.grad is not None]
+        names = [p._module_info.param_name if p._param_fqn is None else p._param_fqn for p in used]
+        scattering.gradients = "" if len(used) == len(held) else f" ({len(used)} of {len(held)} gradients: {', '.join(names)})"
+        reduce(*unused)
+
+    group.post_backward = post_backward
+
+
 class _Timed:
     """A collective of one unit, in FSDP's own interface for them: run as FSDP would, and noted."""
 
-    def __init__(self, job: Job, where: dict[str, Any]) -> None:
-        self.job, self.where = job, where
+    def __init__(self, job: Job, where: dict[str, Any], agreement: Agreement) -> None:
+        self.job, self.where, self.agreement = job, where, agreement
+        self.gradients = ""  # of a unit's parameters: which have one, where some have none
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -178,6 +203,7 @@ class TimedAllGather(_Timed):
     ) -> dist.Work | None:
         assert not async_op  # FSDP asks for it only where unshard(async_op=True) is called
         self.job.probe.all_gathers += 1
+        self.agreement.announce(f"gather {self.where['unit']!r}")
         with self._noted("all_gather", output_tensor, group):
             work: dist.Work | None = _all_gather(output_tensor, input_tensor, group=group)
         return work
@@ -194,6 +220,7 @@ class TimedReduceScatter(_Timed):
     ) -> dist.Work | None:
         assert not async_op
         self.job.probe.reduce_scatters += 1
+        self.agreement.announce(f"reduce {self.where['unit']!r}{self.gradients}")
         with self._noted("reduce_scatter", input_tensor, group):
             work: dist.Work | None = _reduce_scatter(output_tensor, input_tensor, op=op, group=group)
         return work

@@ -25,6 +25,8 @@ def make_groups(plans: list[Plan]) -> None:
 
 
 def _keys(plan: Plan) -> list[Key]:
+    if plan.strategy == "fsdp":
+        return [_all_ranks(plan, 0), _checking(plan)]
     if not plan.schedule:
         return [_all_ranks(plan, stage) for stage in range(plan.stages)]
     pipelines = [_pipeline(plan, replica) for replica in range(plan.rank_replicas)]
@@ -42,6 +44,15 @@ def _pipeline(plan: Plan, replica: int) -> Key:
 
 def _stage(plan: Plan, stage: int) -> Key:
     return tuple(rank.rank for rank in plan.ranks if rank.stage == stage), plan.backend or "", 2
+
+
+def _checking(plan: Plan) -> Key:
+    return tuple(range(plan.world_size)), "gloo", 3
+
+
+def checking_group(plan: Plan) -> dist.ProcessGroup:
+    """Where the ranks of fsdp ask each other what they are about to do, apart from what they do."""
+    return _groups[_checking(plan)]
 
 
 def group_of(plan: Plan, stage: int = 0) -> dist.ProcessGroup:

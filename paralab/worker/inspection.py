@@ -15,14 +15,13 @@ import itertools
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import UninitializedParameter
 from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode
@@ -30,18 +29,18 @@ from torch.utils.flop_counter import FlopCounterMode
 from paralab.errors import UsageError
 from paralab.machine.host import Gpu, Machine, cpu_name, memory_bytes, usable_cores
 from paralab.worker.lifeline import end_with_the_parent
-from paralab.worker.optimizer import make_optimizer
+from paralab.worker.optimizer import make_optimizer, make_scheduler
 from paralab.worker.stream import dataset_samples, rank_batches
-from paralab.workload.batch import call_model, map_tensors, num_samples, take, tensors, unpack
+from paralab.workload.batch import map_tensors, take, tensors, unpack
 from paralab.workload.layers import find_layers
 from paralab.workload.load import load_workload, their_lines
-from paralab.workload.randomness import seed_everything, without_dropout
+from paralab.workload.randomness import seed_everything
 from paralab.workload.reference import user_folder
-from paralab.workload.summary import Summary
+from paralab.workload.state import put_back, state_of
+from paralab.workload.summary import Summary, controls
+from paralab.workload.trials import MOST_BRANCHES, Trial, split_problem, try_step
 from paralab.workload.units import find_units
 from paralab.workload.workload import Workload
-
-NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
 def main() -> NoReturn:
@@ -85,7 +84,13 @@ def look_at_machine() -> Machine:
 
 
 def look_at_workload(
-    workload: str, device: str, layers: bool, samples: int | None, threads: int | None, units: bool = False
+    workload: str,
+    device: str,
+    layers: bool,
+    samples: int | None,
+    threads: int | None,
+    units: bool = False,
+    proof: bool = False,
 ) -> Summary:
     """Build the workload once, run it once on a few samples, and tell what a plan must know."""
     _keep_the_compiler_out()
@@ -112,18 +117,41 @@ def look_at_workload(
     model = model.to(use).train()
     some = samples or loaded.batch_size
     batch = _guarded("data", own_folder, lambda: _first_batch(loaded, some))
-    batch = map_tensors(lambda t: t.to(use), batch)
+
+    def to_device(tree: Any) -> Any:
+        return map_tensors(lambda t: t.to(use), tree)
+
+    batch = to_device(batch)
     inputs, targets = (loaded.unpack or unpack)(batch)
-    trial = _guarded("A trial step", own_folder, lambda: _trial_step(loaded, model, batch))
+    trial: Trial = _guarded(
+        "A trial step", own_folder, lambda: try_step(loaded, model, batch, lambda: to_device(_first_batch(loaded, MOST_BRANCHES)))
+    )
     found, reason = (), None
     if layers:
+        state = state_of(model)
+
+        def begin() -> None:
+            put_back(model, state)
+            seed_everything(0)
+
         found, reason = _guarded(
-            "forward", own_folder, lambda: find_layers(model, inputs, lambda out: loaded.loss(out, targets), loaded.split_points)
+            "forward",
+            own_folder,
+            lambda: find_layers(
+                model,
+                inputs,
+                lambda out: loaded.loss(out, targets),
+                loaded.split_points,
+                trial.sometimes,
+                begin,
+            ),
         )
-    optimizer = make_optimizer(loaded, model)
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise UsageError("LBFGS calls the model several times per step, which no strategy can spread.", cure="another optimizer")
+        begin()
+    optimizer = _guarded("optimizer", own_folder, lambda: make_optimizer(loaded, model))
+    _guarded("scheduler", own_folder, lambda: make_scheduler(loaded, optimizer))
     parameters = list(model.parameters())
+    units_found = find_units(model, (loaded.unpack or unpack)(take(batch, 0, 2))[0]) if units else ()
+    kinds = controls(trial.batch_norms, trial.random, trial.state)
     return Summary(
         name=loaded.name,
         parameters=sum(parameter.numel() for parameter in parameters),
@@ -133,16 +161,23 @@ def look_at_workload(
         data_path=loaded.data_path,
         weighted=loaded.weight is not None,
         optimizer=type(optimizer).__name__,
-        batch_norms=sum(isinstance(module, NORMS) for module in model.modules()),
+        batch_norms=trial.batch_norms,
         dropout=trial.dropout,
         random=trial.random,
+        state=trial.state,
         flops_per_sample=trial.flops_per_sample,
         unused=trial.unused,
+        sparse=trial.sparse,
+        sometimes=trial.sometimes,
+        scalar_output=trial.scalar,
         layers=found,
         uncut_reason=reason,
-        units=find_units(model, (loaded.unpack or unpack)(take(batch, 0, 2))[0]) if units else (),
+        units=units_found,
         scalars=tuple(name for name, parameter in model.named_parameters() if not parameter.ndim),
         optimizer_bytes_per_byte=_optimizer_state(loaded) if layers else None,
+        whole_tensors=_steps_differ(loaded, rows=True) if units else False,
+        whole_model=_steps_differ(loaded, rows=False) if layers else False,
+        split_problem=_guarded("A trial step", own_folder, lambda: split_problem(loaded, model, batch, kinds)) if proof else None,
     )
 
 
@@ -161,12 +196,49 @@ def _optimizer_state(workload: Workload) -> float | None:
     matrix.weight.grad = torch.ones_like(matrix.weight)
     try:
         optimizer = make_optimizer(workload, matrix)
-        with torch.no_grad():
-            inspect.unwrap(type(optimizer).step)(optimizer)  # what is wrapped around it loads torch.compile
+        _step(optimizer)
     except Exception:  # an optimiser that asks more of its parameters: then it is not known
         return None
     kept = sum(t.nbytes for state in optimizer.state.values() for t in tensors(state) if t.ndim)
     return kept / matrix.weight.nbytes
+
+
+@torch.no_grad()
+def _step(optimizer: torch.optim.Optimizer) -> None:
+    inspect.unwrap(type(optimizer).step)(optimizer)  # what is wrapped around it loads torch.compile
+
+
+def _steps_differ(workload: Workload, rows: bool) -> bool:
+    """Does the optimizer's step on an element depend on other elements?
+
+    rows=True    on the rest of its parameter: do two halves step differently from the whole (Adafactor, Muon)?
+    rows=False   on other parameters: does a second one change the step (a clipped global norm)?
+    """
+    torch.manual_seed(0)
+    start, slope = torch.randn(8, 8), torch.randn(8, 8)
+
+    def stepped(pieces: list[torch.Tensor], slopes: list[torch.Tensor]) -> list[torch.Tensor]:
+        holder = nn.ParameterList([nn.Parameter(piece.clone()) for piece in pieces])
+        optimizer = make_optimizer(workload, holder)
+        for _ in range(2):
+            for parameter, slope in zip(holder, slopes, strict=True):
+                parameter.grad = slope.clone()
+            _step(optimizer)
+        return [parameter.detach() for parameter in holder]
+
+    try:
+        for scale in (1e-3, 1.0, 1e3):
+            tilted = slope * scale
+            [alone] = stepped([start], [tilted])
+            if rows:
+                other = torch.cat(stepped(list(start.chunk(2)), list(tilted.chunk(2))))
+            else:
+                other = stepped([start, start], [tilted, 10.0 * tilted])[0]
+            if not torch.allclose(alone, other, rtol=1e-4, atol=1e-7):
+                return True
+    except Exception:  # an optimizer that asks more of its parameters: then it is not known
+        return False
+    return False
 
 
 def _first_batch(workload: Workload, samples: int) -> Any:
@@ -176,47 +248,6 @@ def _first_batch(workload: Workload, samples: int) -> Any:
     some = min(samples, has) if has else samples
     sequence = rank_batches(workload, lambda batch: (0, batch.size), batch_size=some, samples=has, steps=1, epochs=None, seed=0)
     return next(itertools.islice(sequence, 1))[1]
-
-
-@dataclass(frozen=True)
-class Trial:
-    unused: tuple[str, ...]
-    flops_per_sample: float | None
-    dropout: bool
-    random: bool
-
-
-def _trial_step(workload: Workload, model: nn.Module, batch: Any) -> Trial:
-    """Forward and backward on two samples: mistakes show before anything is started, and so do parameters without a gradient and
-    a forward that draws random numbers."""
-    inputs, targets = (workload.unpack or unpack)(take(batch, 0, 2))
-
-    def loss_with(seed: int) -> Any:
-        torch.manual_seed(seed)
-        return workload.loss(call_model(model, inputs), targets)
-
-    counter = FlopCounterMode(display=False)
-    # The counter does not know a CPU's fused attention; as plain matrix products it does.
-    with counter, sdpa_kernel(SDPBackend.MATH):
-        loss = loss_with(0)
-        if isinstance(loss, torch.Tensor) and not loss.ndim and loss.requires_grad:
-            loss.backward()
-    if not isinstance(loss, torch.Tensor) or loss.ndim or not loss.requires_grad:
-        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) and loss.ndim else f"{loss!r:.60}"
-        raise UsageError(
-            f"loss(output, target) of {workload.name} returned {what}, not one number that depends on the model.",
-            cure="a mean, e.g. torch.nn.functional.cross_entropy(output, target)",
-        )
-    samples = num_samples(inputs)
-    unused = tuple(name for name, p in model.named_parameters() if p.requires_grad and p.grad is None)
-    model.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        draws = not torch.equal(loss_with(1), loss_with(2))
-        with without_dropout(model):
-            random = draws and not torch.equal(loss_with(1), loss_with(2))
-    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())  # whose operators the counter does not know
-    flops = None if recurrent else counter.get_total_flops() / samples or None
-    return Trial(unused, flops, dropout=draws and not random, random=random)
 
 
 def _guarded(what: str, folder: Path, call: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from paralab.plan.plan import Plan, RankPlan
 from paralab.worker.memory import ActivationMeter
 from paralab.worker.precision import Precision
 from paralab.worker.probes import Probe
+from paralab.worker.streams import Streams
 from paralab.workload.batch import tensors
 from paralab.workload.workload import Workload
 
@@ -38,6 +40,11 @@ class Job:
     probe: Probe
     meter: ActivationMeter
     show_split: Callable[[str, torch.device, torch.Size], None]
+    streams: Streams | None = None  # where threads draw random numbers: one stream per virtual device
+
+    def drawing(self, current: Callable[[], int]) -> AbstractContextManager[None]:
+        """Random numbers of this block come from the stream of the virtual device `current()`."""
+        return self.streams.drawing(current) if self.streams else nullcontext()
 
     def weighted_loss(self, output: Any, micro: Micro) -> torch.Tensor:
         """The micro-batch's part of the global loss: summed over micro-batches, passes and ranks it is the loss of the batch.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,10 @@ from paralab.worker.shards import local, whole
 from paralab.worker.single import Single
 from paralab.worker.stages import Staged
 from paralab.worker.stream import rank_batches
+from paralab.worker.streams import Streams
 from paralab.workload.batch import map_tensors, num_samples, take, tensors, unpack
-from paralab.workload.randomness import seed_everything, without_dropout
+from paralab.workload.control import controlled, seeded_loss
+from paralab.workload.randomness import seed_everything
 from paralab.workload.workload import Workload
 
 STRATEGIES: dict[str, Any] = {
@@ -85,10 +87,11 @@ def train(
     probe = Probe(clock, writer, sampled(plan.num_steps) if many_marks else 1)
     meter = memory.ActivationMeter(model.parameters(), enabled=plan.device == "cpu")
     shower = SplitShower([device.name for device in rank.devices], probe)
-    job = Job(plan, rank, workload, precision, probe, meter, shower)
+    if "random" in plan.control:
+        workload = replace(workload, loss=seeded_loss(workload.loss))
+    job = Job(plan, rank, workload, precision, probe, meter, shower, _streams(plan, rank_number))
     trace = Trace.begin(model) if extras.traced else None
-    # Dropout is switched off before a strategy copies the model: a copy of a recurrent layer would keep its own.
-    with without_dropout(model) if trace else LoadSampler(rank, probe):
+    with controlled(model, plan.control) if trace else LoadSampler(rank, probe):
         strategy: Strategy = (Scheduled if plan.schedule else STRATEGIES[plan.strategy])(job, model)
         if plan.strategy in ("single", "ddp", "fsdp"):
             model.register_forward_pre_hook(shower.inside(rank.devices[0].name), with_kwargs=True)
@@ -110,6 +113,15 @@ def train(
         if rank_number == 0:
             torch.save(weights, extras.save_weights)
     return finished
+
+
+def _streams(plan: Plan, rank_number: int) -> Streams | None:
+    """Where several threads draw from one generator: the virtual devices of a CPU, or replicas that share a GPU."""
+    names = [device.torch for device in plan.ranks[rank_number].devices]
+    threaded = plan.strategy == "dp" or (plan.device == "cpu" and plan.micro_batches > 1)
+    if not plan.draws or not threaded or len(names) < 2 or len(set(names)) == len(names):
+        return None
+    return Streams(len(names), plan.seed + 1 + rank_number, torch.device(names[0]).index)
 
 
 def _steps(course: Course, trace: Trace | None, profiled_step: Callable[[], None]) -> bool:
@@ -154,7 +166,7 @@ def note_gradients(job: Job, model: nn.Module) -> None:
     """The first step's gradients, before a GradScaler takes its scale out: how many are zero (underflow) or not finite (overflow).
 
     It makes the host wait for the device, once, in a step that no timing counts."""
-    gradients = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+    gradients = [_stored(local(parameter.grad)) for parameter in model.parameters() if parameter.grad is not None]
     total = sum(gradient.numel() for gradient in gradients)
     zeros = sum(int((gradient == 0).sum()) for gradient in gradients)
     not_finite = sum(int((~gradient.isfinite()).sum()) for gradient in gradients)
@@ -167,6 +179,11 @@ def note_gradients(job: Job, model: nn.Module) -> None:
         **dict(zip(("total", "zeros", "not_finite"), counts.tolist(), strict=True)),
         scale=job.precision.scaler.get_scale() if job.plan.scaler else None,
     )
+
+
+def _stored(gradient: torch.Tensor) -> torch.Tensor:
+    """The numbers that a gradient holds: of a sparse one, those that are not left out."""
+    return gradient if gradient.layout == torch.strided else gradient.coalesce().values()
 
 
 def num_in(passes: list[Pass]) -> int:

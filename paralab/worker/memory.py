@@ -70,7 +70,11 @@ class ActivationMeter:
 
 
 def tensor_bytes(values: Iterable[torch.Tensor | None]) -> int:
-    return sum(local(value).nbytes for value in values if value is not None)
+    return sum(stored_bytes(local(value)) for value in values if value is not None)
+
+
+def stored_bytes(value: torch.Tensor) -> int:
+    return value.nbytes if value.layout == torch.strided else value._values().nbytes + value._indices().nbytes
 
 
 def parts(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, activations: int | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Parallel against serial: what a training left behind, saved as a reference and compared with it.
 
-Kept: the gradients of the first step, the parameters before and after, this rank's part of every loss. The comparison is per
-parameter, in the units that the tolerance is stated in (see `paralab.analyse.parity`).
+Kept: the gradients of the first step, the parameters before and after, the buffers after, this rank's part of every loss. The
+comparison is per parameter, in the units that the tolerance is stated in (see `paralab.analyse.parity`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Trace:
     start: dict[str, torch.Tensor]
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     end: dict[str, torch.Tensor] = field(default_factory=dict)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
 
     @classmethod
@@ -38,7 +39,7 @@ class Trace:
         self.gradients = {name: grad / scale for name, grad in _copy(grads).items()}
 
     def finish(self, model: nn.Module, losses: list[float]) -> None:
-        self.end, self.losses = _copy(_held(model)), losses
+        self.end, self.buffers, self.losses = _copy(_held(model)), _copy(_buffers(model)), losses
 
     def save(self, path: Path) -> None:
         torch.save(vars(self), path)
@@ -69,6 +70,8 @@ def compare(mine: Trace, reference: Trace) -> dict[str, Any]:
         "gradient_error": _plain(_largest_difference(mine.gradients, reference.gradients)),
         "gradient_size": _plain(max((_largest(g) for g in reference.gradients.values()), default=0.0)),
         "missing_gradients": sorted((reference.gradients.keys() & mine.end.keys()) - mine.gradients.keys()),
+        "extra_gradients": sorted(mine.gradients.keys() - reference.gradients.keys()),
+        "buffer_errors": _buffer_errors(mine.buffers, reference.buffers),
         "gradient_factor": _plain(factor),
         "gradient_residual": _plain(residual),
         "losses": [_plain(loss) for loss in mine.losses],
@@ -100,13 +103,39 @@ def _proportional(mine: dict[str, torch.Tensor], reference: dict[str, torch.Tens
     return factor, float((a - factor * b).norm()) / size if size else 0.0
 
 
+def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that a state_dict has, as far as this rank holds them."""
+    return {
+        f"{name}.{key}" if name else key: buffer
+        for name, module in model.named_modules()
+        for key, buffer in module._buffers.items()
+        if buffer is not None and not buffer.is_meta and key not in module._non_persistent_buffers_set
+    }
+
+
+def _buffer_errors(mine: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> dict[str, float | str]:
+    """The largest difference of every buffer that is not the same, relative to what is large in it."""
+    found: dict[str, float | str] = {}
+    for name, value in mine.items():
+        other = reference.get(name)
+        if other is None or other.shape != value.shape:
+            found[name] = str(math.inf)
+        elif not torch.equal(value, other):
+            found[name] = _plain(_largest(value.double() - other.double()) / max(1.0, _largest(other.double())))
+    return found
+
+
 def _held(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that this rank holds."""
     return {name: parameter for name, parameter in model.named_parameters() if not parameter.is_meta}
 
 
 def _copy(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
-    return {name: whole(tensor).detach().cpu().clone() for name, tensor in tensors.items()}
+    return {name: _dense(whole(tensor)).detach().cpu().clone() for name, tensor in tensors.items()}
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
 def _largest_difference(mine: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:

@@ -6,23 +6,29 @@ the empty ones; where the next part begins, the call is left by an exception tha
 
     the model     embed ─ block 0 ─ block 1 ─ block 2 ─ head
     this part     (shapes only ·····)│ received → real │ cut: sent to the next part
+
+What depends only on the inputs and on no parameter (a padding mask, a branch `if x.any()`) is computed for real when its
+value is needed: every process has the inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch._C import DisableTorchFunction
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._device import _device_constructors
 
 from paralab.errors import UsageError
 from paralab.plan.plan import Stage
 from paralab.plan.schedules import UNCUT
-from paralab.workload.batch import call_model, map_tensors, tensors
+from paralab.workload.batch import call_model, map_tensors, map_tree, tensors
+from paralab.workload.control import samples_of
+from paralab.workload.state import put_back, state_of
 
 CURE = f"{UNCUT}: the stages of a replica then share a process, and tensors may go past a cut"
 
@@ -59,13 +65,72 @@ class _Shapes(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.run.begun:
             return func(*self.run.real(args, func), **self.run.real(kwargs, func))
-        if func in _device_constructors():
-            kwargs = kwargs | {"device": "meta"}
-        if not any(True for _ in tensors((args, kwargs))):
+        constructs = func in _device_constructors()
+        if not constructs and not any(True for _ in tensors((args, kwargs))):
             return func(*args, **kwargs)
-        args, kwargs = map_tensors(lambda t: t if t.is_meta else t.to("meta"), (args, kwargs))
-        with torch.no_grad():
-            return func(*args, **kwargs)
+        source = self.run.source(func, args, kwargs)
+        if source and getattr(func, "__name__", "") in VALUES:
+            return source.value()
+        try:
+            with torch.no_grad():
+                args, kwargs = map_tensors(lambda t: t if t.is_meta else t.to("meta"), (args, kwargs))
+                empty = func(*args, **(kwargs | {"device": "meta"} if constructs else kwargs))
+        except (RuntimeError, NotImplementedError):
+            if source is None:
+                raise
+            empty = map_tensors(lambda t: t.to("meta"), source.value())  # the shape depends on the values, as that of nonzero()
+        if source:
+            self.run.remember(source, args, empty)
+        return empty
+
+
+VALUES = ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__", "equal")  # not tensors
+
+
+class _Source:
+    """How to compute, for real, what an empty tensor stands for. Nothing is computed unless somebody asks for the value."""
+
+    def __init__(self, func: Any, args: Any, kwargs: Any, device: torch.device) -> None:
+        self.func, self.args, self.kwargs, self.device = func, args, kwargs, device
+        self._answer: list[Any] = []
+
+    def value(self) -> Any:
+        if not self._answer:
+            args, kwargs = (map_tree(_Source.value, tree, _is_source) for tree in (self.args, self.kwargs))
+            if _changes_in_place(self.func):
+                args = (args[0].clone(), *args[1:])
+            if self.func in _device_constructors():
+                kwargs = {"device": self.device} | kwargs
+            with torch.no_grad(), DisableTorchFunction():
+                answer = self.func(*args, **kwargs)
+            self._answer.append(args[0] if answer is None else answer)
+        return self._answer[0]
+
+
+class _Known(_Source):
+    """An input, or another tensor whose value is at hand."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self._answer = [value]
+
+
+class _Item(_Source):
+    """One of several answers."""
+
+    def __init__(self, source: _Source, number: int) -> None:
+        self.source, self.number = source, number
+
+    def value(self) -> Any:
+        return list(tensors(self.source.value()))[self.number]
+
+
+def _is_source(item: Any) -> bool:
+    return isinstance(item, _Source)
+
+
+def _changes_in_place(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
 class _Run:
@@ -75,9 +140,9 @@ class _Run:
         self.part, self.received = part, received
         self.begun, self.returning = part.number == 0, False
         self.inputs = inputs if self.begun else map_tensors(lambda t: t.to("meta"), inputs)
-        self.known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # id of an empty tensor -> (itself, the real one)
+        self.known: dict[int, tuple[torch.Tensor, _Source]] = {}  # id of an empty tensor -> (itself, where the real one comes from)
         for empty, value in zip(tensors(self.inputs), tensors(inputs), strict=True):
-            self.known[id(empty)] = (empty, value)
+            self.known[id(empty)] = (empty, _Known(value.to(part.device)))
         self.mode = None if self.begun else _Shapes(self)
         self.asked = False  # whether an empty tensor had to be replaced inside the part
 
@@ -87,8 +152,8 @@ class _Run:
         empty = list(tensors((args, kwargs)))
         assert len(empty) == len(self.received), f"{len(empty)} tensors cross, {len(self.received)} were received"
         entered = [_Enter.apply(t, part.device) if t.requires_grad else t.to(part.device) for t in self.received]  # type: ignore[no-untyped-call]
-        self.known |= {id(e): (e, value) for e, value in zip(empty, entered, strict=True)}
-        if part.leaves_early and self.mode:
+        self.known |= {id(e): (e, _Known(value)) for e, value in zip(empty, entered, strict=True)}
+        if part.leaves_early.get(part.shapes) and self.mode:
             _leave(self.mode)
         part.on_entry(entered[0])
         values = iter(entered)
@@ -98,7 +163,30 @@ class _Run:
         crossing = tensors(self.real((args, kwargs)))
         # Not a view: torch detaches in place what it has sent.
         own = (t.clone(memory_format=torch.contiguous_format) if t._is_view() else t.contiguous() for t in crossing)
+        if self.part.halves:
+            own = (t if t.requires_grad or not t.is_floating_point() else t + t.new_zeros((), requires_grad=True) for t in own)
         return _Cut(tuple(t.to(self.part.wire) for t in own))
+
+    def source(self, func: Any, args: Any, kwargs: Any) -> _Source | None:
+        """How to compute this call for real; None where it needs a parameter, or what another part computes."""
+        unknown = False
+
+        def source_of(value: torch.Tensor) -> Any:
+            nonlocal unknown
+            if id(value) in self.known:
+                return self.known[id(value)][1]
+            unknown = unknown or value.is_meta or isinstance(value, nn.Parameter)
+            return _Known(value)
+
+        args, kwargs = map_tensors(source_of, (args, kwargs))
+        return None if unknown else _Source(func, args, kwargs, self.part.device)
+
+    def remember(self, source: _Source, args: Any, empty: Any) -> None:
+        if _changes_in_place(source.func):
+            empty = args[0]
+        found = list(tensors(empty))
+        for number, tensor in enumerate(found):
+            self.known[id(tensor)] = (tensor, source if tensor is empty else _Item(source, number))
 
     def real(self, tree: Any, func: Any = None) -> Any:
         """The tree with the real tensors in the place of the empty ones."""
@@ -108,7 +196,8 @@ class _Run:
                 return value
             if id(value) in self.known:
                 self.asked = True
-                return self.known[id(value)][1]
+                real: torch.Tensor = self.known[id(value)][1].value()
+                return real
             if getattr(func, "__name__", "") == "__get__":  # a shape, a type: known of empty tensors as well
                 return value
             raise UsageError(
@@ -148,11 +237,15 @@ class Part(nn.Module):
             for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
                 tensor.data = tensor.data.to(device)
         self.held = nn.ParameterList(dict.fromkeys(p for module in own for p in module.parameters(recurse=False)))
-        self.own_buffers = [buffer for module in own for buffer in module.buffers(recurse=False)]
         self.inputs: list[Any] = []  # per micro-batch
         self.runs: dict[int, _Run] = {}
-        self.chunk, self.live, self.leaves_early = 0, False, False
+        self.chunk, self.live = 0, False
+        self.leaves_early: dict[Any, bool] = {}  # by shapes: nothing empty had to be replaced inside the part
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+        # The backward pass comes in two halves, of which the second begins where gradients reach the part's inputs: they must, also
+        # where everything before the part is frozen.
+        self.halves = False
+        self.shapes: Any = None  # which of several shapes the inputs have now
         self.on_entry: Callable[[torch.Tensor], None] = lambda first: None
         self.trial: _Run | None = None  # its backward pass is run by torch, whenever it likes
         for place in (number, number + 1):
@@ -160,6 +253,10 @@ class Part(nn.Module):
                 modules[self.starts[place]].register_forward_pre_hook(self._at(place), with_kwargs=True, prepend=True)
         if number:
             self.memo = _Memo(model, self)
+        for other, part in enumerate(parts):
+            for name in part.modules if other != number else ():
+                if any(True for _ in modules[name].parameters(recurse=False)):
+                    modules[name].register_forward_pre_hook(self._not_ours(name, other))
 
     def _at(self, place: int) -> Callable[..., Any]:
         """The hook where a part begins: this one, or the next."""
@@ -178,19 +275,30 @@ class Part(nn.Module):
 
         return hook
 
+    def _not_ours(self, name: str, other: int) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            run = Part.active
+            if run is not None and run.part is self and run.begun and not run.returning:
+                raise UsageError(
+                    f"The forward called {name!r} in part {self.number} of the model, but {name!r} belongs to part {other}: the "
+                    "trial run took another branch.",
+                    cure=CURE,
+                )
+
+        return hook
+
     def forward(self, *received: torch.Tensor) -> Any:
         run = _Run(self, self.inputs[self.chunk], received)
         self.trial = None
         if self.live:
             self.runs[self.chunk] = run
             return self._run(run)
-        kept = [buffer.clone() for buffer in self.own_buffers]
+        before = state_of(self.model[0])
         try:
             return self._run(run)
         finally:
-            for buffer, before in zip(self.own_buffers, kept, strict=True):
-                buffer.data.copy_(before)  # .data: the graph of this trial must not see it as a change
-            self.leaves_early, run.returning, self.trial = not run.asked, True, run
+            put_back(self.model[0], before)
+            self.leaves_early[self.shapes], run.returning, self.trial = not run.asked, True, run
 
     def _run(self, run: _Run) -> Any:
         Part.active = run
@@ -200,9 +308,11 @@ class Part(nn.Module):
         else:
             self.on_entry(next(tensors(run.inputs)))
         try:
-            with self.autocast():
+            with self.autocast(), samples_of(self.inputs[self.chunk]):
                 output = call_model(self.model[0], run.inputs)
         except _Cut as cut:
+            if not run.begun:
+                raise self._skipped(self.number) from None
             return cut.values
         except Exception as error:
             if run.begun:
@@ -216,15 +326,27 @@ class Part(nn.Module):
             Part.active = None
             if run.mode:
                 _leave(run.mode)
-        assert self.number == len(self.starts) - 1, "the next part never began"
+        if not run.begun or self.number < len(self.starts) - 1:
+            raise self._skipped(self.number + run.begun)
         with self.autocast():
             return self.finish(run.real(output), self.chunk, self.live)
 
-    def new_shapes(self) -> None:
-        """The inputs will have other shapes from now on."""
-        self.leaves_early = False
+    def _skipped(self, number: int) -> UsageError:
+        return UsageError(
+            f"The forward did not call {self.starts[number]!r} for this micro-batch, and part {number} of the model begins there.",
+            cure=f"split_points of the workload that every forward calls, or {CURE}",
+        )
+
+    def expect(self, shapes: Any) -> None:
+        """The inputs have these shapes from now on."""
+        self.shapes = shapes
         if self.number:
-            self.memo.forget()
+            self.memo.recall(shapes)
+
+    def forget(self, shapes: Any) -> None:
+        self.leaves_early.pop(shapes, None)
+        if self.number:
+            self.memo.forget(shapes)
 
     @contextmanager
     def returning(self, chunk: int, last: bool) -> Iterator[None]:
@@ -240,16 +362,18 @@ class Part(nn.Module):
 
 
 class _Memo:
-    """Shapes of what comes before a part do not change from call to call: a sub-module's answer is kept for the next micro-batch.
+    """Reuse the shapes of what comes before a part: they depend only on the shapes of the inputs.
 
-    Kept are the outputs of all sub-modules that are done before the part begins, until the inputs' shape changes (`forget`)."""
+    Keeps the outputs of all submodules with parameters that finish before the part begins. Every set of input shapes has
+    its own answers: in a sequence of lengths A, B, A, the third batch must not get B's."""
 
     def __init__(self, model: nn.Module, part: Part) -> None:
         self.part = part
-        self.answers: dict[tuple[int, int], Any] = {}
+        self.answers: dict[tuple[Any, ...], Any] = {}
+        self.by_shapes: dict[Any, dict[tuple[Any, ...], Any]] = {}
         self.calls: dict[int, int] = {}
         for name, module in model.named_modules():
-            if name:
+            if name and any(True for _ in module.parameters()):  # without parameters its answer may be an input's, for real
                 module.forward = self._remembering(module, module.forward)
 
     def _remembering(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -257,8 +381,10 @@ class _Memo:
             run = Part.active
             if run is None or run.part is not self.part or run.begun:
                 return forward(*args, **kwargs)
-            key = id(module), self.calls.get(id(module), 0)
-            self.calls[id(module)] = key[1] + 1
+            number = self.calls.get(id(module), 0)
+            self.calls[id(module)] = number + 1
+            # The arguments, too: where the forward takes another way, the same call may be asked something else.
+            key = id(module), number, shapes_of((args, kwargs))
             if key not in self.answers:
                 answer = forward(*args, **kwargs)
                 if run.begun:  # the part began inside: this is no sub-module before it
@@ -271,8 +397,25 @@ class _Memo:
     def rewind(self) -> None:
         self.calls.clear()
 
-    def forget(self) -> None:
-        self.answers.clear()
+    def recall(self, shapes: Any) -> None:
+        self.answers = self.by_shapes.setdefault(shapes, {})
+
+    def forget(self, shapes: Any) -> None:
+        self.by_shapes.pop(shapes, None)
+
+
+def shapes_of(tree: Any) -> tuple[Any, ...]:
+    """What the shapes of a model's answers depend on: the shapes and types of its tensors, and the numbers and words among them."""
+    found: list[Any] = []
+
+    def leaf(item: Any) -> None:
+        if isinstance(item, torch.Tensor):
+            found.append((tuple(item.shape), item.dtype))
+        elif isinstance(item, int | float | bool | str | None):
+            found.append(item)
+
+    map_tree(leaf, tree, lambda item: not isinstance(item, list | tuple | Mapping))
+    return tuple(found)
 
 
 def _leave(mode: TorchFunctionMode) -> None:

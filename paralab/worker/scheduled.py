@@ -28,8 +28,8 @@ from paralab.plan.batches import widest
 from paralab.plan.schedules import UNCUT, WITHOUT
 from paralab.worker.groups import group_of, mesh, pipeline_group
 from paralab.worker.job import Job, Micro, Pass
-from paralab.worker.parts import Part, keep_only
-from paralab.workload.batch import filled, map_tensors, num_samples, tensors
+from paralab.worker.parts import Part, keep_only, shapes_of
+from paralab.workload.batch import filled, map_tensors, num_samples
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -54,6 +54,7 @@ class Scheduled:
         self.parts = [Part(model, number, plan.stage_parts, device, wire, self._finish) for number in owned]
         for part in self.parts:
             part.on_entry, part.autocast = self._arrived, job.precision.autocast
+            part.halves = plan.schedule == "zero-bubble"
         self.device, self.wire, self.mesh = device, wire, mesh(plan, rank.replica, rank.stage)
         job.meter.know_only(self.stage_parameters(0))
         self.width = widest(rank.samples_per_step, plan.accumulate, plan.micro_batches)
@@ -85,13 +86,16 @@ class Scheduled:
 
     def _schedule_for(self, inputs: Any) -> tuple[Any, list[_Stage]]:
         """The schedule for inputs of these shapes: its buffers have the shapes of what is sent."""
-        key = tuple((tuple(t.shape), t.dtype) for t in tensors(inputs))
+        key = shapes_of(inputs)
+        for part in self.parts:
+            part.expect(key)
         if key not in self.schedules:
             plan = self.job.plan
-            for part in self.parts:
-                part.new_shapes()
             while len(self.schedules) >= KEPT:
-                del self.schedules[next(iter(self.schedules))]
+                oldest = next(iter(self.schedules))
+                del self.schedules[oldest]
+                for part in self.parts:
+                    part.forget(oldest)
             group = self.mesh.get_group("stage")
             stages = [_Stage(self.job, part, len(plan.stage_parts), self.wire, group) for part in self.parts]
             kind, arguments = SCHEDULES[plan.schedule or ""], {"loss_fn": _already_the_loss, "scale_grads": False}
@@ -125,11 +129,11 @@ class Scheduled:
         group = self.mesh.get_group("replica")
         device = self.job.rank.devices[0].name
         for number, parameters in enumerate(buckets(self.stage_parameters(0), (plan.bucket_mb or BUCKET_MB) * 2**20)):
-            for parameter in parameters:
-                if parameter.grad is None:  # another replica may have one: all must send the same
-                    parameter.grad = torch.zeros_like(parameter)
-            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            # Another replica may have a gradient where this one has none, and all must send the same. Behind the gradients goes who
+            # has one: what no replica has stays without, or weight decay would move a parameter that nobody uses.
+            has = [parameter.grad is not None for parameter in parameters]
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            flat = torch.cat([*(gradient.flatten() for gradient in gradients), gradients[0].new_tensor(has)])
             start = probe.clock.mark(device)
             dist.all_reduce(flat, group=group)
             probe.all_reduces += 1
@@ -137,8 +141,9 @@ class Scheduled:
             if probe.detailed:
                 where = {"bucket": number, "bytes": flat.nbytes, "stage": self.job.rank.stage}
                 probe.note("all_reduce", start, probe.clock.mark(device), **where)
-            for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-                gradient.copy_(summed.view_as(gradient))
+            *summed, anywhere = flat.split([*(g.numel() for g in gradients), len(gradients)])
+            for parameter, gradient, total, used in zip(parameters, gradients, summed, anywhere.tolist(), strict=True):
+                parameter.grad = gradient.copy_(total.view_as(gradient)) if used else None
 
 
 class _Stage(PipelineStage):

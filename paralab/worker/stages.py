@@ -64,11 +64,14 @@ class Staged:
             device = self.devices[stage]
             if passage is None or passage.returning:  # activation checkpointing calls the module again, on the way back
                 return move((args, kwargs), device)
+            if stage <= passage.stage:  # called again, or out of order: it is no step forward
+                return move((args, kwargs), device)
             crossing = [t for t in tensors((args, kwargs)) if t.requires_grad]
+            came_from = passage.stage
             passage.forward_to(stage)
             first = next(tensors((args, kwargs)))
             self.job.show_split(self.names[stage], device, first.shape)
-            moved = _Crossing.apply(passage, stage, device, *crossing) if crossing else ()  # type: ignore[no-untyped-call]
+            moved = _Crossing.apply(passage, came_from, device, *crossing) if crossing else ()  # type: ignore[no-untyped-call]
             carried = iter(moved)
             return map_tensors(lambda t: next(carried) if t.requires_grad else move(t, device), (args, kwargs))
 
@@ -132,37 +135,45 @@ class Passage:
     def forward(self) -> None:
         job, staged = self.staged.job, self.staged
         staged.current.passage = self
-        with job.precision.autocast():
+        with job.precision.autocast(), job.drawing(lambda: self.stage):
             self._enter(0)
             self._count()
             inputs = move(self.micro.inputs, staged.devices[0])
             x = next(tensors(inputs))
             job.show_split(staged.names[0], x.device, x.shape)
             output = call_model(staged.model, inputs)
+            if self.stage < len(staged.devices) - 1:  # a branch has left stages out, and others wait for their turn there
+                self.forward_to(len(staged.devices) - 1)
+                output = move(output, staged.devices[-1])
             targets = move(self.micro.targets, staged.devices[-1])
             self.loss = job.weighted_loss(output, Micro(None, targets, self.micro.share))
             self._counting.__exit__(None, None, None)
         self._leave("forward")
 
     def forward_to(self, stage: int) -> None:
-        self._counting.__exit__(None, None, None)
-        self._leave("forward")
-        self._enter(stage)
-        self._count()
+        """Through every stage on the way, in order: micro-batches take turns at each."""
+        while self.stage < stage:
+            self._counting.__exit__(None, None, None)
+            self._leave("forward")
+            self._enter(self.stage + 1)
+            self._count()
 
     def backward(self) -> None:
         self.staged.current.passage, self.returning = self, True
         self._enter(len(self.staged.devices) - 1)
         if self.last:
             self.staged.before_last_backward(self.stage)
-        self.staged.job.precision.backward(self.loss)
+        with self.staged.job.drawing(lambda: self.stage):
+            self.staged.job.precision.backward(self.loss)
+        self.backward_to(0)  # the first stages may be frozen: no gradient reaches them
         self._leave("backward")
 
     def backward_to(self, stage: int) -> None:
-        self._leave("backward")
-        self._enter(stage)
-        if self.last:
-            self.staged.before_last_backward(stage)
+        while self.stage > stage:
+            self._leave("backward")
+            self._enter(self.stage - 1)
+            if self.last:
+                self.staged.before_last_backward(self.stage)
 
     def finish(self) -> torch.Tensor:
         """The loss, free of its graph. The graph refers to this passage, so keeping it here would keep both for ever."""
@@ -195,12 +206,13 @@ class _Crossing(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, passage: Passage, stage: int, device: torch.device, *values: torch.Tensor) -> Any:
+        """`stage`: the one that the values come from."""
         ctx.passage, ctx.stage, ctx.came_from = passage, stage, [value.device for value in values]
         # Always a copy: an output that is its input would be no node of the graph, and a view may not be changed in place.
         return tuple(move(value, device, copy=True) for value in values)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        ctx.passage.backward_to(ctx.stage - 1)
+        ctx.passage.backward_to(ctx.stage)
         moved = (move(grad, device) for grad, device in zip(grads, ctx.came_from, strict=True))
         return None, None, None, *moved

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from paralab.errors import UsageError
 from paralab.plan.batches import GlobalBatch, Span, global_batches
@@ -25,6 +25,12 @@ def dataset_samples(workload: Workload) -> int | None:
     data = workload.data
     if any(True for _ in tensors(data)):
         return num_samples(data)
+    if isinstance(data, IterableDataset):  # torch gives it a __getitem__ that raises
+        raise UsageError(
+            f"The data of workload {workload.name} is an IterableDataset, whose samples cannot be asked for by number, so ranks "
+            "cannot share them.",
+            cure="a map-style Dataset (with __len__ and __getitem__), or a function get_batch(n)",
+        )
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return len(data)
     if callable(data):

@@ -10,7 +10,6 @@ parameter used before i can be reached without passing marker i.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -20,12 +19,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from paralab.errors import UsageError
 from paralab.workload.batch import call_model, map_tensors, num_samples, tensors
 from paralab.workload.summary import Layer
 
-MEASUREMENTS = 3
+MEASUREMENTS = 5
 
 
 class _Marker(torch.autograd.Function):
@@ -72,13 +73,22 @@ class _Trace:
 
 
 def find_layers(
-    model: nn.Module, inputs: Any, loss: Callable[[Any], torch.Tensor], split_points: Iterable[str] = ()
+    model: nn.Module,
+    inputs: Any,
+    loss: Callable[[Any], torch.Tensor],
+    split_points: Iterable[str] = (),
+    sometimes: Iterable[str] = (),
+    begin: Callable[[], None] = lambda: None,
 ) -> tuple[tuple[Layer, ...], str | None]:
-    """(the parts of the model in order, why there are no more of them)."""
+    """(the parts of the model in order, why there are no more of them). No part begins at a module that is called only `sometimes`.
+    `begin` is called before each forward: it puts back what the one before has changed in the model."""
     # A floating-point input that wants a gradient shows in the graph where it is used, also past a cut.
     watched = map_tensors(lambda t: t.detach().requires_grad_() if t.is_floating_point() else t, inputs)
+    begin()
     trace = _run(model, watched)
     cuts, crossed = _clean_cuts(model, trace, watched)
+    crossed = {name: "some calls of the forward leave it out" for name in sometimes} | crossed
+    cuts = [cut for cut in cuts if trace.names[cut] not in crossed]
     wanted = list(split_points)
     for name in wanted:
         if name not in [trace.names[cut] for cut in cuts]:
@@ -97,10 +107,11 @@ def find_layers(
     modules = dict(model.named_modules())
     layers = []
     samples = num_samples(inputs)
-    kept = [size / samples for size in _kept(model, inputs, loss, cuts)]
-    for start, held, seconds, size in zip([-1, *cuts], owners, _measure(model, inputs, loss, cuts), kept, strict=True):
+    kept = [size / samples for size in _kept(model, inputs, loss, cuts, begin)]
+    measured, counted = _measure(model, inputs, loss, cuts, begin), _count(model, inputs, loss, cuts, begin)
+    for start, held, seconds, flops, size in zip([-1, *cuts], owners, measured, counted, kept, strict=True):
         weight = sum(p.nbytes for name in held for p in modules[name].parameters(recurse=False))
-        layers.append(Layer(trace.names[start] if start >= 0 else "", tuple(held), seconds, weight, size))
+        layers.append(Layer(trace.names[start] if start >= 0 else "", tuple(held), seconds, weight, size, flops))
     if wanted:
         reason = f"the workload names {len(wanted)} split points"
     elif crossed:
@@ -122,11 +133,11 @@ def _run(model: nn.Module, inputs: Any, only: list[int] | None = None, at_cut: C
             trace.callers.append(stack[-1] if stack else -1)
             trace.marked.append(bool(crossing) and (only is None or call in only))
             stack.append(call)
-            if not trace.marked[call]:
-                return None
-            if only is not None:
+            if only is not None and call in only:
                 trace.started[call] = trace.now()
                 at_cut()
+            if not trace.marked[call]:
+                return None
             fresh = iter(_Marker.apply(trace, call, *crossing))  # type: ignore[no-untyped-call]
             return map_tensors(lambda t: next(fresh) if t.requires_grad else t, (args, kwargs))
 
@@ -228,7 +239,9 @@ def _owners(model: nn.Module, trace: _Trace, cuts: list[int]) -> tuple[list[list
     return parts, None
 
 
-def _kept(model: nn.Module, inputs: Any, loss: Callable[[Any], torch.Tensor], cuts: list[int]) -> list[int]:
+def _kept(
+    model: nn.Module, inputs: Any, loss: Callable[[Any], torch.Tensor], cuts: list[int], begin: Callable[[], None]
+) -> list[int]:
     """Bytes that autograd keeps for the backward pass, per part; the loss belongs to the last one."""
     known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     parts: list[dict[int, int]] = [{}]
@@ -239,23 +252,41 @@ def _kept(model: nn.Module, inputs: Any, loss: Callable[[Any], torch.Tensor], cu
             parts[-1][storage.data_ptr()] = storage.nbytes()
         return tensor
 
+    begin()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss(_run(model, inputs, only=cuts, at_cut=lambda: parts.append({})).output)
     return [sum(part.values()) for part in parts]
 
 
-def _measure(model: nn.Module, inputs: Any, loss: Callable[[Any], torch.Tensor], cuts: list[int]) -> list[float]:
-    """Median seconds of forward + backward per part, with markers at the cuts alone; the first run warms up."""
+def _count(
+    model: nn.Module, inputs: Any, loss: Callable[[Any], torch.Tensor], cuts: list[int], begin: Callable[[], None]
+) -> list[float | None]:
+    """FLOPs of the forward pass per part, times three to include the backward pass; None for RNNs, which torch cannot count."""
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        return [None] * (len(cuts) + 1)
+    counter, marks = FlopCounterMode(display=False), [0]
+    begin()
+    with counter, sdpa_kernel(SDPBackend.MATH):
+        loss(_run(model, inputs, only=cuts, at_cut=lambda: marks.append(counter.get_total_flops())).output)
+    return [3.0 * (after - before) for before, after in pairwise([*marks, counter.get_total_flops()])]
+
+
+def _measure(
+    model: nn.Module, inputs: Any, loss: Callable[[Any], torch.Tensor], cuts: list[int], begin: Callable[[], None]
+) -> list[float]:
+    """Seconds of forward + backward per part, the shortest of several: noise only ever makes it longer. The first run warms up."""
     rounds: list[list[float]] = []
     for _ in range(1 + MEASUREMENTS):
+        begin()
         trace = _run(model, inputs, only=cuts)
         value = loss(trace.output)
         turned = trace.now()
         value.backward()
         back = trace.now()
         forward = [trace.began, *(trace.started[cut] for cut in cuts), trace.ended]
-        backward = [back, *(trace.came_back[cut] for cut in cuts), turned]
+        # No gradient comes back to a frozen beginning.
+        backward = [back, *(trace.came_back.get(cut, back) for cut in cuts), turned]
         both = zip(pairwise(forward), pairwise(backward), strict=True)
         rounds.append([(f1 - f0) + (b0 - b1) for (f0, f1), (b0, b1) in both])
         model.zero_grad(set_to_none=True)
-    return [statistics.median(column) for column in zip(*rounds[1:], strict=True)]
+    return [min(column) for column in zip(*rounds[1:], strict=True)]

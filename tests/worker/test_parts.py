@@ -48,19 +48,40 @@ class Checkpointed(Blocks):
 
 
 class Past(Blocks):
+    """Computed from the inputs before the cuts, used past them, and an argument of nothing: every process can compute it."""
+
     def forward(self, x):
         scale = torch.sigmoid(x.detach().sum(1, keepdim=True))
+        scale[0] = 2.0
+        low, high = torch.chunk(scale, 2)
         x = self.first(x)
+        for block in self.blocks:
+            x = block(x, 1.0)
+        return self.last(x) * torch.cat([low, high])
+
+
+class Branching(Blocks):
+    """Asks for the values of its inputs before the cut, and for a shape that depends on them."""
+
+    def forward(self, x):
+        rows = (x[:, 0] > 0).nonzero().squeeze(1)
+        return super().forward(x if x.max().item() > -1e9 and len(rows) < 7 else -x)
+
+
+class PastParameters(Blocks):
+    def forward(self, x):
+        x = self.first(x)
+        scale = torch.sigmoid(x.detach().sum(1, keepdim=True))
         for block in self.blocks:
             x = block(x, 1.0)
         return self.last(x) * scale
 
 
-class Remembering(Blocks):
-    """Asks for values before the cut, which shapes alone cannot tell."""
+class Asking(Blocks):
+    """Asks for values that a parameter has made, which another process computes."""
 
     def forward(self, x):
-        return super().forward(x if x.max().item() > -1e9 else -x)
+        return super().forward(x if self.first(x).max().item() > -1e9 else -x)
 
 
 class Views(nn.Module):
@@ -122,7 +143,7 @@ def there_and_back(parts, live):
     return loss
 
 
-@pytest.mark.parametrize("make", [Blocks, Checkpointed, Views, in_place, norms])
+@pytest.mark.parametrize("make", [Blocks, Checkpointed, Views, in_place, norms, Past, Branching])
 def test_the_parts_together_are_the_model(make):
     torch.manual_seed(0)
     model = make().double()
@@ -166,7 +187,7 @@ def test_nothing_before_a_part_is_computed_again():
     assert calls == [False]  # … and from then on the part alone
 
 
-@pytest.mark.parametrize(("make", "words"), [(Past, "shape (6, 1) is computed before it"), (Remembering, "from the shapes alone")])
+@pytest.mark.parametrize(("make", "words"), [(PastParameters, "(6, 1)"), (Asking, "blocks.0")])
 def test_what_cannot_be_cut_into_processes_says_so(make, words):
     model = make().double()
     parts = cut(model, stages_of(model))

@@ -1,0 +1,116 @@
+"""What a forward may change in its model besides the result: buffers, plain attributes, and generators it holds.
+
+A forward that changes them gives another answer at the next call, or will one day: running statistics, a counter, a schedule that
+fades in. Splitting a batch changes how often the forward is called, and with how many samples, so such a model trains differently.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+import torch
+from torch import nn
+
+State = dict[tuple[str, str], Any]  # (module, attribute) -> value
+OWN = set(vars(nn.Module())) | {"training"}  # what every module has
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+MOST_ITEMS = 1000  # of a container: a longer one is no counter, and copying it would take time
+
+
+def state_of(model: nn.Module) -> State:
+    """A copy of everything in the model that a forward may change, parameters aside."""
+    copies: dict[int, torch.Tensor] = {}  # by id, so that a tensor with two names stays one tensor
+    return {place: _copy(value, copies) for place, value in _places(model).items()}
+
+
+def changes(before: State, after: State) -> list[str]:
+    """The names of what is different."""
+    places = dict.fromkeys([*before, *after])
+    return [".".join(filter(None, place)) for place in places if not _same(before.get(place, _MISSING), after.get(place, _MISSING))]
+
+
+def put_back(model: nn.Module, state: State) -> None:
+    """Give every place its value of `state`. A buffer becomes a new tensor: a graph may still need the one that is there."""
+    modules = dict(model.named_modules())
+    copies: dict[int, torch.Tensor] = {}
+    for (name, key), value in state.items():
+        module = modules[name]
+        present = module._buffers.get(key) if key in module._buffers else vars(module).get(key)
+        if isinstance(value, _Stream):
+            value.put_back(present)
+        elif key in module._buffers:
+            module._buffers[key] = _copy(value, copies)
+        else:
+            module.__dict__[key] = _copy(value, copies)
+
+
+class _Missing:
+    pass
+
+
+_MISSING = _Missing()
+
+
+class _Stream:
+    """The state of a generator."""
+
+    def __init__(self, generator: torch.Generator | random.Random) -> None:
+        torch_s = isinstance(generator, torch.Generator)
+        self.value: Any = generator.get_state() if torch_s else generator.getstate()  # type: ignore[union-attr]
+
+    def put_back(self, generator: Any) -> None:
+        (generator.set_state if isinstance(generator, torch.Generator) else generator.setstate)(self.value)
+
+
+def _places(model: nn.Module) -> State:
+    found: State = {}
+    for name, module in model.named_modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None and not buffer.is_meta:
+                found[name, key] = buffer
+        for key, value in vars(module).items():
+            if key not in OWN and _is_state(value):
+                found[name, key] = value
+    return found
+
+
+def _is_state(value: Any) -> bool:
+    if isinstance(value, list | tuple | set | deque):
+        return len(value) <= MOST_ITEMS and all(map(_is_state, value))
+    if isinstance(value, dict):
+        return len(value) <= MOST_ITEMS and all(map(_is_state, value.values()))
+    if isinstance(value, torch.Tensor):
+        return not isinstance(value, nn.Parameter) and not value.is_meta
+    return isinstance(value, (*PLAIN, torch.Generator, random.Random))
+
+
+def _copy(value: Any, copies: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return copies.setdefault(id(value), value.detach().clone())
+    if isinstance(value, torch.Generator | random.Random):
+        return _Stream(value)
+    if isinstance(value, dict):
+        return type(value)((key, _copy(item, copies)) for key, item in value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_copy(item, copies) for item in value))
+    if isinstance(value, deque):
+        return deque((_copy(item, copies) for item in value), value.maxlen)
+    if isinstance(value, list | tuple | set):
+        return type(value)(_copy(item, copies) for item in value)
+    return value
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, _Stream):
+        return _same(one.value, other.value)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple | deque):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other or (one != one and other != other))
