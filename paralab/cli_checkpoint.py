@@ -58,7 +58,7 @@ def _tell(folder: Path, as_json: bool, check: bool) -> bool:
 
 
 def _found(folder: Path, check: bool) -> list[Checkpoint]:
-    one = folder.name.startswith("step-") and folder.name[5:].isdigit()
+    one = folder.name.startswith("step-") and folder.name[5:].isdecimal()
     found = [each for each in checkpoints(folder.parent if one else folder, check) if not one or each.path.name == folder.name]
     if not found:
         problem = "does not exist" if not folder.exists() else "holds no checkpoint"

@@ -83,7 +83,7 @@ def step_folder(directory: Path, step: int) -> Path:
 
 def checkpoints(directory: Path, check: bool = False) -> list[Checkpoint]:
     """The checkpoints of a directory, oldest first. `check`: also read every byte and compare the checksums."""
-    found = sorted(path for path in directory.glob("step-[0-9]*") if path.is_dir() and path.name[5:].isdigit())
+    found = sorted(path for path in directory.glob("step-[0-9]*") if path.is_dir() and path.name[5:].isdecimal())
     return [_look(path, check) for path in found]
 
 

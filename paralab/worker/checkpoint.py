@@ -19,6 +19,7 @@ A checkpoint may come from somebody else. Reading one never runs what it holds: 
 from __future__ import annotations
 
 import io
+import pickle
 import random
 import sys
 import threading
@@ -96,11 +97,10 @@ class Parts:
         except (Exception, CheckpointException) as error:  # DCP's is a BaseException, and its text a traceback of every rank
             failures = error.failures if isinstance(error, CheckpointException) else {}
             cause = next((each for each, _ in failures.values()), error)
-            first_line = (str(cause).splitlines() or [""])[0]
-            raise ParalabError(
-                f"The checkpoint {folder} cannot be loaded: {type(cause).__name__}: {first_line}",
-                cure="an older checkpoint: move this one away",
-            ) from error
+            why = f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"
+            if isinstance(cause, pickle.UnpicklingError):  # torch would advise to load it without a check
+                why = "it is damaged, or it holds more than tensors and plain values"
+            raise ParalabError(f"The checkpoint {folder} cannot be loaded: {why}") from error
 
     def _restore(self, folder: Path, same_topology: bool) -> None:
         reader = SafeReader(folder)
