@@ -1,6 +1,6 @@
 """`paralab run --launcher torchrun`: the same command, its ranks started by torch's elastic agent instead of by us.
 
-This process looks, plans, and becomes `torchrun … -m paralab run …`, with as many processes as the plan has ranks; they join.
+This process looks, plans, and becomes `torchrun … paralab run …`, with as many processes as the plan has ranks; they join.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import sys
 from typing import NoReturn
 
 from paralab.launch.starting import let_go
+from paralab.machine.child import command
 from paralab.plan.request import Request
 from paralab.training import make_plan
 
 
 def become_torchrun(request: Request, max_restarts: int) -> NoReturn:
     plan, _, _ = make_plan(request)
-    agent = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={plan.world_size}", f"--max-restarts={max_restarts}"]
+    agent = ["-P", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={plan.world_size}"]
+    agent += [f"--max-restarts={max_restarts}", "--no-python"]  # or it would write `python -m`, without -P
     os.environ.setdefault("OMP_NUM_THREADS", str(plan.threads_per_device))  # torchrun would choose 1, and say so at length
     let_go()
-    os.execv(sys.executable, [sys.executable, *agent, "-m", "paralab", *sys.argv[1:]])
+    os.execv(sys.executable, [sys.executable, *agent, *command("paralab", *sys.argv[1:])])

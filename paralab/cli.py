@@ -26,6 +26,7 @@ from paralab.cli_run import run
 from paralab.errors import ParalabError, UsageError
 from paralab.launch.starting import loading_once
 from paralab.plan.request import STRATEGIES, Request
+from paralab.show.visible import echo
 
 SAID_SECONDS = 2.0  # for rank 0 to say what is wrong: torchrun ends all ranks when one has ended
 
@@ -73,12 +74,12 @@ class Commands(click.Group):
                 _leave_it_to_rank_0()
             if _json_is_asked_for():
                 click.echo(json.dumps({"error": error.problem, "detail": error.detail, "cure": error.cure}))
-            click.echo(f"paralab: {error}", err=True)
+            echo(f"paralab: {error}", err=True)
             sys.exit(error.exit_code)
         except KeyboardInterrupt:
             if _json_is_asked_for():
                 click.echo(json.dumps({"error": "stopped by Ctrl-C", "detail": None, "cure": None}))
-            click.echo("paralab: stopped by Ctrl-C; nothing was left running.", err=True)
+            echo("paralab: stopped by Ctrl-C; nothing was left running.", err=True)
             sys.exit(130)
 
 
@@ -136,7 +137,7 @@ def verify(strategy: str, as_json: bool, out: Path | None, step_deadline: float 
     from paralab.show.verify import print_proof
 
     given = {name: value for name, value in written(options).items() if name != "workload"}
-    say = (lambda line: None) if as_json else lambda line: click.echo(line, err=True)
+    say = (lambda line: None) if as_json else lambda line: echo(line, err=True)
     given |= {} if step_deadline is None else {"step_deadline": step_deadline}
     result = proof.verify(strategy, [options["workload"]] if options["workload"] else [], out=out, say=say, **given)
     if as_json:
@@ -244,7 +245,7 @@ def show(folders: tuple[Path, ...], report: Path | None, markdown: Path | None, 
     for path, text in ((report, render), (markdown, as_markdown)):
         if path:
             write_new(path, text(document))
-            click.echo(f"{path} written", err=True)
+            echo(f"{path} written", err=True)
     if as_json:
         click.echo(json.dumps(document.to_json()))
     else:
@@ -268,7 +269,7 @@ def faults(
     from paralab import faults as matrix
     from paralab.record.folder import write_new
 
-    say: Callable[[str], None] = say_to_user(as_json) if as_json else click.echo
+    say: Callable[[str], None] = say_to_user(as_json) if as_json else echo
     result = matrix.faults(only, repeat, workload, out, say)
     if markdown:
         write_new(markdown, matrix.as_markdown(result["rows"]))
@@ -334,6 +335,6 @@ def _tell(result: dict[str, Any], as_json: bool) -> None:
         click.echo(json.dumps({**result, "findings": [asdict(finding) for finding in document.findings], "report": str(page)}))
     else:
         print_summary(document)
-        click.echo(f"{result['seconds']:.0f} s; all tables and pictures: {page}")
+        echo(f"{result['seconds']:.0f} s; all tables and pictures: {page}")
     if all(row["error"] for row in result.get("rows", [{"error": None}])):
         sys.exit(1)

@@ -11,6 +11,7 @@ import click
 
 from paralab.errors import UsageError
 from paralab.record.checkpoints import Checkpoint, checkpoints
+from paralab.show.visible import echo
 from paralab.units import plural, size
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else there.")
@@ -46,18 +47,18 @@ def _tell(folder: Path, as_json: bool, check: bool) -> bool:
         return any(each.problem for each in found)
     for each in found:
         what = each.problem or ("whole, every byte checked" if check else "complete, not read")
-        click.echo(f"{each.path.name}  {size(each.num_bytes) if each.manifest else '':>10}  {_made(each)}  {what}")
+        echo(f"{each.path.name}  {size(each.num_bytes) if each.manifest else '':>10}  {_made(each)}  {what}")
     whole = [each for each in found if not each.problem]
     bad = len(found) - len(whole)
-    click.echo(f"{plural(len(found), 'checkpoint')}, {bad} of them not whole." if bad else f"{plural(len(found), 'checkpoint')}.")
+    echo(f"{plural(len(found), 'checkpoint')}, {bad} of them not whole." if bad else f"{plural(len(found), 'checkpoint')}.")
     if bad:
         last = f"step {whole[-1].step}" if whole else "the beginning"
-        click.echo(f"--resume would go on with {last}.")
+        echo(f"--resume would go on with {last}.")
     return bool(bad)
 
 
 def _found(folder: Path, check: bool) -> list[Checkpoint]:
-    one = folder.name.startswith("step-") and folder.name[5:].isdigit()
+    one = folder.name.startswith("step-") and folder.name[5:].isdecimal()
     found = [each for each in checkpoints(folder.parent if one else folder, check) if not one or each.path.name == folder.name]
     if not found:
         problem = "does not exist" if not folder.exists() else "holds no checkpoint"

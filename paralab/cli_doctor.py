@@ -14,6 +14,7 @@ import click
 
 from paralab.errors import UsageError
 from paralab.record.folder import write_new
+from paralab.show.visible import echo
 
 if TYPE_CHECKING:
     from paralab.doctor.report import Diagnosis
@@ -99,7 +100,7 @@ def doctor(id: str | None, fix: bool, strict: bool, as_json: bool, sarif: str | 
         from paralab.show.sarif import as_sarif
 
         text = json.dumps(as_sarif(diagnosis), indent=1)
-        click.echo(text) if sarif == "-" else write_new(Path(sarif), text + "\n")
+        echo(text) if sarif == "-" else write_new(Path(sarif), text + "\n")
     if as_json:
         fixed = {"fixed": {"files": fixes.changed, "ids": fixes.ids, "left": fixes.left} if fixes else None}
         click.echo(json.dumps(diagnosis.to_json() | fixed | {"exit_code": code}))

@@ -13,6 +13,7 @@ import click
 from paralab.errors import UsageError
 from paralab.plan.request import Request
 from paralab.record.folder import write_new
+from paralab.show.visible import echo
 
 if TYPE_CHECKING:
     from paralab.analyse.blocks import Document
@@ -86,7 +87,7 @@ def _add(number: int, title: str) -> None:
             from paralab.show.document import print_document
 
             print_document(document)
-            click.echo(f"\nThe page: {folder / 'report.html'}   the lab sheet: {folder / 'sheet.md'}")
+            echo(f"\nThe page: {folder / 'report.html'}   the lab sheet: {folder / 'sheet.md'}")
         if not any(section.blocks for section in document.sections):
             sys.exit(1)  # every part lacks its set-ups
 
@@ -113,7 +114,7 @@ def _told(number: int, run_folder: Path | None, quiet: bool, options: dict[str, 
     else:
         base = Request("single", workload=options["workload"], batch_size=options["batch_size"], device=options["device"])
         kept = {name: options[name] for name in ("rounds", "steps", "out")}
-        say = (lambda line: None) if quiet else (lambda line: click.echo(line, err=True))
+        say = (lambda line: None) if quiet else (lambda line: echo(line, err=True))
         document, folder = practicals.run(number, options["part"], base=base, say=say, **kept)
     for name, text in (("report.html", render), ("sheet.md", as_markdown)):
         if not (folder / name).exists():
@@ -132,7 +133,7 @@ def _right_number(number: int, folder: Path) -> None:
 
 def _write(path: Path, text: str) -> None:
     if str(path) == "-":
-        click.echo(text, nl=False)
+        echo(text, nl=False)
         return
     write_new(path, text)
 

@@ -14,6 +14,7 @@ import click
 from paralab.cli_options import OUT, request_options, say_to_user, written
 from paralab.errors import UsageError
 from paralab.plan.request import STRATEGIES, Request
+from paralab.show.visible import echo
 
 SURVIVAL_OPTIONS: list[Callable[[Any], Any]] = [
     click.option(
@@ -158,9 +159,9 @@ def run(
             screen.close()
     print_result(result, show)
     if report:
-        click.echo(f"All tables and pictures: {write_report(Path(result['run_folder']))}")
+        echo(f"All tables and pictures: {write_report(Path(result['run_folder']))}")
     if tensorboard:
-        click.echo(f"Look at it with: tensorboard --logdir {tensorboard}")
+        echo(f"Look at it with: tensorboard --logdir {tensorboard}")
 
 
 def _trainer(launched: Any, slurm: str | None, **job: Any) -> Callable[..., dict[str, Any]]:

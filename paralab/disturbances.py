@@ -11,7 +11,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from paralab.errors import RunFailed
 from paralab.launch.starting import LAUNCHER
+from paralab.machine import child
 from paralab.record.checkpoints import checkpoints
 from paralab.record.reader import Event, failures_of, read_events
 
@@ -108,7 +108,7 @@ class Room:
         return found
 
     def _start(self, name: str, options: list[str], **environment: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "paralab", "run", *COMMON, "--workload", self.workload]
+        command = child.command("paralab", "run", *COMMON, "--workload", self.workload)
         command += [*self.options, *options, "--out", name]
         both = {**os.environ, **self.environment, **environment}
         with (self.folder / f"{name}.txt").open("wb") as log:

@@ -233,7 +233,7 @@ def set_aside(checkpoint: Checkpoint) -> None:
 
 
 def _same(checkpoint: Checkpoint, plan: Plan) -> bool:
-    return all(checkpoint.manifest["topology"][name] == getattr(plan, name) for name in TOPOLOGY)
+    return all(checkpoint.manifest["topology"].get(name) == getattr(plan, name) for name in TOPOLOGY)
 
 
 def _last_step(folder: Path, attempt: int) -> int:

@@ -19,6 +19,7 @@ from paralab.analyse.failure import last_lines, root_cause
 from paralab.errors import Interrupted, ParalabError, RunFailed, UsageError
 from paralab.launch import slurm
 from paralab.launch.sbatch import Allocation, allocation, parse, run_name, script
+from paralab.machine import child
 from paralab.plan.plan import Plan
 from paralab.plan.request import Request, check
 from paralab.record.folder import RunFolder, write_new
@@ -126,7 +127,7 @@ def _script(request: Request, asked: Allocation, runs: Path, prints: Path, extra
     command = ["paralab", *sys.argv[1:]]
     options = [*extras, *survival.options(), *(["--resume"] if survival.resume else [])]
     saves = survival.directory is not None
-    return script(request, asked, options, runs.absolute(), prints, Path.cwd(), sys.executable, kept, command, saves)
+    return script(request, asked, options, runs.absolute(), prints, Path.cwd(), child.command("paralab"), kept, command, saves)
 
 
 class Following:

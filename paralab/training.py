@@ -185,13 +185,13 @@ def record_plan(folder: RunFolder, plan: Plan, machine: Machine, summary: Summar
 
 def constraints(plan: Plan, machine: Machine, summary: Summary) -> list[str]:
     """What the result depends on, in words (mission H7.4)."""
-    where = ", ".join(gpu.name for gpu in machine.gpus) if plan.device == "cuda" else machine.cpu
+    gpus = machine.gpus if plan.device == "cuda" else ()
+    where = ", ".join(gpu.name for gpu in gpus) or machine.cpu
     lines = [
         f"model: {count(summary.parameters)} parameters, {size(summary.parameter_bytes)}",
         f"device: {plan.device} ({where}), {plan.threads_per_device} threads per device, {machine.cores} cores",
         f"backend: {plan.backend or 'none, one process'}; torch {machine.torch}, CUDA {machine.cuda or 'none'}",
-        f"memory: {size(machine.memory_bytes)} of the host"
-        + "".join(f", {size(gpu.memory_bytes)} of {gpu.name}" for gpu in machine.gpus),
+        f"memory: {size(machine.memory_bytes)} of the host" + "".join(f", {size(gpu.memory_bytes)} of {gpu.name}" for gpu in gpus),
         f"precision: {plan.precision}; batch: {plan.arithmetic}; seed {plan.seed}",
     ]
     return lines + list(plan.remarks) + list(plan.differences)

@@ -59,7 +59,8 @@ def splits(lab: Lab) -> list[Block]:
     ]
     columns = ("devices", "batch", "batch ÷ devices, rounded up", "split, as it arrived inside the model", "equal")
     gpus = len(lab.comparison["machine"]["gpus"])
-    here = f"; this machine has {plural(gpus, 'GPU')}" + ("" if gpus else ", so the devices above are shares of its cores")
+    shares = "" if lab[DP2]["device"] == "cuda" else ", and the devices above are shares of its cores"
+    here = f"; this machine has {plural(gpus, 'GPU')}{shares}"
     return [
         Table("Who gets how many samples", columns, tuple(lines)),
         *(block for row in seen.values() for block in drawn_split(row)),

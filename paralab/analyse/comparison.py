@@ -117,6 +117,7 @@ def _row(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
         "precision": first.get("precision", request["precision"]),
         "accumulate": first.get("batch", {}).get("accumulate"),
         "error": entry["error"],
+        "device": first.get("device", request.get("device", "auto")),
         "devices": devices,
         "threads_per_device": first.get("threads_per_device"),
         "processes": len(first.get("ranks", [])) or None,

@@ -12,8 +12,9 @@ from paralab.analyse import practical5, practical6, practical7, practical10
 from paralab.analyse.blocks import Document, Finding
 from paralab.analyse.comparison import comparison_of, read_manifest
 from paralab.analyse.lab import LabPart, sharing, tell
-from paralab.analyse.report import facts, where
+from paralab.analyse.report import facts
 from paralab.analyse.verdict import verdict
+from paralab.analyse.wording import machine_words
 from paralab.errors import UsageError
 from paralab.units import plural
 
@@ -59,7 +60,7 @@ def document(comparison: dict[str, Any], folder: Path) -> Document:
     measured = f"{plural(len(rows), 'set-up')}, {plural(comparison['rounds'], 'round')} in turns"
     return Document(
         title=f"Practical {number}: {told.title}",
-        subtitle=f"{comparison['workload']['name']} on {where(comparison['machine'])}; {measured}",
+        subtitle=f"{comparison['workload']['name']} on {machine_words(comparison)}; {measured}",
         findings=_findings(comparison),
         sections=tell(told.parts, comparison, folder),
         facts=facts(comparison),

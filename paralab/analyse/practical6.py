@@ -14,7 +14,7 @@ from paralab.analyse.practical5 import MORE_LOADED, proportional
 from paralab.analyse.recording import Recording
 from paralab.analyse.setups import DDP2, DDP4, DP2, DP4, LARGE, ODD, SINGLE, SMALL
 from paralab.analyse.uncertainty import Ratio
-from paralab.analyse.wording import alike, capital, factor, faster, interval, listed, share, speed, split_words
+from paralab.analyse.wording import alike, capital, factor, faster, interval, listed, machine_words, share, speed, split_words
 from paralab.units import plural, seconds, size
 
 HIDES_MORE = 0.02  # of the communication, to be called more
@@ -336,7 +336,7 @@ def which_scales(lab: Lab, pair: tuple[int, str, str]) -> Answer:
     ]
     winners = {"faster": "DDP scales better", "slower": "DataParallel scales better"}
     text = f"The speed-up on {number} devices is {listed(told)}: {winners.get(ratio.verdict, 'neither scales measurably better')}"
-    text += "" if number > 2 else f" (more were not tried on {plural(lab.comparison['machine']['cores'], 'core')})"
+    text += "" if number > 2 else f" (more were not tried on {machine_words(lab.comparison)})"
     text += f"; {sharing(lab[right])}" if sharing(lab[right]) else ""
     efficiency = {name: found.value / number for found, name in zip(ratios, (left, right), strict=True)}
     return Answer("Which one scales better?", text + ".", {"devices": number, "efficiency": efficiency})

@@ -14,7 +14,7 @@ from paralab.analyse.metrics import RULE
 from paralab.analyse.parity import aside
 from paralab.analyse.recording import Recording
 from paralab.analyse.verdict import is_same_training, largest_memory, verdict
-from paralab.analyse.wording import collectives
+from paralab.analyse.wording import collectives, machine_words
 from paralab.units import count, plural, rate, seconds, size
 
 Row = dict[str, Any]
@@ -34,7 +34,7 @@ def report(comparison: dict[str, Any], folder: Path, more: Sequence[Section] = (
         subtitle=(plural(len(rows), "set-up") if len(rows) != 1 else rows[0]["name"])
         + (f" at a global batch of {batch}" if len(sizes) == 1 else "")
         + (f", {plural(comparison['rounds'], 'round')} in turns" if comparison["rounds"] > 1 else "")
-        + f", on {where(comparison['machine'])}",
+        + f", on {machine_words(comparison)}",
         findings=verdict(comparison),
         sections=(
             _side_by_side(rows, recordings, comparison["baseline"]),
@@ -46,22 +46,17 @@ def report(comparison: dict[str, Any], folder: Path, more: Sequence[Section] = (
     )
 
 
-def facts(manifest: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    machine, packages = manifest["machine"], manifest["packages"]
+def facts(comparison: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    machine, packages, workload = comparison["machine"], comparison["packages"], comparison["workload"]
     versions = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
     return (
-        ("machine", where(machine)),
+        ("machine", machine_words(comparison)),
         ("memory", size(machine["memory_bytes"])),
         ("versions", f"Python {machine['python']}, {versions}, CUDA {machine['cuda'] or 'none'}"),
-        ("workload", f"{manifest['workload']['name']}: {manifest['workload']['parameters']:,} parameters"),
-        ("data", str(manifest["workload"]["data_path"])),
-        ("command", shlex.join(["paralab", *manifest["command"][1:]])),
+        ("workload", f"{workload['name']}: {workload['parameters']:,} parameters"),
+        ("data", str(workload["data_path"])),
+        ("command", shlex.join(["paralab", *comparison["command"][1:]])),
     )
-
-
-def where(machine: dict[str, Any]) -> str:
-    gpus = machine["gpus"]
-    return f"{plural(len(gpus), 'GPU')} ({gpus[0]['name']})" if gpus else f"{plural(machine['cores'], 'core')} of {machine['cpu']}"
 
 
 def number(value: float | None, text: str) -> Cell:

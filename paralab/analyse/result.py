@@ -51,6 +51,7 @@ def result_of(folder: Path) -> dict[str, Any]:
             "micro_batches": plan["micro_batches"],
         },
         "precision": plan["precision"],
+        "device": plan["device"],
         "threads_per_device": plan["threads_per_device"],
         "steps": len(steps),
         "begun_at_step": recording.begun_at,

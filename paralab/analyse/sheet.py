@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from html import unescape
 from typing import Any
 
 from paralab.analyse.blocks import Answer, Cell, Document, Table
@@ -45,7 +46,7 @@ def parse(text: str) -> dict[str, Written]:
     current, question, in_table = Written(), None, False
     for line in (line.strip() for line in text.splitlines()):
         if line.startswith("## "):
-            current, question, in_table = sections.setdefault(line[3:].strip(), Written()), None, False
+            current, question, in_table = sections.setdefault(unescape(line[3:].strip()), Written()), None, False
         elif line.startswith("|"):
             if not in_table:
                 current.tables.append([])
@@ -54,7 +55,7 @@ def parse(text: str) -> dict[str, Written]:
             question, in_table = None, True
             current.tables[-1].append(_cells_of(line))
         elif line.startswith("**") and line.endswith("**") and len(line) > 4:
-            question, in_table = line[2:-2].strip(), False
+            question, in_table = unescape(line[2:-2].strip()), False
             current.answers[question] = ""
         else:
             in_table = in_table and bool(line)
@@ -64,7 +65,8 @@ def parse(text: str) -> dict[str, Written]:
 
 
 def _cells_of(line: str) -> list[str]:
-    return [cell.replace("\\|", "|").strip() for cell in re.split(r"(?<!\\)\|", line.strip().removeprefix("|").removesuffix("|"))]
+    cells = re.split(r"(?<!\\)\|", line.strip().removeprefix("|").removesuffix("|"))
+    return [unescape(cell.replace("\\|", "|")).strip() for cell in cells]
 
 
 def emptied(document: Document) -> Document:

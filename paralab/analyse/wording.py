@@ -6,10 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from paralab.analyse.uncertainty import Ratio
-from paralab.units import seconds, size
+from paralab.units import plural, seconds, size
 
 TELLS = 1.05  # an interval that ends below this says: not faster, or so little that nobody would notice
 SAME_SIZE = 0.005
+
+
+def machine_words(comparison: dict[str, Any]) -> str:
+    """What the rows were trained on: `1 GPU (NVIDIA H200)`, `2 cores of AMD EPYC`, or both. A GPU that no row used is not named."""
+    machine, used = comparison["machine"], {row["device"] for row in comparison["rows"]}
+    gpus = machine["gpus"]
+    found = [f"{plural(len(gpus), 'GPU')} ({gpus[0]['name']})"] if gpus and used & {"cuda", "auto"} else []
+    found += [f"{plural(machine['cores'], 'core')} of {machine['cpu']}"] if "cpu" in used or not found else []
+    return " and ".join(found)
 
 
 def factor(value: float) -> str:

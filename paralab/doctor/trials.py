@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paralab.machine.child import command
 from paralab.machine.host import loopback
 
 BYTES = 25 * 2**20  # a bucket of DDP
@@ -89,10 +89,7 @@ def _run(
             with (folder / f"out{rank}").open("wb") as out, (folder / f"err{rank}").open("wb") as err:
                 children.append(
                     subprocess.Popen(
-                        [
-                            *(sys.executable, "-m", "paralab.observe.link"),
-                            json.dumps({**question, "bytes": BYTES, "seconds": SECONDS}),
-                        ],
+                        command("paralab.observe.link", json.dumps({**question, "bytes": BYTES, "seconds": SECONDS})),
                         env={**os.environ, **quiet, **near, **environment},
                         stdin=subprocess.DEVNULL,
                         stdout=out,

@@ -175,7 +175,7 @@ def script(
     runs: Path,
     prints: Path,
     where: Path,
-    python: str,
+    paralab: Sequence[str],
     environment: Mapping[str, str],
     command: Sequence[str],
     saves: bool = False,
@@ -184,6 +184,7 @@ def script(
 
     extras       options of `paralab run` that are no part of the request, such as --save-weights
     where        the folder in which the command was given
+    paralab      the words that start it
     environment  what must be set for it to run by hand, from another shell
     command      what the user wrote, for the comment
     saves        it makes checkpoints: a start after the first goes on with the last one, and a job that was told to stop (its time
@@ -205,7 +206,7 @@ def script(
         known["signal"] = f"USR1@{WARN_SECONDS}"
     if asked.tasks == 1 and request.strategy not in ONE_PROCESS:  # a step of one task is not joined: paralab would start two ranks
         request = replace(request, replicas=1)
-    train = [python, "-m", "paralab", "run", request.strategy, *options_of(request), *extras]
+    train = [*paralab, "run", request.strategy, *options_of(request), *extras]
     # Since Slurm 22.05 a step does not inherit the job's --cpus-per-task.
     step = "srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}"
     return "\n".join(

@@ -15,13 +15,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from paralab.machine.child import command
 from paralab.record.board import UNSEEN
 
 INSIDE = "PARALAB_INSIDE"  # set in every process that paralab starts; one of them must not start paralab again
@@ -78,7 +78,7 @@ class Template:
         self.environment = {**os.environ, INSIDE: "template", LAUNCHER: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "paralab.worker.template", str(theirs.fileno())],
+                command("paralab.worker.template", str(theirs.fileno())),
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -165,8 +165,8 @@ def can_fork() -> bool:
 def start(
     module: str, arguments: list[str], environment: dict[str, str], log: IO[bytes], prefix: list[str], own: bool = False
 ) -> Child:
-    """`python -m MODULE ARGUMENTS…`, which ends when its standard input is closed. It does not hear the terminal's Ctrl-C, which is
-    for the launcher. `own`: a process that must load torch itself."""
+    """A process that runs MODULE with ARGUMENTS, and ends when its standard input is closed. It does not hear the terminal's
+    Ctrl-C, which is for the launcher. `own`: a process that must load torch itself."""
     if _templates and not prefix and not own and can_fork():
         if (before := _templates[-1]) and before.gone:
             let_go()
@@ -174,7 +174,7 @@ def start(
         if child := template.fork(module, arguments, environment, log):
             return child
     return subprocess.Popen(
-        [*prefix, sys.executable, "-m", module, *arguments],
+        [*prefix, *command(module, *arguments)],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=log,

@@ -51,7 +51,7 @@ def _trial(precision: str, environment: dict[str, str], deadline_seconds: float)
     """None when it worked, else what happened."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", TRIAL, precision],
+            [sys.executable, "-P", "-c", TRIAL, precision],
             env={**os.environ, **environment},
             capture_output=True,
             text=True,

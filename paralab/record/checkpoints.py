@@ -7,6 +7,9 @@
 
 A folder without a manifest is half-written. One whose files do not fit its manifest is damaged. Neither is ever loaded, and neither
 counts when old checkpoints are deleted.
+
+A checkpoint may come from somebody else, and then its checksums fit whatever they put there. So reading one never runs what it
+holds: see `paralab.record.metadata` for `.metadata`, and `paralab.worker.checkpoint` for the tensors.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from paralab.errors import UsageError
+from paralab.record.metadata import METADATA, UnsafeMetadata, read_metadata
 from paralab.units import size
 
 MANIFEST = "manifest.json"
@@ -79,7 +83,7 @@ def step_folder(directory: Path, step: int) -> Path:
 
 def checkpoints(directory: Path, check: bool = False) -> list[Checkpoint]:
     """The checkpoints of a directory, oldest first. `check`: also read every byte and compare the checksums."""
-    found = sorted(path for path in directory.glob("step-[0-9]*") if path.is_dir() and path.name[5:].isdigit())
+    found = sorted(path for path in directory.glob("step-[0-9]*") if path.is_dir() and path.name[5:].isdecimal())
     return [_look(path, check) for path in found]
 
 
@@ -150,16 +154,34 @@ def require_same_training(manifest: dict[str, Any], wanted: dict[str, Any], path
 def _look(path: Path, check: bool) -> Checkpoint:
     step = int(path.name[5:])
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return Checkpoint(path, step, {}, "half-written: it has no manifest", half_written=True)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return Checkpoint(path, step, {}, f"its manifest cannot be read: {error}")
-    try:
-        problem = _problem(path, manifest, check)
-    except (KeyError, TypeError, AttributeError) as error:
-        problem = f"its manifest lacks {error}"
-    return Checkpoint(path, step, manifest, problem)
+    if wrong := _malformed(manifest, step):
+        return Checkpoint(path, step, {}, wrong)
+    return Checkpoint(path, step, manifest, _problem(path, manifest, check))
+
+
+def _malformed(manifest: Any, step: int) -> str | None:
+    """What is wrong with the fields that others rely on. A manifest is JSON from a file: it can be anything."""
+    if not isinstance(manifest, dict):
+        return "its manifest is not a JSON object"
+    kinds = {"sha256": str, "files": dict, "step": int, "samples_seen": int, "topology": dict}
+    for name, kind in kinds.items():
+        if type(manifest.get(name)) is not kind:
+            return f"its manifest has no valid {name!r}"
+    if manifest["step"] != step:
+        return f"its manifest is of step {manifest['step']}"
+    if METADATA not in manifest["files"]:
+        return f"its manifest does not list {METADATA}"
+    for name, entry in manifest["files"].items():
+        if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+            return f"its manifest lists {name!r}, which is not the name of a file in it"
+        if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or type(entry.get("sha256")) is not str:
+            return f"its manifest does not give the size and checksum of {name}"
+    return None
 
 
 def _problem(path: Path, manifest: dict[str, Any], check: bool) -> str | None:
@@ -167,17 +189,23 @@ def _problem(path: Path, manifest: dict[str, Any], check: bool) -> str | None:
         return "its manifest is damaged: it does not have the checksum it was written with"
     for name, expected in manifest["files"].items():
         file = path / name
-        if not file.exists():
+        if not file.is_file():
             return f"{name} is missing"
         if (found := file.stat().st_size) != expected["bytes"]:
             return f"{name} has {found} bytes instead of {expected['bytes']}"
-    for name, expected in manifest["files"].items() if check else ():
+    if not check:
+        return None
+    for name, expected in manifest["files"].items():
         try:
             found_digest = _digest(path / name)
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
         if found_digest != expected["sha256"]:
             return f"{name} is damaged: its bytes do not have the checksum they were written with"
+    try:
+        read_metadata(path).check({name: entry["bytes"] for name, entry in manifest["files"].items()})
+    except (OSError, UnsafeMetadata) as error:
+        return f"{METADATA} is not safe to load: {error}"
     return None
 
 

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
+
+from paralab.show.visible import visible
 
 PIPED_WIDTH = 120  # a pipe or a file has no width; rich would take 80
 
 
+class VisibleConsole(Console):
+    """Shows the control characters in what it prints; those that rich itself needs are segments of their own."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
 def _console(stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else PIPED_WIDTH)
+    return VisibleConsole(stderr=stderr, highlight=False, width=None if stream.isatty() else PIPED_WIDTH)
 
 
 console = _console(stderr=False)

@@ -49,7 +49,7 @@ def print_summary(document: Document) -> None:
 def print_table(table: Table) -> None:
     numeric = numeric_columns(table)
     right = tuple(column for column, is_number in zip(table.columns, numeric, strict=True) if is_number)
-    shown = plain_table(*table.columns, right=right)
+    shown = plain_table(*map(escape, table.columns), right=tuple(map(escape, right)))
     for row in table.rows:
         shown.add_row(*(escape(cell_words(cell).replace("`", "")) for cell in row))
     if table.title:

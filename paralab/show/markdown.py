@@ -1,31 +1,45 @@
-"""A document as Markdown: a lab sheet to hand in, or to paste into an issue. Tables and answers; pictures are for the page."""
+"""A document as Markdown: a lab sheet to hand in, or to paste into an issue. Tables and answers; pictures are for the page.
+
+What is in a document may come from a foreign run folder, so all of it is escaped: no HTML, no links, one line per text.
+"""
 
 from __future__ import annotations
 
+import re
+
 from paralab.analyse.blocks import Answer, Document, Table
 from paralab.show.page import cell_words, numeric_columns
+from paralab.show.visible import visible
+
+# Entities, because a backslash before one of ours would undo a backslash. What is not a tag, a cell or a link needs none.
+UNSAFE = re.compile(r"<|\||\](?=[(\[:])")
 
 
 def as_markdown(document: Document) -> str:
-    lines = [f"# {document.title}", "", document.subtitle, ""]
-    lines += [f"- **{finding.kind}**: {finding.text}" for finding in document.findings]
+    lines = [f"# {safe(document.title)}", "", safe(document.subtitle), ""]
+    lines += [f"- **{safe(finding.kind)}**: {safe(finding.text)}" for finding in document.findings]
     for section in document.sections:
         blocks = [block for block in section.blocks if isinstance(block, Table | Answer)]
         if not blocks:
             continue
-        lines += ["", f"## {section.title}", ""] + ([section.text, ""] if section.text else [])
+        lines += ["", f"## {safe(section.title)}", ""] + ([safe(section.text), ""] if section.text else [])
         for block in blocks:
             lines += _table(block) if isinstance(block, Table) else _answer(block)
     lines += ["", "## What these numbers depend on", ""]
-    lines += [f"- {name}: {value}" for name, value in document.facts]
+    lines += [f"- {safe(name)}: {safe(value)}" for name, value in document.facts]
     return "\n".join(lines) + "\n"
+
+
+def safe(text: str) -> str:
+    return UNSAFE.sub(lambda found: f"&#{ord(found[0])};", visible(" ".join(str(text).splitlines())))
 
 
 def _table(table: Table) -> list[str]:
     align = ["---:" if numeric else "---" for numeric in numeric_columns(table)]
-    rows = [[cell_words(cell).replace("|", "\\|") for cell in row] for row in table.rows]
-    lines = [_row(list(table.columns)), _row(align), *map(_row, rows)]
-    return ([f"**{table.title}**", ""] if table.title else []) + lines + (["", table.note] if table.note else []) + [""]
+    rows = [[safe(cell_words(cell)) for cell in row] for row in table.rows]
+    lines = [_row([safe(column) for column in table.columns]), _row(align), *map(_row, rows)]
+    title, note = ([f"**{safe(table.title)}**", ""] if table.title else []), (["", safe(table.note)] if table.note else [])
+    return title + lines + note + [""]
 
 
 def _row(cells: list[str]) -> str:
@@ -34,4 +48,4 @@ def _row(cells: list[str]) -> str:
 
 def _answer(answer: Answer) -> list[str]:
     verdict = "" if answer.verdict is None else "Yes. " if answer.verdict else "No. "
-    return [f"**{answer.question}**", "", f"{verdict}{answer.text}", ""]
+    return [f"**{safe(answer.question)}**", "", f"{verdict}{safe(answer.text)}", ""]

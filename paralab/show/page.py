@@ -27,6 +27,7 @@ from paralab.show.chart_split import draw_split
 from paralab.show.chart_timeline import draw_timeline, timeline_legend
 from paralab.show.palette import textures
 from paralab.show.svg import NARROW, WIDE
+from paralab.show.visible import visible
 from paralab.units import measure
 
 DRAW: dict[type[Any], Callable[[Any, str, int], str]] = {
@@ -52,7 +53,7 @@ def render(document: Document) -> str:
     """The whole page. The same document gives the same bytes."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(prose=prose, value=value_json, words=cell_words, evidence=evidence, numeric=numeric_columns)
-    return environment.from_string(_file("page.html.j2")).render(
+    page = environment.from_string(_file("page.html.j2")).render(
         document=document,
         css=Markup(_file("page.css")),
         js=Markup(_file("page.js")),
@@ -62,6 +63,7 @@ def render(document: Document) -> str:
         draw=draw,
         textures=Markup(textures()),
     )
+    return visible(page)
 
 
 def write_report(folder: Path, document: Document | None = None) -> Path:

@@ -11,11 +11,15 @@ Everything is a tensor under a name that does not depend on the topology, so tha
 
 A save copies the state aside (that is all the training waits for), and a side thread writes it. The manifest that makes it a
 checkpoint comes last. What goes wrong in the thread is raised at the next step.
+
+A checkpoint may come from somebody else. Reading one never runs what it holds: `SafeReader` for the metadata, and
+`torch.load(weights_only=True)` for every tensor and for what is pickled inside one.
 """
 
 from __future__ import annotations
 
 import io
+import pickle
 import random
 import sys
 import threading
@@ -28,7 +32,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict  # what DCP's own stagers use
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
@@ -36,9 +41,11 @@ from torch.distributed.tensor import DTensor
 from paralab.errors import ParalabError
 from paralab.plan.plan import Plan
 from paralab.record.checkpoints import TOPOLOGY, require_room, rotate, step_folder, write_manifest
+from paralab.record.metadata import read_metadata
 from paralab.worker.job import Job
 from paralab.worker.planted import planted
 from paralab.worker.probes import Probe
+from paralab.worker.safe_reader import SafeReader
 from paralab.worker.shards import local
 
 State = dict[str, torch.Tensor]
@@ -78,7 +85,18 @@ class Parts:
 
     def restore(self, folder: Path, same_topology: bool) -> None:
         """Put back what the checkpoint holds. At another topology the random streams begin anew, from seed and step."""
-        reader = FileSystemReader(folder)
+        try:
+            self._restore(folder, same_topology)
+        except (Exception, CheckpointException) as error:  # DCP's is a BaseException, and its text a traceback of every rank
+            failures = error.failures if isinstance(error, CheckpointException) else {}
+            cause = next((each for each, _ in failures.values()), error)
+            why = f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"
+            if isinstance(cause, pickle.UnpicklingError):  # torch would advise to load it without a check
+                why = "it is damaged, or it holds more than tensors and plain values"
+            raise ParalabError(f"The checkpoint {folder} cannot be loaded: {why}") from error
+
+    def _restore(self, folder: Path, same_topology: bool) -> None:
+        reader = SafeReader(folder)
         known: dict[str, Any] = reader.read_metadata().state_dict_metadata
         state: State = {f"model.{name}": parameter.detach() for name, parameter in self.parameters.items()}
         state |= {f"buffer.{name}": buffer for name, buffer in self.buffers.items()}
@@ -279,7 +297,7 @@ class Saver:
 def _require_files(folder: Path) -> None:
     """What other nodes wrote must be here too, or the manifest would be of a part."""
     # Read back: what `save` returns knows its files in some versions of torch only (2.13 yes, 2.11 no).
-    wanted = {info.relative_path for info in FileSystemReader(folder).read_metadata().storage_data.values()}
+    wanted = {location.file for location in read_metadata(folder).locations}
     missing = sorted(name for name in wanted if not (folder / name).exists())
     if missing:
         raise ParalabError(

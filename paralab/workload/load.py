@@ -7,8 +7,11 @@ import importlib.util
 import pickle
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from paralab.errors import UsageError, unknown
 from paralab.workload.catalog import full_name, look_up
@@ -21,20 +24,18 @@ def load_workload(reference: str) -> Workload:
     """Build the workload that a command names; a user's mistake becomes a UsageError with their lines of the traceback."""
     if reference.startswith(PICKLED):
         path = Path(reference.removeprefix(PICKLED))
-        function, shown = pickle.loads(path.read_bytes()), "from the notebook"
-        folder = path.parent
-    elif names_file(reference):
+        with _importing_from(Path.cwd()):
+            return _built(pickle.loads(path.read_bytes()), "from the notebook", path.parent)
+    if names_file(reference):
         path, _, attribute = split(reference)
-        folder, shown = path.parent, reference
-        module = _import_file(path)
-        if not hasattr(module, attribute):
-            names = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-            raise unknown(f"function in {path.name} named", attribute, names or ["(the file defines no function)"])
-        function = getattr(module, attribute)
-    else:
-        entry, numbers = look_up(reference)
-        built: Workload = importlib.import_module(entry.module).build(full_name(reference), **numbers)
-        return built
+        with _importing_from(path.parent, Path.cwd()):
+            return _built(_attribute(path, attribute), reference, path.parent)
+    entry, numbers = look_up(reference)
+    built: Workload = importlib.import_module(entry.module).build(full_name(reference), **numbers)
+    return built
+
+
+def _built(function: Any, shown: str, folder: Path) -> Workload:
     try:
         with seeded(0):  # data that is made at random here must be the same on every rank
             value = function() if callable(function) else function
@@ -45,9 +46,29 @@ def load_workload(reference: str) -> Workload:
     return as_workload(value, Path(shown).name)
 
 
+@contextmanager
+def _importing_from(*folders: Path) -> Iterator[None]:
+    """The user's modules are found first while their workload is loaded, as from a script. Afterwards they are found last: what
+    torch imports later must not come from a file there that happens to have the same name."""
+    names = [str(folder.resolve()) for folder in folders]
+    sys.path[:0] = names
+    try:
+        yield
+    finally:
+        for name in names:
+            sys.path.remove(name)
+        sys.path += [name for name in dict.fromkeys(names) if name not in sys.path]
+
+
+def _attribute(path: Path, attribute: str) -> Any:
+    module = _import_file(path)
+    if not hasattr(module, attribute):
+        names = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        raise unknown(f"function in {path.name} named", attribute, names or ["(the file defines no function)"])
+    return getattr(module, attribute)
+
+
 def _import_file(path: Path) -> ModuleType:
-    """Import a user's file as a script's neighbours would see it: its folder is on sys.path."""
-    sys.path.insert(0, str(path.parent))
     name = f"paralab_workload_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

@@ -64,6 +64,7 @@ def row(name, processes, devices, step=0.030, batch=64, micro=1, **changed):
         "strategy": "dp" if dp else "ddp" if processes > 1 else "single",
         "precision": "fp32",
         "error": None,
+        "device": "cpu",
         "devices": devices * processes,
         "processes": processes,
         "ranks": [
@@ -395,6 +396,7 @@ def on_one_gpu(found):
     """The same evidence as one GPU gives it: all devices are cuda:0, memory is the allocator's, DataParallel's inside is hidden."""
     found["machine"]["gpus"] = [{"name": "a GPU"}]
     for of in found["rows"]:
+        of["device"] = "cuda"
         dp = of["strategy"] == "dp"
         for rank in of["ranks"]:
             rank.update(devices=["cuda:0"] * len(rank["devices"]), virtual=False)

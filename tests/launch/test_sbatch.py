@@ -110,7 +110,15 @@ def test_time_limits_as_slurm_writes_them(time, seconds):
 def text_of(options: str, where: Path, **request) -> str:
     asked = allocation(request := Request("ddp", **request), 2, parse(options))
     return script(
-        request, asked, ["--save-weights"], where / "the runs", where, where, "/my python", {"A": "b c"}, ["paralab", "x y"]
+        request,
+        asked,
+        ["--save-weights"],
+        where / "the runs",
+        where,
+        where,
+        ["/my python", "paralab"],
+        {"A": "b c"},
+        ["paralab", "x y"],
     )
 
 
@@ -131,7 +139,7 @@ def test_the_script_can_be_read(tmp_path):
         "signal=USR1@60",
     ]
     assert "cd /home/me\nexport A='b c'\n" in text
-    train = "'/my python' -m paralab run ddp --workload mlp --bucket-mb 0.1 --steps 5 --save-weights"
+    train = "'/my python' paralab run ddp --workload mlp --bucket-mb 0.1 --steps 5 --save-weights"
     assert text.splitlines()[-1].endswith(f'{train} --out "$run"')
 
 

@@ -1,6 +1,8 @@
 """Checkpoints on disk: a folder is believed only when its manifest is there and every byte fits it."""
 
 import json
+import pickle
+import pickletools
 
 import pytest
 
@@ -14,13 +16,19 @@ from paralab.record.checkpoints import (
     step_folder,
     write_manifest,
 )
+from paralab.record.metadata import Chunk, TensorEntry, UnsafeMetadata, read_metadata
+
+# What DCP writes for a checkpoint without a tensor, assembled by hand.
+METADATA = b"""\x80\x02ctorch.distributed.checkpoint.metadata
+Metadata
+)\x81}(X\x13\x00\x00\x00state_dict_metadata}X\x0c\x00\x00\x00storage_data}ub."""
 
 
 def make(directory, step, manifest=True):
     folder = step_folder(directory, step)
     folder.mkdir(parents=True)
     (folder / "__0_0.distcp").write_bytes(bytes(range(256)) * step)
-    (folder / ".metadata").write_bytes(b"where it lies")
+    (folder / ".metadata").write_bytes(METADATA)
     if manifest:
         write_manifest(folder, step=step, samples_seen=step * 8, topology={"strategy": "ddp", "world_size": 2})
     return folder
@@ -72,6 +80,50 @@ def test_any_single_flipped_bit_is_found(tmp_path):
             assert checkpoints(tmp_path, check=True)[0].problem, (name, place)
         (folder / name).write_bytes(whole)
     assert checkpoints(tmp_path, check=True)[0].problem is None
+
+
+def pickled(**dtypes):
+    """Tensors of 3 × 2 in the real classes, as torch pickles them."""
+    import torch
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+
+    entries, places = {}, {}
+    offsets, size = torch.Size([0, 0]), torch.Size([3, 2])
+    for name, dtype in dtypes.items():
+        entries[name] = TensorStorageMetadata(TensorProperties(dtype), size, [ChunkStorageMetadata(offsets, size)])
+        places[MetadataIndex(name, offsets)] = _StorageInfo("__0_0.distcp", 10 * len(places), 10)
+    return pickle.dumps(Metadata(entries, storage_data=places))
+
+
+def test_metadata_is_read_into_plain_data(tmp_path):
+    import torch
+
+    found = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    dtypes = {name: value for name, value in found.items() if not name.startswith(("torch.q", "torch.bits"))}  # no parameter's
+    (tmp_path / ".metadata").write_bytes(pickled(**dtypes))
+    index = read_metadata(tmp_path)
+    assert index.tensors == {name: TensorEntry(name.removeprefix("torch."), (3, 2), (Chunk((0, 0), (3, 2)),)) for name in dtypes}
+    index.check({"__0_0.distcp": 10 * len(dtypes)})
+    with pytest.raises(UnsafeMetadata):  # the last tensor would end behind the end of the file
+        index.check({"__0_0.distcp": 10 * len(dtypes) - 1})
+
+
+def test_damaged_metadata_raise_one_kind_of_error(tmp_path):
+    import torch
+
+    whole = pickled(weight=torch.float32)
+    ends = [place for _, _, place in pickletools.genops(whole)][:-1]
+    for content in (*(whole[:end] for end in ends), *(whole[:end] + b"." for end in ends), b"", b"\x80\x04N.", b"(dp0\n."):
+        (tmp_path / ".metadata").write_bytes(content)
+        with pytest.raises(UnsafeMetadata):
+            read_metadata(tmp_path)
 
 
 def test_rotation_keeps_the_last_good_ones(tmp_path):

@@ -1,0 +1,153 @@
+"""The `.metadata` file of a checkpoint: which tensors it holds, and where each piece lies. Reading it runs nothing.
+
+torch.distributed.checkpoint (DCP) pickles this file, and a pickle can call any function that it names. So this reader looks every
+name up in a fixed list and puts a stand-in in its place, which only remembers what it was given. It imports nothing and calls
+nothing that the file names, and any other name is an error. What comes out is checked field by field.
+
+Everything in a checkpoint of ours is a tensor. DCP would unpickle anything else without a check, so nothing else is let through.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+METADATA = ".metadata"
+
+# What torch 2.10 to 2.13 and Python 3.11 to 3.14 write.
+DCP = "torch.distributed.checkpoint"
+NAMES = {
+    *((f"{DCP}.metadata", name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")),
+    *((f"{DCP}.metadata", name) for name in ("TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata")),
+    (f"{DCP}.filesystem", "_StorageInfo"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    *((module, name) for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "WindowsPath")),
+    ("builtins", "getattr"),  # how early versions of Python 3.11 pickle an enum
+}
+DTYPE = re.compile(r"(b?float|u?int|complex)\d\w*|bool")  # torch.float32, torch.float8_e4m3fn, …
+
+
+class UnsafeMetadata(ValueError):
+    """The file is not what DCP writes for a checkpoint of ours."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """`dtype`: its name in torch."""
+
+    dtype: str
+    size: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where the chunk of a tensor that begins at `offsets` lies."""
+
+    tensor: str
+    offsets: tuple[int, ...]
+    file: str
+    start_byte: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class TensorIndex:
+    tensors: dict[str, TensorEntry]
+    locations: tuple[Location, ...]
+
+    def check(self, file_bytes: Mapping[str, int]) -> None:
+        """Every chunk must lie within one of these files, which come with their sizes."""
+        for each in self.locations:
+            if each.file not in file_bytes or each.start_byte + each.num_bytes > file_bytes[each.file]:
+                raise UnsafeMetadata(f"it places {each.tensor} outside the checkpoint's files")
+        placed = {(each.tensor, each.offsets) for each in self.locations}
+        for name, tensor in self.tensors.items():
+            if any((name, chunk.offsets) not in placed for chunk in tensor.chunks if 0 not in chunk.sizes):
+                raise UnsafeMetadata(f"it does not place {name}")
+
+
+def read_metadata(folder: Path) -> TensorIndex:
+    """Raises UnsafeMetadata for anything but what DCP writes, whatever the file holds."""
+    content = (folder / METADATA).read_bytes()
+    try:
+        return _tensor_index(_StandInUnpickler(content).load())
+    except UnsafeMetadata:
+        raise
+    except Exception as error:  # a damaged pickle can raise anything
+        raise UnsafeMetadata(f"it is not a checkpoint's metadata ({type(error).__name__})") from error
+
+
+class _StandIn:
+    """Remembers what the pickle gives it, and does nothing with it."""
+
+    args: tuple[Any, ...]
+    state: Any
+
+    def __new__(cls, *args: Any) -> _StandIn:
+        self = super().__new__(cls)
+        self.args, self.state = args, None
+        return self
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _StandInUnpickler(pickle.Unpickler):
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content))
+        self.stand_ins: dict[str, type[_StandIn]] = {}
+
+    def find_class(self, module: str, name: str) -> type[_StandIn]:
+        if (module, name) not in NAMES and not (module == "torch" and DTYPE.fullmatch(name)):
+            raise UnsafeMetadata(f"it names {module}.{name}, which no checkpoint needs")
+        return self.stand_ins.setdefault(name, type(name, (_StandIn,), {}))
+
+
+def _tensor_index(root: _StandIn) -> TensorIndex:
+    tensors = {_text(name): _tensor(name, entry) for name, entry in root.state["state_dict_metadata"].items()}
+    locations = tuple(_location(index.state, info.state) for index, info in root.state["storage_data"].items())
+    return TensorIndex(tensors, locations)
+
+
+def _tensor(name: str, entry: _StandIn) -> TensorEntry:
+    if type(entry).__name__ != "TensorStorageMetadata":
+        raise UnsafeMetadata(f"{name} is not a tensor")
+    dtype = entry.state["properties"].state[0].__name__  # TensorProperties has a tuple for its state
+    chunks = (Chunk(_size(chunk.state["offsets"]), _size(chunk.state["sizes"])) for chunk in entry.state["chunks"])
+    return TensorEntry(_text(dtype), _size(entry.state["size"]), tuple(chunks))
+
+
+def _location(index: dict[str, Any], info: dict[str, Any]) -> Location:
+    file, start_byte, num_bytes = _text(info["relative_path"]), _count(info["offset"]), _count(info["length"])
+    return Location(_text(index["fqn"]), _size(index["offset"]), file, start_byte, num_bytes)
+
+
+def _size(value: _StandIn) -> tuple[int, ...]:
+    """Of a torch.Size, which is given a tuple."""
+    (numbers,) = value.args
+    return tuple(_count(number) for number in numbers)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise UnsafeMetadata(f"{value!r} is not a size")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise UnsafeMetadata(f"{value!r} is not a name")
+    return value
