@@ -6,6 +6,7 @@ This process looks, plans, and becomes `torchrun … -m paralab run …`, with a
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -19,4 +20,6 @@ def become_torchrun(request: Request, max_restarts: int) -> NoReturn:
     agent = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={plan.world_size}", f"--max-restarts={max_restarts}"]
     os.environ.setdefault("OMP_NUM_THREADS", str(plan.threads_per_device))  # torchrun would choose 1, and say so at length
     let_go()
+    if "SLURM_JOB_ID" in os.environ:  # the ranks hear Slurm's warning themselves; the agent would be ended by it
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     os.execv(sys.executable, [sys.executable, *agent, "-m", "paralab", *sys.argv[1:]])

@@ -27,6 +27,7 @@ from paralab.plan.sharding import needs_units
 from paralab.record.folder import RunFolder
 from paralab.recovery import Survival, train
 from paralab.show.tensorboard import require_tensorboard, write_tensorboard
+from paralab.signals import exit_code_of, name_of, number_of
 from paralab.units import count, size
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
@@ -138,18 +139,21 @@ def run(
     try:
         with survival.holding():
             failed, saved = (team.train if team else train)(job, survival, on_poll, origin, say)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        number = number_of(error)
         result = finish(folder, time.perf_counter() - origin, tensorboard)
         raise Interrupted(
-            f"Stopped by Ctrl-C after {result['reached_step']} of {plan.num_steps} steps. All ranks have ended; "
-            f"the run folder is {folder.path}"
+            f"Stopped by {name_of(number)} after {result['reached_step']} of {plan.num_steps} steps. All ranks have ended; "
+            f"the run folder is {folder.path}",
+            exit_code=exit_code_of(number),
         ) from None
     result = finish(folder, time.perf_counter() - origin, tensorboard)
     if failed:
         raise failed
     if saved:
+        done = f"Stopped and saved after {result['reached_step']}" if result["reached_step"] else "Stopped before the first"
         raise Paused(
-            f"Stopped and saved after {result['reached_step']} of {plan.num_steps} steps; the run folder is {folder.path}",
+            f"{done} of {plan.num_steps} steps; the run folder is {folder.path}",
             cure="the same command with --resume goes on",
         )
     return result

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,10 +26,10 @@ from paralab.plan.plan import Plan
 from paralab.plan.request import prefix_words
 from paralab.record.board import LEFT_EARLY, Board, Post
 from paralab.record.folder import RunFolder
+from paralab.signals import STOP, STOPS, hear
 
 POLL_SECONDS = 0.05
 HUNG_SECONDS = 0.3  # the same for ranks that hang: they have had their deadline
-STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 GRACE_SECONDS = 3.0  # between "please stop" and "stop"; after a failure, for the others to notice it themselves
 
 
@@ -163,12 +164,17 @@ def _judged(code: int | None, post: Post) -> int | None:
 
 
 def _end(ranks: list[Child], grace_seconds: float = GRACE_SECONDS) -> None:
-    """Ask, wait, insist. Also the way out of a Ctrl-C, which must not be interrupted by a second one."""
-    before = _hear(dict.fromkeys(STOPS, signal.SIG_IGN))
+    """Ask, wait, insist. Also the way out of a Ctrl-C, which must not be interrupted by a second one. A first one that comes
+    meanwhile is not lost."""
+    unwinding = isinstance(sys.exc_info()[1], KeyboardInterrupt)
+    came: list[int] = []
+    before = hear(dict.fromkeys(STOPS, lambda number, frame: came.append(number)))
     try:
         for rank in ranks:
-            if rank.poll() is None:
-                rank.terminate()
+            if rank.poll() is None and rank.stdin:
+                with suppress(OSError):
+                    rank.stdin.write(STOP)
+                    rank.stdin.flush()
         deadline = time.monotonic() + grace_seconds
         for rank in ranks:
             try:
@@ -183,13 +189,6 @@ def _end(ranks: list[Child], grace_seconds: float = GRACE_SECONDS) -> None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(rank.pid, signal.SIGKILL)
     finally:
-        _hear(before)
-
-
-def _hear(handlers: dict[int, Any]) -> dict[int, Any]:
-    """Set handlers of signals; return those from before. Only the main thread can; elsewhere (a notebook's worker thread) signals
-    do not arrive anyway."""
-    try:
-        return {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    except ValueError:
-        return {}
+        hear(before)
+        if came and not unwinding:
+            signal.raise_signal(came[0])

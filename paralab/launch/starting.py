@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from paralab import signals
 from paralab.record.board import UNSEEN
 
 INSIDE = "PARALAB_INSIDE"  # set in every process that paralab starts; one of them must not start paralab again
@@ -76,7 +77,7 @@ class Template:
         self.codes: dict[int, int] = {}  # of processes that have ended
         self.gone = False
         self.environment = {**os.environ, INSIDE: "template", LAUNCHER: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-        with theirs:
+        with theirs, signals.blocked():
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "paralab.worker.template", str(theirs.fileno())],
                 env=self.environment,
@@ -165,19 +166,20 @@ def can_fork() -> bool:
 def start(
     module: str, arguments: list[str], environment: dict[str, str], log: IO[bytes], prefix: list[str], own: bool = False
 ) -> Child:
-    """`python -m MODULE ARGUMENTS…`, which ends when its standard input is closed. It does not hear the terminal's Ctrl-C, which is
-    for the launcher. `own`: a process that must load torch itself."""
+    """`python -m MODULE ARGUMENTS…`, which ends when its standard input is closed. Signals that ask for an end are for
+    the launcher: it begins with them blocked, or ignored. `own`: a process that must load torch itself."""
     if _templates and not prefix and not own and can_fork():
         if (before := _templates[-1]) and before.gone:
             let_go()
         template = _templates[-1] = _templates[-1] or Template()
         if child := template.fork(module, arguments, environment, log):
             return child
-    return subprocess.Popen(
-        [*prefix, sys.executable, "-m", module, *arguments],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    with signals.blocked():
+        return subprocess.Popen(
+            [*prefix, sys.executable, "-m", module, *arguments],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from paralab.launch.starting import Child
 from paralab.record.board import Board, Post
+from paralab.signals import QUESTION
 
 ANSWER_SECONDS = 1.0
 
@@ -63,7 +64,7 @@ class Watchdog:
             (self.testimonies / f"rank{number}.state").write_text(json.dumps({"state": _state(rank), "pid": rank.pid}))
             with suppress(OSError):
                 assert rank.stdin
-                rank.stdin.write(b"?")
+                rank.stdin.write(QUESTION)
                 rank.stdin.flush()
         until = time.monotonic() + ANSWER_SECONDS
         able = [number for number, rank in zip(self.numbers, ranks, strict=True) if _state(rank) not in ("T", "ended")]

@@ -14,13 +14,13 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -31,12 +31,13 @@ from paralab.plan.plan import Plan
 from paralab.record.board import Board
 from paralab.record.checkpoints import Keeping
 from paralab.record.writer import EventWriter
+from paralab.signals import leave_to_the_launcher
 from paralab.worker.alignment import ALIGNED, Offset, offset_to_rank_0
 from paralab.worker.checkpoint import make_group
 from paralab.worker.groups import make_groups
 from paralab.worker.loop import Extras, train
 from paralab.worker.meeting import join_group
-from paralab.worker.pulse import Pulse, speak_when_asked
+from paralab.worker.pulse import Pulse, obey_the_launcher
 from paralab.workload.load import load_workload, their_lines
 from paralab.workload.reference import user_folder
 from paralab.workload.workload import Workload
@@ -53,11 +54,8 @@ def main() -> NoReturn:
     rank = int(os.environ["RANK"])
     with suppress(OSError):  # what `ps` and `top` show; the command line is that of the process it was forked from
         Path("/proc/self/comm").write_text(f"rank {rank}")
-    speak_when_asked(Path(spec["testimonies"], f"rank{rank}"))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops all ranks in order
-    signal.signal(signal.SIGTERM, _stop)
-    if hasattr(signal, "SIGUSR1"):
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # some clusters send it to every process of a job; the launcher hears it
+    leave_to_the_launcher(_raise_if_told)
+    obey_the_launcher(Path(spec["testimonies"], f"rank{rank}"), _stop)
     status = "completed"
     try:
         _train_all(spec, rank)
@@ -188,9 +186,21 @@ def _recorded(path: Path, plan: Plan, rank: int, origin: float, offset: Offset) 
         writer.close()
 
 
-def _stop(signum: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Stopped
+_told_to_stop = threading.Event()
+
+
+def _stop() -> None:
+    """In the side thread that listens to the launcher. A real signal wakes the main thread where it sleeps or waits."""
+    _told_to_stop.set()
+    signal.siginterrupt(signal.SIGTERM, True)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+
+def _raise_if_told() -> None:
+    """In the main thread, at a SIGTERM: one from elsewhere is not for this rank."""
+    if _told_to_stop.is_set():
+        _told_to_stop.clear()
+        raise Stopped
 
 
 if __name__ == "__main__":

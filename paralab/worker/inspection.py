@@ -29,6 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paralab.errors import UsageError
 from paralab.machine.host import Gpu, Machine, cpu_name, memory_bytes, usable_cores
+from paralab.signals import leave_to_the_launcher
 from paralab.worker.lifeline import end_with_the_parent
 from paralab.worker.optimizer import make_optimizer
 from paralab.worker.stream import dataset_samples, rank_batches
@@ -45,6 +46,7 @@ NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
 def main() -> NoReturn:
+    leave_to_the_launcher()
     end_with_the_parent()
     answer, question = Path(sys.argv[1]), json.loads(sys.argv[2])
     try:
