@@ -120,9 +120,11 @@ def _hung(job: Job, launched: RunFolder, late: list[Late], attempt: int) -> RunF
     first = max(late, key=lambda rank: rank.seconds)
     what = {"start": "The start", "save": f"Saving after {first.step} steps"}.get(first.phase, f"Step {first.step}")
     lines = [f"rank {hang.rank} is at {hang.where}" if hang.where else "", hang.waiting or ""]
+    longer = f"--{first.phase}-deadline SECONDS if it only needs longer; all stacks are in {testimonies}"
+    same = f"let every rank call the same collectives in the same order; all stacks are in {testimonies}"
     return RunFailed(
         f"Rank {hang.rank} {hang.why}: {what[0].lower() + what[1:]} took {first.seconds:.1f} s, longer than its deadline of "
         f"{first.deadline:g} s.",
         detail="\n".join(line for line in lines if line),
-        cure=f"--{first.phase}-deadline SECONDS if it only needs longer; all stacks are in {testimonies}",
+        cure=same if hang.mismatch else longer,
     )
