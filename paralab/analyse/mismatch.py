@@ -32,8 +32,10 @@ class Mismatch:
     @property
     def why(self) -> str:
         mine, its = self.waits
-        elsewhere = " of another group" if mine.group != its.group else " at another line" if self.lines[0] != self.lines[1] else ""
-        return f"calls {mine} where rank {self.ranks[1]} calls {its}{elsewhere if str(mine) == str(its) else ''}, and both wait forever"
+        elsewhere = ""
+        if str(mine) == str(its):
+            elsewhere = " of another group" if mine.group != its.group else " at another line" if len(set(self.lines)) > 1 else ""
+        return f"calls {mine} where rank {self.ranks[1]} calls {its}{elsewhere}, and both wait forever"
 
 
 def find_mismatch(said: list[Testimony]) -> Mismatch | None:
