@@ -63,8 +63,8 @@ def _mismatches(said: list[Testimony]) -> Iterator[Mismatch]:
 
 def _in_one_group(one: Testimony, other: Testimony, mine: Wait, its: Wait) -> tuple[Wait, Wait] | None:
     """The same number, but another kind, another size, or another line."""
-    theirs = {(wait.group, wait.number): (wait, is_open(entry)) for entry in other.collectives for wait in [wait_of(entry)]}
-    for entry in one.collectives:
+    theirs = {(wait.group, wait.number): (wait, is_open(entry)) for entry in other.numbered for wait in [wait_of(entry)]}
+    for entry in one.numbered:
         a = wait_of(entry)
         b, waits = theirs.get((a.group, a.number), (a, False))
         if not (waits or is_open(entry)):

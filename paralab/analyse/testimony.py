@@ -77,6 +77,11 @@ class Testimony:
         return None
 
     @property
+    def numbered(self) -> list[dict[str, Any]]:
+        """Sends and receives have numbers of their own, which do not match between ranks."""
+        return [entry for entry in self.collectives if not entry.get("is_p2p")]
+
+    @property
     def waits_in(self) -> Wait | None:
         """The collective that this rank has begun and that is not over."""
         open_ = [entry for entry in self.collectives if is_open(entry)]
@@ -87,7 +92,7 @@ class Testimony:
 
     def arrived(self, group: str) -> int:
         """The number of the last collective of a group that this rank has come to."""
-        numbers = [entry["collective_seq_id"] for entry in self.collectives if entry["process_group"][0] == group]
+        numbers = [entry["collective_seq_id"] for entry in self.numbered if entry["process_group"][0] == group]
         return max(numbers, default=0)
 
 
@@ -99,6 +104,8 @@ def wait_of(entry: dict[str, Any]) -> Wait:
     """An entry of the flight recorder."""
     name = str(entry["profiling_name"]).split(":")[-1]
     values = sum(math.prod(size) for size in entry.get("input_sizes") or [])
+    if entry.get("is_p2p"):
+        return Wait(_kind(name) or name, values)
     return Wait(_kind(name) or name, values, entry["process_group"][0], entry["collective_seq_id"])
 
 

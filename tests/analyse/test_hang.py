@@ -138,6 +138,10 @@ MISMATCHES = {
 AGREEMENTS = {
     "the same": ((calling("all_reduce", 7), [*DONE, entry(2, False)]), (calling("all_reduce", 7), [*DONE, entry(2, False)])),
     "one sends, one receives": ((calling("send", 7), DONE), (calling("recv", 9), DONE)),
+    "the same, recorded": (
+        (calling("send", 7), [*DONE, entry(2, False, "nccl:send 0->1") | {"is_p2p": True}]),
+        (calling("recv", 9), [*DONE, entry(2, False, "nccl:recv 1<-0") | {"is_p2p": True}]),
+    ),
     "gather: one brings more": (
         (calling("gather", 7), [*DONE, entry(2, False, "gloo:gather", size=(2,))]),
         (calling("gather", 7), [*DONE, entry(2, False, "gloo:gather", size=(3,))]),
