@@ -238,7 +238,7 @@ def tune(strategy: str, as_json: bool, out: Path | None, trials: int | None, bud
 
 
 @main.command(short_help="Tables and pages of run folders, without torch.")
-@click.argument("folders", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="RUN...")
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option("--report", type=click.Path(path_type=Path), help="Write the page to this file.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write the tables and answers to this file.")
 @click.option("--all", "everything", is_flag=True, help="Print every table, not only the first.")

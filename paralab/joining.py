@@ -237,15 +237,17 @@ class Team:
                 gone.append(rank)
         posts = [Post(*note["post"]) for note in said]
         late = [Late(*late) for note in said for late in note["late"]]
-        return Ending([note["code"] for note in said], posts, late), gone
+        words = {int(rank): text for note in said for rank, text in note["words"].items()}
+        return Ending([note["code"] for note in said], posts, late, words=words), gone
 
 
 def _said(ending: Ending | None, code: int | None) -> dict[str, Any]:
     """What a rank tells the others of its end; `code` where its launcher was stopped, or stopped it."""
     if ending is None:
-        return {"code": code, "post": list(NOWHERE), "late": []}
+        return {"code": code, "post": list(NOWHERE), "late": [], "words": {}}
     [own], [post] = ending.codes, ending.posts
-    return {"code": own, "post": [post.phase, post.step, post.since, post.waiting], "late": [list(late) for late in ending.late]}
+    where = [post.phase, post.step, post.since, post.waiting]
+    return {"code": own, "post": where, "late": [list(late) for late in ending.late], "words": ending.words}
 
 
 def _is_whole(job: Job) -> bool:

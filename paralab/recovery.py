@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from paralab.analyse.recording import Recording
-from paralab.errors import NothingLeft, RunFailed, UsageError
+from paralab.errors import NothingLeft, RunFailed, UsageError, naming
 from paralab.jobs import Job, failure
 from paralab.launch.local import launch
 from paralab.launch.watchdog import Deadlines
@@ -113,9 +113,10 @@ class Survival:
                 ) from None
             except OSError:
                 pass  # a file system without locks
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
-            file.flush()
+            with naming(file.name):
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}")
+                file.flush()
             yield
 
     def begin(self, plan: Plan, say: Say, resume: bool | None = None) -> Keeping | None:

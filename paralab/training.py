@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from paralab.analyse.result import result_of
 from paralab.analyse.trace import trace_of
-from paralab.errors import Interrupted, Paused, RunFailed, UsageError
+from paralab.errors import Interrupted, ParalabError, Paused, RunFailed, UsageError
 from paralab.jobs import Job
 from paralab.launch.inspect import look_at
 from paralab.launch.joined import joined
@@ -147,7 +147,7 @@ def run(
             f"the run folder is {folder.path}",
             exit_code=exit_code_of(number),
         ) from None
-    result = finish(folder, time.perf_counter() - origin, tensorboard)
+    result = finish(folder, time.perf_counter() - origin, tensorboard, must_write=not failed and not saved)
     if failed:
         raise failed
     if saved:
@@ -159,10 +159,17 @@ def run(
     return result
 
 
-def finish(folder: RunFolder, wall_seconds: float | None = None, tensorboard: Path | None = None) -> dict[str, Any]:
-    """However the run ended: its result, then what is drawn from it, which must not cost the result whatever is wrong with it."""
+def finish(
+    folder: RunFolder, wall_seconds: float | None = None, tensorboard: Path | None = None, must_write: bool = True
+) -> dict[str, Any]:
+    """However the run ended: its result, then what is drawn from it, which must not cost the result whatever is wrong with it.
+    `must_write`: nothing else is worth telling; else the disk may be full because of what is told."""
     result = result_of(folder.path) | ({} if wall_seconds is None else {"wall_seconds": round(wall_seconds, 3)})
-    folder.write_result(result)
+    try:
+        folder.write_result(result)
+    except ParalabError:
+        if must_write:
+            raise
     try:
         folder.write_trace(trace_of(folder.path))
     except Exception as error:

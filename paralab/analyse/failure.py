@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,11 +40,21 @@ class Cause:
     log: Path
 
 
-def root_cause(folder: Path, exit_codes: list[int | None], logs: Path, attempt: int = 0, gone: Sequence[int] = ()) -> Cause:
+def root_cause(
+    folder: Path,
+    exit_codes: list[int | None],
+    logs: Path,
+    attempt: int = 0,
+    gone: Sequence[int] = (),
+    words: Mapping[int, str] | None = None,
+) -> Cause:
     """The first error that is not a consequence of another rank's end; else the rank that left without a word; else the one for
-    which the others waited. An exit code None is a rank that the launcher had to end; `gone` are ranks whose end nobody saw."""
+    which the others waited. An exit code None is a rank that the launcher had to end; `gone` are ranks whose end nobody saw;
+    `words` are errors of ranks that could not be written to the run folder."""
     events = read_events(folder, attempt)
     errors = [(event, rank) for rank, list_ in events.items() for event in list_ if event["event"] == "error"]
+    told = {rank for _, rank in errors}
+    errors += [({"error": text, "time": math.inf}, rank) for rank, text in (words or {}).items() if rank not in told]
     ended = {rank for rank, list_ in events.items() if any(event["event"] == "end" for event in list_)}
     own = sorted((e for e in errors if not is_victim(e[0])), key=lambda e: float(e[0]["time"]))
     spoke = ended | {rank for _, rank in errors}

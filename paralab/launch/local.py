@@ -15,10 +15,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from paralab.errors import naming
 from paralab.launch.starting import INSIDE, LAUNCHER, Child, start
 from paralab.launch.watchdog import Deadlines, Late, Watchdog
 from paralab.machine.host import loopback
@@ -26,6 +27,7 @@ from paralab.plan.plan import Plan
 from paralab.plan.request import prefix_words
 from paralab.record.board import LEFT_EARLY, Board, Post
 from paralab.record.folder import RunFolder
+from paralab.record.testimony import read_words
 from paralab.signals import STOP, STOPS, hear
 
 POLL_SECONDS = 0.05
@@ -41,12 +43,14 @@ class Ending:
     posts  where they were last
     late   those that were over their deadline; the testimonies of all are in the run folder then
     noticed  when the first failure, or the hang, was noticed (Unix time); 0 if there was none
+    words  rank -> its error, as it left it beside the run folder, whose disk may be full
     """
 
     codes: list[int | None]
     posts: list[Post]
     late: list[Late]
     noticed: float = 0.0
+    words: dict[int, str] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
@@ -83,17 +87,15 @@ def launch(
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         spec = Path(private, "spec.json")
         board = Board.create(Path(private, "board"), plan.world_size)
-        spec.write_text(
-            json.dumps(
-                {
-                    "meeting": seat.meeting if seat else f"file://{Path(private, 'meeting')}",
-                    "board": str(Path(private, "board")),
-                    "testimonies": private,
-                    "origin_seconds": origin_seconds,
-                    "jobs": jobs,
-                }
-            )
-        )
+        task = {
+            "meeting": seat.meeting if seat else f"file://{Path(private, 'meeting')}",
+            "board": str(Path(private, "board")),
+            "testimonies": private,
+            "origin_seconds": origin_seconds,
+            "jobs": jobs,
+        }
+        with naming(spec):
+            spec.write_text(json.dumps(task))
         ranks: list[Child] = []
         try:
             here = [plan.ranks[seat.rank]] if seat else list(plan.ranks)
@@ -103,7 +105,8 @@ def launch(
             watchdog = Watchdog(
                 board, [rank.rank for rank in here], deadlines or Deadlines(), Path(private), folder.testimonies(attempt)
             )
-            return _watch(ranks, watchdog, on_poll, stop)
+            ending = _watch(ranks, watchdog, on_poll, stop)
+            return replace(ending, words=read_words(Path(private), [rank.rank for rank in here]))
         finally:
             _end(ranks)
 

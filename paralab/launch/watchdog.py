@@ -59,9 +59,10 @@ class Watchdog:
 
     def question(self, ranks: list[Child]) -> None:
         """Let every rank say where it is, and write down what the system says of it: a stopped process does not answer."""
-        self.testimonies.mkdir(parents=True, exist_ok=True)
         for number, rank in zip(self.numbers, ranks, strict=True):
-            (self.testimonies / f"rank{number}.state").write_text(json.dumps({"state": _state(rank), "pid": rank.pid}))
+            with suppress(OSError):  # the disk may be full
+                self.testimonies.mkdir(parents=True, exist_ok=True)
+                (self.testimonies / f"rank{number}.state").write_text(json.dumps({"state": _state(rank), "pid": rank.pid}))
             with suppress(OSError):
                 assert rank.stdin
                 rank.stdin.write(QUESTION)
@@ -79,7 +80,8 @@ class Watchdog:
         for number, suffix in itertools.product(self.numbers, (".json", ".txt")):
             answer = self.answers / f"rank{number}{suffix}"
             if answer.exists():
-                shutil.copy(answer, self.testimonies)
+                with suppress(OSError):
+                    shutil.copy(answer, self.testimonies)
 
 
 def _state(rank: Child) -> str | None:

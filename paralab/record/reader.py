@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
+NAME = re.compile(r"rank\d+(\.\d+)?\.jsonl")
 
 # What a field must be, in whatever event it is. None is what could not be measured.
 WHOLE = ("step", "bucket", "stage", "micro", "accumulation", "samples", "bytes", "pid", "total", "zeros", "not_finite", "rss_bytes")
@@ -71,7 +73,9 @@ def read_events(folder: Path, attempt: int | None = None, damaged: Counter[int] 
     did again, and how the earlier ones failed, is left out. `damaged`: count here the lines of each rank that cannot be used, also
     those that lack a field."""
     found: dict[int, list[Event]] = {}
-    for rank, number, path in sorted(_numbered(path) for path in (folder / "events").glob("rank[0-9]*.jsonl")):
+    kept = folder / "events"
+    paths = kept.iterdir() if kept.is_dir() else ()  # glob takes a folder that it may not read for an empty one
+    for rank, number, path in sorted(_numbered(path) for path in paths if NAME.fullmatch(path.name)):
         if attempt not in (None, number):
             continue
         tail = Tail(path, mapped=False)

@@ -30,6 +30,7 @@ from paralab.errors import ParalabError
 from paralab.plan.plan import Plan
 from paralab.record.board import Board
 from paralab.record.checkpoints import Keeping
+from paralab.record.testimony import leave_words
 from paralab.record.writer import EventWriter
 from paralab.signals import leave_to_the_launcher
 from paralab.worker.alignment import ALIGNED, Offset, offset_to_rank_0
@@ -55,19 +56,23 @@ def main() -> NoReturn:
     with suppress(OSError):  # what `ps` and `top` show; the command line is that of the process it was forked from
         Path("/proc/self/comm").write_text(f"rank {rank}")
     leave_to_the_launcher(_raise_if_told)
-    obey_the_launcher(Path(spec["testimonies"], f"rank{rank}"), _stop)
+    testimony = Path(spec["testimonies"], f"rank{rank}")
+    obey_the_launcher(testimony, _stop)
     status = "completed"
     try:
         _train_all(spec, rank)
     except Stopped:
         status = "interrupted"
-    except BaseException:
+    except BaseException as error:
         status = "failed"
-        traceback.print_exc()
+        leave_words(testimony, error)
+        with suppress(OSError):  # the log may be on a full disk
+            traceback.print_exc()
     if status == "completed" and any("nccl" in (job["plan"]["backend"] or "") for job in spec["jobs"]):
         dist.destroy_process_group()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     # Not sys.exit: after a failure threads of the pipeline and of gloo still wait for ranks that will not come, and after a
     # success taking gloo's threads down has been seen to abort ("terminate called without an active exception").
     os._exit(EXIT_CODES[status])
@@ -167,23 +172,23 @@ def _recorded(path: Path, plan: Plan, rank: int, origin: float, offset: Offset) 
     who = {"rank": rank, "local_rank": here.local_rank, "pid": os.getpid(), "devices": [device.name for device in here.devices]}
     clock = {"clock_offset_seconds": round(offset.seconds, 6), "clock_uncertainty_seconds": round(offset.uncertainty, 6)}
     emit("start", **who, node=here.node, **clock, unix_seconds=time.time(), torch=torch.__version__)
-    status = "failed"
     try:
         yield record
-        status = "completed" if record.whole else "stopped"
     except Stopped:
-        status = "interrupted"
+        with suppress(OSError):
+            emit("end", status="interrupted")
+            writer.close()
         raise
     except BaseException as error:
         text = str(error) if isinstance(error, ParalabError) else f"{type(error).__name__}: {error}"
         detail = their_lines(error, user_folder(plan.workload))
-        with suppress(OSError):  # the disk may be full; the log then has it, or nobody
+        with suppress(OSError):  # the disk may be full: the launcher hears of it in another way
             emit("error", error=text, detail=detail, traceback=traceback.format_exc())
+            emit("end", status="failed")
+            writer.close()
         raise
-    finally:
-        with suppress(OSError):
-            emit("end", status=status)
-        writer.close()
+    emit("end", status="completed" if record.whole else "stopped")
+    writer.close()
 
 
 _told_to_stop = threading.Event()

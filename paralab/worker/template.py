@@ -85,7 +85,8 @@ def _become(module: Any, asked: dict[str, Any], lifeline: int, log: int) -> NoRe
         module.main()
     except BaseException:
         traceback.print_exc()
-    os._exit(1)
+    finally:
+        os._exit(1)
 
 
 def _tell(channel: socket.socket, **news: int) -> None:
