@@ -6,6 +6,7 @@ This process looks, plans, and becomes `torchrun … paralab run …`, with as m
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -21,4 +22,6 @@ def become_torchrun(request: Request, max_restarts: int) -> NoReturn:
     agent += [f"--max-restarts={max_restarts}", "--no-python"]  # or it would write `python -m`, without -P
     os.environ.setdefault("OMP_NUM_THREADS", str(plan.threads_per_device))  # torchrun would choose 1, and say so at length
     let_go()
+    if "SLURM_JOB_ID" in os.environ:  # the ranks hear Slurm's warning themselves; the agent would be ended by it
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     os.execv(sys.executable, [sys.executable, *agent, *command("paralab", *sys.argv[1:])])

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
-from paralab import __version__
+from paralab import __version__, streams
 from paralab.cli_checkpoint import checkpoint
 from paralab.cli_doctor import doctor
 from paralab.cli_options import OUT, request_options, say_to_user, written
 from paralab.cli_practical import practical
 from paralab.cli_run import run
-from paralab.errors import ParalabError, UsageError
+from paralab.errors import ParalabError, UsageError, of_the_system
 from paralab.launch.starting import loading_once
 from paralab.plan.request import STRATEGIES, Request
 from paralab.show.visible import echo
+from paralab.signals import ENDS, exit_code_of, hear, name_of, number_of, raise_stop
 
 SAID_SECONDS = 2.0  # for rank 0 to say what is wrong: torchrun ends all ranks when one has ended
-
-
-def _terminated(signum: int, frame: FrameType | None) -> None:
-    """SIGTERM is a Ctrl-C from somebody else: the ranks are ended in order."""
-    raise KeyboardInterrupt
 
 
 def _leave_it_to_rank_0() -> None:
@@ -54,33 +50,60 @@ def _json_is_asked_for() -> bool:
     return "--json" in own
 
 
+def _tell_json(error: str, detail: str | None = None, cure: str | None = None) -> None:
+    if _json_is_asked_for():
+        with suppress(OSError):  # it may be the standard output that cannot be written
+            click.echo(json.dumps({"error": error, "detail": detail, "cure": cure}))
+
+
+@contextmanager
+def _flushing() -> Iterator[None]:
+    """What cannot be written is an error of the command, also if it only shows at the end."""
+    try:
+        yield
+    except SystemExit:
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+
+
+def _end_with(error: ParalabError) -> NoReturn:
+    _tell_json(error.problem, error.detail, error.cure)
+    echo(f"paralab: {error}", err=True)
+    sys.exit(error.exit_code)
+
+
 class Commands(click.Group):
     """Prints our own errors as they are: what, why, what to write instead; no traceback."""
 
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        streams.make_safe()
+        return super().main(*arguments, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
-        signal.signal(signal.SIGTERM, _terminated)
-        if "SLURM_JOB_ID" in os.environ:  # before the time limit a job may get this signal; without checkpoints it is not heard
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        hear(dict.fromkeys(ENDS, raise_stop))
+        if "SLURM_JOB_ID" in os.environ:  # before the time limit a job may get this signal; without checkpoints it does nothing
+            signal.signal(signal.SIGUSR1, lambda number, frame: None)
         try:
-            with loading_once():
+            with loading_once(), _flushing():
                 return super().invoke(ctx)
         except click.UsageError as error:
             _leave_it_to_rank_0()
-            if _json_is_asked_for():
-                click.echo(json.dumps({"error": error.format_message(), "detail": None, "cure": "--help"}))
+            _tell_json(error.format_message(), cure="--help")
             raise
         except ParalabError as error:
             if isinstance(error, UsageError):
                 _leave_it_to_rank_0()
-            if _json_is_asked_for():
-                click.echo(json.dumps({"error": error.problem, "detail": error.detail, "cure": error.cure}))
-            echo(f"paralab: {error}", err=True)
-            sys.exit(error.exit_code)
-        except KeyboardInterrupt:
-            if _json_is_asked_for():
-                click.echo(json.dumps({"error": "stopped by Ctrl-C", "detail": None, "cure": None}))
-            echo("paralab: stopped by Ctrl-C; nothing was left running.", err=True)
-            sys.exit(130)
+            _end_with(error)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # `| head` has seen enough: click ends silently
+                raise
+            _end_with(of_the_system(error))
+        except KeyboardInterrupt as stop:
+            number = number_of(stop)
+            _tell_json(f"stopped by {name_of(number)}")
+            echo(f"paralab: stopped by {name_of(number)}; nothing was left running.", err=True)
+            sys.exit(exit_code_of(number))
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -221,7 +244,7 @@ def tune(strategy: str, as_json: bool, out: Path | None, trials: int | None, bud
 
 
 @main.command(short_help="Tables and pages of run folders, without torch.")
-@click.argument("folders", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="RUN...")
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option("--report", type=click.Path(path_type=Path), help="Write the page to this file.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write the tables and answers to this file.")
 @click.option("--all", "everything", is_flag=True, help="Print every table, not only the first.")

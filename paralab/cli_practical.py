@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paralab.errors import UsageError
+from paralab.errors import UsageError, naming
 from paralab.plan.request import Request
 from paralab.record.folder import write_new
 from paralab.show.visible import echo
@@ -118,7 +118,8 @@ def _told(number: int, run_folder: Path | None, quiet: bool, options: dict[str, 
         document, folder = practicals.run(number, options["part"], base=base, say=say, **kept)
     for name, text in (("report.html", render), ("sheet.md", as_markdown)):
         if not (folder / name).exists():
-            (folder / name).write_text(text(document), encoding="utf-8")
+            with naming(folder / name):
+                (folder / name).write_text(text(document), encoding="utf-8")
     return document, folder
 
 

@@ -18,7 +18,7 @@ from paralab.show.visible import echo
 
 SURVIVAL_OPTIONS: list[Callable[[Any], Any]] = [
     click.option(
-        "--checkpoint", metavar="DIR", type=click.Path(path_type=Path), help="Save here: every N steps, at the end, on Ctrl-C."
+        "--checkpoint", metavar="DIR", type=click.Path(path_type=Path), help="Save here: every N steps, at the end, on a signal."
     ),
     click.option("--checkpoint-every", metavar="N", type=int, help="Save after every N steps."),
     click.option("--keep-checkpoints", metavar="N", type=int, default=3, show_default=True, help="Delete older ones than these."),
@@ -117,7 +117,8 @@ def run(
     srun -n 4 paralab run ddp
     paralab run ddp --nodes 2 --slurm partition=gpu,gres=gpu:4,time=10:00
 
-    Exit codes: 0 done, 1 failed, 2 wrong use, 75 stopped and saved (--resume goes on), 130 stopped at once.
+    Exit codes: 0 done, 1 failed, 2 wrong use, 75 stopped and saved (--resume goes on), 128 + the signal's number stopped at once
+    (130 Ctrl-C, 143 SIGTERM, 129 SIGHUP).
     """
     from paralab import submitting
     from paralab.agent import become_torchrun

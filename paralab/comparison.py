@@ -15,6 +15,7 @@ from paralab.plan.request import APPLIES, STRATEGIES, Request, flag_of, only_app
 from paralab.plan.resolve import needs_layers
 from paralab.plan.sharding import needs_units
 from paralab.record.folder import RunFolder
+from paralab.signals import exit_code_of, name_of
 from paralab.training import look_once, slug
 from paralab.units import plural
 from paralab.workload.reference import check_reference
@@ -106,7 +107,10 @@ def compare(
     folder.write_result(result)
     if measured["interrupted"]:
         rounds_done = plural(measured["rounds"], "whole round")
-        raise Interrupted(f"Stopped by Ctrl-C after {rounds_done}. What was measured is kept: paralab show {folder.path}")
+        raise Interrupted(
+            f"Stopped by {name_of(measured['signal'])} after {rounds_done}. What was measured is kept: paralab show {folder.path}",
+            exit_code=exit_code_of(measured["signal"]),
+        )
     return result
 
 

@@ -112,7 +112,14 @@ class Room:
         command += [*self.options, *options, "--out", name]
         both = {**os.environ, **self.environment, **environment}
         with (self.folder / f"{name}.txt").open("wb") as log:
-            return subprocess.Popen(command, cwd=self.folder, env=both, stdout=log, stderr=subprocess.STDOUT)
+            return subprocess.Popen(
+                command, cwd=self.folder, env=both, stdout=log, stderr=subprocess.STDOUT, preexec_fn=_hear_ctrl_c
+            )
+
+
+def _hear_ctrl_c() -> None:
+    """In the new process: if this one was started with `nohup … &`, it would inherit that Ctrl-C is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @dataclass

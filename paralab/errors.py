@@ -1,14 +1,17 @@
 """What paralab says when something is wrong: what was asked, what is wrong with the numbers, what to write instead.
 
 A user's mistake is a `UsageError` (exit code 2, nothing was started); a training that was started and did not finish is a
-`RunFailed` (exit code 1), an `Interrupted` (130) or a `Paused` (75: saved, and can go on). Our own broken invariants are plain
-asserts.
+`RunFailed` (exit code 1), an `Interrupted` (128 + the signal's number: 130 for Ctrl-C) or a `Paused` (75: saved, and can go on).
+Our own broken invariants are plain asserts.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class ParalabError(Exception):
@@ -44,9 +47,13 @@ class RunFailed(ParalabError):
 
 
 class Interrupted(ParalabError):
-    """The user stopped the training."""
+    """A signal stopped the training: Ctrl-C, SIGTERM, SIGHUP or SIGQUIT."""
 
     exit_code = 130
+
+    def __init__(self, problem: str, cure: str | None = None, detail: str | None = None, exit_code: int = 130) -> None:
+        super().__init__(problem, cure, detail)
+        self.exit_code = exit_code
 
 
 class Paused(ParalabError):
@@ -67,3 +74,25 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> UsageError:
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     meant = f" Did you mean {near[0]!r}?" if near else ""
     return UsageError(f"There is no {kind} {given!r}.{meant}", cure="one of: " + ", ".join(names))
+
+
+def of_the_system(error: OSError) -> ParalabError:
+    """A full disk, a folder without permission: the file and the reason, without a traceback."""
+    file = error.filename2 or error.filename
+    named = os.fsdecode(file) if isinstance(file, str | bytes | os.PathLike) else "A file"
+    cures = {
+        **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "a disk with room"),
+        **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "a folder that you may read and write"),
+    }
+    return ParalabError(f"{named}: {error.strerror or error}.", cure=cures.get(error.errno or 0))
+
+
+@contextmanager
+def naming(file: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors of the system inside say which file they are about: one that comes from writing or flushing does not know."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = os.fspath(file)
+        raise

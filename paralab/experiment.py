@@ -24,6 +24,7 @@ from paralab.plan.request import APPLIES, Request, options_of
 from paralab.plan.resolve import needs_layers, resolve
 from paralab.plan.sharding import needs_units
 from paralab.record.folder import RunFolder
+from paralab.signals import number_of
 from paralab.training import finish, look_once, probe_once, record_plan, refuse_inside, slug
 from paralab.units import plural
 from paralab.workload.reference import check_reference
@@ -157,11 +158,11 @@ def measure(
                 timed[len(jobs)] = (number, round_)
                 deadline = budget_seconds if round_ >= SURE_ROUNDS and place == 0 else None
                 jobs.append(Job(item.plan, run, case=str(number), deadline_seconds=deadline))
-        interrupted = False
+        stopped_by: int | None = None
         try:
             failed = train_all(folder, jobs, Progress(jobs, timed, rounds, say).poll)
-        except KeyboardInterrupt:
-            failed, interrupted = {}, True
+        except KeyboardInterrupt as error:
+            failed, stopped_by = {}, number_of(error)
         for number, item in enumerate(cases):
             proof = proofs.get(_structure(item))
             known = proof is not None and all(job in failed or jobs[job].done for job in proof.jobs)
@@ -182,9 +183,9 @@ def measure(
     for entry in entries:
         if not entry["runs"] and not entry["error"]:
             entry["error"] = "it was stopped before its first round was whole"
-    if cut and not interrupted:
+    if cut and stopped_by is None:
         say(f"stopped after {rounds - len(cut)} of {rounds} rounds: the time is over (--rounds N takes as many as are wanted)")
-    return {"cases": entries, "rounds": rounds - len(cut), "interrupted": interrupted}
+    return {"cases": entries, "rounds": rounds - len(cut), "interrupted": stopped_by is not None, "signal": stopped_by}
 
 
 class Progress:

@@ -6,9 +6,13 @@ needs fewer ranks than the widest one uses the first few, while the others wait.
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from paralab.analyse.failure import root_cause
@@ -17,6 +21,7 @@ from paralab.analyse.recording import Recording
 from paralab.errors import RunFailed
 from paralab.launch.local import Ending, launch
 from paralab.launch.watchdog import Deadlines, Late
+from paralab.machine.host import FULL_BYTES
 from paralab.plan.plan import Plan
 from paralab.plan.schedules import UNCUT
 from paralab.record.checkpoints import Keeping
@@ -107,15 +112,23 @@ def failure(job: Job, launched: RunFolder, ending: Ending, attempt: int = 0, gon
     """The error of a failed training: the root cause first, then where to read more. `gone`: ranks whose end nobody saw."""
     if ending.late:
         return _hung(job, launched, ending.late, attempt)
-    cause = root_cause(job.folder.path, ending.codes, launched.logs, attempt, gone)
+    cause = root_cause(job.folder.path, ending.codes, launched.logs, attempt, gone, ending.words)
     post = ending.posts[cause.rank]
     phases = {"start": "before its first step", "save": f"while saving after {post.step} steps"}
     when = phases.get(post.phase, f"in step {post.step}" if post.step >= 0 else "at its end")
+    full = "" if os.strerror(errno.ENOSPC) in cause.what else _full_disk(job)
     return RunFailed(
-        f"Rank {cause.rank} failed {when}: {cause.what}",
+        f"Rank {cause.rank} failed {when}: {cause.what}{full}",
         detail=cause.detail,
         cure=f"read {cause.log} (the run folder is {job.folder.path})",
     )
+
+
+def _full_disk(job: Job) -> str:
+    """torch does not say why it could not write a file."""
+    paths = [job.folder.path, *([Path(job.keeping.directory)] if job.keeping else [])]
+    full = [path for path in paths if path.exists() and shutil.disk_usage(path).free < FULL_BYTES]
+    return f" ({os.strerror(errno.ENOSPC)}: {full[0]})" if full else ""
 
 
 def _hung(job: Job, launched: RunFolder, late: list[Late], attempt: int) -> RunFailed:
@@ -124,9 +137,11 @@ def _hung(job: Job, launched: RunFolder, late: list[Late], attempt: int) -> RunF
     first = max(late, key=lambda rank: rank.seconds)
     what = {"start": "The start", "save": f"Saving after {first.step} steps"}.get(first.phase, f"Step {first.step}")
     lines = [f"rank {hang.rank} is at {hang.where}" if hang.where else "", hang.waiting or ""]
+    longer = f"--{first.phase}-deadline SECONDS if it only needs longer; all stacks are in {testimonies}"
+    same = f"let every rank call the same collectives in the same order; all stacks are in {testimonies}"
     return RunFailed(
         f"Rank {hang.rank} {hang.why}: {what[0].lower() + what[1:]} took {first.seconds:.1f} s, longer than its deadline of "
         f"{first.deadline:g} s.",
         detail="\n".join(line for line in lines if line),
-        cure=f"--{first.phase}-deadline SECONDS if it only needs longer; all stacks are in {testimonies}",
+        cure=same if hang.mismatch else longer,
     )

@@ -23,13 +23,14 @@ from paralab.analyse.recording import Recording
 from paralab.errors import ParalabError, RunFailed, UsageError
 from paralab.jobs import Job, failure
 from paralab.launch.joined import Joined, meeting_file, own_address, places
-from paralab.launch.local import GRACE_SECONDS, STOPS, Ending, Seat, launch
+from paralab.launch.local import GRACE_SECONDS, Ending, Seat, launch
 from paralab.launch.watchdog import Deadlines, Late
 from paralab.machine.host import address_towards, host_mark, interface_of, loopback, usable_cores
 from paralab.plan.request import Request
 from paralab.record.board import NEVER, Board, Post, next_stop
 from paralab.record.folder import RunFolder
-from paralab.recovery import Say, Survival, require_steps_left
+from paralab.recovery import REPEAT_SECONDS, Say, Survival, announce, require_steps_left, stopping_in_order, unsaved
+from paralab.signals import ENDS, STOPS, StopSignal, exit_code_of, number_of
 from paralab.units import plural
 from paralab.worker.meeting import CONNECT_SECONDS, Lost, Meeting, visible_gpus
 
@@ -37,6 +38,7 @@ PLAN_SECONDS = 900  # for rank 0 to look at the workload, longer than it may tak
 SEE_SECONDS = 15  # for a file made by rank 0 to show on another node
 ASK_SECONDS = 0.5  # between two questions whether another rank has failed
 NOWHERE = ("start", NEVER, 0.0, False)  # a rank that has not said where it is
+STOPPED = {exit_code_of(number): number for number in ENDS}
 TOLD_SECONDS = 20  # for rank 0 to tell the user, before others end: torchrun ends all when one does
 
 
@@ -188,10 +190,12 @@ class Team:
             self.meeting.put("failed", True)
         ending, gone = self._ends(own, stopped)
         # A rank that has failed waits until the user was told, so it is not for its sake that others are stopped.
-        if 130 in ending.codes and not gone:
-            raise KeyboardInterrupt
+        stops = [number for code in ending.codes if (number := STOPPED.get(code or 0))]
+        if stops and not gone:
+            raise StopSignal(stops[0])
         if not ending.failed and _is_whole(job):
-            return None, Recording.read(job.folder.path).status == "stopped"
+            completed = Recording.read(job.folder.path).status == "completed"
+            return (None, False) if completed else (unsaved(job), True)
         error = failure(job, job.folder, ending, gone=gone)
         job.folder.note_failure(0, error.problem, time.time())
         return error, False
@@ -219,10 +223,10 @@ class Team:
         assert self.meeting is not None
         return bool(self.meeting.get(f"sees/{rank}", SEE_SECONDS * 3))
 
-    def _ends(self, own: Ending | None, stopped: bool) -> tuple[Ending, list[int]]:
+    def _ends(self, own: Ending | None, stopped: int | None) -> tuple[Ending, list[int]]:
         """How all ranks ended, and those that have not said it."""
         assert self.meeting is not None
-        said = [_said(own, 130 if stopped else None)]
+        said = [_said(own, stopped and exit_code_of(stopped))]
         gone = []
         deadline = time.monotonic() + (CONNECT_SECONDS if own and not own.failed else 3 * GRACE_SECONDS)
         for rank in range(1, self.place.world_size):
@@ -233,15 +237,17 @@ class Team:
                 gone.append(rank)
         posts = [Post(*note["post"]) for note in said]
         late = [Late(*late) for note in said for late in note["late"]]
-        return Ending([note["code"] for note in said], posts, late), gone
+        words = {int(rank): text for note in said for rank, text in note["words"].items()}
+        return Ending([note["code"] for note in said], posts, late, words=words), gone
 
 
 def _said(ending: Ending | None, code: int | None) -> dict[str, Any]:
     """What a rank tells the others of its end; `code` where its launcher was stopped, or stopped it."""
     if ending is None:
-        return {"code": code, "post": list(NOWHERE), "late": []}
+        return {"code": code, "post": list(NOWHERE), "late": [], "words": {}}
     [own], [post] = ending.codes, ending.posts
-    return {"code": own, "post": [post.phase, post.step, post.since, post.waiting], "late": [list(late) for late in ending.late]}
+    where = [post.phase, post.step, post.since, post.waiting]
+    return {"code": own, "post": where, "late": [list(late) for late in ending.late], "words": ending.words}
 
 
 def _is_whole(job: Job) -> bool:
@@ -292,7 +298,7 @@ class Others:
 def _follow(place: Joined, meeting: Meeting, group: str) -> NoReturn:
     """Any other rank: do what rank 0 says, tell how it ended, and leave with the same exit code, silently."""
     ending: Ending | None = None
-    code: int | None = 130
+    code: int | None = 1
     try:
         work = meeting.get("work", PLAN_SECONDS)
         code = work["code"]
@@ -302,11 +308,11 @@ def _follow(place: Joined, meeting: Meeting, group: str) -> NoReturn:
         if not code:
             seat = Seat(place.rank, group, _interface(work["towards"][place.rank]))
             ending, stopped = _launch(place, meeting, work, seat)
-            code = ending.codes[0] if ending else 130 if stopped else None
+            code = ending.codes[0] if ending else stopped and exit_code_of(stopped)
     except Lost:
         code = 1
-    except KeyboardInterrupt:
-        code = 130
+    except KeyboardInterrupt as error:
+        code = exit_code_of(number_of(error))
     except BaseException:
         meeting.put(f"ended/{place.rank}", _said(None, 1))
         meeting.put("failed", True)
@@ -333,9 +339,9 @@ def _launch(
     seat: Seat,
     on_poll: Callable[[], None] = lambda: None,
     say: Say = lambda line: None,
-) -> tuple[Ending | None, bool]:
+) -> tuple[Ending | None, int | None]:
     """Start the one rank that is here, and watch it: (how it ended; None: it was ended because of another one, or because this
-    process was stopped; whether it was that)."""
+    process was stopped; the signal that did that)."""
     others = Others(meeting)
 
     def poll() -> None:
@@ -344,25 +350,27 @@ def _launch(
 
     keeping = work["jobs"][0]["keeping"] is not None
     try:
-        with recovery.stopping_in_order(keeping, say, together_seconds=5.0) as asked:
-            stop = Stopping(place, meeting, asked)
+        with stopping_in_order(keeping, together_seconds=REPEAT_SECONDS) as asked:
+            stop = Stopping(place, meeting, asked, say)
             folder = RunFolder(Path(work["folder"]))
             deadlines = Deadlines(*work["deadlines"])
-            return launch(folder, work["jobs"], work["origin"], poll, deadlines, stop=stop, seat=seat), False
+            return launch(folder, work["jobs"], work["origin"], poll, deadlines, stop=stop, seat=seat), None
     except OtherFailed:
-        return None, False
-    except KeyboardInterrupt:  # by the user, or by torchrun because another rank has failed
-        return None, True
+        return None, None
+    except KeyboardInterrupt as error:  # by the user, or by torchrun because another rank has failed
+        return None, number_of(error)
 
 
 class Stopping:
     """Ranks of several launchers stop together: each tells rank 0's where its rank is, and that one says where all stop."""
 
-    def __init__(self, place: Joined, meeting: Meeting, asked: list[int]) -> None:
-        self.place, self.meeting, self.asked = place, meeting, asked
+    def __init__(self, place: Joined, meeting: Meeting, asked: list[int], say: Say) -> None:
+        self.place, self.meeting, self.asked, self.say = place, meeting, asked, say
+        self.announced: list[int] = []
         self.wanted, self.stop_at, self.next = False, NEVER, 0.0
 
     def __call__(self, board: Board) -> None:
+        announce(self.asked, self.announced, self.say)
         if self.asked and not self.wanted:
             self.wanted = True
             self.meeting.put("stop", True)

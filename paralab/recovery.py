@@ -15,16 +15,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from paralab.analyse.recording import Recording
-from paralab.errors import NothingLeft, RunFailed, UsageError
+from paralab.errors import NothingLeft, RunFailed, UsageError, naming
 from paralab.jobs import Job, failure
-from paralab.launch.local import STOPS, launch
+from paralab.launch.local import launch
 from paralab.launch.watchdog import Deadlines
 from paralab.plan.plan import Plan
 from paralab.record.board import Board
-from paralab.record.checkpoints import KEPT, TOPOLOGY, Checkpoint, Keeping, checkpoints, last_good, require_same_training
+from paralab.record.checkpoints import (
+    KEPT,
+    TOPOLOGY,
+    Checkpoint,
+    Keeping,
+    checkpoints,
+    last_good,
+    require_same_training,
+    step_folder,
+)
 from paralab.record.reader import read_events
+from paralab.signals import STOPS, TYPED, StopSignal, hear, name_of
 from paralab.units import plural
 
 try:
@@ -34,6 +45,7 @@ except ImportError:  # elsewhere than on Unix there are no such locks
 
 Say = Callable[[str], None]
 IN_USE = ".in-use"  # who writes to a folder of checkpoints
+REPEAT_SECONDS = 5.0  # `timeout`, and a script that passes signals on, send the same one twice at once
 
 
 @dataclass(frozen=True)
@@ -110,9 +122,10 @@ class Survival:
                 ) from None
             except OSError:
                 pass  # a file system without locks
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
-            file.flush()
+            with naming(file.name):
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}")
+                file.flush()
             yield
 
     def begin(self, plan: Plan, say: Say, resume: bool | None = None) -> Keeping | None:
@@ -155,13 +168,13 @@ def train(
     """Train, and start again after a failure as often as allowed; (the error in the end, whether it was stopped and saved)."""
     job = replace(job, keeping=survival.begin(job.plan, say))
     require_steps_left(job)
-    with stopping_in_order(enabled=job.keeping is not None, say=say) as asked:
+    with stopping_in_order(enabled=job.keeping is not None) as asked:
         for attempt in range(survival.max_restarts + 1):
             spec = job.spec(attempt=attempt)
-            ending = launch(job.folder, [spec], origin_seconds, on_poll, survival.deadlines, attempt, agree_when(asked))
+            ending = launch(job.folder, [spec], origin_seconds, on_poll, survival.deadlines, attempt, agree_when(asked, say))
             status = Recording.read(job.folder.path).status
             if not ending.failed and status in ("completed", "stopped"):
-                return None, status == "stopped"
+                return (None, False) if status == "completed" else (unsaved(job), True)
             error = failure(job, job.folder, ending, attempt)
             job.folder.note_failure(attempt, error.problem, ending.noticed)
             if attempt == survival.max_restarts or asked:
@@ -175,13 +188,24 @@ def train(
                 return None if all(Path(path).exists() for path in job.extras.values()) else error, False
             if attempt and not _progress(job, before, reached, _last_step(job.folder.path, attempt - 1)):
                 return _hopeless(error, reached), False
+            if asked:
+                return error, False
             begin = f"step {job.keeping.done}" if job.keeping and job.keeping.done else "the beginning"
             say(f"Starting again from {begin} (restart {attempt + 1} of {survival.max_restarts}).")
     raise AssertionError("the loop returns")
 
 
-def agree_when(asked: list[int]) -> Callable[[Board], None]:
-    return lambda board: board.agree() if asked else None
+def agree_when(asked: list[int], say: Say) -> Callable[[Board], None]:
+    """At every poll: nothing, until a signal has asked for an end. Said here, not where the signal is handled, which may be in the
+    middle of another line."""
+    announced: list[int] = []
+
+    def agree(board: Board) -> None:
+        if asked:
+            announce(asked, announced, say)
+            board.agree()
+
+    return agree
 
 
 def require_steps_left(job: Job) -> None:
@@ -189,36 +213,50 @@ def require_steps_left(job: Job) -> None:
         raise NothingLeft(f"All {job.plan.num_steps} steps are done already: {job.keeping.resume}", cure="more --steps")
 
 
+def announce(asked: list[int], announced: list[int], say: Say) -> None:
+    if asked and not announced:
+        announced.append(asked[0])
+        say(f"{name_of(asked[0])}: all ranks finish their step and save. Once more to stop at once.")
+
+
+def unsaved(job: Job) -> RunFailed | None:
+    """The error of a training that was stopped in order, and whose last step is not in a checkpoint with all of its files. Before
+    the first step there is nothing to save."""
+    assert job.keeping
+    reached = Recording.read(job.folder.path).reached
+    path = step_folder(Path(job.keeping.directory), reached)
+    problem = next((each.problem for each in checkpoints(path.parent) if each.path == path), "it is not there") if reached else None
+    if problem is None:
+        return None
+    return RunFailed(
+        f"Stopped after {reached} steps, and {path} cannot be used: {problem}.", cure="--resume goes on with the one before it"
+    )
+
+
 @contextmanager
-def stopping_in_order(enabled: bool, say: Say, together_seconds: float = 0.0) -> Iterator[list[int]]:
-    """The signals that ask for an end, as a list that is empty until the first. SIGTERM (a cluster's, or kill), SIGUSR1 (Slurm's
-    warning before the time limit) and the first Ctrl-C save and stop; the second one stops at once. Signals that come within
-    `together_seconds` count as one: a launcher passes on the Ctrl-C that its ranks have seen themselves."""
+def stopping_in_order(enabled: bool, together_seconds: float = 0.0) -> Iterator[list[int]]:
+    """The signals that ask for an end, as a list that is empty until the first. With --checkpoint, the first Ctrl-C, SIGTERM (a
+    cluster's, or kill), SIGHUP (a closed ssh session), SIGQUIT or SIGUSR1 (Slurm's warning before the time limit) saves and stops.
+    A Ctrl-C after it, or the same SIGTERM again, stops at once. Signals that come within `together_seconds` count as one: a
+    launcher passes on the Ctrl-C that its ranks have seen themselves."""
     asked: list[int] = []
     first: list[float] = []
-    if not enabled:
-        yield asked
-        return
 
-    def ask(signum: int, frame: FrameType | None) -> None:
-        if asked:
-            if time.monotonic() - first[0] > together_seconds:
-                raise KeyboardInterrupt
+    def ask(number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not asked:
+            asked.append(number)
+            first.append(now)
             return
-        asked.append(signum)
-        first.append(time.monotonic())
-        say("Stopping: all ranks finish their step and save. Once more to stop at once.")
+        again = number == asked[0] == signal.SIGTERM and now - first[0] > REPEAT_SECONDS
+        if (number in TYPED or again) and now - first[0] > together_seconds:
+            raise StopSignal(number)
 
-    try:
-        before = {number: signal.signal(number, ask) for number in STOPS}
-    except ValueError:  # not in the main thread: signals do not arrive here
-        yield asked
-        return
+    before: dict[Any, Any] = hear(dict.fromkeys(STOPS, ask)) if enabled else {}
     try:
         yield asked
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        hear(before)
 
 
 def set_aside(checkpoint: Checkpoint) -> None:

@@ -25,6 +25,7 @@ from paralab.plan.request import Request, check
 from paralab.record.folder import RunFolder, write_new
 from paralab.record.reader import read_events
 from paralab.recovery import Survival
+from paralab.signals import exit_code_of, name_of, number_of
 from paralab.training import Watch, refuse_inside
 from paralab.workload.reference import check_reference
 
@@ -79,25 +80,39 @@ def run(
     folder.write_manifest(kind="slurm", request=asdict(request), slurm=asdict(asked))
     try:
         number = slurm.submit(path, asked.options)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        by = number_of(error)
         raise Interrupted(
-            f"Stopped by Ctrl-C while Slurm was asked to take {path}; it may have taken it.",
+            f"Stopped by {name_of(by)} while Slurm was asked to take {path}; it may have taken it.",
             cure="squeue --me shows whether there is a job, and scancel JOB ends it",
+            exit_code=exit_code_of(by),
         ) from None
     say(f"Slurm job {number} is submitted: {path}")
     following = Following(number, folder, wait_seconds, say, watch)
     try:
         job = following.to_the_end()
-    except KeyboardInterrupt:
-        slurm.cancel(number)
-        raise Interrupted(
-            f"Stopped by Ctrl-C: Slurm job {number} is cancelled (scancel {number}). The folder is {folder.path}",
-            cure=f"`sbatch {path}` submits it again without following it, and `paralab show {folder.path}` reads what it leaves",
-        ) from None
+    except KeyboardInterrupt as error:
+        raise _left(error, number, folder, path) from None
     folder.write_outcome({"slurm": asdict(job), "run": following.run.name})
     if job.state == "COMPLETED":
         return _result(following.run, job, folder)
     raise failure(job, following.run, folder)
+
+
+def _left(error: KeyboardInterrupt, number: int, folder: RunFolder, path: Path) -> Interrupted:
+    """Who stops following a job cancels it. A closed ssh session is no wish to lose it."""
+    by = number_of(error)
+    stopped = f"Stopped by {name_of(by)}: Slurm job {number}"
+    if name_of(by) == "SIGHUP":
+        return Interrupted(
+            f"{stopped} goes on. The folder is {folder.path}", cure=f"scancel {number} ends it", exit_code=exit_code_of(by)
+        )
+    slurm.cancel(number)
+    return Interrupted(
+        f"{stopped} is cancelled (scancel {number}). The folder is {folder.path}",
+        cure=f"`sbatch {path}` submits it again without following it, and `paralab show {folder.path}` reads what it leaves",
+        exit_code=exit_code_of(by),
+    )
 
 
 def _asked(request: Request, nodes: int | None, options: str) -> Allocation:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from paralab.analyse.result import result_of
 from paralab.analyse.trace import trace_of
-from paralab.errors import Interrupted, Paused, RunFailed, UsageError
+from paralab.errors import Interrupted, ParalabError, Paused, RunFailed, UsageError
 from paralab.jobs import Job
 from paralab.launch.inspect import look_at
 from paralab.launch.joined import joined
@@ -27,6 +27,7 @@ from paralab.plan.sharding import needs_units
 from paralab.record.folder import RunFolder
 from paralab.recovery import Survival, train
 from paralab.show.tensorboard import require_tensorboard, write_tensorboard
+from paralab.signals import exit_code_of, name_of, number_of
 from paralab.units import count, size
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
@@ -139,27 +140,37 @@ def run(
     try:
         with survival.holding():
             failed, saved = (team.train if team else train)(job, survival, on_poll, origin, say)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        number = number_of(error)
         result = finish(folder, time.perf_counter() - origin, tensorboard)
         raise Interrupted(
-            f"Stopped by Ctrl-C after {result['reached_step']} of {plan.num_steps} steps. All ranks have ended; "
-            f"the run folder is {folder.path}"
+            f"Stopped by {name_of(number)} after {result['reached_step']} of {plan.num_steps} steps. All ranks have ended; "
+            f"the run folder is {folder.path}",
+            exit_code=exit_code_of(number),
         ) from None
-    result = finish(folder, time.perf_counter() - origin, tensorboard)
+    result = finish(folder, time.perf_counter() - origin, tensorboard, must_write=not failed and not saved)
     if failed:
         raise failed
     if saved:
+        done = f"Stopped and saved after {result['reached_step']}" if result["reached_step"] else "Stopped before the first"
         raise Paused(
-            f"Stopped and saved after {result['reached_step']} of {plan.num_steps} steps; the run folder is {folder.path}",
+            f"{done} of {plan.num_steps} steps; the run folder is {folder.path}",
             cure="the same command with --resume goes on",
         )
     return result
 
 
-def finish(folder: RunFolder, wall_seconds: float | None = None, tensorboard: Path | None = None) -> dict[str, Any]:
-    """However the run ended: its result, then what is drawn from it, which must not cost the result whatever is wrong with it."""
+def finish(
+    folder: RunFolder, wall_seconds: float | None = None, tensorboard: Path | None = None, must_write: bool = True
+) -> dict[str, Any]:
+    """However the run ended: its result, then what is drawn from it, which must not cost the result whatever is wrong with it.
+    `must_write`: nothing else is worth telling; else the disk may be full because of what is told."""
     result = result_of(folder.path) | ({} if wall_seconds is None else {"wall_seconds": round(wall_seconds, 3)})
-    folder.write_result(result)
+    try:
+        folder.write_result(result)
+    except ParalabError:
+        if must_write:
+            raise
     try:
         folder.write_trace(trace_of(folder.path))
     except Exception as error:

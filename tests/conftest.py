@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,9 +15,14 @@ from typing import Any
 import psutil
 import pytest
 
+from paralab.signals import ENDS
+
 ROOT = Path(__file__).parent.parent
 ROOM = "PARALAB_TEST_ROOM"
 os.environ[ROOM] = str(os.getpid())
+for _number in ENDS:  # started with `nohup … &`, this process ignores some, and the commands under test would inherit that
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda number, frame: None)  # a handler is not inherited
 
 
 LONGEST = (

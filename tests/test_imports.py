@@ -38,7 +38,7 @@ def test_stages_import_only_what_the_design_allows():
         own = path.relative_to(PACKAGE).parts[0]
         for name in imports(path):
             parts = name.split(".")
-            if parts[0] == "paralab" and parts[1:2] and parts[1] not in {own, *ALLOWED[own], "errors", "units"}:
+            if parts[0] == "paralab" and parts[1:2] and parts[1] not in {own, *ALLOWED[own], "errors", "signals", "units"}:
                 wrong.append(f"{path.relative_to(PACKAGE)} imports {name}")
             if parts[0] == "torch" and own in WITHOUT_TORCH:
                 wrong.append(f"{path.relative_to(PACKAGE)} imports torch")

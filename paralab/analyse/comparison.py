@@ -75,9 +75,10 @@ def comparison_of_runs(folders: Sequence[Path]) -> dict[str, Any]:
     for number, entry in enumerate(entries):
         if names.count(entry["name"]) > 1:
             entry["name"] += f" ({folders[number].name})"
-    for entry, recording in zip(entries, recordings, strict=True):
-        entry["error"] = None if recording.timed else f"no step was finished ({recording.status})"
-        entry["runs"] = entry["runs"] if recording.timed else []
+    for entry, folder in zip(entries, folders, strict=True):
+        result = result_of(folder)
+        entry["error"] = None if result["steps"] else f"no step was finished ({result['status']})"
+        entry["runs"] = entry["runs"] if result["steps"] else []
     whole = {"kind": "run", "about": {}, "rounds": 1, "left_out": [], "cases": entries}
     return _compared(Path(), manifests[0] | whole)
 
@@ -105,7 +106,9 @@ def _row(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     """One set-up: its rounds together."""
     results = [result for run in entry["runs"] if (result := result_of(folder / run))["step_seconds"]["median"] is not None]
     request, first = entry["request"], results[0] if results else {}
-    seconds = [step for run in entry["runs"] for step in Recording.read(folder / run).step_seconds]
+    recordings = [Recording.read(folder / run) for run in entry["runs"]]
+    seconds = [step for recording in recordings for step in recording.step_seconds]
+    alone = len(results) == 1 and len(results[0]["losses"]) > len(recordings[0].steps)  # its events have lost some of its steps
     numbers = [r["step_seconds"]["median"] for r in results]
     devices = len(first.get("grid", {}).get("devices", [])) or None
     rate = _median([r["samples_per_second"] for r in results])
@@ -123,7 +126,7 @@ def _row(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
         "processes": len(first.get("ranks", [])) or None,
         "ranks": first.get("ranks", []),
         "batch": first.get("batch"),
-        "step_seconds": spread(seconds),
+        "step_seconds": first["step_seconds"] if alone else spread(seconds),
         "round_seconds": numbers,
         "round_seconds_per_sample": [r["step_seconds"]["median"] / r["samples_per_step"] for r in results],
         "total_seconds": _median([r["total_seconds"] for r in results]),

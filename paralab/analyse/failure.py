@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paralab.record.board import LEFT_EARLY, UNSEEN
-from paralab.record.reader import read_events
+from paralab.record.reader import Event, read_events
 
-# What a rank says when another one is gone. Never the cause.
+# What a rank says when another one is gone, or did not come while it waited. Never the cause.
+GONE = re.compile(
+    r"onnection (?:closed|reset) by peer|Broken pipe|ncclRemoteError|remote process (?:has )?exited|Socket closed|ECONNRESET"
+    r"|Application timeout caused pair closure"
+)
+WAITED = re.compile(
+    r"Timed out waiting \d+ ?ms|Watchdog caught collective|wait timeout after|Socket Timeout|monitoredBarrier"
+    r"|ollective operation timeout|clients joined|client socket has timed out|communicator was aborted|barrier.{0,40}timed out"
+)
+BETWEEN_RANKS = re.compile(
+    r"gloo|nccl|NCCL|c10d|TCPStore|Store|pair\.cc|pair closure|monitoredBarrier|Watchdog"
+    r"|torch[/\\.]distributed|torch/autograd|Dist\w+Error"
+)
 VICTIMS = re.compile(
-    r"Connection (closed|reset) by peer|Broken pipe|Timed out waiting|Connection refused|NCCL.*(remote|abort)|DistBackendError",
+    rf"{GONE.pattern}|{WAITED.pattern}|Timed out waiting|wait timeout|Application timeout|Connection refused|NCCL.*(remote|abort)"
+    r"|Dist(Backend|Network|Store)Error",
     re.IGNORECASE,
 )
 
@@ -26,13 +40,23 @@ class Cause:
     log: Path
 
 
-def root_cause(folder: Path, exit_codes: list[int | None], logs: Path, attempt: int = 0, gone: Sequence[int] = ()) -> Cause:
+def root_cause(
+    folder: Path,
+    exit_codes: list[int | None],
+    logs: Path,
+    attempt: int = 0,
+    gone: Sequence[int] = (),
+    words: Mapping[int, str] | None = None,
+) -> Cause:
     """The first error that is not a consequence of another rank's end; else the rank that left without a word; else the one for
-    which the others waited. An exit code None is a rank that the launcher had to end; `gone` are ranks whose end nobody saw."""
+    which the others waited. An exit code None is a rank that the launcher had to end; `gone` are ranks whose end nobody saw;
+    `words` are errors of ranks that could not be written to the run folder."""
     events = read_events(folder, attempt)
     errors = [(event, rank) for rank, list_ in events.items() for event in list_ if event["event"] == "error"]
+    told = {rank for _, rank in errors}
+    errors += [({"error": text, "time": math.inf}, rank) for rank, text in (words or {}).items() if rank not in told]
     ended = {rank for rank, list_ in events.items() if any(event["event"] == "end" for event in list_)}
-    own = sorted((e for e in errors if not VICTIMS.search(e[0]["error"])), key=lambda e: float(e[0]["time"]))
+    own = sorted((e for e in errors if not is_victim(e[0])), key=lambda e: float(e[0]["time"]))
     spoke = ended | {rank for _, rank in errors}
     left = [rank for rank, code in enumerate(exit_codes) if code is not None and rank not in spoke]
     stuck = [rank for rank, code in enumerate(exit_codes) if code is None]
@@ -58,6 +82,12 @@ def root_cause(folder: Path, exit_codes: list[int | None], logs: Path, attempt: 
         event, rank = min(errors, key=lambda e: float(e[0]["time"]))
         return cause(rank, event["error"])
     return cause(0, f"exit codes {exit_codes}")
+
+
+def is_victim(error: Event) -> bool:
+    """Lost connections are another rank's doing only where ranks talk: the user's own download may lose one as well."""
+    text, trace = error["error"], error.get("traceback")
+    return bool(VICTIMS.search(text) and (trace is None or BETWEEN_RANKS.search(f"{text}\n{trace}")))
 
 
 def last_lines(log: Path, number: int = 8) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ class Recording:
     folder: Path
     manifest: dict[str, Any]
     events: dict[int, list[Event]]
+    damaged: dict[int, int] = field(default_factory=dict)  # rank -> lines that could not be used, where there are any
 
     @classmethod
     def read(cls, folder: Path) -> Recording:
@@ -26,11 +28,13 @@ class Recording:
             manifest = json.loads((folder / "manifest.json").read_text())
         except (OSError, ValueError) as error:
             raise UsageError(f"{folder} is no run folder: {error}.", cure="a folder that paralab has made, e.g. runs/…") from error
-        if "plan" not in manifest:
+        if not isinstance(manifest, dict) or "plan" not in manifest:
             raise UsageError(
                 f"{folder} holds several runs, and is no run itself.", cure="paralab show with it alone, or a run in it"
             )
-        return cls(folder, manifest, read_events(folder))
+        damaged: Counter[int] = Counter()
+        events = read_events(folder, damaged=damaged)
+        return cls(folder, manifest, events, {rank: lines for rank, lines in damaged.items() if lines})
 
     @property
     def plan(self) -> dict[str, Any]:

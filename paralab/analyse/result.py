@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -11,11 +12,45 @@ from typing import Any
 from paralab.analyse.metrics import metrics_of
 from paralab.analyse.recording import Recording
 from paralab.record.reader import Event, failures_of
+from paralab.units import plural
+
+# What a result must have to be shown.
+NEEDED = {"status", "step_seconds", "losses", "metrics", "ranks", "grid", "batch", "samples_per_step", "warnings"}
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    """The result object (docs/run-folder.md lists its fields). Unknown is None, and a warning says why."""
+    """The result object (docs/run-folder.md lists its fields). Unknown is None, and a warning says why.
+
+    It is computed from the events. Where some of these cannot be read any more, the numbers of result.json are kept, which were
+    computed while they could."""
     recording = Recording.read(folder)
+    kept = _kept(folder)
+    if not recording.damaged and (kept is None or kept["steps"] <= len(recording.steps)):
+        return _computed(recording)
+    lost = [f"{plural(lines, 'line')} of rank {rank}'s events cannot be read" for rank, lines in recording.damaged.items()]
+    try:
+        computed = _computed(recording)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):  # what is left does not fit together
+        if kept is None:
+            raise
+        computed = {}
+    if kept is None:
+        return computed | {"warnings": [*computed["warnings"], *lost]}
+    lost.append("the numbers are those of result.json, because the events are damaged")
+    return computed | kept | {"run_folder": str(folder), "warnings": [*kept["warnings"], *lost]}
+
+
+def _kept(folder: Path) -> dict[str, Any] | None:
+    """What was written when the run ended; None if it is not there, or not whole."""
+    try:
+        result: dict[str, Any] = json.loads((folder / "result.json").read_bytes())
+        return result if isinstance(result["steps"], int) and result.keys() >= NEEDED else None
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _computed(recording: Recording) -> dict[str, Any]:
+    folder = recording.folder
     manifest, plan, events = recording.manifest, recording.plan, recording.events
     steps, timed = recording.steps, recording.timed
     warnings = list(plan["remarks"])
@@ -33,7 +68,7 @@ def result_of(folder: Path) -> dict[str, Any]:
         warnings.append(f"only {recording.reached} of {plan['num_steps']} steps were finished")
     failures = failures_of(folder)
     warnings += [f"attempt {failure['attempt'] + 1} failed: {failure['problem']}" for failure in failures]
-    skipped = sum(step[0]["skipped"] for step in steps)
+    skipped = sum(bool(step[0].get("skipped")) for step in steps)
     if skipped:
         warnings.append(f"GradScaler skipped {skipped} of {len(steps)} optimiser steps: the fp16 gradients overflowed")
     return {

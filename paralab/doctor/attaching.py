@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paralab.analyse.hang import LIBRARIES
+from paralab.analyse.testimony import LIBRARIES
 from paralab.doctor.finding import Finding
 from paralab.doctor.memory import Frame, Unreadable, stacks
 from paralab.doctor.missing import STOPPED

@@ -25,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paralab.analyse.hang import Testimony
+from paralab.analyse.testimony import Testimony
 from paralab.doctor.events import (
     Amp,
     Autocast,

@@ -27,13 +27,14 @@ from paralab.doctor.rank_rules.hangs import ENTRIES as HANGS
 from paralab.doctor.rules import apply
 from paralab.doctor.words_of_ranks import with_exceptions_explained
 from paralab.errors import UsageError
+from paralab.signals import STOPS, hear
 
 ENTRANCE = Path(__file__).parent.parent / "observe" / "entrance"
 POLL_SECONDS, LONGEST_SECONDS = 0.2, 1.0
 LIVE_SECONDS = 2.0  # between two looks at all that is known so far
 SHARE = 0.002  # of a core, which the ranks may need: for reading, and again for the rules
 GRACE_SECONDS = 5.0
-PASSED_ON = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
+PASSED_ON = (*STOPS, *([signal.SIGUSR2] if hasattr(signal, "SIGUSR2") else []))
 STALL_SECONDS = 60.0
 
 
@@ -219,15 +220,11 @@ def _passing_signals_on(job: subprocess.Popen[bytes]) -> Iterator[None]:
         with suppress(ProcessLookupError):
             os.killpg(job.pid, number)
 
-    try:
-        before = {number: signal.signal(number, pass_on) for number in PASSED_ON}
-    except ValueError:  # not the main thread: signals do not come here
-        before = {}
+    before = hear(dict.fromkeys(PASSED_ON, pass_on))
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        hear(before)
 
 
 def _end(job: subprocess.Popen[bytes], ranks: set[int]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 from paralab.errors import ParalabError, UsageError
 from paralab.launch.joined import without_launch
 from paralab.launch.starting import INSIDE, start
-from paralab.machine.host import Gpu, Machine
+from paralab.machine.host import FULL_BYTES, Gpu, Machine
 from paralab.workload.summary import Layer, Summary, Unit
 
 DEADLINE_SECONDS = 600
@@ -55,6 +57,8 @@ def _ask(question: dict[str, Any]) -> dict[str, Any]:
                 assert child.stdin is not None
                 child.stdin.close()
         if not path.exists():
+            if shutil.disk_usage(folder).free < FULL_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
             last = log.read_text(errors="replace").strip().splitlines()
             if any("No module named 'torch'" in line for line in last):
                 raise ParalabError("PyTorch is not installed for this Python.", cure="pip install torch")

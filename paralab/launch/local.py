@@ -10,14 +10,16 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from paralab.errors import naming
 from paralab.launch.starting import INSIDE, LAUNCHER, Child, start
 from paralab.launch.watchdog import Deadlines, Late, Watchdog
 from paralab.machine.host import loopback
@@ -25,10 +27,11 @@ from paralab.plan.plan import Plan
 from paralab.plan.request import prefix_words
 from paralab.record.board import LEFT_EARLY, Board, Post
 from paralab.record.folder import RunFolder
+from paralab.record.testimony import read_words
+from paralab.signals import STOP, STOPS, hear
 
 POLL_SECONDS = 0.05
 HUNG_SECONDS = 0.3  # the same for ranks that hang: they have had their deadline
-STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 GRACE_SECONDS = 3.0  # between "please stop" and "stop"; after a failure, for the others to notice it themselves
 
 
@@ -40,12 +43,14 @@ class Ending:
     posts  where they were last
     late   those that were over their deadline; the testimonies of all are in the run folder then
     noticed  when the first failure, or the hang, was noticed (Unix time); 0 if there was none
+    words  rank -> its error, as it left it beside the run folder, whose disk may be full
     """
 
     codes: list[int | None]
     posts: list[Post]
     late: list[Late]
     noticed: float = 0.0
+    words: dict[int, str] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
@@ -82,17 +87,15 @@ def launch(
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         spec = Path(private, "spec.json")
         board = Board.create(Path(private, "board"), plan.world_size)
-        spec.write_text(
-            json.dumps(
-                {
-                    "meeting": seat.meeting if seat else f"file://{Path(private, 'meeting')}",
-                    "board": str(Path(private, "board")),
-                    "testimonies": private,
-                    "origin_seconds": origin_seconds,
-                    "jobs": jobs,
-                }
-            )
-        )
+        task = {
+            "meeting": seat.meeting if seat else f"file://{Path(private, 'meeting')}",
+            "board": str(Path(private, "board")),
+            "testimonies": private,
+            "origin_seconds": origin_seconds,
+            "jobs": jobs,
+        }
+        with naming(spec):
+            spec.write_text(json.dumps(task))
         ranks: list[Child] = []
         try:
             here = [plan.ranks[seat.rank]] if seat else list(plan.ranks)
@@ -102,7 +105,8 @@ def launch(
             watchdog = Watchdog(
                 board, [rank.rank for rank in here], deadlines or Deadlines(), Path(private), folder.testimonies(attempt)
             )
-            return _watch(ranks, watchdog, on_poll, stop)
+            ending = _watch(ranks, watchdog, on_poll, stop)
+            return replace(ending, words=read_words(Path(private), [rank.rank for rank in here]))
         finally:
             _end(ranks)
 
@@ -163,12 +167,17 @@ def _judged(code: int | None, post: Post) -> int | None:
 
 
 def _end(ranks: list[Child], grace_seconds: float = GRACE_SECONDS) -> None:
-    """Ask, wait, insist. Also the way out of a Ctrl-C, which must not be interrupted by a second one."""
-    before = _hear(dict.fromkeys(STOPS, signal.SIG_IGN))
+    """Ask, wait, insist. Also the way out of a Ctrl-C, which must not be interrupted by a second one. A first one that comes
+    meanwhile is not lost."""
+    unwinding = isinstance(sys.exc_info()[1], KeyboardInterrupt)
+    came: list[int] = []
+    before = hear(dict.fromkeys(STOPS, lambda number, frame: came.append(number)))
     try:
         for rank in ranks:
-            if rank.poll() is None:
-                rank.terminate()
+            if rank.poll() is None and rank.stdin:
+                with suppress(OSError):
+                    rank.stdin.write(STOP)
+                    rank.stdin.flush()
         deadline = time.monotonic() + grace_seconds
         for rank in ranks:
             try:
@@ -183,13 +192,6 @@ def _end(ranks: list[Child], grace_seconds: float = GRACE_SECONDS) -> None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(rank.pid, signal.SIGKILL)
     finally:
-        _hear(before)
-
-
-def _hear(handlers: dict[int, Any]) -> dict[int, Any]:
-    """Set handlers of signals; return those from before. Only the main thread can; elsewhere (a notebook's worker thread) signals
-    do not arrive anyway."""
-    try:
-        return {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    except ValueError:
-        return {}
+        hear(before)
+        if came and not unwinding:
+            signal.raise_signal(came[0])

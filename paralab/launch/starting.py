@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from paralab import signals
 from paralab.machine.child import command
 from paralab.record.board import UNSEEN
 
@@ -76,7 +77,7 @@ class Template:
         self.codes: dict[int, int] = {}  # of processes that have ended
         self.gone = False
         self.environment = {**os.environ, INSIDE: "template", LAUNCHER: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-        with theirs:
+        with theirs, signals.blocked():
             self.process = subprocess.Popen(
                 command("paralab.worker.template", str(theirs.fileno())),
                 env=self.environment,
@@ -165,19 +166,20 @@ def can_fork() -> bool:
 def start(
     module: str, arguments: list[str], environment: dict[str, str], log: IO[bytes], prefix: list[str], own: bool = False
 ) -> Child:
-    """A process that runs MODULE with ARGUMENTS, and ends when its standard input is closed. It does not hear the terminal's
-    Ctrl-C, which is for the launcher. `own`: a process that must load torch itself."""
+    """A process that runs MODULE with ARGUMENTS, and ends when its standard input is closed. Signals that ask for an end are for
+    the launcher: it begins with them blocked, or ignored. `own`: a process that must load torch itself."""
     if _templates and not prefix and not own and can_fork():
         if (before := _templates[-1]) and before.gone:
             let_go()
         template = _templates[-1] = _templates[-1] or Template()
         if child := template.fork(module, arguments, environment, log):
             return child
-    return subprocess.Popen(
-        [*prefix, *command(module, *arguments)],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    with signals.blocked():
+        return subprocess.Popen(
+            [*prefix, *command(module, *arguments)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )

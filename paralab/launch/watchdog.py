@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from paralab.launch.starting import Child
 from paralab.record.board import Board, Post
+from paralab.signals import QUESTION
 
 ANSWER_SECONDS = 1.0
 
@@ -58,12 +59,13 @@ class Watchdog:
 
     def question(self, ranks: list[Child]) -> None:
         """Let every rank say where it is, and write down what the system says of it: a stopped process does not answer."""
-        self.testimonies.mkdir(parents=True, exist_ok=True)
         for number, rank in zip(self.numbers, ranks, strict=True):
-            (self.testimonies / f"rank{number}.state").write_text(json.dumps({"state": _state(rank), "pid": rank.pid}))
+            with suppress(OSError):  # the disk may be full
+                self.testimonies.mkdir(parents=True, exist_ok=True)
+                (self.testimonies / f"rank{number}.state").write_text(json.dumps({"state": _state(rank), "pid": rank.pid}))
             with suppress(OSError):
                 assert rank.stdin
-                rank.stdin.write(b"?")
+                rank.stdin.write(QUESTION)
                 rank.stdin.flush()
         until = time.monotonic() + ANSWER_SECONDS
         able = [number for number, rank in zip(self.numbers, ranks, strict=True) if _state(rank) not in ("T", "ended")]
@@ -78,7 +80,8 @@ class Watchdog:
         for number, suffix in itertools.product(self.numbers, (".json", ".txt")):
             answer = self.answers / f"rank{number}{suffix}"
             if answer.exists():
-                shutil.copy(answer, self.testimonies)
+                with suppress(OSError):
+                    shutil.copy(answer, self.testimonies)
 
 
 def _state(rank: Child) -> str | None:

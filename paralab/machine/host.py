@@ -9,6 +9,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+FULL_BYTES = 1 << 20  # a disk with less room than this is full
+
 
 @dataclass(frozen=True)
 class Gpu:

@@ -83,7 +83,8 @@ def step_folder(directory: Path, step: int) -> Path:
 
 def checkpoints(directory: Path, check: bool = False) -> list[Checkpoint]:
     """The checkpoints of a directory, oldest first. `check`: also read every byte and compare the checksums."""
-    found = sorted(path for path in directory.glob("step-[0-9]*") if path.is_dir() and path.name[5:].isdecimal())
+    entries = directory.iterdir() if directory.is_dir() else ()  # glob takes a folder that it may not read for an empty one
+    found = sorted(path for path in entries if path.name.startswith("step-") and path.name[5:].isdecimal() and path.is_dir())
     return [_look(path, check) for path in found]
 
 

@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ class RunFolder:
     def note_failure(self, attempt: int, problem: str, noticed: float) -> None:
         """One line per attempt that failed, and when that was noticed (Unix time)."""
         line = {"attempt": attempt, "problem": problem, "unix_seconds": round(noticed, 3)}
-        with self.failures_path.open("a", encoding="utf-8") as file:
+        with suppress(OSError), self.failures_path.open("a", encoding="utf-8") as file:  # a full disk may be the failure
             file.write(json.dumps(line) + "\n")
 
     def write_trace(self, trace: dict[str, Any]) -> None:

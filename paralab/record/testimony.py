@@ -7,8 +7,11 @@ import linecache
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from paralab.errors import ParalabError
 
 
 def testify(testimony: Path) -> None:
@@ -35,3 +38,15 @@ def _collectives() -> list[dict[str, Any]]:
         return []
     kept = ("process_group", "collective_seq_id", "is_p2p", "p2p_seq_id", "profiling_name", "retired", "state", "input_sizes")
     return [{name: entry.get(name) for name in kept} for entry in entries[-50:]]
+
+
+def leave_words(testimony: Path, error: BaseException) -> None:
+    """For the launcher, in case the error can be written neither to the events nor to the log."""
+    with suppress(OSError):
+        text = str(error) if isinstance(error, ParalabError) else f"{type(error).__name__}: {error}"
+        testimony.with_suffix(".error").write_text(text)
+
+
+def read_words(folder: Path, ranks: list[int]) -> dict[int, str]:
+    paths = {rank: folder / f"rank{rank}.error" for rank in ranks}
+    return {rank: path.read_text(errors="replace") for rank, path in paths.items() if path.exists()}

@@ -11,6 +11,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from paralab.errors import naming
+
 FLUSH_SECONDS = 0.05
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode  # one for all: `json.dumps` makes a new one for every event
 
@@ -18,6 +20,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode  # one for
 class EventWriter:
     def __init__(self, path: Path) -> None:
         self._queue: SimpleQueue[list[dict[str, Any]] | None] = SimpleQueue()
+        self.path = path
         self._file = path.open("x", encoding="utf-8")  # x: nothing is overwritten
         self._closing = threading.Event()
         self._error: OSError | None = None
@@ -31,14 +34,17 @@ class EventWriter:
         self._queue.put(events)
 
     def close(self) -> None:
-        """Write what is left and close the file."""
+        """Write what is left and close the file. Raises what kept events from being written."""
         self._queue.put(None)
         self._closing.set()
         self._thread.join()
+        if self._error:
+            raise self._error
 
     def _work(self) -> None:
         try:
-            self._write_until_closed()
+            with naming(self.path):
+                self._write_until_closed()
         except OSError as error:
             self._error = error
 

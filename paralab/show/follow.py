@@ -16,7 +16,7 @@ from paralab.analyse.intervals import length
 from paralab.analyse.metrics import COLLECTIVES
 from paralab.plan.plan import Plan, RankPlan
 from paralab.record.folder import RunFolder
-from paralab.record.reader import Event, Tail
+from paralab.record.reader import Event, Tail, is_complete
 
 RECENT_STEPS = 20
 WORK = ("forward", "backward")
@@ -169,14 +169,14 @@ class Follower:
         self.machine: dict[str, Any] = json.loads(folder.manifest_path.read_text())["machine"]
         self.ranks = [RankProgress(rank, plan.threads_per_device, self.machine) for rank in plan.ranks]
         self.losses: list[float] = []  # of the steps that all ranks have finished
-        self._tails = [Tail(folder.events / f"rank{rank.rank}.jsonl") for rank in plan.ranks]
+        self._tails = [Tail(folder.events / f"rank{rank.rank}.jsonl", mapped=False) for rank in plan.ranks]
         self._first_start, self._last_end = float("inf"), 0.0
 
     def poll(self) -> list[Event]:
         """Read what is new; return the `start` events among it."""
         started = []
         for tail, rank in zip(self._tails, self.ranks, strict=True):
-            for event in tail.new():
+            for event in filter(is_complete, tail.new()):
                 rank.take(event)
                 if event["event"] == "start":
                     started.append(event)

@@ -14,13 +14,13 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -30,13 +30,15 @@ from paralab.errors import ParalabError
 from paralab.plan.plan import Plan
 from paralab.record.board import Board
 from paralab.record.checkpoints import Keeping
+from paralab.record.testimony import leave_words
 from paralab.record.writer import EventWriter
+from paralab.signals import leave_to_the_launcher
 from paralab.worker.alignment import ALIGNED, Offset, offset_to_rank_0
 from paralab.worker.checkpoint import make_group
 from paralab.worker.groups import make_groups
 from paralab.worker.loop import Extras, train
 from paralab.worker.meeting import join_group
-from paralab.worker.pulse import Pulse, speak_when_asked
+from paralab.worker.pulse import Pulse, obey_the_launcher
 from paralab.workload.load import load_workload, their_lines
 from paralab.workload.reference import user_folder
 from paralab.workload.workload import Workload
@@ -53,23 +55,24 @@ def main() -> NoReturn:
     rank = int(os.environ["RANK"])
     with suppress(OSError):  # what `ps` and `top` show; the command line is that of the process it was forked from
         Path("/proc/self/comm").write_text(f"rank {rank}")
-    speak_when_asked(Path(spec["testimonies"], f"rank{rank}"))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops all ranks in order
-    signal.signal(signal.SIGTERM, _stop)
-    if hasattr(signal, "SIGUSR1"):
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # some clusters send it to every process of a job; the launcher hears it
+    leave_to_the_launcher(_raise_if_told)
+    testimony = Path(spec["testimonies"], f"rank{rank}")
+    obey_the_launcher(testimony, _stop)
     status = "completed"
     try:
         _train_all(spec, rank)
     except Stopped:
         status = "interrupted"
-    except BaseException:
+    except BaseException as error:
         status = "failed"
-        traceback.print_exc()
+        leave_words(testimony, error)
+        with suppress(OSError):  # the log may be on a full disk
+            traceback.print_exc()
     if status == "completed" and any("nccl" in (job["plan"]["backend"] or "") for job in spec["jobs"]):
         dist.destroy_process_group()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     # Not sys.exit: after a failure threads of the pipeline and of gloo still wait for ranks that will not come, and after a
     # success taking gloo's threads down has been seen to abort ("terminate called without an active exception").
     os._exit(EXIT_CODES[status])
@@ -169,28 +172,40 @@ def _recorded(path: Path, plan: Plan, rank: int, origin: float, offset: Offset) 
     who = {"rank": rank, "local_rank": here.local_rank, "pid": os.getpid(), "devices": [device.name for device in here.devices]}
     clock = {"clock_offset_seconds": round(offset.seconds, 6), "clock_uncertainty_seconds": round(offset.uncertainty, 6)}
     emit("start", **who, node=here.node, **clock, unix_seconds=time.time(), torch=torch.__version__)
-    status = "failed"
     try:
         yield record
-        status = "completed" if record.whole else "stopped"
     except Stopped:
-        status = "interrupted"
+        with suppress(OSError):
+            emit("end", status="interrupted")
+            writer.close()
         raise
     except BaseException as error:
         text = str(error) if isinstance(error, ParalabError) else f"{type(error).__name__}: {error}"
         detail = their_lines(error, user_folder(plan.workload))
-        with suppress(OSError):  # the disk may be full; the log then has it, or nobody
+        with suppress(OSError):  # the disk may be full: the launcher hears of it in another way
             emit("error", error=text, detail=detail, traceback=traceback.format_exc())
+            emit("end", status="failed")
+            writer.close()
         raise
-    finally:
-        with suppress(OSError):
-            emit("end", status=status)
-        writer.close()
+    emit("end", status="completed" if record.whole else "stopped")
+    writer.close()
 
 
-def _stop(signum: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Stopped
+_told_to_stop = threading.Event()
+
+
+def _stop() -> None:
+    """In the side thread that listens to the launcher. A real signal wakes the main thread where it sleeps or waits."""
+    _told_to_stop.set()
+    signal.siginterrupt(signal.SIGTERM, True)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+
+def _raise_if_told() -> None:
+    """In the main thread, at a SIGTERM: one from elsewhere is not for this rank."""
+    if _told_to_stop.is_set():
+        _told_to_stop.clear()
+        raise Stopped
 
 
 if __name__ == "__main__":

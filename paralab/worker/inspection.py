@@ -28,6 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paralab.errors import UsageError
 from paralab.machine.host import Gpu, Machine, cpu_name, memory_bytes, usable_cores
+from paralab.signals import leave_to_the_launcher
 from paralab.worker.lifeline import end_with_the_parent
 from paralab.worker.optimizer import make_optimizer, make_scheduler
 from paralab.worker.stream import dataset_samples, rank_batches
@@ -44,6 +45,7 @@ from paralab.workload.workload import Workload
 
 
 def main() -> NoReturn:
+    leave_to_the_launcher()
     end_with_the_parent()
     answer, question = Path(sys.argv[1]), json.loads(sys.argv[2])
     try:

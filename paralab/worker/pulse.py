@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import faulthandler
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 from paralab.record.board import Board
 from paralab.record.testimony import testify
+from paralab.signals import QUESTION, STOP
 from paralab.worker.lifeline import end_with_the_parent
 
 
@@ -25,12 +27,12 @@ class Pulse:
         return self.board is not None and self.board.stops_before(self.rank, step)
 
 
-def speak_when_asked(testimony: Path) -> None:
-    """When the launcher asks, a side thread writes where every thread is and the last collectives to `testimony`.json.
+def obey_the_launcher(testimony: Path, stop: Callable[[], None]) -> None:
+    """When the launcher asks, a side thread writes where every thread is and the last collectives to `testimony`.json, or stops.
 
     A thread cannot speak while another one holds the interpreter, so SIGUSR2 makes Python's fault handler, which does not need it,
     write the stacks to `testimony`.txt.
     """
     if hasattr(signal, "SIGUSR2"):
         faulthandler.register(signal.SIGUSR2, testimony.with_suffix(".txt").open("w"), all_threads=True)
-    end_with_the_parent(lambda: testify(testimony))
+    end_with_the_parent({QUESTION: lambda: testify(testimony), STOP: stop})

@@ -6,6 +6,7 @@ batch on every rank (from the same seed) so that any number of ranks sees the sa
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any, cast
@@ -92,6 +93,7 @@ def rank_batches(
         num_workers=workload.loader_workers,
         collate_fn=_as_it_is,
         pin_memory=pin_memory,
+        worker_init_fn=_outlive_the_signal,
     )
     yield from zip(plan, loader, strict=True)
 
@@ -137,6 +139,13 @@ class _Seeded(Dataset[Any]):
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def _outlive_the_signal(worker: int) -> None:
+    """A SIGTERM to all processes of a job must not take the samples from a rank that finishes its step to save. The worker ends
+    with its rank."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
 
 def _position(batch: GlobalBatch) -> int:

@@ -24,12 +24,14 @@ from typing import Any, NoReturn
 
 import torch
 
+from paralab import signals
 from paralab.worker import inspection  # noqa: F401  # the first thing that a command starts
 
 MODULES = {"paralab.worker": "paralab.worker.__main__"}  # `python -m` a package means this
 
 
 def main() -> NoReturn:
+    signals.ignore()
     channel = socket.socket(fileno=int(sys.argv[1]))
     waiting = selectors.DefaultSelector()
     waiting.register(channel, selectors.EVENT_READ)
@@ -83,7 +85,8 @@ def _become(module: Any, asked: dict[str, Any], lifeline: int, log: int) -> NoRe
         module.main()
     except BaseException:
         traceback.print_exc()
-    os._exit(1)
+    finally:
+        os._exit(1)
 
 
 def _tell(channel: socket.socket, **news: int) -> None:

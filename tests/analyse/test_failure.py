@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from paralab.analyse.failure import root_cause
 
 PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:14255"
@@ -61,3 +63,27 @@ def test_the_rank_that_the_others_waited_for(tmp_path):
 def test_a_rank_that_left_with_code_0_is_a_failure(tmp_path):
     where = folder(tmp_path, [step(0)], [step(0), {"event": "end", "status": "completed"}])
     assert root_cause(where, [0, 0], where / "logs").what == "ended with code 0 without an error"
+
+
+IN_TORCH = 'File "/x/torch/distributed/distributed_c10d.py", line 9, in all_reduce'
+IN_DATA = 'File "/home/me/train.py", line 9, in download'
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "cause"),
+    [
+        ("RuntimeError: Application timeout caused pair closure", IN_TORCH, 1),
+        ("RuntimeError: Socket Timeout", IN_TORCH, 1),
+        ("RuntimeError: wait timeout after 600000ms, keys: /default_pg/0//1", IN_TORCH, 1),
+        ("torch.distributed.DistNetworkError: The client socket has timed out after 60s", IN_TORCH, 1),
+        ("torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 clients joined.", IN_TORCH, 1),
+        ("RuntimeError: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)", IN_TORCH, 1),
+        ("RuntimeError: Rank 1 failed to pass monitoredBarrier in 600000 ms", IN_TORCH, 1),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", IN_DATA, 0),  # the user's own connection
+    ],
+)
+def test_what_only_a_victim_says(tmp_path, text, where, cause):
+    """Rank 1 died without a word, a second later."""
+    first = error(1.0, text) | {"traceback": where}
+    found = root_cause(folder(tmp_path, [step(0), first], [step(0)]), [1, -9], tmp_path / "logs")
+    assert found.rank == cause

@@ -20,14 +20,14 @@ IN_BARRIER = [*OURS, frame("/x/site-packages/torch/distributed/distributed_c10d.
 IN_THEIR_CODE = [*OURS, frame("/home/me/train.py", 12, "forward", "time.sleep(1000)")]
 
 
-def entry(number, retired, name="gloo:all_reduce"):
+def entry(number, retired, name="gloo:all_reduce", group="1", size=(100, 10)):
     return {
-        "process_group": ["1", "undefined"],
+        "process_group": [group, "undefined"],
         "collective_seq_id": number,
         "profiling_name": name,
         "retired": retired,
         "state": "scheduled",
-        "input_sizes": [[100, 10]],
+        "input_sizes": [list(size)],
     }
 
 
@@ -80,3 +80,104 @@ def test_a_silent_rank_is_where_the_fault_handler_saw_it(tmp_path):
         '  File "/x/paralab/worker/passes.py", line 30 in accumulate\n'
     )
     assert who_hung(tmp_path, 2, late=[0, 1]).where == 'File "/home/me/train.py", line 9 in spin'
+
+
+def calling(function, line):
+    """A stack of the user's own call of torch.distributed."""
+    torch = [frame("/x/site-packages/torch/distributed/c10d_logger.py", 83, "wrapper")]
+    torch += [frame("/x/site-packages/torch/distributed/distributed_c10d.py", 900, function)]
+    return [*OURS, frame("/home/me/train.py", line, "exchange", f"dist.{function}(x)"), *torch]
+
+
+DONE = [entry(1, True), entry(1, True, group="2")]
+MISMATCHES = {
+    # rank 0: stack, its last collectives       rank 1                                               kinds of rank 0 and 1
+    "another kind": (
+        (calling("reduce_scatter_tensor", 7), [*DONE, entry(2, False)]),  # which gloo records as an all_reduce
+        (calling("all_gather_into_tensor", 9), [*DONE, entry(2, False, "gloo:all_gather")]),
+        ("reduce_scatter", "all_gather"),
+    ),
+    "the recorder sees the same": (
+        (calling("reduce_scatter_tensor", 7), [*DONE, entry(2, False)]),
+        (calling("all_reduce", 9), [*DONE, entry(2, False)]),
+        ("reduce_scatter", "all_reduce"),
+    ),
+    "another size": (
+        (calling("all_reduce", 7), [*DONE, entry(2, False, size=(3,))]),
+        (calling("all_reduce", 7), [*DONE, entry(2, False, size=(4,))]),
+        ("all_reduce", "all_reduce"),
+    ),
+    "another line": (
+        (calling("broadcast", 7), [*DONE, entry(2, False, "gloo:broadcast")]),
+        (calling("broadcast", 9), [*DONE, entry(2, False, "gloo:broadcast")]),
+        ("broadcast", "broadcast"),
+    ),
+    "one is through, as the source of a broadcast": (
+        (calling("barrier", 8), [*DONE, entry(2, True, "gloo:broadcast"), entry(3, False, "gloo:barrier", size=())]),
+        (calling("all_gather", 7), [*DONE, entry(2, False, "gloo:all_gather")]),
+        ("broadcast", "all_gather"),
+    ),
+    "another group": (
+        (calling("all_reduce", 7), [*DONE, entry(2, False)]),
+        (calling("all_reduce", 9), [*DONE, entry(2, False, group="2")]),
+        ("all_reduce", "all_reduce"),
+    ),
+    "DDP and the user's own": (
+        (IN_BACKWARD, [*DONE, entry(2, False)]),
+        (calling("barrier", 9), [*DONE, entry(1, False, "gloo:barrier", group="0", size=())]),
+        ("all_reduce", "barrier"),
+    ),
+    "no recorder": ((calling("reduce_scatter", 7), []), (calling("all_gather", 9), []), ("reduce_scatter", "all_gather")),
+    "both receive": ((calling("recv", 7), DONE), (calling("recv", 9), DONE), ("recv", "recv")),
+    "one receives": (
+        (calling("recv", 7), DONE),
+        (calling("all_reduce", 9), [*DONE, entry(2, False)]),
+        ("recv", "all_reduce"),
+    ),
+}
+AGREEMENTS = {
+    "the same": ((calling("all_reduce", 7), [*DONE, entry(2, False)]), (calling("all_reduce", 7), [*DONE, entry(2, False)])),
+    "one sends, one receives": ((calling("send", 7), DONE), (calling("recv", 9), DONE)),
+    "the same, recorded": (
+        (calling("send", 7), [*DONE, entry(2, False, "nccl:send 0->1") | {"is_p2p": True}]),
+        (calling("recv", 9), [*DONE, entry(2, False, "nccl:recv 1<-0") | {"is_p2p": True}]),
+    ),
+    "gather: one brings more": (
+        (calling("gather", 7), [*DONE, entry(2, False, "gloo:gather", size=(2,))]),
+        (calling("gather", 7), [*DONE, entry(2, False, "gloo:gather", size=(3,))]),
+    ),
+}
+
+
+def say(folder, said):
+    for rank, (stack, entries) in enumerate(said):
+        (folder / f"rank{rank}.state").write_text(json.dumps({"state": "S", "pid": 1}))
+        (folder / f"rank{rank}.json").write_text(json.dumps({"stacks": {"MainThread": stack}, "collectives": entries}))
+
+
+@pytest.mark.parametrize("case", MISMATCHES)
+def test_a_mismatch_names_both_ranks_collectives_and_lines(tmp_path, case):
+    *said, kinds = MISMATCHES[case]
+    say(tmp_path, said)
+    hang = who_hung(tmp_path, 2, late=[0, 1])
+    assert hang.mismatch
+    assert hang.mismatch.ranks == (0, 1)
+    assert tuple(wait.kind for wait in hang.mismatch.waits) == kinds
+    own = [stack[-3]["line"] if stack is not IN_BACKWARD else 30 for stack, _ in said]
+    assert [line.split()[0].rpartition(":")[2] for line in hang.mismatch.lines] == [str(line) for line in own]
+    assert "network" not in hang.why
+
+
+@pytest.mark.parametrize("case", AGREEMENTS)
+def test_where_all_agree_the_network_is_the_suspect(tmp_path, case):
+    say(tmp_path, AGREEMENTS[case])
+    hang = who_hung(tmp_path, 2, late=[0, 1])
+    assert (hang.mismatch, "network" in hang.why) == (None, True)
+
+
+def test_of_three_ranks_the_odd_one_is_named_first(tmp_path):
+    most = (calling("all_reduce", 7), [*DONE, entry(2, False)])
+    say(tmp_path, [most, (calling("barrier", 9), [*DONE, entry(2, False, "gloo:barrier", size=())]), most])
+    hang = who_hung(tmp_path, 3, late=[0, 1, 2])
+    assert hang.mismatch
+    assert (hang.rank, hang.mismatch.ranks[0], hang.mismatch.waits[0].kind) == (1, 1, "barrier")

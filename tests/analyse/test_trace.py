@@ -281,7 +281,7 @@ def test_a_killed_run_has_the_trace_of_what_it_wrote(tmp_path, kept_lines):
 
 def test_an_error_and_a_loss_that_is_no_number(tmp_path):
     error = {"event": "error", "time": 0.03, "error": "ValueError: no", "detail": None, "traceback": "…"}
-    folder = record(tmp_path / "run", [[span("step", 1, 2, loss=float("nan")), error]], [["cpu:0"]])
+    folder = record(tmp_path / "run", [[span("step", 1, 2, loss=float("nan"), samples=4), error]], [["cpu:0"]])
     trace = trace_of(folder)
     json.dumps(trace, allow_nan=False)
     assert [(e["name"], e["ts"], e["s"]) for e in phase(trace, "i")] == [("ValueError: no", 30_000, "p")]

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paralab.analyse.hang import who_hung
 from tests.conftest import ROOT, run_paralab
 
 SLOW = """
@@ -138,3 +139,31 @@ def test_an_error_in_one_stage_of_a_pipeline_does_not_hang(tmp_path):
     done = run_paralab("run", "pipeline", "--workload", "late.py:workload", "--micro-batches", "4", cwd=tmp_path, seconds=60)
     assert done.code == 1
     assert "ValueError: in the last stage" in done.err
+
+
+MISMATCH = """
+import os, torch
+import torch.distributed as dist
+from torch import nn
+
+def loss(output, target):
+    if os.environ.get("RANK") == "0":
+        dist.reduce_scatter_tensor(torch.zeros(3), torch.ones(6))
+    elif os.environ.get("RANK") == "1":
+        dist.all_gather_into_tensor(torch.zeros(6), torch.ones(3))
+    return nn.functional.mse_loss(output, target)
+
+def workload():
+    return {"model": lambda: nn.Linear(4, 4), "data": (torch.randn(64, 4), torch.randn(64, 4)), "loss": loss}
+"""
+
+
+def test_a_mismatch_is_not_blamed_on_the_network(tmp_path):
+    (tmp_path / "mismatch.py").write_text(MISMATCH)
+    run = ("run", "ddp", "--workload", "mismatch.py:workload", "--step-deadline", "2", "--out", "run")
+    assert run_paralab(*run, cwd=tmp_path).code == 1
+    found = who_hung(tmp_path / "run" / "testimonies" / "0", 2, late=[0, 1]).mismatch
+    assert found
+    assert found.ranks == (0, 1)
+    assert [wait.kind for wait in found.waits] == ["reduce_scatter", "all_gather"]
+    assert ["mismatch.py:8" in found.lines[0], "mismatch.py:10" in found.lines[1]] == [True, True]

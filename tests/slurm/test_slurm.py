@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from paralab.record.checkpoints import checkpoints
 from tests.conftest import ROOT, Finished, run_paralab
+from tests.launch.test_endings import wait_for_steps
 from tests.slurm.cluster import cluster, idle, why_not
 
 TRAINING = ("--workload", "mlp:tiny", "--steps", "4")
@@ -206,6 +208,22 @@ def test_a_job_that_somebody_cancels(slurm):
     assert "Try: submit it again: sbatch out/job.sbatch" in followed.err
 
 
+def test_scancel_of_a_job_with_checkpoints_saves_the_last_step(slurm, tmp_path):
+    """Slurm signals every process of the job at once, and kills what is left after KillWait (3 s here)."""
+    run = f"{sys.executable} -m paralab run ddp --replicas 2 --workload mlp:tiny --steps 100000 --checkpoint kept --out run"
+    (tmp_path / "job").write_text(f"#!/bin/bash\nexport PYTHONPATH={ROOT}\nsrun -n1 {run}\n")
+    number = slurm.run("sbatch", "--parsable", "-n1", "job", cwd=tmp_path)
+    wait_for_steps(tmp_path, 20)
+    slurm.run("scancel", number)
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "run" / "result.json").exists():
+        assert time.monotonic() < deadline, (tmp_path / f"slurm-{number}.out").read_text()
+        time.sleep(0.1)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["status"] == "stopped"
+    assert [(each.step, each.problem) for each in checkpoints(tmp_path / "kept", check=True)] == [(result["reached_step"], None)]
+
+
 def test_ctrl_c_cancels_the_job(slurm):
     followed = slurm.start("interrupted", "sleep").wait_for("RUNNING")
     followed.process.send_signal(signal.SIGINT)
@@ -213,6 +231,14 @@ def test_ctrl_c_cancels_the_job(slurm):
     assert f"Slurm job {followed.job} is cancelled (scancel {followed.job})" in followed.err
     assert "submits it again without following it" in followed.err
     assert "JobState=CANCELLED" in slurm.run("scontrol", "show", "job", followed.job)
+
+
+def test_a_closed_ssh_session_leaves_the_job_alone(slurm):
+    followed = slurm.start("hung up", "sleep").wait_for("RUNNING")
+    followed.process.send_signal(signal.SIGHUP)
+    assert followed.end() == 129
+    assert "JobState=RUNNING" in slurm.run("scontrol", "show", "job", followed.job)
+    slurm.run("scancel", followed.job)
 
 
 def test_a_failed_job_shows_the_rank_that_failed_first(slurm):

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from paralab.analyse.failure import BETWEEN_RANKS, GONE, WAITED
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
 from paralab.doctor.logs.report import Exit
@@ -19,18 +20,6 @@ from paralab.doctor.logs.source import called_alone
 from paralab.doctor.logs.traceback import Traceback
 
 Role = Literal["root", "victim", "unknown"]
-GONE = re.compile(
-    r"onnection (?:closed|reset) by peer|Broken pipe|ncclRemoteError|remote process (?:has )?exited|Socket closed|ECONNRESET"
-    r"|Application timeout caused pair closure"
-)
-WAITED = re.compile(
-    r"Timed out waiting \d+ ?ms|Watchdog caught collective|wait timeout after|Socket Timeout|monitoredBarrier"
-    r"|ollective operation timeout|clients joined|client socket has timed out|communicator was aborted|barrier.{0,40}timed out"
-)
-BETWEEN_RANKS = re.compile(
-    r"gloo|nccl|NCCL|c10d|TCPStore|Store|pair\.cc|pair closure|monitoredBarrier|Watchdog"
-    r"|torch[/\\.]distributed|torch/autograd|Dist\w+Error"
-)
 MISMATCH = re.compile(r"collective mismatch in your code|mismatch between collectives")
 INTERRUPTED = ("KeyboardInterrupt", "SystemExit", "SignalException")
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 
 from paralab.analyse.failure import last_lines
-from paralab.analyse.hang import Testimony, who_hung
+from paralab.analyse.hang import who_hung
+from paralab.analyse.testimony import Testimony
 from paralab.doctor.finding import Finding
 from paralab.doctor.recorded import Recorded, Run
 from paralab.doctor.rules import in_run
@@ -79,7 +80,7 @@ def _hang(run: Run, problem: str, attempt: int) -> Finding:
         why = f"{problem} Certain if it runs with NCCL_P2P_DISABLE=1."
         return Finding("H15", "suspect", why, fix, where, evidence=evidence)
     stuck = Testimony.read(RunFolder(run.folder).testimonies(attempt), hang.rank)
-    if "did not arrive" in hang.why and stuck.waits_in:  # in another collective than the others
+    if hang.mismatch or ("did not arrive" in hang.why and stuck.waits_in):  # in another collective than the others
         fix = "Every rank must call the same collectives in the same order: look at both places."
         return Finding("H04", "error", problem, fix, where, rank=hang.rank, evidence=evidence)
     fix = "Continue it (kill -CONT) if it is stopped; else look at where it is. A longer deadline, if it only needs longer."
