@@ -275,7 +275,7 @@ class Reader:
         self, over: bool = True, exit_code: int | None = None, stalled_seconds: float | None = None, ended_by_us: bool = False
     ) -> Observation:
         for path in self.folder.glob("rank[0-9]*.jsonl"):
-            self._files.setdefault(path, _File(path, Tail(path)))
+            self._files.setdefault(path, _File(path, Tail(path, watched=True)))
         latest: dict[int, _File] = {}
         for path in sorted(self._files, key=_numbered):
             self._files[path].grow()

@@ -44,11 +44,14 @@ NEEDS = {
 
 
 class Tail:
-    """The new events of a growing file, each time it is asked. `mapped`: a file that has room after its last line, filled with
-    zeros until a line is written there."""
+    """The new events of a growing file, each time it is asked.
 
-    def __init__(self, path: Path, mapped: bool = True) -> None:
-        self.path, self.mapped = path, mapped
+    watched   a file that a watched script writes: it has other events than ours, and room after its last line, filled with zeros
+              until a line is written there
+    """
+
+    def __init__(self, path: Path, watched: bool = False) -> None:
+        self.path, self.watched = path, watched
         self.damaged = 0  # lines so far that are no events
         self._position = 0
 
@@ -58,12 +61,12 @@ class Tail:
         with self.path.open("rb") as file:
             file.seek(self._position)
             text = file.read()
-        if self.mapped:
+        if self.watched:
             text = text.partition(b"\0")[0]  # a line that is being written while we read may be there in parts: not yet
         complete = text.rpartition(b"\n")[0] + b"\n" if b"\n" in text else b""
         self._position += len(complete)
         lines = [line for line in complete.split(b"\n") if line]
-        events = [event for line in lines if (event := parsed(line)) is not None]
+        events = [event for line in lines if (event := parsed(line, ours=not self.watched)) is not None]
         self.damaged += len(lines) - len(events)
         return events
 
@@ -78,7 +81,7 @@ def read_events(folder: Path, attempt: int | None = None, damaged: Counter[int] 
     for rank, number, path in sorted(_numbered(path) for path in paths if NAME.fullmatch(path.name)):
         if attempt not in (None, number):
             continue
-        tail = Tail(path, mapped=False)
+        tail = Tail(path)
         events = tail.new()
         if damaged is not None:
             whole = [event for event in events if is_complete(event)]
@@ -110,10 +113,12 @@ def _numbered(path: Path) -> tuple[int, int, Path]:
     return int(rank), int(attempt or 0), path
 
 
-def parsed(line: bytes) -> Event | None:
-    """None: damaged. No event, or one with a field that cannot be."""
+def parsed(line: bytes, ours: bool = True) -> Event | None:
+    """None: damaged. No event, or one of ours with a field of an impossible type."""
     event = _object(line)
-    return event if isinstance(event.get("event"), str) and all(_is_possible(*field) for field in event.items()) else None
+    if not isinstance(event.get("event"), str) or (ours and not all(_is_possible(*field) for field in event.items())):
+        return None
+    return event
 
 
 def is_complete(event: Event) -> bool:

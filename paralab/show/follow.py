@@ -169,7 +169,7 @@ class Follower:
         self.machine: dict[str, Any] = json.loads(folder.manifest_path.read_text())["machine"]
         self.ranks = [RankProgress(rank, plan.threads_per_device, self.machine) for rank in plan.ranks]
         self.losses: list[float] = []  # of the steps that all ranks have finished
-        self._tails = [Tail(folder.events / f"rank{rank.rank}.jsonl", mapped=False) for rank in plan.ranks]
+        self._tails = [Tail(folder.events / f"rank{rank.rank}.jsonl") for rank in plan.ranks]
         self._first_start, self._last_end = float("inf"), 0.0
 
     def poll(self) -> list[Event]:

@@ -5,8 +5,7 @@ averaged: an average of means would give every rank the same say, however many s
 """
 
 # No `from __future__ import annotations` here: DDP checks the annotations of a communication hook at run time.
-import itertools
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -25,26 +24,12 @@ class Ddp:
     def __init__(self, job: Job, model: nn.Module) -> None:
         self.job = job
         self.model = model.to(job.rank.devices[0].torch)
-        self.ddp = wrap(job, self.model, device=job.rank.devices[0].torch, group=group_of(job.plan))
+        self.ddp, self.reduction = wrap(job, self.model, job.rank.devices[0].torch, group_of(job.plan))
 
     def forward_backward(self, passes: list[Pass]) -> torch.Tensor:
-        try:
-            return self._forward_backward(passes)
-        except RuntimeError as error:
-            if "did not receive grad for rank" not in str(error):
-                raise
-            raise self._unused(str(error)) from error
-
-    def _unused(self, message: str) -> ParalabError:
-        """Name the parameters and our option; torch's message has their numbers and an argument of DDP's constructor."""
-        numbers = message.partition("did not receive grad for rank")[2].partition(":")[2].split()
-        names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
-        unused = [names[int(number)] for number in itertools.takewhile(str.isdigit, numbers) if int(number) < len(names)]
-        return ParalabError(
-            f"ddp: in step {self.job.probe.step - 1} this rank did not use {', '.join(unused[:4]) or 'some parameters'}, "
-            "and DDP waits for the gradient of every parameter.",
-            cure="--find-unused, which allows ranks to use different parameters",
-        )
+        loss = self._forward_backward(passes)
+        require_reduced(self.job, self.model, [self.reduction])
+        return loss
 
     def _forward_backward(self, passes: list[Pass]) -> torch.Tensor:
         if not self.job.plan.sync_every_pass:
@@ -56,7 +41,44 @@ class Ddp:
         return accumulate(self.job, self.ddp, larger) / ranks
 
 
-def wrap(job: Job, module: nn.Module, device: str | None, group: dist.ProcessGroup, **where: int) -> DistributedDataParallel:
+@dataclass
+class Reduction:
+    """The all-reduces of one DDP, and the parameters whose gradients they have summed in this step.
+
+    DDP waits for the gradient of every parameter of a bucket. If one gets none, the bucket is never reduced, and torch complains
+    only in the next forward: the optimizer has then already stepped with gradients that differ from rank to rank.
+    """
+
+    probe: Probe
+    group: dist.ProcessGroup
+    divisor: int
+    where: dict[str, int]
+    reduced: set[int] = field(default_factory=set)  # ids of parameters
+
+
+def require_reduced(job: Job, model: nn.Module, reductions: list[Reduction]) -> None:
+    """The backward passes of this step are done; raise if a gradient was not reduced."""
+    reduced = {key for reduction in reductions for key in reduction.reduced}
+    for reduction in reductions:
+        reduction.reduced.clear()
+    left = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in reduced}
+    if not left:
+        return
+    unused = [name for name, parameter in left.items() if parameter.grad is None] or list(left)
+    names = ", ".join(unused[:4]) + (", …" if len(unused) > 4 else "")
+    where = "step" if job.plan.strategy == "ddp" else "last micro-batch of step"
+    raise ParalabError(
+        f"{job.plan.strategy}: the {where} {job.probe.step} of this rank did not use {names}, and DDP waits for the gradient of "
+        "every parameter.",
+        cure="--find-unused, which allows ranks to use different parameters"
+        if job.plan.strategy == "ddp"
+        else "use every parameter in every micro-batch, or ddp --find-unused",
+    )
+
+
+def wrap(
+    job: Job, module: nn.Module, device: str | None, group: dist.ProcessGroup, **where: int
+) -> tuple[DistributedDataParallel, Reduction]:
     """DDP with the plan's bucket size and the timed all-reduce. `where` is added to every event (e.g. stage=1)."""
     ddp = DistributedDataParallel(
         module,
@@ -68,16 +90,18 @@ def wrap(job: Job, module: nn.Module, device: str | None, group: dist.ProcessGro
         static_graph=job.plan.static_graph,
     )
     divisor = job.plan.world_size if job.plan.sync_every_pass else 1
-    ddp.register_comm_hook((job.probe, group, divisor, where), timed_all_reduce)
-    return ddp
+    reduction = Reduction(job.probe, group, divisor, where)
+    ddp.register_comm_hook(reduction, timed_all_reduce)
+    return ddp, reduction
 
 
 def timed_all_reduce(
-    state: tuple[Probe, dist.ProcessGroup, int, dict[str, int]],
+    state: Reduction,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
     """Sum a bucket over the ranks, and note when it was ready, when it was done, and its size."""
-    probe, group, divisor, where = state
+    probe, group, divisor, where = state.probe, state.group, state.divisor, state.where
+    state.reduced.update(map(id, bucket.parameters()))
     buffer = bucket.buffer()
     if divisor > 1:
         buffer /= divisor

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from paralab.worker.ddp import wrap
+from paralab.worker.ddp import require_reduced, wrap
 from paralab.worker.groups import group_of
 from paralab.worker.job import Job, Pass
 from paralab.worker.stages import Staged
@@ -27,14 +27,15 @@ class Hybrid:
             self.synchronised.append(wrap(job, held, None, group_of(job.plan, stage), stage=stage) if needed else None)
 
     def forward_backward(self, passes: list[Pass]) -> torch.Tensor:
-        return self.staged.forward_backward(passes)
+        loss = self.staged.forward_backward(passes)
+        require_reduced(self.staged.job, self.model, [reduction for _, reduction in filter(None, self.synchronised)])
+        return loss
 
     def _arm(self, stage: int) -> None:
         """Tell the stage's DDP that the next backward pass is the one to synchronise: that is what its forward is for."""
-        ddp = self.synchronised[stage]
-        if ddp is not None:
+        if synchronised := self.synchronised[stage]:
             with torch.enable_grad():
-                ddp()
+                synchronised[0]()
 
 
 class _Held(nn.Module):

@@ -91,7 +91,7 @@ def train(
         workload = replace(workload, loss=seeded_loss(workload.loss))
     job = Job(plan, rank, workload, precision, probe, meter, shower, _streams(plan, rank_number))
     trace = Trace.begin(model) if extras.traced else None
-    with controlled(model, plan.control) if trace else LoadSampler(rank, probe):
+    with controlled(model, plan.control, _example(job)) if trace else LoadSampler(rank, probe):
         strategy: Strategy = (Scheduled if plan.schedule else STRATEGIES[plan.strategy])(job, model)
         if plan.strategy in ("single", "ddp", "fsdp"):
             model.register_forward_pre_hook(shower.inside(rank.devices[0].name), with_kwargs=True)
@@ -113,6 +113,18 @@ def train(
         if rank_number == 0:
             torch.save(weights, extras.save_weights)
     return finished
+
+
+def _example(job: Job) -> Any:
+    """The inputs of three samples, where a proof must know how the model's random tensors are laid out."""
+    if "random" not in job.plan.control:
+        return None
+    plan, workload = job.plan, job.workload
+    batches = rank_batches(
+        workload, lambda batch: (0, batch.size), batch_size=3, samples=plan.samples, steps=1, epochs=None, seed=plan.seed
+    )
+    _, samples = next(batches)
+    return (workload.unpack or unpack)(job.precision.cast_batch(samples))[0] if num_samples(samples) == 3 else None
 
 
 def _streams(plan: Plan, rank_number: int) -> Streams | None:

@@ -22,7 +22,7 @@ from torch import nn
 from torch._C import DisableTorchFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paralab.workload.batch import map_tensors, tensors
+from paralab.workload.batch import call_model, map_tensors, take, tensors
 from paralab.workload.randomness import without_dropout
 from paralab.workload.state import State, put_back, state_of
 
@@ -33,14 +33,16 @@ _thread = threading.local()  # .seeds: of the samples that this thread computes 
 
 
 @contextmanager
-def controlled(model: nn.Module, kinds: Iterable[str]) -> Iterator[None]:
-    """Hold the model's forward still in this block. Do it before a strategy copies the model: copies are held as well."""
+def controlled(model: nn.Module, kinds: Iterable[str], example: Any = None) -> Iterator[None]:
+    """Hold the model's forward fixed in this block. Do it before a strategy copies the model: copies are held as well.
+
+    `example` are inputs of three samples. They show along which axis of a random tensor the samples lie."""
     with ExitStack() as stack:
         stack.enter_context(without_dropout(model))
         if "batch_norm" in kinds:
             stack.enter_context(_frozen_batch_norm(model))
         if "random" in kinds or "state" in kinds:
-            _hold(model, state_of(model) if "state" in kinds else {}, seeded="random" in kinds)
+            _hold(model, state_of(model) if "state" in kinds else {}, "random" in kinds, example)
         yield
 
 
@@ -97,26 +99,34 @@ def _frozen_batch_norm(model: nn.Module) -> Iterator[None]:
             module.train()
 
 
-def _hold(model: nn.Module, state: State, seeded: bool) -> None:
+def _hold(model: nn.Module, state: State, seeded: bool, example: Any) -> None:
     """Wrap the forward in the class, not in the instance: a copy of the model must call its own."""
     for name, module in model.named_modules():
         if seeded and name:
             module.register_forward_pre_hook(_entering(name))
             module.register_forward_hook(_leaving, always_call=True)
+    axes = _find_axes(model, example) if seeded and example is not None else {}
     kind: Any = type(model)
-    model.__class__ = type(kind.__name__, (kind,), {"forward": _held(kind, state, seeded), "__module__": kind.__module__})
+    model.__class__ = type(kind.__name__, (kind,), {"forward": _held(kind, state, seeded, axes), "__module__": kind.__module__})
 
 
-def _held(kind: Any, state: State, seeded: bool) -> Callable[..., Any]:
+def _held(kind: Any, state: State, seeded: bool, axes: Axes) -> Callable[..., Any]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not state:
             return drawn(self, *args, **kwargs)
         with _one_at_a_time:  # micro-batches in threads share the model
+            had = {name: set(vars(module)) for name, module in self.named_modules()}
+            with DisableTorchFunction():  # a mode may turn what is computed here into shapes
+                storages = {buffer.untyped_storage().data_ptr() for buffer in self.buffers() if not buffer.is_meta}
             try:
-                with _ReadOnly({buffer.untyped_storage().data_ptr() for buffer in self.buffers() if not buffer.is_meta}):
+                with _ReadOnly(storages):
                     return drawn(self, *args, **kwargs)
             finally:
-                put_back(self, {place: value for place, value in state.items() if not _is_elsewhere(self, place)})
+                with DisableTorchFunction():
+                    put_back(self, {place: value for place, value in state.items() if not _is_elsewhere(self, place)})
+                for name, module in self.named_modules():  # an attribute that this call has made
+                    for key in [key for key in vars(module) if key not in had[name]]:
+                        delattr(module, key)
 
     def drawn(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not seeded:
@@ -124,7 +134,7 @@ def _held(kind: Any, state: State, seeded: bool) -> Callable[..., Any]:
         inputs = getattr(_thread, "inputs", None)
         seeds = seeds_of((args, kwargs) if inputs is None else inputs)
         _thread.path, _thread.calls = [""], Counter()
-        with _one_at_a_time, _PerSample(seeds):
+        with _one_at_a_time, _PerSample(seeds, axes):
             _seed_python()
             return kind.forward(self, *args, **kwargs)
 
@@ -158,7 +168,7 @@ def _leaving(*_: Any) -> None:
 def seeds_of(inputs: Any) -> list[int]:
     """A number per sample, made of its own values."""
     found: list[int] = []
-    with DisableTorchFunction():  # a mode may turn what is computed here into shapes
+    with DisableTorchFunction():
         for tensor in tensors(inputs):
             if tensor.ndim and not tensor.is_meta:
                 rows = tensor.detach().cpu().reshape(len(tensor), -1).contiguous()
@@ -185,33 +195,80 @@ class _ReadOnly(TorchDispatchMode):
 class _PerSample(TorchDispatchMode):
     """Operators that draw (torch tags them) do it sample by sample, each from a seed of its own."""
 
-    def __init__(self, seeds: list[int]) -> None:
+    def __init__(self, seeds: list[int], axes: Axes | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seeds = seeds
+        self.seeds, self.axes = seeds, axes or {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
-        # Which draw this is: a module that another process computes is not called here, so draws are counted module by module.
-        path: list[str] = getattr(_thread, "path", None) or [""]
-        _thread.calls[path[-1]] += 1
+        draw = _next_draw()
         if any(tensor.is_meta for tensor in tensors((args, kwargs))) or str(kwargs.get("device")) == "meta":
             return func(*args, **kwargs)
-        draw = zlib.crc32(f"{path[-1]} {_thread.calls[path[-1]]}".encode())
         kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
-        return _drawn(func, args, kwargs, draw, self.seeds)
+        shape = _shape_of(args, kwargs)
+        axis, each = self.axes[draw] if draw in self.axes else _guess_axis(shape, len(self.seeds))
+        if axis is not None and (axis >= len(shape) or shape[axis] != each * len(self.seeds)):
+            axis, each = _guess_axis(shape, len(self.seeds))  # a branch that the example did not take
+        return _drawn(func, args, kwargs, zlib.crc32(repr(draw).encode()), self.seeds, axis, each)
 
 
-def _drawn(func: Any, args: Any, kwargs: Any, draw: int, seeds: list[int]) -> Any:
+Draw = tuple[str, int]  # the module that draws, and its how-many-th draw in this forward
+Axes = dict[Draw, tuple[int | None, int]]  # the axis of the samples, and how many entries each has; None: drawn for all of them
+
+
+def _next_draw() -> Draw:
+    """A module that another process computes is not called here, so draws are counted module by module."""
+    path: list[str] = getattr(_thread, "path", None) or [""]
+    _thread.calls[path[-1]] += 1
+    return path[-1], _thread.calls[path[-1]]
+
+
+def _shape_of(args: Any, kwargs: Any) -> list[int]:
     first = next(tensors((args, kwargs)), None)
     sizes = (list(item) for item in (*args, *kwargs.values()) if isinstance(item, list | tuple))
-    shape = list(first.shape) if first is not None else next(sizes, [])
+    return list(first.shape) if first is not None else next(sizes, [])
+
+
+class _Recorder(TorchDispatchMode):
+    """The shape of every draw."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.shapes: dict[Draw, list[int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.shapes[_next_draw()] = _shape_of(args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def _find_axes(model: nn.Module, example: Any) -> Axes:
+    """Call the model with three samples and with two: the axis that shrinks is that of the samples."""
+    before, shapes = state_of(model), []
+    with torch.random.fork_rng(devices=[]):
+        for samples in (3, 2):
+            _thread.path, _thread.calls = [""], Counter()
+            with _Recorder() as recorder:
+                call_model(model, take(example, 0, samples))
+            shapes.append(recorder.shapes)
+            put_back(model, before)
+    found: Axes = {}
+    for draw in shapes[0].keys() & shapes[1].keys():
+        three, two = shapes[0][draw], shapes[1][draw]
+        moved = [axis for axis, (a, b) in enumerate(zip(three, two, strict=False)) if a * 2 == b * 3]
+        found[draw] = (moved[0], three[moved[0]] // 3) if moved else (None, 0)
+    return found
+
+
+def _drawn(func: Any, args: Any, kwargs: Any, draw: int, seeds: list[int], axis: int | None, each: int) -> Any:
+    first, shape = next(tensors((args, kwargs)), None), _shape_of(args, kwargs)
     device = first.device if first is not None else kwargs.get("device")
     name = func._schema.name
     if name == "aten::randperm" and seeds and args[0] % len(seeds) == 0:
         return func(*args, **kwargs).sort().values  # it would mix the samples of a batch: they stay in order
-    axis, each = _sample_axis(shape, len(seeds))
     args_there, kwargs_there = map_tensors(lambda t: t.cpu(), (args, kwargs))  # drawn on the CPU, whatever the device is
     if "device" in kwargs:
         kwargs_there["device"] = "cpu"
@@ -240,8 +297,8 @@ def _drawn(func: Any, args: Any, kwargs: Any, draw: int, seeds: list[int]) -> An
     return tuple(torch.cat(column, axis).to(device) for column in zip(*drawn, strict=True))
 
 
-def _sample_axis(shape: list[int], samples: int) -> tuple[int | None, int]:
-    """(the axis along which the samples lie, how many entries each has there); (None, 0): what is drawn is for all samples."""
+def _guess_axis(shape: list[int], samples: int) -> tuple[int | None, int]:
+    """(the axis along which the samples lie, how many entries each has there); (None, 0): drawn for all samples."""
     if samples and samples in shape:
         return shape.index(samples), 1
     if samples and shape and shape[0] and shape[0] % samples == 0:

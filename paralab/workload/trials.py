@@ -240,7 +240,7 @@ def split_problem(workload: Workload, model: nn.Module, batch: Any, kinds: tuple
         outputs = _Outputs(model)
         if "random" in kinds:
             workload = replace(workload, loss=seeded_loss(workload.loss))
-        with controlled(model, kinds), torch.no_grad():
+        with controlled(model, kinds, split(take(batch, 0, 3))[0]), torch.no_grad():
             whole = outputs.loss(workload, batch)
             of_whole = outputs.last
             for cuts in ways:

@@ -275,7 +275,7 @@ def test_a_module_that_we_hang_on_can_be_saved_copied_and_compiled(tmp_path):
 def test_what_was_written_is_there_at_once_and_room_grows(tmp_path):
     """Read while it is being written, over several pieces; zeros after the last line are no events."""
     journal = Journal(tmp_path / "rank0.jsonl")
-    tail = Tail(tmp_path / "rank0.jsonl")
+    tail = Tail(tmp_path / "rank0.jsonl", watched=True)
     journal.append(b'{"event":"first"}')
     assert tail.new() == [{"event": "first"}]
     long = b'{"event":"%s"}' % (b"x" * 1000)
@@ -296,7 +296,7 @@ def test_nothing_is_lost_that_is_written_while_it_is_read(tmp_path):
     """A line of which the end is there and the beginning is not yet: the page was copied while it was filled."""
     path = tmp_path / "rank0.jsonl"
     first, second = (b'{"event":"%d"}\n' % number for number in (1, 2))
-    tail = Tail(path)
+    tail = Tail(path, watched=True)
     path.write_bytes(first + b"\0" * 6 + second[6:] + bytes(100))
     assert tail.new() == [{"event": "1"}]
     path.write_bytes(first + second + bytes(100))
@@ -307,7 +307,7 @@ def test_nothing_is_lost_that_is_written_while_it_is_read(tmp_path):
         f'for number in range({count}): journal.append(b\'{{"event":"%d"}}\' % number)\n'
         "journal.close()"
     )
-    tail, seen = Tail(tmp_path / "busy.jsonl"), []
+    tail, seen = Tail(tmp_path / "busy.jsonl", watched=True), []
     with subprocess.Popen([sys.executable, "-c", writes, str(tail.path)], cwd=ROOT) as writer:
         while writer.poll() is None:
             seen += tail.new()

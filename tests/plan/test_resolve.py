@@ -29,8 +29,8 @@ def summary(**changes):
     return Summary(**facts | given | changes)
 
 
-def plan(strategy, on=CPU, of=None, probe=lambda name: Probe(True, "tried"), **options):
-    return resolve(Request(strategy, **options), on, of or summary(), probe)
+def plan(strategy, on=CPU, of=None, probe=lambda name: Probe(True, "tried"), cuts=(), **options):
+    return resolve(Request(strategy, **options), on, of or summary(), probe, cuts=cuts)
 
 
 @pytest.mark.parametrize(

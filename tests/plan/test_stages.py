@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from paralab.plan.stages import split_by_time, stage_loads
+from paralab.plan.stages import balance, split_by_time, stage_loads
 from paralab.workload.summary import Layer
 from tests.plan.test_resolve import plan, summary
 
@@ -45,3 +45,26 @@ def test_what_every_stage_keeps():
     assert [load.activations for load in stage_loads(plan("pipeline", **given))] == [120.0] * 3
     assert [(load.parameters, load.gradients, load.optimizer) for load in loads] == [(100, 100, 200.0)] * 3
     assert stage_loads(plan("ddp")) == []
+
+
+def layers(seconds, flops):
+    return [Layer(f"l{n}", (f"l{n}",), s, 100, 10.0, f) for n, (s, f) in enumerate(zip(seconds, flops, strict=True))]
+
+
+def test_noise_does_not_move_the_cuts_and_a_clear_difference_does():
+    """Four equal layers, timed on a busy machine; then one of them is really slow, and no operation counts that."""
+    flops = [1e9] * 4
+    quiet, noisy, slow = [1.0, 1.0, 1.0, 1.0], [1.3, 1.2, 0.5, 0.6], [3.0, 3.0, 0.5, 0.5]
+    assert balance(layers(quiet, flops), 2, 8)[0] == [(0, 2), (2, 4)]
+    assert split_by_time(noisy, 2) == [(0, 1), (1, 4)]  # by time alone the cut moves …
+    assert balance(layers(noisy, flops), 2, 8)[0] == [(0, 2), (2, 4)]  # … and with the count it stays
+    assert balance(layers(slow, flops), 2, 8) == ([(0, 1), (1, 4)], "measured time")
+    assert balance(layers(quiet, [None] * 4), 2, 8)[1] == "measured time"
+
+
+def test_a_resumed_run_keeps_the_cuts_of_its_checkpoint():
+    found = summary(layers=tuple(layers([3.0, 3.0, 0.5, 0.5], [1e9] * 4)))
+    assert plan("pipeline", of=found, stages=2).cuts == ["l0", "l1"]
+    assert plan("pipeline", of=found, stages=2, cuts=["l0", "l3"]).cuts == ["l0", "l3"]
+    assert plan("pipeline", of=found, stages=3, cuts=["l0", "l3"]).cuts != ["l0", "l3"]  # of another number of stages
+    assert plan("pipeline", of=found, stages=2, cuts=["l0", "gone"]).cuts == ["l0", "l1"]  # of another model

@@ -1,0 +1,163 @@
+"""Proofs that were once false, and trainings that were once wrong without a word. The workloads are in `hunters.py`."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, run_paralab
+
+HERE = Path(__file__).parent
+
+
+def verified(folder, workloads, strategy="all", **options):
+    """`paralab.verify` of several workloads in one launch: {workload: {(strategy, schedule): cases}} and the whole proof."""
+    shutil.copy(HERE / "hunters.py", folder)
+    names = [f"hunters.py:{name}" for name in workloads]
+    code = f"import json, paralab; print(json.dumps(paralab.verify({names}, {strategy!r}, **{options})))"
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=220)
+    assert done.returncode == 0, done.stderr
+    proof = json.loads(done.stdout)
+    found = {name: {} for name in workloads}
+    for case in proof["cases"]:
+        by_strategy = found[case["options"]["workload"].partition(":")[2]]
+        by_strategy.setdefault((case["strategy"], case["options"].get("schedule")), []).append(case)
+    return found, proof
+
+
+RIGHT = ("padded", "statistics", "statistics_used", "counting", "noisy", "unused", "frozen_front", "routed")
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory):
+    """Everything here is the same training. 30 = 12 + 12 + 6 samples."""
+    options = {"accumulate": 2, "samples": 30, "replicas": 2, "micro_batches": 2, "steps": 3}
+    return verified(tmp_path_factory.mktemp("right"), RIGHT, **options)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_it_is_proved_equal_under_every_strategy(right, name):
+    found, proof = right
+    unequal = [case for cases in found[name].values() for case in cases if not case["equal"]]
+    assert [case["cause"] for case in unequal if (name, case["strategy"]) != ("routed", "fsdp")] == []
+    # DDP's stages wait for the gradient of every parameter, and FSDP's ranks must take the same branches.
+    missing = {"unused": {("hybrid", None)}, "routed": {("hybrid", None), ("fsdp", None)}}.get(name, set())
+    names = ("single", "dp", "ddp", "fsdp", "mp", "pipeline", "hybrid")
+    wanted = {(strategy, None) for strategy in names} | {("pipeline", "gpipe"), ("pipeline", "1f1b"), ("hybrid", "1f1b")}
+    assert found[name].keys() >= wanted - missing
+    assert proof["steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "control"), [("statistics", "state"), ("statistics_used", "state"), ("counting", "state"), ("noisy", "random")]
+)
+def test_what_is_held_fixed_is_named_and_its_difference_is_told_apart(right, name, control):
+    for case in right[0][name]["ddp", None]:
+        assert case["control"] == [control]
+        if name == "statistics":  # nothing reads the buffers
+            assert case["excused"]["max_difference"] <= 1e-10
+        else:
+            assert case["excused"]["max_difference"] > 1e-6
+
+
+def test_buffers_are_compared_and_named(right):
+    [case] = right[0]["statistics"]["ddp", None]
+    assert {name.rpartition(".")[2] for name in case["excused"]["buffers"]} == {"mean", "seen"}
+    assert min(case["excused"]["buffers"].values()) > 0.01
+    whole = [case for case in right[0]["statistics"]["single", None] if case["options"]["accumulate"] == 1]
+    assert all(case["buffers"] == {} for case in whole)
+
+
+def test_a_stateful_forward_is_not_called_random(right):
+    state = right[1]["state"]
+    assert state["hunters.py:counting"] == ["calls"]
+    assert {name.rpartition(".")[2] for name in state["hunters.py:statistics"]} == {"mean", "seen"}
+    assert "hunters.py:noisy" not in state
+    assert "hunters.py:unused" not in state
+
+
+@pytest.fixture(scope="module")
+def scheduled(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lengths")
+    return verified(folder, ["lengths", "late"], accumulate=1, replicas=2, micro_batches=2, steps=24)
+
+
+def test_recurring_lengths_find_their_own_shapes(scheduled):
+    cases = scheduled[0]["lengths"]
+    assert {("pipeline", "1f1b"), ("pipeline", "gpipe"), ("hybrid", "1f1b")} <= cases.keys()
+    assert all(case["equal"] and case["steps"] == 24 for chosen in cases.values() for case in chosen)
+
+
+def test_a_branch_that_leaves_out_a_stage_is_trained_or_refused_and_never_hangs(scheduled):
+    found, proof = scheduled
+    assert all(
+        case["equal"] for key in (("dp", None), ("fsdp", None), ("mp", None), ("pipeline", None)) for case in found["late"][key]
+    )
+    # DDP would step with gradients that were not reduced, and complain one step later, or never after the last one.
+    stopped = [case for key in (("ddp", None), ("hybrid", None)) for case in found["late"][key]]
+    assert all("step 7" in case["cause"] and "b.weight, b.bias, and" in case["cause"] for case in stopped)
+    refused = [case for case in proof["skipped"] if case["options"]["workload"].endswith("late")]
+    assert {case["options"].get("schedule") for case in refused} >= {"gpipe", "1f1b", "interleaved", "zero-bubble"}
+    assert all("part 1" in case["reason"] for case in refused if case["options"].get("schedule") in ("gpipe", "1f1b"))
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory):
+    names = ["batch_norm_summed", "noisy_root", "class_weights", "contrastive", "balanced_experts", "mixing", "noisy"]
+    return verified(tmp_path_factory.mktemp("wrong"), names, "ddp", accumulate=1, replicas=2, samples=24, steps=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("batch_norm_summed", "sum"),
+        ("noisy_root", "square root"),
+        ("class_weights", "class weights"),
+        ("contrastive", "not a mean"),
+        ("balanced_experts", "not a mean"),
+        ("mixing", "'2' mixes the samples"),
+    ],
+)
+def test_a_loss_that_is_no_mean_is_wrong_whatever_else_is_excused(wrong, name, cause):
+    [case] = wrong[0][name]["ddp", None]
+    assert not case["equal"]
+    assert cause in case["cause"]
+    assert not wrong[1]["passed"]
+
+
+def test_noise_alone_is_no_mistake(wrong):
+    [case] = wrong[0]["noisy"]["ddp", None]
+    assert case["equal"]
+
+
+def test_low_precision_excuses_rounding_and_nothing_else(tmp_path):
+    found, proof = verified(tmp_path, ["root", "adam"], "ddp", accumulate=1, replicas=2, samples=24, steps=2, precision="bf16")
+    [root], [adam] = found["root"]["ddp", None], found["adam"]["ddp", None]
+    assert not root["equal"]
+    assert adam["equal"]
+    assert adam["tolerance"] == 1e-10  # proved in fp64 …
+    assert adam["excused"]["max_difference"] > 1e-5  # … and so far apart in bf16
+    assert not proof["passed"]
+
+
+@pytest.mark.parametrize(("name", "step", "units"), [("experts", 0, ()), ("experts_late", 40, ("'e.0'",))])
+def test_fsdp_ranks_that_part_stop_before_shards_are_mixed(tmp_path, name, step, units):
+    shutil.copy(HERE / "hunters.py", tmp_path)
+    done = run_paralab("run", "fsdp", "--workload", f"hunters.py:{name}", "--steps", "48", "--out", "run", cwd=tmp_path, seconds=60)
+    assert done.code == 1
+    assert f"in step {step}" in done.err
+    assert "rank 0" in done.err or "rank 1" in done.err
+    assert all(unit in done.err for unit in units)
+    errors = [json.loads(line) for path in (tmp_path / "run/events").glob("*") for line in path.read_text().splitlines()]
+    assert not any(event["event"] == "step" and event["step"] > step for event in errors)
+
+
+def test_sparse_gradients_train_on_one_device_and_under_ddp(tmp_path):
+    found, proof = verified(tmp_path, ["sparse"], accumulate=2, replicas=2, micro_batches=2, samples=24, steps=2)
+    assert {strategy for strategy, _ in found["sparse"]} == {"single", "ddp"}
+    assert all(case["equal"] for cases in found["sparse"].values() for case in cases)
+    assert {case["strategy"] for case in proof["skipped"]} == {"dp", "fsdp", "mp", "pipeline", "hybrid"}
