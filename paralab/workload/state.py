@@ -40,10 +40,11 @@ def put_back(model: nn.Module, state: State) -> None:
         present = module._buffers.get(key) if key in module._buffers else vars(module).get(key)
         if isinstance(value, _Stream):
             value.put_back(present)
-        elif key in module._buffers:
-            module._buffers[key] = _copy(value, copies)
-        else:
-            module.__dict__[key] = _copy(value, copies)
+            continue
+        new = _copy(value, copies)
+        if isinstance(present, torch.Tensor) and isinstance(new, torch.Tensor):
+            new = copies[id(value)] = new.to(present.device)  # the model may have been moved since
+        (module._buffers if key in module._buffers else module.__dict__)[key] = new
 
 
 class _Missing:

@@ -3,6 +3,8 @@
 import copy
 import itertools
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -219,3 +221,29 @@ def test_fsdp_does_not_share_a_gpu(tmp_path):
     refused = run_paralab("run", "fsdp", "--replicas", "9", "--workload", "mlp:tiny", "--device", "cuda", cwd=tmp_path)
     assert (refused.code, "ranks would share a GPU" in refused.err) == (2, True)
     assert run_paralab("run", "fsdp", "--replicas", "1", "--workload", "mlp:tiny", "--device", "cuda", cwd=tmp_path).code == 0
+
+
+def hunters(folder):
+    shutil.copy(Path(__file__).parent.parent / "parity" / "hunters.py", folder)
+
+
+@pytest.mark.parametrize("strategy", ["dp", "pipeline"])
+def test_the_same_command_trains_the_same_model(tmp_path, strategy):
+    """Replicas that share a GPU are threads, and drew their dropout in whatever order they came."""
+    hunters(tmp_path)
+    options = ["--workload", "hunters.py:dropping", "--steps", "8", "--device", "cuda", "--save-weights"]
+    options += ["--replicas", "3"] if strategy == "dp" else []
+    for name in ("one", "two"):
+        assert run_paralab("run", strategy, *options, "--out", name, cwd=tmp_path).code == 0
+    one, two = (torch.load(tmp_path / name / "weights.pt", weights_only=True) for name in ("one", "two"))
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize("workload", ["noisy", "statistics_used", "counting", "frozen_front", "late"])
+def test_a_forward_is_held_fixed_on_a_gpu(tmp_path, workload):
+    hunters(tmp_path)
+    options = ["--accumulate", "2", "--replicas", "2", "--micro-batches", "2", "--steps", "3", "--device", "cuda", "--json"]
+    proof = run_paralab("verify", "all", "--workload", f"hunters.py:{workload}", *options, cwd=tmp_path).json
+    assert {case["strategy"] for case in proof["cases"]} >= {"single", "dp", "ddp", "mp", "pipeline", "hybrid"}
+    if workload in ("noisy", "statistics_used", "counting"):
+        assert any(case["excused"] and case["excused"]["max_difference"] > 1e-8 for case in proof["cases"])
