@@ -26,7 +26,7 @@ from paralab.plan.plan import Plan
 from paralab.plan.request import APPLIES, STRATEGIES, Request, check, only_applicable
 from paralab.plan.resolve import resolve
 from paralab.plan.schedules import SCHEDULES, WITHOUT
-from paralab.plan.sharding import needs_units
+from paralab.plan.sharding import BRANCHES, needs_units
 from paralab.record.folder import RunFolder
 from paralab.training import probe_once, refuse_inside
 from paralab.units import plural
@@ -96,10 +96,10 @@ def verify(
     )
     deadlines = Deadlines(step=step_deadline)
     cases = _train(folder, ready, dict(zip(map(check_reference, workloads), seen, strict=True)), say, deadlines)
-    if strategy == "all":  # a model that can be staged only inside one process is no mistake of the strategies
-        uncut = [case for case in cases if case["options"].get("schedule") and WITHOUT in (case["cause"] or "")]
-        skipped += [{key: case[key] for key in ("strategy", "options")} | {"reason": case["cause"]} for case in uncut]
-        cases = [case for case in cases if case not in uncut]
+    if strategy == "all":  # what a strategy can only find out while it trains is a refusal as well, and no mistake of the others
+        refused_late = [case for case in cases if _refuses(case)]
+        skipped += [{key: case[key] for key in ("strategy", "options")} | {"reason": case["cause"]} for case in refused_late]
+        cases = [case for case in cases if case not in refused_late]
     result = {
         "strategy": strategy,
         "workloads": [summary.name for _, summary in seen],
@@ -115,6 +115,12 @@ def verify(
     }
     folder.write_result(result)
     return result
+
+
+def _refuses(case: dict[str, Any]) -> bool:
+    """A schedule that cannot cut the model into processes, or fsdp ranks that take different branches."""
+    cause = case["cause"] or ""
+    return (bool(case["options"].get("schedule")) and WITHOUT in cause) or (case["strategy"] == "fsdp" and BRANCHES in cause)
 
 
 def _cases(names: list[str], base: Request, summary: Summary, pinned: bool) -> Iterator[Case]:

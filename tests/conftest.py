@@ -27,7 +27,10 @@ for _number in ENDS:  # started with `nohup … &`, this process ignores some, a
 
 LONGEST = (
     "parity/test_parallel",
+    "doctor/test_rank_corpus",
+    "parity/test_false",
     "slurm/",
+    "doctor/test_log_corpus",
     "launch/test_recovery",
     "launch/test_joined",
     "practicals/",

@@ -10,6 +10,7 @@ from paralab.plan.plan import Reason
 from paralab.units import size
 from paralab.workload.summary import Summary
 
+BRANCHES = "the ranks take different branches"  # what fsdp cannot train: every rank must use the same units
 FSDP_TORCH = (2, 10)  # collectives of one's own, sums instead of means, and gloo's part of it
 
 

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from paralab.errors import ParalabError
+from paralab.plan.sharding import BRANCHES
 from paralab.worker.groups import PATIENCE
 
 ANSWER_SECONDS = 5.0  # wait this long for the others, or two steps if that is longer
@@ -82,6 +83,6 @@ class Agreement:
             other = next(rank for rank, action in actions.items() if action != actions[0])
             what = f"rank 0 is about to {actions[0]}, rank {other} to {actions[other]}"
         return ParalabError(
-            f"fsdp: the ranks take different branches in step {self.step}: {what}. Continuing would mix up their shards.",
+            f"fsdp: {BRANCHES} in step {self.step}: {what}. Continuing would mix up their shards.",
             cure="call the same submodules on every rank, or use ddp --find-unused, which allows ranks to differ",
         )

@@ -19,14 +19,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from paralab.errors import UsageError
 from paralab.workload.batch import call_model, map_tensors, num_samples, tensors
 from paralab.workload.summary import Layer
 
-MEASUREMENTS = 5
+MEASUREMENTS = 3
 
 
 class _Marker(torch.autograd.Function):
@@ -107,11 +106,11 @@ def find_layers(
     modules = dict(model.named_modules())
     layers = []
     samples = num_samples(inputs)
-    kept = [size / samples for size in _kept(model, inputs, loss, cuts, begin)]
-    measured, counted = _measure(model, inputs, loss, cuts, begin), _count(model, inputs, loss, cuts, begin)
+    kept, counted = _count(model, inputs, loss, cuts, begin)
+    measured = _measure(model, inputs, loss, cuts, begin)
     for start, held, seconds, flops, size in zip([-1, *cuts], owners, measured, counted, kept, strict=True):
         weight = sum(p.nbytes for name in held for p in modules[name].parameters(recurse=False))
-        layers.append(Layer(trace.names[start] if start >= 0 else "", tuple(held), seconds, weight, size, flops))
+        layers.append(Layer(trace.names[start] if start >= 0 else "", tuple(held), seconds, weight, size / samples, flops))
     if wanted:
         reason = f"the workload names {len(wanted)} split points"
     elif crossed:
@@ -239,12 +238,15 @@ def _owners(model: nn.Module, trace: _Trace, cuts: list[int]) -> tuple[list[list
     return parts, None
 
 
-def _kept(
+def _count(
     model: nn.Module, inputs: Any, loss: Callable[[Any], torch.Tensor], cuts: list[int], begin: Callable[[], None]
-) -> list[int]:
-    """Bytes that autograd keeps for the backward pass, per part; the loss belongs to the last one."""
+) -> tuple[list[int], list[float | None]]:
+    """(bytes that autograd keeps for the backward pass, FLOPs of both passes) per part; the loss belongs to the last one.
+
+    The backward pass has twice the FLOPs of the forward pass. None for RNNs, which torch cannot count."""
     known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     parts: list[dict[int, int]] = [{}]
+    counter, marks = FlopCounterMode(display=False), [0]
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
@@ -252,23 +254,16 @@ def _kept(
             parts[-1][storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    begin()
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss(_run(model, inputs, only=cuts, at_cut=lambda: parts.append({})).output)
-    return [sum(part.values()) for part in parts]
+    def at_cut() -> None:
+        parts.append({})
+        marks.append(counter.get_total_flops())
 
-
-def _count(
-    model: nn.Module, inputs: Any, loss: Callable[[Any], torch.Tensor], cuts: list[int], begin: Callable[[], None]
-) -> list[float | None]:
-    """FLOPs of the forward pass per part, times three to include the backward pass; None for RNNs, which torch cannot count."""
-    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        return [None] * (len(cuts) + 1)
-    counter, marks = FlopCounterMode(display=False), [0]
     begin()
-    with counter, sdpa_kernel(SDPBackend.MATH):
-        loss(_run(model, inputs, only=cuts, at_cut=lambda: marks.append(counter.get_total_flops())).output)
-    return [3.0 * (after - before) for before, after in pairwise([*marks, counter.get_total_flops()])]
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), counter:
+        loss(_run(model, inputs, only=cuts, at_cut=at_cut).output)
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    flops = [None if recurrent else 3.0 * (b - a) for a, b in pairwise([*marks, counter.get_total_flops()])]
+    return [sum(part.values()) for part in parts], flops
 
 
 def _measure(

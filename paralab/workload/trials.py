@@ -26,7 +26,7 @@ from paralab.workload.randomness import seed_everything
 from paralab.workload.state import changes, put_back, state_of
 from paralab.workload.workload import Workload
 
-BRANCH_SECONDS = 1.0  # for looking which parameters single samples use
+BRANCH_SECONDS = 0.2  # for looking which parameters single samples use
 MOST_BRANCHES = 64
 MOST_SINGLES = 16  # samples whose loss is computed alone
 OUTSIDE = "something outside the model"
@@ -140,18 +140,17 @@ def _batch_norms() -> Iterator[list[int]]:
 
 
 def _unused_by_some(workload: Workload, model: nn.Module, batch: Any, calls: Calls) -> set[str]:
-    """Parameters that single samples, and the whole batch, give no gradient: ranks would differ in what they use."""
+    """Parameters that single samples give no gradient: ranks would differ in what they use."""
     trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     samples = num_samples((workload.unpack or unpack)(batch)[0])
-    parts = [(0, samples), *((number, number + 1) for number in range(min(samples, MOST_BRANCHES)))]
     unused: set[str] = set()
     until = time.perf_counter() + BRANCH_SECONDS
     with controlled_copyless(model):
-        for start, stop in parts:
+        for number in range(min(samples, MOST_BRANCHES)):
             if time.perf_counter() > until:
                 break
             with suppress(Exception), calls.counting():  # a model may not take a single sample
-                inputs, targets = (workload.unpack or unpack)(take(batch, start, stop))
+                inputs, targets = (workload.unpack or unpack)(take(batch, number, number + 1))
                 loss = workload.loss(call_model(model, inputs), targets)
                 unused |= {name for key, name in trained.items() if key not in _used(loss)}
     return unused

@@ -29,7 +29,6 @@ def workload():
 TINY = ["--workload", "w.py:workload", "--steps", "2"]
 COMMANDS = {
     "run": ["run", "ddp", "--replicas", "2", *TINY, "--checkpoint", "kept"],
-    "plan": ["plan", "ddp", *TINY],
     "verify": ["verify", "ddp", "--replicas", "2", *TINY, "--accumulate", "1"],
     "env": ["env"],  # also tries low precision in a process
     "list": ["list"],

@@ -51,9 +51,14 @@ class Sequences(Dataset):
 
 
 def padded():
-    """The mask is computed from the inputs before every cut, and used past them."""
+    """The mask is computed from the inputs before every cut, and used past them. The first layers are frozen."""
 
     class Masked(Layers):
+        def __init__(self):
+            super().__init__()
+            self.a.requires_grad_(False)
+            self.b.requires_grad_(False)
+
         def forward(self, x, lengths):
             mask = (torch.arange(x.shape[1])[None] < lengths[:, None]).to(x.dtype)[..., None]
             h = torch.relu(self.c(torch.relu(self.b(torch.relu(self.a(x)))))) * mask
@@ -82,26 +87,25 @@ class Statistic(nn.Module):
         return h - self.mean if self.used else h
 
 
+def stateful():
+    """Buffers that nothing reads in training, and a counter in an attribute that scales the output. Neither is randomness."""
+
+    class Counting(nn.Module):
+        calls = 0
+
+        def forward(self, h):
+            self.calls = self.calls + 1
+            return h * (1 + 0.1 * self.calls)
+
+    return base(model=lambda: net(Statistic(used=False), Counting()))
+
+
 def statistics():
-    """Buffers that nothing reads in training: the parameters are equal, and the buffers are not."""
     return base(model=lambda: net(Statistic(used=False)))
 
 
 def statistics_used():
     return base(model=lambda: net(Statistic(used=True)))
-
-
-def counting():
-    """A counter in an attribute scales the output. It is not randomness."""
-
-    class Counting(Layers):
-        calls = 0
-
-        def forward(self, x):
-            self.calls = self.calls + 1
-            return super().forward(x) * (1 + 0.1 * self.calls)
-
-    return base(model=Counting)
 
 
 class Noise(nn.Module):
@@ -126,16 +130,6 @@ def unused():
 
     decay = lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=0.5)  # noqa: E731
     return base(model=lambda: nn.Sequential(nn.Linear(16, 24), Spare(), Spare(), Spare(), nn.Linear(24, 2)), optimizer=decay)
-
-
-def frozen_front():
-    def model():
-        made = net()
-        made[0].requires_grad_(False)
-        made[2].requires_grad_(False)
-        return made
-
-    return base(model=model)
 
 
 def routed():

@@ -42,16 +42,8 @@ def test_the_cases_are_those_that_are_promised(proof):
 
 
 def test_fp32_is_equal_relative_to_the_update(tmp_path):
-    options = [
-        "--precision",
-        "fp32",
-        "--accumulate",
-        "4",
-        "--samples",
-        "98",
-        "--json",
-    ]  # three whole batches, and one of two samples
-    found = run_paralab("verify", "all", *options, cwd=tmp_path).json
+    options = ["--accumulate", "4", "--samples", "98"]  # three whole batches, and one of two samples
+    found = run_paralab("verify", "all", "--workload", "gpt:tiny", "--precision", "fp32", *options, "--json", cwd=tmp_path).json
     assert found["passed"]
     assert all(case["equal"] for case in found["cases"])
     assert {case["tolerance"] for case in found["cases"]} == {1e-5}
@@ -62,10 +54,9 @@ def test_the_examples_are_equal(tmp_path, example):
     if example == "huggingface":
         pytest.importorskip("transformers", reason="the example wraps a model of transformers: pip install transformers")
     workload = f"{ROOT}/examples/{example}.py:workload"
-    # One pass is covered by the built-in workloads; four passes, and two samples after three whole batches, are the harder case. A
-    # GPT-2 takes long: one split is enough.
-    one_split = ["--replicas", "2", "--micro-batches", "2"] if example == "huggingface" else []
-    options = ["--accumulate", "4", "--samples", "98", *one_split]
+    # One pass and other splits are covered by the built-in workloads; four passes, and two samples after three whole batches, are
+    # the harder case.
+    options = ["--accumulate", "4", "--samples", "98", "--replicas", "2", "--micro-batches", "2"]
     found = run_paralab("verify", "all", "--workload", workload, *options, "--json", cwd=tmp_path).json
     assert all(case["equal"] for case in found["cases"])
     assert {case["strategy"] for case in found["cases"]} == {"single", "dp", "ddp", "fsdp", "mp", "pipeline", "hybrid"}

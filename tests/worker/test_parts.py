@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from paralab.errors import UsageError
 from paralab.plan.plan import Stage
 from paralab.worker.parts import Part, keep_only
+from paralab.workload.control import controlled
 from paralab.workload.layers import find_layers
 
 X = torch.randn(6, 8, dtype=torch.float64)
@@ -195,3 +196,27 @@ def test_what_cannot_be_cut_into_processes_says_so(make, words):
         there_and_back(parts, live=True)
     assert words in refused.value.problem
     assert "leave --schedule out" in refused.value.cure
+
+
+@pytest.mark.parametrize("kinds", [["state"], ["random"], ["state", "random"]])
+def test_parts_of_a_forward_that_is_held_fixed(kinds):
+    """Every part walks through the whole forward, most of it on shapes: read-only buffers and seeded draws must hold there too."""
+
+    class Restless(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(8))
+
+        def forward(self, x):
+            self.mean.add_(x.detach().mean(0) if "state" in kinds else 0.0)
+            return x - self.mean + (torch.randn_like(x) if "random" in kinds else 0.0)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), Restless(), nn.Linear(8, 8), Restless(), nn.Linear(8, 3)).double()
+    stages = stages_of(model)
+    with controlled(model, kinds, X[:3]):
+        expected = model(X).square().mean().item()
+        parts = cut(model, stages)
+        assert len(parts) > 3
+        for live in (False, True, True):
+            assert there_and_back(parts, live).item() == pytest.approx(expected, abs=1e-14)
