@@ -131,7 +131,9 @@ def _cases(names: list[str], base: Request, summary: Summary, pinned: bool) -> I
             check(replace(base, strategy=name))
         lengths = _lengths(base, summary, batch)
         for split in _splits(name, base, pinned):
-            passes = [base.accumulate] if base.accumulate else _passes(name, batch, split)
+            # BatchNorm cannot train on single samples, and its last batch is smaller (`_lengths`).
+            room = batch * 3 // 8 if summary.batch_norms else batch
+            passes = [base.accumulate] if base.accumulate else _passes(name, room, split)
             for accumulate in passes:
                 for samples in lengths:
                     # The schedules of a pipeline over processes are told apart by their order: the hardest case of each is enough.
@@ -172,7 +174,7 @@ def _lengths(base: Request, summary: Summary, batch: int) -> list[int | None]:
         return [base.samples]
     steps = base.steps or DEFAULT_STEPS
     # Two samples: fewer than three replicas. BatchNorm cannot train on the single samples that would come of it.
-    last = batch // 2 if summary.batch_norms else min(2, batch - 1)
+    last = batch * 3 // 4 if summary.batch_norms else min(2, batch - 1)
     whole, partial = steps * batch, (steps - 1) * batch + last
     room = summary.samples if summary.samples is not None else whole
     return [length for length in (whole, partial) if length <= room] or [None]

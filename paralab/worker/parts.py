@@ -99,8 +99,9 @@ class _Source:
             args, kwargs = (map_tree(_Source.value, tree, _is_source) for tree in (self.args, self.kwargs))
             if _changes_in_place(self.func):
                 args = (args[0].clone(), *args[1:])
-            if self.func in _device_constructors():
-                kwargs = {"device": self.device} | kwargs
+            if self.func in _device_constructors() or "device" in kwargs:
+                asked = kwargs.get("device")  # the model may have asked for that of its inputs, which are empty here
+                kwargs = kwargs | {"device": self.device if asked is None or torch.device(asked).type == "meta" else asked}
             with torch.no_grad(), DisableTorchFunction():
                 answer = self.func(*args, **kwargs)
             self._answer.append(args[0] if answer is None else answer)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from paralab.errors import UsageError
 from paralab.plan.batches import GlobalBatch, Span, global_batches
 from paralab.workload.batch import map_tensors, num_samples, take, tensors
-from paralab.workload.randomness import seeded
+from paralab.workload.randomness import seed_everything, seeded
 from paralab.workload.workload import Workload
 
 
@@ -124,17 +124,24 @@ class _Lists:
 
 
 class _Seeded(Dataset[Any]):
-    """Whole batches of the user's Dataset, whose random choices (augmentation, masking in its collate) depend on the seed and the
-    batch alone: a training that is resumed draws what it would have drawn."""
+    """Whole batches of the user's Dataset, with reproducible random numbers.
+
+    What a sample draws (augmentation) depends on the seed, the batch and the sample; what collate draws, on the seed and the
+    batch. So a split batch and a resumed training draw the same numbers."""
 
     def __init__(self, data: Dataset[Any], collate: Callable[[list[Any]], Any], seed: int) -> None:
         self.data, self.collate, self.seed = data, collate, seed
 
     def __getitems__(self, items: list[tuple[int, int]]) -> Any:
         with seeded(self.seed, items[0][0]):
-            indices = [index for _, index in items]
-            at_once = getattr(self.data, "__getitems__", None)
-            return self.collate(list(at_once(indices)) if at_once else [self.data[index] for index in indices])
+            if at_once := getattr(self.data, "__getitems__", None):
+                return self.collate(list(at_once([index for _, index in items])))
+            samples = []
+            for position, index in items:  # what a sample draws must not depend on which others are loaded with it
+                seed_everything(hash((self.seed, position, index)) % 2**32, gpus=False)
+                samples.append(self.data[index])
+            seed_everything(hash((self.seed, items[0][0])) % 2**32, gpus=False)
+            return self.collate(samples)
 
 
 def _as_it_is(batch: Any) -> Any:

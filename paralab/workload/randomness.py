@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 
-def seed_everything(seed: int) -> None:
+def seed_everything(seed: int, gpus: bool = True) -> None:
     """torch, random and numpy (if the user has imported it), for the rest of this process."""
-    torch.manual_seed(seed)
+    (torch.manual_seed if gpus else torch.default_generator.manual_seed)(seed)
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed)

@@ -96,3 +96,28 @@ def test_wrong_data_is_refused():
         dataset_samples(workload(3))
     with pytest.raises(UsageError, match="do not share one number of samples"):
         dataset_samples(workload((torch.zeros(3), torch.zeros(4))))
+
+
+class Augmented(Dataset):
+    """Every kind of random number, per sample."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.tensor([index + random.random(), float(torch.rand(())), float(np.random.rand())], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("edges", [[(0, 6)], [(0, 3), (3, 6)], [(0, 1), (1, 5), (5, 6)]])
+def test_a_sample_draws_the_same_whoever_loads_it(edges):
+    """Every rank once drew from the start of the batch's seed, so ranks trained on other augmentations than one device."""
+    workload = Workload(model=lambda: None, data=Augmented(), loss=lambda output, target: output, name="augmented")
+
+    def loaded(span):
+        batches = rank_batches(workload, lambda batch: span, batch_size=6, samples=12, steps=4, epochs=None, seed=5)
+        return [samples for _, samples in batches]
+
+    whole = loaded((0, 6))
+    parts = [torch.cat(step) for step in zip(*(loaded(edge) for edge in edges), strict=True)]
+    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
+    assert len({tuple(row) for step in whole for row in step.tolist()}) == 24  # and not the same in the next epoch
