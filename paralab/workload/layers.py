@@ -168,7 +168,7 @@ def _clean_cuts(model: nn.Module, trace: _Trace, inputs: Any) -> tuple[list[int]
     for call, name in enumerate(trace.names):
         if not trace.marked[call] or trace.names.count(name) > 1:
             continue
-        around = [key for key in _reachable(trace.output, stop_at=call) if first_use.get(key, call) < call]
+        around = [key for key in reachable(trace.output, stop_at=call) if first_use.get(key, call) < call]
         if around:
             used = owners.get(around[0], [])
             if len(used) > 1:
@@ -182,7 +182,7 @@ def _clean_cuts(model: nn.Module, trace: _Trace, inputs: Any) -> tuple[list[int]
     return cuts, crossed
 
 
-def _reachable(output: Any, stop_at: int) -> list[int]:
+def reachable(output: Any, stop_at: int = -1) -> list[int]:
     """ids of the parameters that the graph reaches from the output without passing marker `stop_at`."""
     found: list[int] = []
     seen: set[Any] = set()
@@ -217,7 +217,7 @@ def _owners(model: nn.Module, trace: _Trace, cuts: list[int]) -> tuple[list[list
             last_inside[caller] = max(last_inside[caller], last_inside[call])
     parts: list[list[str]] = [[] for _ in range(len(cuts) + 1)]
     part_of: dict[nn.Parameter, int] = {}
-    used = set(_reachable(trace.output, stop_at=-1))
+    used = set(reachable(trace.output))
     for name, module in model.named_modules():
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         if not own:

@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from paralab.errors import UsageError
 from paralab.workload.batch import call_model, map_tensors, num_samples, take, tensors, unpack
 from paralab.workload.control import controlled, seeded_loss
+from paralab.workload.layers import reachable
 from paralab.workload.randomness import seed_everything
 from paralab.workload.state import changes, put_back, state_of
 from paralab.workload.workload import Workload
@@ -145,40 +146,25 @@ def _unused_by_some(workload: Workload, model: nn.Module, batch: Any, calls: Cal
     samples = num_samples((workload.unpack or unpack)(batch)[0])
     unused: set[str] = set()
     until = time.perf_counter() + BRANCH_SECONDS
-    with controlled_copyless(model):
+    with _settled(model):
         for number in range(min(samples, MOST_BRANCHES)):
             if time.perf_counter() > until:
                 break
             with suppress(Exception), calls.counting():  # a model may not take a single sample
                 inputs, targets = (workload.unpack or unpack)(take(batch, number, number + 1))
                 loss = workload.loss(call_model(model, inputs), targets)
-                unused |= {name for key, name in trained.items() if key not in _used(loss)}
+                used = set(reachable(loss))
+                unused |= {name for key, name in trained.items() if key not in used}
     return unused
 
 
 @contextmanager
-def controlled_copyless(model: nn.Module) -> Iterator[None]:
-    """Dropout off and BatchNorm frozen, the model's class unchanged; what the forward changes is put back."""
+def _settled(model: nn.Module) -> Iterator[None]:
+    """Dropout off and BatchNorm frozen; what the forward changes is put back at the end."""
     before = state_of(model)
     with controlled(model, ["batch_norm"]):
         yield
     put_back(model, before)
-
-
-def _used(loss: torch.Tensor) -> set[int]:
-    """ids of the tensors that the graph of a loss reaches."""
-    found: set[int] = set()
-    seen: set[Any] = set()
-    waiting: list[Any] = [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if (variable := getattr(node, "variable", None)) is not None:
-            found.add(id(variable))
-        waiting.extend(following for following, _ in node.next_functions)
-    return found
 
 
 def _what_changes(model: nn.Module, loss: Callable[[int], Any], calls: Calls) -> tuple[bool, bool, tuple[str, ...]]:
@@ -186,7 +172,7 @@ def _what_changes(model: nn.Module, loss: Callable[[int], Any], calls: Calls) ->
 
     Two calls with different seeds from the same state tell whether numbers are drawn; two with the same seed, one after the other,
     what is left behind. BatchNorm's statistics, which are known to change, are frozen."""
-    with controlled_copyless(model):
+    with _settled(model):
         first = state_of(model)
         kept = []
         for _ in range(2):
