@@ -60,7 +60,7 @@ def padded():
             self.b.requires_grad_(False)
 
         def forward(self, x, lengths):
-            mask = (torch.arange(x.shape[1])[None] < lengths[:, None]).to(x.dtype)[..., None]
+            mask = (torch.arange(x.shape[1], device=x.device)[None] < lengths[:, None]).to(x.dtype)[..., None]
             h = torch.relu(self.c(torch.relu(self.b(torch.relu(self.a(x)))))) * mask
             return self.o(h.sum(1) / lengths[:, None].to(x.dtype))
 
