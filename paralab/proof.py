@@ -64,6 +64,8 @@ def verify(
     refuse_inside()
     if strategy not in (*STRATEGIES, "all"):
         raise unknown("strategy", strategy, [*STRATEGIES, "all"])
+    deadlines = Deadlines(step=step_deadline)
+    deadlines.check()
     started = time.perf_counter()
     workloads = workloads or DEFAULT_WORKLOADS
     names = [strategy] if strategy != "all" else list(STRATEGIES)
@@ -94,7 +96,6 @@ def verify(
         workload=[asdict(summary) for _, summary in seen],
         cases=[{"options": r.case.options, "plan": r.plan.to_json()} for r in ready],
     )
-    deadlines = Deadlines(step=step_deadline)
     cases = _train(folder, ready, dict(zip(map(check_reference, workloads), seen, strict=True)), say, deadlines)
     if strategy == "all":  # what a strategy can only find out while it trains is a refusal as well, and no mistake of the others
         refused_late = [case for case in cases if _refuses(case)]

@@ -74,11 +74,7 @@ class Survival:
         for flag, value in {"checkpoint-every": self.every, "keep-checkpoints": self.keep}.items():
             if value is not None and value < 1:
                 raise UsageError(f"--{flag} {value} is not a positive number.", cure=f"--{flag} 1 or more")
-        for phase, seconds in self.deadlines._asdict().items():
-            if seconds <= 0:
-                raise UsageError(
-                    f"--{phase}-deadline {seconds:g} is not a positive number of seconds.", cure=f"--{phase}-deadline 60"
-                )
+        self.deadlines.check()
         if self.directory is None or not self.directory.exists():
             return
         if not self.directory.is_dir():

@@ -165,3 +165,10 @@ def test_options_do_something(paralab, tmp_path):
     assert same["threads_per_device"] == 1
     assert same["grid"]["devices"] == ["cpu:0"]
     assert any("no model parallelism is left" in warning for warning in same["warnings"])
+
+
+@pytest.mark.parametrize("command", [["verify", "ddp"], ["run", "ddp"]])
+def test_a_deadline_that_is_over_before_it_begins_is_refused(paralab, command):
+    done = paralab(*command, "--step-deadline", "-1")
+    assert done.code == 2
+    assert "--step-deadline" in done.err

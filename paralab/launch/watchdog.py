@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from paralab.errors import UsageError
 from paralab.launch.starting import Child
 from paralab.record.board import Board, Post
 from paralab.signals import QUESTION
@@ -25,6 +26,13 @@ class Deadlines(NamedTuple):
     start: float = 600.0
     step: float = 600.0
     save: float = 600.0
+
+    def check(self) -> None:
+        for phase, seconds in self._asdict().items():
+            if not seconds > 0:
+                raise UsageError(
+                    f"--{phase}-deadline {seconds:g} is not a positive number of seconds.", cure=f"--{phase}-deadline 60"
+                )
 
 
 class Late(NamedTuple):
