@@ -15,10 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
+from paralab.launch.starting import SHARED, can_fork
 from paralab.signals import ENDS
 
 ROOT = Path(__file__).parent.parent
 ROOM = "PARALAB_TEST_ROOM"
+SERVER: list[int] = []  # the process that all commands of this session fork their ranks from
 os.environ[ROOM] = str(os.getpid())
 for _number in ENDS:  # started with `nohup … &`, this process ignores some, and the commands under test would inherit that
     if signal.getsignal(_number) is signal.SIG_IGN:
@@ -52,6 +54,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch sees none"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _load_torch_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Every command forks its ranks from this process, so that torch is imported once and not three hundred times."""
+    if not can_fork():
+        yield
+        return
+    address = str(tmp_path_factory.mktemp("template") / "socket")
+    command = [sys.executable, "-P", "-m", "paralab.worker.template", address]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True) as server:
+        SERVER.append(server.pid)
+        deadline = time.monotonic() + 120
+        while not Path(address).exists():
+            assert server.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.environ[SHARED] = address
+        yield
+        del os.environ[SHARED]
+
+
+@pytest.fixture
+def own_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of this test import torch themselves, as a user's do: where a fork would inherit what the test is about."""
+    monkeypatch.delenv(SHARED, raising=False)
+
+
 @pytest.fixture(autouse=True)
 def _leaves_no_process() -> Iterator[None]:
     """Fail the test that leaves a rank or an inspection running."""
@@ -68,6 +97,8 @@ def _leaves_no_process() -> Iterator[None]:
 def _is_rank(process: psutil.Process) -> bool:
     """Started by this test session (which its environment tells, also after its parent died), and still there."""
     words = process.info["cmdline"] or []
+    if process.pid in SERVER:
+        return False
     try:
         return any(word.startswith("paralab.worker") for word in words) and process.environ().get(ROOM) == os.environ[ROOM]
     except psutil.Error:  # gone, or a zombie

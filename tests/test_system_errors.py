@@ -120,6 +120,7 @@ def closed(tmp_path):
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) and isinstance(value[0], str) else "",
 )
+@pytest.mark.usefixtures("own_torch")
 def test_without_permission(closed, words, codes, file):
     command = [*allowed(), sys.executable, "-m", "paralab", *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

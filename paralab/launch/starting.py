@@ -27,6 +27,7 @@ from paralab.record.board import UNSEEN
 
 INSIDE = "PARALAB_INSIDE"  # set in every process that paralab starts; one of them must not start paralab again
 LAUNCHER = "PARALAB_LAUNCHER"  # the number of the process that started it
+SHARED = "PARALAB_TEMPLATE"  # a socket where a process with torch already listens; it serves many commands (the tests use it)
 LOADING_SECONDS = 600
 DRIVER = Path("/dev/nvidiactl")
 
@@ -77,16 +78,29 @@ class Template:
         self.codes: dict[int, int] = {}  # of processes that have ended
         self.gone = False
         self.environment = {**os.environ, INSIDE: "template", LAUNCHER: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-        with theirs, signals.blocked():
-            self.process = subprocess.Popen(
-                command("paralab.worker.template", str(theirs.fileno())),
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                pass_fds=[theirs.fileno()],
-            )
+        self.process: subprocess.Popen[bytes] | None = None  # None: forked for us by the shared one
+        with theirs:
+            if not self._forked_by_shared(theirs):
+                with signals.blocked():
+                    self.process = subprocess.Popen(
+                        command("paralab.worker.template", str(theirs.fileno())),
+                        env=self.environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        start_new_session=True,
+                        pass_fds=[theirs.fileno()],
+                    )
+
+    def _forked_by_shared(self, theirs: socket.socket) -> bool:
+        """Ask the process at the socket SHARED, if there is one, for a copy of itself that serves this command alone."""
+        if not (address := os.environ.get(SHARED)):
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as shared:
+            shared.connect(address)
+            state = {"environment": self.environment, "folder": os.getcwd()}
+            socket.send_fds(shared, [json.dumps(state).encode()], [theirs.fileno()])
+            return bool(shared.recv(1))
 
     def fork(self, module: str, arguments: list[str], environment: dict[str, str], log: IO[bytes]) -> Forked | None:
         """None: the template could not load torch, or is gone. Whoever is started by itself will say what is wrong."""
@@ -129,9 +143,10 @@ class Template:
         return news
 
     def end(self) -> None:
-        self.channel.close()
-        self.process.kill()
-        self.process.wait()
+        self.channel.close()  # which ends one that was forked for us
+        if self.process:
+            self.process.kill()
+            self.process.wait()
 
 
 _templates: list[Template | None] = []  # of the commands that are being carried out; None: not needed so far

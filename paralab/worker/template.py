@@ -1,6 +1,7 @@
 """A process that has loaded torch once, and becomes every process that a command needs by forking.
 
-python -m paralab.worker.template DESCRIPTOR     (started by paralab.launch.starting; the descriptor of its end of a socket)
+python -m paralab.worker.template DESCRIPTOR     serve one command (paralab.launch.starting) at this end of a socket pair
+python -m paralab.worker.template SOCKET         fork such a process for every command that connects, until stdin is closed
 
 It never computes, so there are no threads that a fork would lose. It ends with the launcher, which closes the socket's other end.
 """
@@ -16,7 +17,9 @@ import importlib
 import json
 import os
 import random
+import select
 import selectors
+import signal
 import socket
 import sys
 import traceback
@@ -32,7 +35,37 @@ MODULES = {"paralab.worker": "paralab.worker.__main__"}  # `python -m` a package
 
 def main() -> NoReturn:
     signals.ignore()
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    if sys.argv[1].isdigit():
+        _serve(socket.socket(fileno=int(sys.argv[1])))
+    _share(sys.argv[1])
+
+
+def _share(address: str) -> NoReturn:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the copies
+    importlib.import_module(MODULES["paralab.worker"])
+    gc.freeze()
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(address)
+    listening.listen()
+    while True:
+        if sys.stdin in select.select([listening, sys.stdin], [], [])[0]:
+            os._exit(0)
+        connection, _ = listening.accept()
+        with connection:
+            if not os.fork():
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                listening.close()
+                message, [descriptor], _, _ = socket.recv_fds(connection, 1 << 20, 1)
+                state = json.loads(message)
+                os.chdir(state["folder"])
+                os.environ.clear()
+                os.environ.update(state["environment"])
+                connection.send(b"1")
+                connection.close()
+                _serve(socket.socket(fileno=descriptor))
+
+
+def _serve(channel: socket.socket) -> NoReturn:
     waiting = selectors.DefaultSelector()
     waiting.register(channel, selectors.EVENT_READ)
     while True:

@@ -14,6 +14,8 @@ import pytest
 from paralab.analyse.hang import who_hung
 from tests.conftest import ROOT, run_paralab
 
+pytestmark = pytest.mark.usefixtures("own_torch")  # they look at the processes that a command starts
+
 SLOW = """
 import os, time, torch
 from torch import nn

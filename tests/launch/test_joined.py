@@ -208,6 +208,7 @@ def test_torchrun_starts_it_again_and_it_goes_on(tmp_path):
     assert (result["reached_step"], result["run_folder"]) == (12, "run-restart1")
 
 
+@pytest.mark.usefixtures("own_torch")
 def test_two_hosts_are_one_run(tmp_path):
     """Two hosts (network namespaces) on a cable: torchrun on each, one run folder, both ranks on one clock."""
     reason = why_not()

@@ -17,6 +17,8 @@ from paralab.recovery import stopping_in_order
 from paralab.signals import StopSignal, exit_code_of, name_of
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.usefixtures("own_torch")  # they look at the processes that a command starts
+
 WORKLOAD = """
 import time, torch
 from torch import nn

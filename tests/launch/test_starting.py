@@ -14,7 +14,10 @@ from paralab.launch.starting import INSIDE, Forked, loading_once, start
 from paralab.record.board import UNSEEN
 from tests.conftest import ROOT, run_paralab
 
-pytestmark = pytest.mark.skipif(not starting.can_fork(), reason="here every process is started by itself")
+pytestmark = [
+    pytest.mark.usefixtures("own_torch"),
+    pytest.mark.skipif(not starting.can_fork(), reason="here every process is started by itself"),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """Proofs that were once false, and trainings that were once wrong without a word. The workloads are in `hunters.py`."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ def verified(folder, workloads, strategy="all", **options):
     shutil.copy(HERE / "hunters.py", folder)
     names = [f"hunters.py:{name}" for name in workloads]
     code = f"import json, paralab; print(json.dumps(paralab.verify({names}, {strategy!r}, **{options})))"
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, done.stderr
     proof = json.loads(done.stdout)
