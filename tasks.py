@@ -1,6 +1,8 @@
-"""Everything one does with this repository, with nothing but Python: `python3 tasks.py TASK` (or `make TASK`).
+"""Everything one does with this repository, with nothing but Python: `python3 tasks.py TASK` (or
+`make TASK`).
 
-The first task makes a virtual environment in .venv and installs what the project needs, at the tested versions (constraints.txt).
+The first task makes a virtual environment in .venv and installs what the project needs, at the
+tested versions (constraints.txt).
 """
 
 from __future__ import annotations
@@ -46,14 +48,26 @@ def run(*command: str) -> None:
 
 def setup() -> None:
     """Install once, and again when what is to be installed has changed."""
-    wanted = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))).hexdigest()
+    wanted = hashlib.sha256(
+        b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))
+    ).hexdigest()
     done = VENV / "installed"
     if done.exists() and done.read_text() == wanted:
         return
     if not Path(PYTHON).exists():
         run(sys.executable, "-m", "venv", str(VENV))
     print("Installing PyTorch and the tools (once; a few minutes on a slow line)", flush=True)
-    run(PYTHON, "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt", "--editable", ".[dev]")
+    run(
+        PYTHON,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--constraint",
+        "constraints.txt",
+        "--editable",
+        ".[dev]",
+    )
     done.write_text(wanted)
 
 
@@ -63,16 +77,22 @@ def demo() -> None:
 
 
 def system() -> None:
-    """Chromium, iproute2 and Slurm, for the tests that look at pages, lay cables and submit jobs; where they cannot be had, those
-    tests say so."""
+    """Chromium, iproute2 and Slurm, for the tests that look at pages, lay cables and submit jobs;
+    where they cannot be had, those tests say so."""
     missing = [package for package, command in SYSTEM.items() if not shutil.which(command)]
     if not missing:
         return
     if not shutil.which("apt-get") or os.geteuid():
-        print(f"Not installed (needs root and apt-get): {', '.join(missing)}. The tests that need them are skipped.", flush=True)
+        print(
+            f"Not installed (needs root and apt-get): {', '.join(missing)}. The tests that need them are skipped.",
+            flush=True,
+        )
         return
     subprocess.run(["apt-get", "update", "-qq"], stdout=subprocess.DEVNULL)
-    subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing],
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def lint() -> None:
@@ -85,7 +105,8 @@ def lint() -> None:
 def test() -> None:
     lint()
     system()
-    # A file's tests share launches, so a file stays in one process; the longest first (tests/conftest.py).
+    # A file's tests share launches, so a file stays in one process; the longest first
+    # (tests/conftest.py).
     in_order = ["--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder"]
     run(PYTHON, "-m", "pytest", "-q", "--durations=10", *in_order, *sys.argv[2:])
 
@@ -118,7 +139,12 @@ def screenshots() -> None:
 
 
 def gpu() -> None:
-    has_torch = subprocess.run([sys.executable, "-c", "import torch, click, rich"], capture_output=True).returncode == 0
+    has_torch = (
+        subprocess.run(
+            [sys.executable, "-c", "import torch, click, rich"], capture_output=True
+        ).returncode
+        == 0
+    )
     if not has_torch:
         setup()
     run(sys.executable if has_torch else PYTHON, "bench/gpu.py")
@@ -129,7 +155,10 @@ def main() -> None:
         sys.exit(f"paralab needs Python 3.11 or newer; this is {sys.version.split()[0]}.")
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in TASKS:
-        print("python3 tasks.py TASK, where TASK is one of\n" + "\n".join(f"  {task:<11} {about}" for task, about in TASKS.items()))
+        print(
+            "python3 tasks.py TASK, where TASK is one of\n"
+            + "\n".join(f"  {task:<11} {about}" for task, about in TASKS.items())
+        )
         sys.exit(0 if name in ("", "-h", "--help", "help") else 2)
     globals()[name]()
 

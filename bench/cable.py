@@ -26,13 +26,28 @@ def main() -> None:
         return
     for rate in RATES:
         with link(rate) as (options, environment), tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "paralab", "run", "ddp", *options, "--steps", "8", "--json"]
+            command = [
+                sys.executable,
+                "-m",
+                "paralab",
+                "run",
+                "ddp",
+                *options,
+                "--steps",
+                "8",
+                "--json",
+            ]
             environment = {**os.environ, **environment, "PYTHONPATH": str(ROOT)}
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, text=True, check=True
+            )
         result = json.loads(done.stdout)
         needed = result["bytes_per_step"] * 8 / (rate * 1e6)
         measured = result["metrics"]["communication_seconds"]
-        print(f"{rate:5} Mbit/s: measured {measured:.4f} s, bytes / rate {needed:.4f} s, ratio {measured / needed:.3f}", flush=True)
+        print(
+            f"{rate:5} Mbit/s: measured {measured:.4f} s, bytes / rate {needed:.4f} s, ratio {measured / needed:.3f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python bench/checkpoint.py [WORKLOAD [PRECISION [STEPS]]]
 
-The ratio is of the time from step 10 to the last one, so that it holds every wait for a save but not the start.
+The ratio is of the time from step 10 to the last one, so that it holds every wait for a save but
+not the start.
 """
 
 from __future__ import annotations
@@ -24,13 +25,34 @@ ROUNDS = 3
 
 def train(folder: Path, options: list[str], saving: bool) -> tuple[float, dict]:
     out, kept = folder / "run", folder / "checkpoints"
-    command = [sys.executable, "-m", "paralab", "run", "single", *options, "--out", str(out), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "paralab",
+        "run",
+        "single",
+        *options,
+        "--out",
+        str(out),
+        "--json",
+    ]
     if saving:
-        command += ["--checkpoint", str(kept), "--checkpoint-every", str(EVERY), "--keep-checkpoints", "1"]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+        command += [
+            "--checkpoint",
+            str(kept),
+            "--checkpoint-every",
+            str(EVERY),
+            "--keep-checkpoints",
+            "1",
+        ]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
     if done.returncode:
         sys.exit(done.stderr)
-    events = [json.loads(line) for line in (out / "events" / "rank0.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (out / "events" / "rank0.jsonl").read_text().splitlines()
+    ]
     steps = [event for event in events if event["event"] == "step"]
     shutil.rmtree(folder)
     return steps[-1]["end"] - steps[WARM_UP]["start"], json.loads(done.stdout)

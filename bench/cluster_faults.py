@@ -1,6 +1,8 @@
-"""Faults of a cluster: a lost link, a port that is taken, a node of Slurm that dies, a job that is requeued.
+"""Faults of a cluster: a lost link, a port that is taken, a node of Slurm that dies, a job that is
+requeued.
 
-    python bench/cluster_faults.py [slurm]        (root, iproute2, slurm-wlm and munge; what is missing is said)
+    python bench/cluster_faults.py [slurm]        (root, iproute2, slurm-wlm and munge; what is
+  missing is said)
 
 The rows are those of `paralab faults`, with the same training and the same comparison in the end.
 """
@@ -36,7 +38,10 @@ def lost_link(base: str):
     """The cable between two hosts is pulled out in a step, and put in again after six seconds."""
 
     def pull(up: bool) -> None:
-        subprocess.run(["ip", "-n", f"{base}-0", "link", "set", link.INTERFACE, "up" if up else "down"], check=True)
+        subprocess.run(
+            ["ip", "-n", f"{base}-0", "link", "set", link.INTERFACE, "up" if up else "down"],
+            check=True,
+        )
 
     def disturb(d: Disturbance) -> Trial:
         process = d.start()
@@ -47,7 +52,11 @@ def lost_link(base: str):
         code = d.end(process)
         folder = d.room.folder / d.name
         failures = failures_of(folder)
-        starts = [events for attempt in range(1, len(failures) + 1) for events in read_events(folder, attempt).values()]
+        starts = [
+            events
+            for attempt in range(1, len(failures) + 1)
+            for events in read_events(folder, attempt).values()
+        ]
         nexts = [
             begin["unix_seconds"] + step["end"] - begin["time"]
             for events in starts
@@ -68,18 +77,46 @@ def lost_link(base: str):
 
 
 def port_in_use(d: Disturbance) -> Trial:
-    """torchrun is given a port that another program has; ranks that paralab starts meet through a file and need none."""
+    """torchrun is given a port that another program has; ranks that paralab starts meet through a
+    file and need none."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc_per_node=2", "--rdzv-backend=static"]
-        launcher += ["--master-addr=127.0.0.1", f"--master-port={port}", "-m", "paralab", "run", "ddp", "--workload", "mlp:tiny"]
+        launcher = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes=1",
+            "--nproc_per_node=2",
+            "--rdzv-backend=static",
+        ]
+        launcher += [
+            "--master-addr=127.0.0.1",
+            f"--master-port={port}",
+            "-m",
+            "paralab",
+            "run",
+            "ddp",
+            "--workload",
+            "mlp:tiny",
+        ]
         at = time.time()
-        done = subprocess.run(launcher, cwd=d.room.folder, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            launcher, cwd=d.room.folder, capture_output=True, text=True, timeout=120
+        )
     words = done.stderr + done.stdout
-    named = done.returncode != 0 and ("EADDRINUSE" in words or "address already in use" in words.lower())
-    return Trial("stopped" if done.returncode else "LOST", named, None, 0, time.time() - at, said=words.strip().splitlines()[-1])
+    named = done.returncode != 0 and (
+        "EADDRINUSE" in words or "address already in use" in words.lower()
+    )
+    return Trial(
+        "stopped" if done.returncode else "LOST",
+        named,
+        None,
+        0,
+        time.time() - at,
+        said=words.strip().splitlines()[-1],
+    )
 
 
 def slurm_fault(environment: dict[str, str], act):
@@ -91,7 +128,9 @@ def slurm_fault(environment: dict[str, str], act):
         while time.monotonic() < until and process.poll() is None:
             runs = sorted(folder.glob("run-*"))
             if runs and any(
-                e["event"] == "step" and e["step"] >= AT_STEP for events in read_events(runs[0]).values() for e in events
+                e["event"] == "step" and e["step"] >= AT_STEP
+                for events in read_events(runs[0]).values()
+                for e in events
             ):
                 break
             time.sleep(0.02)
@@ -99,7 +138,11 @@ def slurm_fault(environment: dict[str, str], act):
         act(runs[0].name.split("-")[1] if runs else "0")
         code = d.end(process)
         runs = sorted(folder.glob("run-*"))
-        results = [json.loads((run / "result.json").read_text()) for run in runs if (run / "result.json").exists()]
+        results = [
+            json.loads((run / "result.json").read_text())
+            for run in runs
+            if (run / "result.json").exists()
+        ]
         weights = (runs[-1] if runs else folder) / "weights.pt"
         equal = weights.exists() and weights.read_bytes() == d.room.weights
         begins = [
@@ -112,7 +155,16 @@ def slurm_fault(environment: dict[str, str], act):
         outcome = "LOST" if code or not results else "resumed" if len(runs) > 1 else "went on"
         lost = AT_STEP - results[-1]["begun_at_step"] if len(runs) > 1 and results else None
         said = d.said().strip().splitlines()[-1] if code else ""
-        return Trial(outcome, code == 0, equal, d.orphans, None, min(begins) - at if begins else None, lost, said)
+        return Trial(
+            outcome,
+            code == 0,
+            equal,
+            d.orphans,
+            None,
+            min(begins) - at if begins else None,
+            lost,
+            said,
+        )
 
     return disturb
 
@@ -149,7 +201,12 @@ def _link(folder: Path, room: Room) -> None:
             over = Room(folder, "mlp", options, PYTHONPATH=str(ROOT), **environment)
             over.weights, over.seconds = room.weights, room.seconds
             over.number = 100
-            table("lost link between nodes", "link", over, lost_link(options[1].split()[3].removesuffix("-{rank}")))
+            table(
+                "lost link between nodes",
+                "link",
+                over,
+                lost_link(options[1].split()[3].removesuffix("-{rank}")),
+            )
 
 
 def _slurm(folder: Path, room: Room) -> None:
@@ -161,17 +218,32 @@ def _slurm(folder: Path, room: Room) -> None:
         home = Path(environment["SLURM_CONF"]).parent
 
         def requeue(job: str) -> None:
-            subprocess.run(["scontrol", "requeue", job], env={**os.environ, **environment}, check=False)
+            subprocess.run(
+                ["scontrol", "requeue", job], env={**os.environ, **environment}, check=False
+            )
             time.sleep(3)
-            subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], env={**os.environ, **environment}, check=False)
+            subprocess.run(
+                ["scontrol", "update", f"JobId={job}", "StartTime=now"],
+                env={**os.environ, **environment},
+                check=False,
+            )
 
         def kill_slurmd(job: str) -> None:
             os.kill(int((home / "n2.pid").read_text()), signal.SIGKILL)
             time.sleep(3)
-            subprocess.run(["slurmd", "-f", environment["SLURM_CONF"], "-N", "n2"], env={**os.environ, **environment}, check=False)
+            subprocess.run(
+                ["slurmd", "-f", environment["SLURM_CONF"], "-N", "n2"],
+                env={**os.environ, **environment},
+                check=False,
+            )
 
         table("requeue", "requeue", slurm, slurm_fault(environment, requeue))
-        table("slurmd killed, and started again", "slurmd", slurm, slurm_fault(environment, kill_slurmd))
+        table(
+            "slurmd killed, and started again",
+            "slurmd",
+            slurm,
+            slurm_fault(environment, kill_slurmd),
+        )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""What it costs a training to be observed by the doctor: steps with and without, in turns, in the same ranks.
+"""What it costs a training to be observed by the doctor: steps with and without, in turns, in the
+same ranks.
 
-    python bench/doctor.py [WIDTH …]          two CPU ranks, DDP; one line per width of the model: how much longer a step takes
-    python bench/doctor.py cuda [WIDTH …]     two ranks that share a GPU, over gloo
+    python bench/doctor.py [WIDTH …]          two CPU ranks, DDP; one line per width of the model:
+  how much longer a step takes python bench/doctor.py cuda [WIDTH …]     two ranks that share a GPU,
+  over gloo
 
-The first steps, of which everything is watched, are not counted; those that follow are. What else goes on changes the time of a
-step by far more than observing does, but seldom from one step to the next: so each is held against its neighbour, and the median of
-the differences is taken: what a light step costs. What the rare watched ones cost on the average is added, by their own clock. The
-interval holds the median with 95 % certainty. Beside it: what observing takes in a step by its own clock, and the share of a core
-that the watching process takes.
+The first steps, of which everything is watched, are not counted; those that follow are. What else
+goes on changes the time of a step by far more than observing does, but seldom from one step to the
+next: so each is held against its neighbour, and the median of the differences is taken: what a
+light step costs. What the rare watched ones cost on the average is added, by their own clock. The
+interval holds the median with 95 % certainty. ReferenceRuns it: what observing takes in a step by
+its own clock, and the share of a core that the watching process takes.
 """
 
 from __future__ import annotations
@@ -40,9 +43,20 @@ def main(device: str, widths: tuple[int, ...]) -> None:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         with tempfile.TemporaryDirectory() as folder:
-            common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+            common = {
+                **os.environ,
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "OMP_NUM_THREADS": "1",
+            }
             command = [sys.executable, __file__, "rank", device, str(width), folder]
-            ranks = [subprocess.Popen(command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
+            ranks = [
+                subprocess.Popen(
+                    command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                )
+                for rank in range(2)
+            ]
             start, used = time.perf_counter(), time.process_time()
             Watch(ranks[0], Reader(Path(folder)), 60.0, lambda finding: None, False).until_the_end()  # type: ignore[arg-type]
             share = (time.process_time() - used) / (time.perf_counter() - start)
@@ -52,7 +66,8 @@ def main(device: str, widths: tuple[int, ...]) -> None:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Of the median, by the places of the values in order: of n, about sqrt(n) to both sides of the middle."""
+    """Of the median, by the places of the values in order: of n, about sqrt(n) to both sides of the
+    middle."""
     ordered, middle, aside = sorted(values), len(values) / 2, 0.98 * len(values) ** 0.5
     return ordered[max(0, int(middle - aside))], ordered[min(len(values) - 1, int(middle + aside))]
 
@@ -73,7 +88,13 @@ def rank(device: str, width: int, folder: str) -> None:
     data = TensorDataset(torch.randn(samples, 64), torch.randint(0, 10, (samples,)))
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
-    layers = [nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)]
+    layers = [
+        nn.Linear(64, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, 10),
+    ]
     model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
@@ -100,7 +121,9 @@ def rank(device: str, width: int, folder: str) -> None:
 
     for _ in range(128):
         step()
-    begun = torch.tensor(statistics.mean(step() for _ in range(64)))  # rank 0's clock decides how many there are
+    begun = torch.tensor(
+        statistics.mean(step() for _ in range(64))
+    )  # rank 0's clock decides how many there are
     dist.broadcast(begun, 0)
     more, plain, budget = [], [], observed.budget
     spent, paused = budget.all_spent, time.perf_counter_ns()
@@ -109,7 +132,9 @@ def rank(device: str, width: int, folder: str) -> None:
         for on in (True, False) if number % 2 else (False, True):  # neither always comes first
             observed.on = on
             if on and budget._began is not None:
-                budget._began += time.perf_counter_ns() - paused  # while off, its clock stands still
+                budget._began += (
+                    time.perf_counter_ns() - paused
+                )  # while off, its clock stands still
             seconds[on] = step()
             if on:
                 paused = time.perf_counter_ns()
@@ -119,7 +144,9 @@ def rank(device: str, width: int, folder: str) -> None:
     if dist.get_rank() == 0:
         usual, (low, high) = statistics.median(plain), interval(more)
         rare = (budget._plain / budget.every + budget._digests / max(budget.every, EVERY)) / 1e9
-        times, least, most = (1 + (seconds + rare) / usual for seconds in (statistics.median(more), low, high))
+        times, least, most = (
+            1 + (seconds + rare) / usual for seconds in (statistics.median(more), low, high)
+        )
         own = (budget.all_spent - spent) / len(more) / 1e3
         print(
             f"width {width:5}: step {usual * 1e3:6.2f} ms, observed {times:.3f}x ({least:.3f} to {most:.3f}, {len(more)} pairs), "

@@ -2,9 +2,10 @@
 
     make gpu
 
-Comparisons (real nn.DataParallel with repeated device ids, two ranks on one GPU over gloo, tf32, bf16 and fp16 with a GradScaler,
-stages, NVML's load), a practical, proofs, the cost of measuring, and the tests marked `gpu`. The pages and results are kept in the
-folder named by the variable KEEP, if it is set.
+Comparisons (real nn.DataParallel with repeated device ids, two ranks on one GPU over gloo, tf32,
+bf16 and fp16 with a GradScaler, stages, NVML's load), a practical, proofs, the cost of measuring,
+and the tests marked `gpu`. The pages and results are kept in the folder named by the variable KEEP,
+if it is set.
 """
 
 from __future__ import annotations
@@ -26,7 +27,18 @@ COMPARISONS = [
      "--no-proof", "--rounds", "3"],
 ]  # fmt: skip
 PRACTICALS = ["7"]
-TESTS = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "--tb=short", "tests"]
+TESTS = [
+    sys.executable,
+    "-m",
+    "pytest",
+    "-q",
+    "-m",
+    "gpu",
+    "-p",
+    "no:cacheprovider",
+    "--tb=short",
+    "tests",
+]
 PROOFS = [["ddp", "--precision", "fp32"], ["all", "--workload", "gpt:tiny"]]
 
 
@@ -34,7 +46,9 @@ def paralab(*arguments: str, folder: str) -> dict:
     command = [sys.executable, "-m", "paralab", *arguments, "--device", "cuda", "--json"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     start = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
     print(f"\n$ paralab {' '.join(arguments)}   ({time.perf_counter() - start:.0f} s)", flush=True)
     if done.returncode:
         print(f"FAILED\n{done.stderr}", flush=True)
@@ -48,9 +62,15 @@ def show_comparison(result: dict) -> None:
             print(f"{row['name']:<34} {row['error']}")
             continue
         metrics, ratio = row["metrics"], row["speed_up"]
-        spread = "too few rounds" if ratio["low"] is None else f"{ratio['low']:.2f}-{ratio['high']:.2f}"
+        spread = (
+            "too few rounds" if ratio["low"] is None else f"{ratio['low']:.2f}-{ratio['high']:.2f}"
+        )
         gpu = metrics["load"]["gpu"]
-        load = f"load {gpu[0]['utilization']:.0%}" if gpu else f"load: {metrics['load']['not_measured']}"
+        load = (
+            f"load {gpu[0]['utilization']:.0%}"
+            if gpu
+            else f"load: {metrics['load']['not_measured']}"
+        )
         peak = metrics["flops"]["share_of_peak"]
         print(
             f"{row['name']:<34} {row['step_seconds']['median'] * 1e3:8.2f} ms  {ratio['value']:5.2f} "
@@ -87,7 +107,13 @@ def main() -> None:
                 print((out / "sheet.md").read_text(), flush=True)
                 keep(out, f"practical{number}")
         # Proofs and tests compare, they do not time: they can share the GPU.
-        tests = None if short else subprocess.Popen(TESTS, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        tests = (
+            None
+            if short
+            else subprocess.Popen(
+                TESTS, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        )
         for options in PROOFS:
             proof = paralab("verify", *options, folder=folder)
             failed += not proof
@@ -96,11 +122,19 @@ def main() -> None:
                 legitimate = sum(case["legitimate"] for case in proof["cases"])
                 largest = max(case["max_difference"] for case in proof["cases"])
                 known = f"{legitimate} differ for a known reason"
-                print(f"{equal} of {len(proof['cases'])} equal, {known}, largest {largest:.1e}", flush=True)
+                print(
+                    f"{equal} of {len(proof['cases'])} equal, {known}, largest {largest:.1e}",
+                    flush=True,
+                )
     if tests:
         print(f"\n$ pytest -m gpu\n{tests.communicate()[0]}", flush=True)
         failed += tests.returncode != 0
-        failed += subprocess.run([sys.executable, str(ROOT / "bench/overhead.py"), "gpu"], cwd=ROOT).returncode != 0
+        failed += (
+            subprocess.run(
+                [sys.executable, str(ROOT / "bench/overhead.py"), "gpu"], cwd=ROOT
+            ).returncode
+            != 0
+        )
     sys.exit(bool(failed))
 
 

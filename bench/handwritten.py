@@ -1,9 +1,12 @@
-"""The training that paralab is measured against: a loop written by hand, with no events, no weights, no hooks.
+"""The training that paralab is measured against: a loop written by hand, with no events, no
+weights, no hooks.
 
-    python bench/handwritten.py WORKLOAD BATCH STEPS PRECISION                                     one device
-    torchrun --nproc_per_node=2 bench/handwritten.py WORKLOAD BATCH STEPS PRECISION                DDP
+    python bench/handwritten.py WORKLOAD BATCH STEPS PRECISION
+  one device torchrun --nproc_per_node=2 bench/handwritten.py WORKLOAD BATCH STEPS PRECISION
+  DDP
 
-Prints the seconds of every step as JSON (rank 0). On a GPU blocks of steps are timed, with one synchronisation at their end.
+Prints the seconds of every step as JSON (rank 0). On a GPU blocks of steps are timed, with one
+synchronization at their end.
 """
 
 import json
@@ -18,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paralab.workload.load import load_workload
 
-BLOCK = 5  # steps between two synchronisations on a GPU
+BLOCK = 5  # steps between two synchronizations on a GPU
 
 
 def main() -> None:
@@ -37,9 +40,13 @@ def main() -> None:
     inputs, targets = workload.data
     seconds = []
     for step in range(steps):
-        rows = torch.arange(step * batch + rank * (batch // ranks), step * batch + (rank + 1) * (batch // ranks)) % len(inputs)
+        rows = torch.arange(
+            step * batch + rank * (batch // ranks), step * batch + (rank + 1) * (batch // ranks)
+        ) % len(inputs)
         x, y = (
-            tensor[rows].pin_memory().to(device, non_blocking=True) if device == "cuda" else tensor[rows]
+            tensor[rows].pin_memory().to(device, non_blocking=True)
+            if device == "cuda"
+            else tensor[rows]
             for tensor in (inputs, targets)
         )
         start = time.perf_counter() if device == "cpu" or step % BLOCK == 0 else start  # noqa: F821

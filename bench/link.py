@@ -1,4 +1,5 @@
-"""Two hosts on one machine: network namespaces joined by a cable (a veth pair) of a known rate. Needs root and iproute2.
+"""Two hosts on one machine: network namespaces joined by a cable (a veth pair) of a known rate.
+Needs root and iproute2.
 
 with link(mbit_per_second=200) as options:
     paralab run ddp --replicas 2 *options
@@ -13,7 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 INTERFACE = "eth0"  # of each host; gloo must be told which one to use
-BURST_BYTES = 256 * 1024  # what may pass at once: more than one packet that the kernel has joined together (64 KB)
+BURST_BYTES = (
+    256 * 1024
+)  # what may pass at once: more than one packet that the kernel has joined together (64 KB)
 
 
 def why_not() -> str | None:
@@ -25,7 +28,9 @@ def why_not() -> str | None:
     name = f"paralab-try-{os.getpid()}"
     tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     subprocess.run(["ip", "netns", "del", name], capture_output=True)
-    return f"network namespaces cannot be made: {tried.stderr.strip()}" if tried.returncode else None
+    return (
+        f"network namespaces cannot be made: {tried.stderr.strip()}" if tried.returncode else None
+    )
 
 
 @contextmanager
@@ -35,14 +40,46 @@ def link(mbit_per_second: float) -> Iterator[tuple[list[str], dict[str, str]]]:
     try:
         for rank in (0, 1):
             _run("ip", "netns", "add", f"{base}-{rank}")
-        _run("ip", "link", "add", INTERFACE, "netns", f"{base}-0", "type", "veth", "peer", "name", INTERFACE, "netns", f"{base}-1")
+        _run(
+            "ip",
+            "link",
+            "add",
+            INTERFACE,
+            "netns",
+            f"{base}-0",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            INTERFACE,
+            "netns",
+            f"{base}-1",
+        )
         for rank in (0, 1):
             inside = ("ip", "-n", f"{base}-{rank}")
             _run(*inside, "addr", "add", f"10.77.0.{rank + 1}/24", "dev", INTERFACE)
             _run(*inside, "link", "set", INTERFACE, "up")
             _run(*inside, "link", "set", "lo", "up")
-            shape = ("rate", f"{mbit_per_second}mbit", "burst", str(BURST_BYTES), "latency", "200ms")
-            _run("tc", "-n", f"{base}-{rank}", "qdisc", "add", "dev", INTERFACE, "root", "tbf", *shape)
+            shape = (
+                "rate",
+                f"{mbit_per_second}mbit",
+                "burst",
+                str(BURST_BYTES),
+                "latency",
+                "200ms",
+            )
+            _run(
+                "tc",
+                "-n",
+                f"{base}-{rank}",
+                "qdisc",
+                "add",
+                "dev",
+                INTERFACE,
+                "root",
+                "tbf",
+                *shape,
+            )
         yield ["--prefix", f"ip netns exec {base}-{{rank}}"], {"GLOO_SOCKET_IFNAME": INTERFACE}
     finally:
         for rank in (0, 1):

@@ -1,10 +1,12 @@
-"""What measuring costs: the step with probes and without them, in turns, and the time that probes and side threads take.
+"""What measuring costs: the step with probes and without them, in turns, and the time that probes
+and side threads take.
 
     python bench/measuring.py [WORKLOAD [PRECISION [STEPS]]]
 
-One process trains. Without probes nothing is marked, noted, written or sampled. The ratio is what a user pays; where it drowns in
-the machine's noise, the second figure bounds it: every call that notes something is timed on its own, timers included. (On a GPU
-that figure also holds the time a call waits for room in the device's queue, so there only the ratio counts.)
+One process trains. Without probes nothing is marked, noted, written or sampled. The ratio is what a
+user pays; where it drowns in the machine's noise, the second figure bounds it: every call that
+notes something is timed on its own, timers included. (On a GPU that figure also holds the time a
+call waits for room in the device's queue, so there only the ratio counts.)
 """
 
 from __future__ import annotations
@@ -19,18 +21,23 @@ from pathlib import Path
 
 import torch
 
+from paralab.experiment.run import make_plan
 from paralab.plan.plan import Plan
 from paralab.plan.request import Request
 from paralab.record.writer import EventWriter
-from paralab.training import make_plan
-from paralab.worker import load, loop, probes
+from paralab.worker import device_load as load
+from paralab.worker import loop, probes
 from paralab.worker.clock import Clock, CudaClock
 from paralab.workload.load import load_workload
 
 STEPS = int(sys.argv[3]) if len(sys.argv) > 3 else 200
 WARM_UP = 20
 ROUNDS = 5
-NOTING = ((probes.Probe, ("note", "begin_step", "end_step", "emit")), (Clock, ("mark",)), (CudaClock, ("mark",)))
+NOTING = (
+    (probes.Probe, ("note", "begin_step", "end_step", "emit")),
+    (Clock, ("mark",)),
+    (CudaClock, ("mark",)),
+)
 
 spent = 0.0
 inside = threading.local()
@@ -66,7 +73,8 @@ class NoSampler:
 
 
 def stopwatch(probe_class: type, marks: list[float]) -> type:
-    """The probe, which also looks at the clock after the warm-up and at the end, with the device idle."""
+    """The probe, which also looks at the clock after the warm-up and at the end, with the device
+    idle."""
 
     class Watched(probe_class):
         def end_step(self, loss, **fields):
@@ -114,7 +122,9 @@ def step_seconds(plan: Plan, probe_class: type, sampler: type) -> float:
     loop.Probe, loop.LoadSampler = stopwatch(probe_class, marks), sampler
     with tempfile.TemporaryDirectory() as folder:
         writer = EventWriter(Path(folder, "rank0.jsonl"))
-        loop.train(load_workload(plan.workload), plan, 0, writer, time.perf_counter(), loop.Extras())
+        loop.train(
+            load_workload(plan.workload), plan, 0, writer, time.perf_counter(), loop.Extras()
+        )
         writer.close()
     return (marks[1] - marks[0]) / (STEPS - WARM_UP)
 
@@ -132,7 +142,10 @@ def main() -> None:
         pairs = []
         for number in range(ROUNDS):
             sides = [(probes.Probe, load.LoadSampler), (Quiet, NoSampler)]
-            seconds = {side[0]: step_seconds(plan, *side) for side in (sides if number % 2 else sides[::-1])}
+            seconds = {
+                side[0]: step_seconds(plan, *side)
+                for side in (sides if number % 2 else sides[::-1])
+            }
             pairs.append(seconds[probes.Probe] / seconds[Quiet])
         ratios[plan.strategy] = pairs
     for cls, names in NOTING:

@@ -1,9 +1,10 @@
-"""What paralab costs beside a loop written by hand: step time, start-up, and the size of the record.
+"""What paralab costs beside a loop written by hand: step time, start-up, and the size of the
+record.
 
     make bench
 
-Both sides train the same model on the same batch size, in turns, so that a noisy machine disturbs both. A ratio is the median
-over the rounds; its spread is the smallest and the largest one.
+Both sides train the same model on the same batch size, in turns, so that a noisy machine disturbs
+both. A ratio is the median over the rounds; its spread is the smallest and the largest one.
 """
 
 from __future__ import annotations
@@ -22,22 +23,57 @@ ROOT = HERE.parent
 WARM_UP = 3
 
 
-def handwritten(ranks: int, workload: str, batch: int, steps: int, precision: str) -> tuple[float, float]:
+def handwritten(
+    ranks: int, workload: str, batch: int, steps: int, precision: str
+) -> tuple[float, float]:
     """(median step, wall clock) of the hand-written loop."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
-    command = [sys.executable, *launcher, str(HERE / "handwritten.py"), workload, str(batch), str(steps), precision]
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+        if ranks > 1
+        else []
+    )
+    command = [
+        sys.executable,
+        *launcher,
+        str(HERE / "handwritten.py"),
+        workload,
+        str(batch),
+        str(steps),
+        precision,
+    ]
     start = time.perf_counter()
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
     wall = time.perf_counter() - start
     return statistics.median(json.loads(done.stdout.strip().splitlines()[-1])[WARM_UP:]), wall
 
 
-def paralab(ranks: int, workload: str, batch: int, steps: int, precision: str) -> tuple[float, float, Path]:
+def paralab(
+    ranks: int, workload: str, batch: int, steps: int, precision: str
+) -> tuple[float, float, Path]:
     """(median step, wall clock, run folder) of paralab."""
     strategy = ["ddp", "--replicas", str(ranks)] if ranks > 1 else ["single"]
-    options = ["--workload", workload, "--batch-size", str(batch), "--steps", str(steps), "--precision", precision]
+    options = [
+        "--workload",
+        workload,
+        "--batch-size",
+        str(batch),
+        "--steps",
+        str(steps),
+        "--precision",
+        precision,
+    ]
     out = Path(tempfile.mkdtemp()) / "run"
-    command = [sys.executable, "-m", "paralab", "run", *strategy, *options, "--out", str(out), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "paralab",
+        "run",
+        *strategy,
+        *options,
+        "--out",
+        str(out),
+        "--json",
+    ]
     start = time.perf_counter()
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
     return json.loads(done.stdout)["step_seconds"]["median"], time.perf_counter() - start, out
@@ -48,7 +84,15 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def compare(title: str, ranks: int, workload: str, batch: int, steps: int, precision: str = "fp32", rounds: int = 5) -> None:
+def compare(
+    title: str,
+    ranks: int,
+    workload: str,
+    batch: int,
+    steps: int,
+    precision: str = "fp32",
+    rounds: int = 5,
+) -> None:
     ours, theirs, walls = [], [], []
     for number in range(rounds):
         pair = {}

@@ -29,15 +29,32 @@ def main() -> None:
         return
     for model, rate in MODELS:
         with link(rate) as (options, environment), tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "paralab", "tune", "ddp", "--workload", model, *options, "--steps", "6", "--json"]
+            command = [
+                sys.executable,
+                "-m",
+                "paralab",
+                "tune",
+                "ddp",
+                "--workload",
+                model,
+                *options,
+                "--steps",
+                "6",
+                "--json",
+            ]
             environment = {**os.environ, **environment, "PYTHONPATH": str(ROOT)}
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+            done = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, text=True
+            )
             if done.returncode:
                 print(f"{model}: FAILED\n{done.stderr}")
                 continue
             result = json.loads(done.stdout)
         default, chosen = result["default"], result["chosen"]
-        ratio, best = chosen["speed_up"], "   (the default is best)" if result["best_is_default"] else ""
+        ratio, best = (
+            chosen["speed_up"],
+            "   (the default is best)" if result["best_is_default"] else "",
+        )
         steps = [row["step_seconds"]["median"] * 1e3 for row in (default, chosen)]
         interval = f"{ratio['value']:.3f} ({ratio['low']:.3f}-{ratio['high']:.3f})"
         print(
@@ -46,7 +63,9 @@ def main() -> None:
         )
         for point in result["curve"]:
             bucket = "default" if point["bucket_mb"] is None else f"{point['bucket_mb']:g} MB"
-            print(f"    {bucket:>9}  step {point['step_seconds'] * 1e3:7.1f} ms  exposed {point['exposed_seconds'] * 1e3:7.1f} ms")
+            print(
+                f"    {bucket:>9}  step {point['step_seconds'] * 1e3:7.1f} ms  exposed {point['exposed_seconds'] * 1e3:7.1f} ms"
+            )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Write docs/doctor/, a page per entry of the doctor's catalogue, from the catalogue itself: `python3 tasks.py docs`."""
+"""Write docs/doctor/, a page per entry of the doctor's catalogue, from the catalogue itself:
+`python3 tasks.py docs`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from paralab.show.entry import pages
+from paralab.doctor.show.entry import pages
 
 FOLDER = Path(__file__).parent / "doctor"
 

@@ -1,4 +1,5 @@
-"""Pictures of the page for the README and the docs: a comparison is run, and headless Chromium looks at its report.
+"""Pictures of the page for the README and the docs: a comparison is run, and headless Chromium
+looks at its report.
 
 make screenshots                 runs `paralab compare --workload gpt` first
 python docs/screenshots.py REPORT.html
@@ -14,20 +15,37 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 IMAGES = Path(__file__).parent / "images"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-sync",
+]
 DESK, PHONE = {"width": 1180, "height": 860}, {"width": 390, "height": 844}
 
 
 def report() -> Path:
     folder = Path(tempfile.mkdtemp()) / "compare"
-    command = [sys.executable, "-m", "paralab", "compare", "--workload", "gpt", "--out", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "paralab",
+        "compare",
+        "--workload",
+        "gpt",
+        "--out",
+        str(folder),
+    ]
     subprocess.run(command, check=True)
     return folder / "report.html"
 
 
 def section(page: Page, title: str) -> None:
     """Scroll so that a section stands at the top."""
-    page.get_by_role("heading", name=title, exact=True).first.evaluate("heading => heading.scrollIntoView()")
+    page.get_by_role("heading", name=title, exact=True).first.evaluate(
+        "heading => heading.scrollIntoView()"
+    )
 
 
 def shoot(path: Path) -> None:

@@ -1,11 +1,13 @@
-"""A model from another library: GPT-2 as Hugging Face transformers builds it, small and with new weights.
+"""A model from another library: GPT-2 as Hugging Face transformers builds it, small and with new
+weights.
 
     pip install transformers
     paralab run ddp --replicas 2 --workload examples/huggingface.py:workload
     paralab verify all --workload examples/huggingface.py:workload
 
-Nothing of the model is changed. Its embedding and its output layer are not tied (`tie_word_embeddings=False`), because a
-parameter that the first and the last stage both use cannot be spread over devices; paralab refuses that with the reason.
+Nothing of the model is changed. Its embedding and its output layer are not tied
+(`tie_word_embeddings=False`), because a parameter that the first and the last stage both use cannot
+be spread over devices; paralab refuses that with the reason.
 """
 
 import torch

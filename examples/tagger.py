@@ -1,10 +1,12 @@
-"""A workload of one's own: tagging sequences of different lengths, in plain PyTorch that knows nothing of parallelism.
+"""A workload of one's own: tagging sequences of different lengths, in plain PyTorch that knows
+nothing of parallelism.
 
     paralab run ddp --replicas 2 --workload examples/tagger.py:workload
     paralab verify all --workload examples/tagger.py:workload
 
-The task: mark every number that is larger than the one before it. Sequences are padded to the longest one of their batch, and
-the loss is a mean over real positions; `weight` tells paralab over how many, so that unequal parts of a batch add up correctly.
+The task: mark every number that is larger than the one before it. Sequences are padded to the
+longest one of their batch, and the loss is a mean over real positions; `weight` tells paralab over
+how many, so that unequal parts of a batch add up correctly.
 """
 
 import torch
@@ -35,7 +37,9 @@ class Sequences(Dataset):
 def pad(items: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {
         "input": pad_sequence([item["input"] for item in items], batch_first=True),
-        "target": pad_sequence([item["target"] for item in items], batch_first=True, padding_value=PADDING),
+        "target": pad_sequence(
+            [item["target"] for item in items], batch_first=True, padding_value=PADDING
+        ),
     }
 
 

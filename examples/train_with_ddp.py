@@ -3,8 +3,9 @@
     torchrun --nproc_per_node=2 examples/train_with_ddp.py --epochs 3
     python examples/train_with_ddp.py                                  # alone: a group of one
 
-Set up, build the model, wrap it, train for some epochs over a loader of {"input", "target"} batches, log on
-rank 0 only, and clean up, also when something fails. `batch_size` counts the samples of all ranks together.
+Set up, build the model, wrap it, train for some epochs over a loader of {"input", "target"}
+batches, log on rank 0 only, and clean up, also when something fails. `batch_size` counts the
+samples of all ranks together.
 """
 
 import argparse
@@ -25,7 +26,7 @@ Batch = dict[str, torch.Tensor]
 @dataclass(frozen=True)
 class Config:
     epochs: int = 3
-    batch_size: int = 64  # samples per optimiser step, over all ranks together
+    batch_size: int = 64  # samples per optimizer step, over all ranks together
     learning_rate: float = 0.05
     features: int = 32
     train_samples: int = 2048
@@ -51,14 +52,19 @@ class NoisySine(Dataset[Batch]):
 
 
 def set_up() -> torch.device:
-    """Join the process group torchrun describes (or a group of one) and choose this rank's device."""
+    """Join the process group torchrun describes (or a group of one) and choose this rank's
+    device."""
     gpus, local_rank = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", 0))
-    own_gpu = gpus >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # NCCL refuses two ranks on one GPU
+    own_gpu = gpus >= int(
+        os.environ.get("LOCAL_WORLD_SIZE", 1)
+    )  # NCCL refuses two ranks on one GPU
     device = torch.device(f"cuda:{local_rank % gpus}" if gpus else "cpu")
     if gpus:
         torch.cuda.set_device(device)
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group("nccl" if own_gpu else "gloo", device_id=device if own_gpu else None, **alone)
+    dist.init_process_group(
+        "nccl" if own_gpu else "gloo", device_id=device if own_gpu else None, **alone
+    )
     return device
 
 
@@ -68,11 +74,14 @@ def log(text: str) -> None:
 
 
 @torch.no_grad()
-def validation_loss(model: nn.Module, data: Dataset[Batch], batch_size: int, device: torch.device) -> float:
+def validation_loss(
+    model: nn.Module, data: Dataset[Batch], batch_size: int, device: torch.device
+) -> float:
     """Mean loss over all validation samples, each counted once.
 
-    Every rank takes each world_size-th sample. DistributedSampler would repeat samples to make the shares
-    equal, and a mean of the ranks' means would weigh unequal shares alike: so sums and counts are added up.
+    Every rank takes each world_size-th sample. DistributedSampler would repeat samples to make the
+    shares equal, and a mean of the ranks' means would weigh unequal shares alike: so sums and
+    counts are added up.
     """
     shares = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
     total = torch.zeros(2, device=device)  # sum of losses, number of samples
@@ -95,7 +104,9 @@ def train_with_ddp(config: Config) -> float:
                 f"batch_size {config.batch_size} cannot be shared by {world_size} ranks: "
                 f"write {max(1, share) * world_size}, or another multiple of {world_size}"
             )
-        log(f"{world_size} rank(s) on {device.type}: {config.batch_size} = {world_size} x {share} samples")
+        log(
+            f"{world_size} rank(s) on {device.type}: {config.batch_size} = {world_size} x {share} samples"
+        )
 
         train_data = NoisySine(config.train_samples, config.features, config.seed)
         validation_data = NoisySine(config.validation_samples, config.features, config.seed + 1)
@@ -103,7 +114,9 @@ def train_with_ddp(config: Config) -> float:
         loader = DataLoader(train_data, share, sampler=sampler, drop_last=True)
 
         torch.manual_seed(config.seed)
-        network = nn.Sequential(nn.Linear(config.features, 128), nn.Tanh(), nn.Linear(128, 1)).to(device)
+        network = nn.Sequential(nn.Linear(config.features, 128), nn.Tanh(), nn.Linear(128, 1)).to(
+            device
+        )
         model = DDP(network)
         optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate, momentum=0.9)
 
@@ -117,13 +130,17 @@ def train_with_ddp(config: Config) -> float:
                 optimizer.zero_grad()
                 train_loss.backward()  # the gradients are averaged over the ranks in here
                 optimizer.step()
-            # `network`, not `model`: the ranks may hold unequally many validation batches, and calls of the
-            # wrapped model are something all ranks must do equally often.
+            # `network`, not `model`: the ranks may hold unequally many validation batches, and
+            # calls of the wrapped model are something all ranks must do equally often.
             loss = validation_loss(network, validation_data, share, device)
             if not math.isfinite(loss):
                 raise FloatingPointError(f"validation loss is {loss}: try a smaller learning_rate")
-            log(f"epoch {epoch + 1}/{config.epochs} | {len(loader)} steps | validation loss {loss:.6f}")
-        time.sleep(0.3)  # torch 2.13, gloo: a rank leaving right after a collective sometimes aborts
+            log(
+                f"epoch {epoch + 1}/{config.epochs} | {len(loader)} steps | validation loss {loss:.6f}"
+            )
+        time.sleep(
+            0.3
+        )  # torch 2.13, gloo: a rank leaving right after a collective sometimes aborts
         return loss
     finally:
         dist.destroy_process_group()  # also after an error: the other ranks must not wait for this one
@@ -132,7 +149,9 @@ def train_with_ddp(config: Config) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for field in fields(Config):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=field.type, default=field.default, help=" ")
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}", type=field.type, default=field.default, help=" "
+        )
     train_with_ddp(Config(**vars(parser.parse_args())))
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The pre-commit hook: reads scripts with Python alone, so that nothing (above all not torch) is installed for it."""
+"""The pre-commit hook: reads scripts with Python alone, so that nothing (above all not torch) is
+installed for it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 (an older Python must be told, not
     sys.exit(f"paralab doctor needs Python 3.11 or newer; this is {sys.version.split()[0]}.")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from paralab.diagnosis import look_at
+from paralab.doctor.diagnosis import look_at
 from paralab.doctor.known import ENTRIES
 from paralab.errors import UsageError
 
@@ -29,7 +30,9 @@ def check(path: Path, strict: bool) -> int:
         return error.exit_code
     for finding in diagnosis.findings:
         title = ENTRIES[finding.id].title
-        print(f"{finding.file}:{finding.line}: {finding.severity} {finding.id} {title}. {finding.why} Fix: {finding.fix}")
+        print(
+            f"{finding.file}:{finding.line}: {finding.severity} {finding.id} {title}. {finding.why} Fix: {finding.fix}"
+        )
     for note in diagnosis.notes:
         print(f"note: {note}")
     return diagnosis.exit_code(strict)

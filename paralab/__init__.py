@@ -15,11 +15,21 @@ if TYPE_CHECKING:
     from paralab.api import compare, run, verify
 
 __version__ = "0.1.0"
-__all__ = ["Interrupted", "ParalabError", "RunFailed", "UsageError", "Workload", "compare", "run", "verify"]
+__all__ = [
+    "Interrupted",
+    "ParalabError",
+    "RunFailed",
+    "UsageError",
+    "Workload",
+    "compare",
+    "run",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """What starts ranks is loaded when it is asked for: the ranks themselves pass through this file, and never ask."""
+    """What starts ranks is loaded when it is asked for: the ranks themselves pass through this
+    file, and never ask."""
     if name not in ("compare", "run", "verify"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from paralab import api

@@ -1,6 +1,6 @@
 """`python -m paralab`."""
 
-from paralab.cli import main
+from paralab.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,5 @@
-"""The same as the command line, from Python: typed, also from a notebook. What is returned is what `--json` prints."""
+"""The same as the command line, from Python: typed, also from a notebook. What is returned is what
+`--json` prints."""
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from paralab import comparison, proof, training
 from paralab.errors import UsageError
-from paralab.experiment import Case
-from paralab.launch.starting import loading_once
+from paralab.experiment import compare as comparison
+from paralab.experiment import run as training
+from paralab.experiment import verify as proof
+from paralab.experiment.rounds import Case
+from paralab.launch.processes import loading_once
+from paralab.launch.restart import RestartPolicy
 from paralab.plan.request import Request
 from paralab.record.checkpoints import KEPT
-from paralab.recovery import Survival
 from paralab.workload.reference import PICKLED
 from paralab.workload.workload import Workload
 
@@ -59,7 +62,8 @@ def run(
 ) -> dict[str, Any]:
     """Train a workload under a strategy; return the result object.
 
-    `workload` is a built-in name, "path/to/file.py:function", or a function that returns a Workload (or a dict with its fields).
+    `workload` is a built-in name, "path/to/file.py:function", or a function that returns a Workload
+    (or a dict with its fields).
     """
     with loading_once(), _reference(workload) as reference:
         request = Request(
@@ -94,7 +98,7 @@ def run(
             save_weights=save_weights,
             profile=profile,
             tensorboard=Path(tensorboard) if tensorboard else None,
-            survival=Survival(
+            survival=RestartPolicy(
                 directory=Path(checkpoint) if checkpoint else None,
                 every=checkpoint_every,
                 keep=keep_checkpoints,
@@ -105,10 +109,14 @@ def run(
 
 
 def verify(
-    workload: Source | Sequence[Source] | None = None, strategy: str = "all", *, out: str | Path | None = None, **options: Any
+    workload: Source | Sequence[Source] | None = None,
+    strategy: str = "all",
+    *,
+    out: str | Path | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Prove that a strategy trains the workload like one device does; options as for `run`, those left out are varied. Several
-    workloads, in a list, share one launch."""
+    """Prove that a strategy trains the workload like one device does; options as for `run`, those
+    left out are varied. Several workloads, in a list, share one launch."""
     given: Any = [] if workload is None else workload
     sources = given if isinstance(given, list | tuple) else [given]
     with loading_once(), ExitStack() as stack:
@@ -126,21 +134,28 @@ def compare(
     out: str | Path | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Measure set-ups side by side; return the comparison, whose `report` is the page that was written.
+    """Measure set-ups side by side; return the comparison, whose `report` is the page that was
+    written.
 
-    A set-up is a strategy or a dict with the arguments of `run`, e.g. {"strategy": "ddp", "replicas": 2, "accumulate": 4}; without
-    any, the default set. `options` hold for all of them.
+    A set-up is a strategy or a dict with the arguments of `run`, e.g. {"strategy": "ddp",
+    "replicas": 2, "accumulate": 4}; without any, the default set. `options` hold for all of them.
     """
-    from paralab.show.page import write_report  # here: the template engine takes longer to import than all the rest
+    from paralab.show.page import (
+        write_report,
+    )  # here: the template engine takes longer to import than all the rest
 
     if isinstance(setups, str):
-        raise UsageError(f"setups={setups!r} is a string.", cure=f"a list of set-ups: [{setups!r}]")
+        raise UsageError(f"setups={setups!r} is a string.", fix=f"a list of set-ups: [{setups!r}]")
     training.look_again()
     with loading_once(), _reference(workload) as reference:
         base = Request(strategy="single", workload=reference, **options)
         asked = [{"strategy": setup} if isinstance(setup, str) else setup for setup in setups]
-        cases = [Case(comparison.with_common(base, setup)) for setup in asked] or comparison.default_cases(base)
-        result = comparison.compare(cases, rounds=rounds, steps=steps, prove=prove, out=Path(out) if out else None)
+        cases = [
+            Case(comparison.with_common(base, setup)) for setup in asked
+        ] or comparison.default_cases(base)
+        result = comparison.compare(
+            cases, rounds=rounds, steps=steps, prove=prove, out=Path(out) if out else None
+        )
     return result | {"report": str(write_report(Path(result["run_folder"])))}
 
 
@@ -154,20 +169,22 @@ def _cloudpickle() -> Any:
 
 @contextmanager
 def _reference(workload: Source) -> Iterator[str]:
-    """A name that another process can load: functions of a file by file and name, functions of a notebook by pickling."""
+    """A name that another process can load: functions of a file by file and name, functions of a
+    notebook by pickling."""
     if isinstance(workload, str):
         yield workload
         return
     if not callable(workload):
         raise UsageError(
             f"The workload is a {type(workload).__name__}; the ranks are other processes and must build their own.",
-            cure="pass the function that returns it: paralab.run(make_workload, ...)",
+            fix="pass the function that returns it: paralab.run(make_workload, ...)",
         )
     code = getattr(workload, "__code__", None)
     name = getattr(workload, "__qualname__", "")
     in_file = code is not None and name.isidentifier() and Path(code.co_filename).is_file()
     cloudpickle = _cloudpickle()
-    # The running script's own function is pickled where that is possible: importing the script would run it again.
+    # The running script's own function is pickled where that is possible: importing the script
+    # would run it again.
     if in_file and (workload.__module__ != "__main__" or cloudpickle is None):
         assert code is not None
         yield f"{code.co_filename}:{name}"
@@ -175,7 +192,7 @@ def _reference(workload: Source) -> Iterator[str]:
     if cloudpickle is None:
         raise UsageError(
             "A function that stands in no file (a notebook's, or one inside another) needs cloudpickle to reach the ranks.",
-            cure="pip install cloudpickle, or write the function to a file and pass 'file.py:function'",
+            fix="pip install cloudpickle, or write the function to a file and pass 'file.py:function'",
         )
     with tempfile.TemporaryDirectory(prefix="paralab-") as folder:
         path = Path(folder, "workload.pickle")

@@ -1,6 +1,7 @@
 """One trial of a fault: a real run that has it, what was noticed of it, and what came of the run.
 
-Faults in a rank are planted there through the environment (`worker/planted.py`); the others are done to the run from outside.
+Faults in a rank are planted there through the environment (`worker/planted.py`); the others are
+done to the run from outside.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paralab.errors import RunFailed
-from paralab.launch.starting import LAUNCHER
+from paralab.launch.processes import LAUNCHER
 from paralab.machine import child
 from paralab.record.checkpoints import checkpoints
 from paralab.record.reader import Event, failures_of, read_events
@@ -31,7 +32,16 @@ PATIENCE_SECONDS = 120
 LAST = 1
 NUM_RANKS = 2
 COMMON = ["ddp", "--replicas", "2", "--steps", str(STEPS), "--save-weights", "--json"]
-SURVIVING = ["--checkpoint-every", str(EVERY), "--max-restarts", "2", "--step-deadline", str(STEP_DEADLINE), "--save-deadline", "2"]
+SURVIVING = [
+    "--checkpoint-every",
+    str(EVERY),
+    "--max-restarts",
+    "2",
+    "--step-deadline",
+    str(STEP_DEADLINE),
+    "--save-deadline",
+    "2",
+]
 
 
 @dataclass(frozen=True)
@@ -44,16 +54,23 @@ class Cell:
 
     @property
     def where(self) -> str:
-        return "" if self.rank is None else f"{'rank 0' if self.rank == 0 else 'last rank'}, {self.phase}"
+        return (
+            ""
+            if self.rank is None
+            else f"{'rank 0' if self.rank == 0 else 'last rank'}, {self.phase}"
+        )
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of one fault. Seconds from the fault on; None where there was nothing to notice, or no next step."""
+    """What came of one fault. Seconds from the fault on; None where there was nothing to notice, or
+    no next step."""
 
     outcome: str  # "recovered", "resumed", "went on", "stopped", or "LOST"
     named: bool  # the right cause was named
-    equal: bool | None  # the weights in the end are those of the undisturbed run; None: it was stopped for good
+    equal: (
+        bool | None
+    )  # the weights in the end are those of the undisturbed run; None: it was stopped for good
     orphans: int
     noticed_seconds: float | None = None
     next_step_seconds: float | None = None
@@ -62,7 +79,9 @@ class Trial:
 
     @property
     def survived(self) -> bool:
-        return self.outcome != "LOST" and self.named and self.equal is not False and not self.orphans
+        return (
+            self.outcome != "LOST" and self.named and self.equal is not False and not self.orphans
+        )
 
 
 # fault -> what must be said of it when it is had by rank N
@@ -82,7 +101,9 @@ IN_RANKS = {
 class Room:
     """A folder for the trials, and the command that all of them use."""
 
-    def __init__(self, folder: Path, workload: str, options: Sequence[str] = (), **environment: str) -> None:
+    def __init__(
+        self, folder: Path, workload: str, options: Sequence[str] = (), **environment: str
+    ) -> None:
         self.folder, self.workload, self.number = folder, workload, 0
         self.options, self.environment = options, environment
         self.surviving = SURVIVING
@@ -90,11 +111,16 @@ class Room:
     def undisturbed(self) -> None:
         done = self._start("undisturbed", []).wait(PATIENCE_SECONDS)
         if done:
-            raise RunFailed(f"The undisturbed run failed with code {done}.", cure=f"read {self.folder / 'undisturbed.txt'}")
+            raise RunFailed(
+                f"The undisturbed run failed with code {done}.",
+                fix=f"read {self.folder / 'undisturbed.txt'}",
+            )
         self.weights = (self.folder / "undisturbed" / "weights.pt").read_bytes()
         result = json.loads((self.folder / "undisturbed" / "result.json").read_text())
         begun = min(list_[0]["time"] for list_ in read_events(self.folder / "undisturbed").values())
-        self.seconds: float = result["wall_seconds"] - begun  # from the start of the ranks to their end
+        self.seconds: float = (
+            result["wall_seconds"] - begun
+        )  # from the start of the ranks to their end
 
     def trial(self, cell: Cell, disturb: Callable[[Disturbance], Trial] | None = None) -> Trial:
         self.number += 1
@@ -113,12 +139,18 @@ class Room:
         both = {**os.environ, **self.environment, **environment}
         with (self.folder / f"{name}.txt").open("wb") as log:
             return subprocess.Popen(
-                command, cwd=self.folder, env=both, stdout=log, stderr=subprocess.STDOUT, preexec_fn=_hear_ctrl_c
+                command,
+                cwd=self.folder,
+                env=both,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=_hear_ctrl_c,
             )
 
 
 def _hear_ctrl_c() -> None:
-    """In the new process: if this one was started with `nohup … &`, it would inherit that Ctrl-C is ignored."""
+    """In the new process: if this one was started with `nohup … &`, it would inherit that Ctrl-C is
+    ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -132,12 +164,20 @@ class Disturbance:
     kept: Path
     orphans: int = field(default=0)
 
-    def start(self, name: str = "", resume: bool = False, **environment: str) -> subprocess.Popen[bytes]:
-        options = ["--checkpoint", str(self.kept.resolve()), *self.room.surviving, *(["--resume"] if resume else [])]
+    def start(
+        self, name: str = "", resume: bool = False, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        options = [
+            "--checkpoint",
+            str(self.kept.resolve()),
+            *self.room.surviving,
+            *(["--resume"] if resume else []),
+        ]
         return self.room._start(name or self.name, options, **environment)
 
     def end(self, process: subprocess.Popen[bytes]) -> int:
-        """Its exit code, once all of its processes are gone; those that stay are counted, and ended."""
+        """Its exit code, once all of its processes are gone; those that stay are counted, and
+        ended."""
         try:
             code = process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -161,11 +201,15 @@ class Disturbance:
         until = time.monotonic() + PATIENCE_SECONDS
         folder = self.room.folder / self.name
         while process.poll() is None and time.monotonic() < until:
-            if (folder / "events").exists() and any(e["event"] == "step" and e["step"] >= step for e in self.events()):
+            if (folder / "events").exists() and any(
+                e["event"] == "step" and e["step"] >= step for e in self.events()
+            ):
                 return
             time.sleep(0.01)
 
-    def resumed(self, at: float, named: bool, outcome: str = "resumed", reached: int | None = None) -> Trial:
+    def resumed(
+        self, at: float, named: bool, outcome: str = "resumed", reached: int | None = None
+    ) -> Trial:
         """The same command with --resume, after the run was stopped; `at`: when the fault was."""
         stopped = time.time()
         code = self.end(self.start(f"{self.name}-resumed", resume=True))
@@ -174,14 +218,27 @@ class Disturbance:
         equal = self.equal(f"{self.name}-resumed")
         outcome = outcome if code == 0 else "LOST"
         waited = first - at if first else None
-        return Trial(outcome, named, equal, self.orphans, stopped - at, waited, lost, _told(self.said()))
+        return Trial(
+            outcome, named, equal, self.orphans, stopped - at, waited, lost, _told(self.said())
+        )
 
 
 def _planted(d: Disturbance) -> Trial:
-    """A fault in a rank, which the launcher survives by itself; a straggler goes on and is named."""
+    """A fault in a rank, which the launcher survives by itself; a straggler goes on and is
+    named."""
     mark = d.room.folder / f"{d.name}.mark"
-    at = 0 if d.cell.fault == "slow" else {"start": -1, "step": AT_STEP, "save": AT_STEP}[d.cell.phase or "step"]
-    plant = {"kind": d.cell.fault, "rank": d.cell.rank, "phase": d.cell.phase, "step": at, "mark": str(mark.resolve())}
+    at = (
+        0
+        if d.cell.fault == "slow"
+        else {"start": -1, "step": AT_STEP, "save": AT_STEP}[d.cell.phase or "step"]
+    )
+    plant = {
+        "kind": d.cell.fault,
+        "rank": d.cell.rank,
+        "phase": d.cell.phase,
+        "step": at,
+        "mark": str(mark.resolve()),
+    }
     code = d.end(d.start(PARALAB_PLANT=json.dumps(plant)))
     folder = d.room.folder / d.name
     if code or not mark.exists():
@@ -190,7 +247,9 @@ def _planted(d: Disturbance) -> Trial:
     failures = failures_of(folder)
     if d.cell.fault == "slow":
         straggler = json.loads((folder / "result.json").read_text())["metrics"]["straggler"]
-        return Trial("went on", bool(straggler) and straggler["rank"] == d.cell.rank, d.equal(), d.orphans)
+        return Trial(
+            "went on", bool(straggler) and straggler["rank"] == d.cell.rank, d.equal(), d.orphans
+        )
     problem = failures[0]["problem"] if failures else ""
     first, begun = _first_step(folder, after=had["unix_seconds"])
     return Trial(
@@ -218,7 +277,8 @@ def _random_kill(d: Disturbance) -> Trial:
 
 
 def _template_kill(d: Disturbance) -> Trial:
-    """The process from which the ranks were forked. They would go on, but nobody could see how they end."""
+    """The process from which the ranks were forked. They would go on, but nobody could see how they
+    end."""
     process = d.start()
     d.wait_for_step(process, AT_STEP)
     (template,) = [each for each in _processes_of(process.pid) if _name(each).startswith("python")]
@@ -228,12 +288,16 @@ def _template_kill(d: Disturbance) -> Trial:
 def _kill(d: Disturbance, process: subprocess.Popen[bytes], victim: int, said: str) -> Trial:
     at = time.time()
     with suppress(ProcessLookupError):
-        if victim in _processes_of(process.pid):  # not ended meanwhile, and its number given to another process
+        if victim in _processes_of(
+            process.pid
+        ):  # not ended meanwhile, and its number given to another process
             os.kill(victim, signal.SIGKILL)
     code = d.end(process)
     failures = failures_of(d.room.folder / d.name)
     first, _ = _first_step(d.room.folder / d.name, after=at)
-    if not failures and code == 0:  # it came just before the end of the process, with everything done
+    if (
+        not failures and code == 0
+    ):  # it came just before the end of the process, with everything done
         return Trial("went on", True, d.equal(), d.orphans)
     return Trial(
         outcome="recovered" if code == 0 else "LOST",
@@ -255,7 +319,9 @@ def _signalled(*signals: int, expected: int) -> Callable[[Disturbance], Trial]:
             process.send_signal(number)
             time.sleep(0.02)
         code = d.end(process)
-        reached = max((event["step"] + 1 for event in d.events() if event["event"] == "step"), default=0)
+        reached = max(
+            (event["step"] + 1 for event in d.events() if event["event"] == "step"), default=0
+        )
         return d.resumed(at, named=code == expected, reached=reached)
 
     return disturb
@@ -276,8 +342,18 @@ def _bit_flip(d: Disturbance) -> Trial:
         file.write(bytes([byte ^ 1]))
     at = time.time()
     found = d.resumed(at, named=False, reached=newest.step)
-    named = f"{newest.path.name} cannot be used: {data.name} is damaged" in d.said(f"{d.name}-resumed")
-    return Trial(found.outcome, named, found.equal, found.orphans, None, found.next_step_seconds, found.steps_lost)
+    named = f"{newest.path.name} cannot be used: {data.name} is damaged" in d.said(
+        f"{d.name}-resumed"
+    )
+    return Trial(
+        found.outcome,
+        named,
+        found.equal,
+        found.orphans,
+        None,
+        found.next_step_seconds,
+        found.steps_lost,
+    )
 
 
 def _cut_log(d: Disturbance) -> Trial:
@@ -288,17 +364,34 @@ def _cut_log(d: Disturbance) -> Trial:
     os.truncate(path, max(0, path.stat().st_size - 150))
     code = d.end(process)
     result = json.loads((d.room.folder / d.name / "result.json").read_text()) if code == 0 else {}
-    return Trial("went on" if code == 0 else "LOST", result.get("reached_step") == STEPS, d.equal(), d.orphans)
+    return Trial(
+        "went on" if code == 0 else "LOST",
+        result.get("reached_step") == STEPS,
+        d.equal(),
+        d.orphans,
+    )
 
 
 def _disk(d: Disturbance) -> Trial:
-    """The disk of the checkpoints is filled up just before the second save is written; then it has room again."""
+    """The disk of the checkpoints is filled up just before the second save is written; then it has
+    room again."""
     d.kept.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g", "paralab", str(d.kept)], check=True, capture_output=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1g", "paralab", str(d.kept)],
+        check=True,
+        capture_output=True,
+    )
     try:
         mark = d.room.folder / f"{d.name}.mark"
         filler = d.kept.resolve() / "filler"
-        plant = {"kind": "fill", "rank": 0, "phase": "write", "step": 2 * EVERY, "mark": str(mark.resolve()), "path": str(filler)}
+        plant = {
+            "kind": "fill",
+            "rank": 0,
+            "phase": "write",
+            "step": 2 * EVERY,
+            "mark": str(mark.resolve()),
+            "path": str(filler),
+        }
         code = d.end(d.start(PARALAB_PLANT=json.dumps(plant)))
         had = json.loads(mark.read_text()) if mark.exists() else {"unix_seconds": time.time()}
         named = code != 0 and ("No space left" in d.said() or "are free there" in d.said())
@@ -323,7 +416,8 @@ DISTURBANCES: dict[str, Callable[[Disturbance], Trial]] = {
 
 
 def _first_step(folder: Path, after: float) -> tuple[float | None, int | None]:
-    """(when, in Unix seconds, the first step ended that began after a moment; the step with which that attempt began)."""
+    """(when, in Unix seconds, the first step ended that began after a moment; the step with which
+    that attempt began)."""
     ends, begun = [], []
     for events in _attempts(folder):
         start = next((event for event in events if event["event"] == "start"), None)
@@ -351,7 +445,8 @@ def _orphans(launcher: int) -> int:
 
 
 def _processes_of(launcher: int) -> list[int]:
-    """Those that have this launcher's number in their environment: also when it is gone and they have another parent."""
+    """Those that have this launcher's number in their environment: also when it is gone and they
+    have another parent."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):

@@ -1,8 +1,9 @@
-"""What paralab says when something is wrong: what was asked, what is wrong with the numbers, what to write instead.
+"""What paralab says when something is wrong: what was asked, what is wrong with the numbers, what
+to write instead.
 
-A user's mistake is a `UsageError` (exit code 2, nothing was started); a training that was started and did not finish is a
-`RunFailed` (exit code 1), an `Interrupted` (128 + the signal's number: 130 for Ctrl-C) or a `Paused` (75: saved, and can go on).
-Our own broken invariants are plain asserts.
+A user's mistake is a `UsageError` (exit code 2, nothing was started); a training that was started
+and did not finish is a `RunFailed` (exit code 1), an `Interrupted` (128 + the signal's number: 130
+for Ctrl-C) or a `Paused` (75: saved, and can go on). Our own broken invariants are plain asserts.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ from contextlib import contextmanager
 
 
 class ParalabError(Exception):
-    """An error with its cure; printed as it is, without a traceback."""
+    """An error with its fix; printed as it is, without a traceback."""
 
     exit_code = 1
 
-    def __init__(self, problem: str, cure: str | None = None, detail: str | None = None) -> None:
+    def __init__(self, problem: str, fix: str | None = None, detail: str | None = None) -> None:
         super().__init__(problem)
         self.problem = problem
-        self.cure = cure
+        self.fix = fix
         self.detail = detail
 
     def __str__(self) -> str:
         parts = [self.problem]
         if self.detail:
             parts.append(self.detail.rstrip())
-        if self.cure:
-            parts.append(f"Try: {self.cure}")
+        if self.fix:
+            parts.append(f"Try: {self.fix}")
         return "\n".join(parts)
 
 
@@ -51,15 +52,20 @@ class Interrupted(ParalabError):
 
     exit_code = 130
 
-    def __init__(self, problem: str, cure: str | None = None, detail: str | None = None, exit_code: int = 130) -> None:
-        super().__init__(problem, cure, detail)
+    def __init__(
+        self, problem: str, fix: str | None = None, detail: str | None = None, exit_code: int = 130
+    ) -> None:
+        super().__init__(problem, fix, detail)
         self.exit_code = exit_code
 
 
 class Paused(ParalabError):
-    """The user, or the cluster, stopped the training, and it was saved first: the same command with --resume goes on with it."""
+    """The user, or the cluster, stopped the training, and it was saved first: the same command with
+    --resume goes on with it."""
 
-    exit_code = 75  # EX_TEMPFAIL of sysexits.h: "try again later", which is what a job script can do
+    exit_code = (
+        75  # EX_TEMPFAIL of sysexits.h: "try again later", which is what a job script can do
+    )
 
 
 class NothingLeft(ParalabError):
@@ -73,23 +79,26 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> UsageError:
     names = list(known)
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     meant = f" Did you mean {near[0]!r}?" if near else ""
-    return UsageError(f"There is no {kind} {given!r}.{meant}", cure="one of: " + ", ".join(names))
+    return UsageError(f"There is no {kind} {given!r}.{meant}", fix="one of: " + ", ".join(names))
 
 
 def of_the_system(error: OSError) -> ParalabError:
     """A full disk, a folder without permission: the file and the reason, without a traceback."""
     file = error.filename2 or error.filename
     named = os.fsdecode(file) if isinstance(file, str | bytes | os.PathLike) else "A file"
-    cures = {
+    fixes = {
         **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "a disk with room"),
-        **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "a folder that you may read and write"),
+        **dict.fromkeys(
+            (errno.EACCES, errno.EPERM, errno.EROFS), "a folder that you may read and write"
+        ),
     }
-    return ParalabError(f"{named}: {error.strerror or error}.", cure=cures.get(error.errno or 0))
+    return ParalabError(f"{named}: {error.strerror or error}.", fix=fixes.get(error.errno or 0))
 
 
 @contextmanager
 def naming(file: str | os.PathLike[str]) -> Iterator[None]:
-    """Errors of the system inside say which file they are about: one that comes from writing or flushing does not know."""
+    """Errors of the system inside say which file they are about: one that comes from writing or
+    flushing does not know."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,9 @@
-"""The fault matrix: every fault is really had by a real run, and what came of it is measured, not assumed.
+"""The fault matrix: every fault is really had by a real run, and what came of it is measured, not
+assumed.
 
-Each trial trains the same workload on two ranks with checkpoints and restarts, has one fault, and lets the run, or the same command
-with --resume, come to its end. The weights are compared byte for byte with those of the undisturbed run.
+Each trial trains the same workload on two ranks with checkpoints and restarts, has one fault, and
+lets the run, or the same command with --resume, come to its end. The weights are compared byte for
+byte with those of the undisturbed run.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 
 from paralab.disturbances import EVERY, IN_RANKS, LAST, STEPS, Cell, Room, Trial
 from paralab.errors import unknown
-from paralab.launch.starting import can_fork
+from paralab.launch.processes import can_fork
 from paralab.record.folder import RunFolder
 
 AT_LEAST = 5  # trials of every fault
@@ -65,26 +67,43 @@ def faults(
     out: Path | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Run the matrix; return its rows. `repeat`: trials of every cell; by default so many that every fault is had five times."""
+    """Run the matrix; return its rows. `repeat`: trials of every cell; by default so many that
+    every fault is had five times."""
     cells = matrix(only)
     run_folder = RunFolder.create(out, "faults")
     folder = run_folder.path
     room = Room(folder, workload)
-    say(f"{workload}, ddp on 2 ranks, {STEPS} steps, a checkpoint every {EVERY}; the undisturbed run first")
+    say(
+        f"{workload}, ddp on 2 ranks, {STEPS} steps, a checkpoint every {EVERY}; the undisturbed run first"
+    )
     room.undisturbed()
     rows = []
     for cell in cells:
         least = RANDOM_KILLS if cell.fault == "random" else AT_LEAST
         trials = repeat or -(-least // sum(other.fault == cell.fault for other in cells))
         if reason := _cannot(cell):
-            rows.append({**asdict(cell), "title": TITLES[cell.fault], "where": cell.where, "trials": [], "not_run": reason})
+            rows.append(
+                {
+                    **asdict(cell),
+                    "title": TITLES[cell.fault],
+                    "where": cell.where,
+                    "trials": [],
+                    "not_run": reason,
+                }
+            )
             say(line_of(rows[-1]))
             continue
         found = [room.trial(cell) for _ in range(trials)]
         rows.append(row_of(cell, TITLES[cell.fault], found))
         say(line_of(rows[-1]))
     survived = all(row["survived"] for row in rows if row["trials"])
-    result = {"workload": workload, "steps": STEPS, "rows": rows, "survived": survived, "folder": str(folder)}
+    result = {
+        "workload": workload,
+        "steps": STEPS,
+        "rows": rows,
+        "survived": survived,
+        "folder": str(folder),
+    }
     run_folder.write_result(result)
     return result
 
@@ -105,7 +124,9 @@ def row_of(cell: Cell, title: str, trials: list[Trial]) -> dict[str, Any]:
         "survived": all(trial.survived for trial in trials),
         "outcomes": sorted({trial.outcome for trial in trials}),
         "named": sum(trial.named for trial in trials),
-        "equal": None if all(trial.equal is None for trial in trials) else sum(trial.equal is True for trial in trials),
+        "equal": None
+        if all(trial.equal is None for trial in trials)
+        else sum(trial.equal is True for trial in trials),
         "orphans": sum(trial.orphans for trial in trials),
         "noticed_seconds": middle("noticed_seconds"),
         "next_step_seconds": middle("next_step_seconds"),
@@ -130,7 +151,11 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
     head = "| fault | where | trials | outcome | noticed | next step | steps lost | weights equal | cause named | orphans |"
     lines = [head, "|---" * 10 + "|"]
     for row in rows:
-        cells = [row["title"], row["where"], "0", f"not run: {row['not_run']}", *["–"] * 6] if "not_run" in row else _cells(row)
+        cells = (
+            [row["title"], row["where"], "0", f"not run: {row['not_run']}", *["–"] * 6]
+            if "not_run" in row
+            else _cells(row)
+        )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -157,7 +182,9 @@ def _cells(row: dict[str, Any]) -> list[str]:
 def _cannot(cell: Cell) -> str | None:
     if not Path("/proc").exists():
         return "processes are counted through /proc, which this system does not have"
-    if cell.fault == "disk" and not (hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("mount")):
+    if cell.fault == "disk" and not (
+        hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("mount")
+    ):
         return "a small disk can be made only as root"
     if cell.fault == "template" and not can_fork():
         return "here every rank is started by itself"

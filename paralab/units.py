@@ -9,7 +9,11 @@ def seconds(value: float | None) -> str:
         return "not measured"
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
         if value * factor >= 1.0 or unit == "µs":
-            return f"{value * factor:.3g} {unit}" if value * factor < 100 else f"{value * factor:.0f} {unit}"
+            return (
+                f"{value * factor:.3g} {unit}"
+                if value * factor < 100
+                else f"{value * factor:.0f} {unit}"
+            )
     raise AssertionError(value)
 
 
@@ -48,7 +52,8 @@ def plural(number: int, noun: str) -> str:
 
 
 def measure(value: float | None, unit: str) -> str:
-    """A number in the unit of a picture: seconds, bytes, share, number, or a name that is printed behind it (`1.8 ×`)."""
+    """A number in the unit of a picture: seconds, bytes, share, number, or a name that is printed
+    behind it (`1.8 ×`)."""
     if value is None:
         return "not measured"
     if value != value or abs(value) == float("inf"):

@@ -3,8 +3,9 @@
     python practicals/practical5_dp.py
     REPLICAS=3 python practicals/practical5_dp.py        # 64 samples over 3 devices: 22 / 22 / 20
 
-Several GPUs: the real thing. One GPU: the real `nn.DataParallel` with that GPU listed REPLICAS times. No GPU:
-`nn.DataParallel` would quietly run the plain model, so its algorithm is emulated over virtual devices.
+Several GPUs: the real thing. One GPU: the real `nn.DataParallel` with that GPU listed REPLICAS
+times. No GPU: `nn.DataParallel` would quietly run the plain model, so its algorithm is emulated
+over virtual devices.
 """
 
 import copy
@@ -20,13 +21,17 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-BATCH_SIZE = int(os.environ.get("BATCH_SIZE", 64))  # samples per optimiser step, over all devices together
+BATCH_SIZE = int(
+    os.environ.get("BATCH_SIZE", 64)
+)  # samples per optimizer step, over all devices together
 DIM = int(os.environ.get("DIM", 512))
 STEPS = int(os.environ.get("STEPS", 30))
 GPUS = torch.cuda.device_count()
 REPLICAS = int(os.environ.get("REPLICAS", max(2, GPUS)))
 
-DATA = torch.randn(4096, DIM, generator=torch.Generator().manual_seed(1))  # as in practical5_single.py
+DATA = torch.randn(
+    4096, DIM, generator=torch.Generator().manual_seed(1)
+)  # as in practical5_single.py
 next_sample = 0
 resource = importlib.import_module("resource") if os.name == "posix" else None  # process memory
 print_lock = threading.Lock()  # replicas are threads: their lines must not mix
@@ -60,18 +65,30 @@ class VirtualDataParallel(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parameters = dict(self.module.named_parameters())
-        chunks = x.chunk(len(self.replicas))  # 1. scatter: equal chunks, the last one takes what is left
-        copies = [{name: p.clone() for name, p in parameters.items()} for _ in chunks]  # 2. replicate
-        outputs = list(self.threads.map(functional_call, self.replicas, copies, chunks))  # 3. parallel apply
-        return torch.cat(outputs)  # 4. gather; backward then sums the gradients of the copies on device 0
+        chunks = x.chunk(
+            len(self.replicas)
+        )  # 1. scatter: equal chunks, the last one takes what is left
+        copies = [
+            {name: p.clone() for name, p in parameters.items()} for _ in chunks
+        ]  # 2. replicate
+        outputs = list(
+            self.threads.map(functional_call, self.replicas, copies, chunks)
+        )  # 3. parallel apply
+        return torch.cat(
+            outputs
+        )  # 4. gather; backward then sums the gradients of the copies on device 0
 
 
 def memory() -> str:
-    if GPUS:  # device 0 also holds the optimiser, all outputs and the summed gradients
-        return ", ".join(f"{torch.cuda.max_memory_allocated(i) >> 20} MiB on cuda:{i}" for i in range(GPUS))
+    if GPUS:  # device 0 also holds the optimizer, all outputs and the summed gradients
+        return ", ".join(
+            f"{torch.cuda.max_memory_allocated(i) >> 20} MiB on cuda:{i}" for i in range(GPUS)
+        )
     if resource is None:
         return "not measured: Windows has no `resource` module"
-    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (10 if sys.platform == "darwin" else 0)
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (
+        10 if sys.platform == "darwin" else 0
+    )
     return f"{kib >> 10} MiB peak of the whole process (no GPU: all replicas, Python and PyTorch)"
 
 
@@ -79,11 +96,19 @@ def main() -> None:
     device = torch.device("cuda:0" if GPUS else "cpu")
     torch.manual_seed(0)  # the same initial weights in every practical
     wide = 4 * DIM
-    layers = [nn.Linear(DIM, wide), nn.ReLU(), nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, DIM)]
+    layers = [
+        nn.Linear(DIM, wide),
+        nn.ReLU(),
+        nn.Linear(wide, wide),
+        nn.ReLU(),
+        nn.Linear(wide, DIM),
+    ]
     model: nn.Module = Net(*layers).to(device)
     if GPUS:
         model = nn.DataParallel(model, device_ids=[i % GPUS for i in range(REPLICAS)])
-        print(f"Set-up: nn.DataParallel | device_ids {model.device_ids} on {min(REPLICAS, GPUS)} real GPU(s)")
+        print(
+            f"Set-up: nn.DataParallel | device_ids {model.device_ids} on {min(REPLICAS, GPUS)} real GPU(s)"
+        )
     else:
         model = VirtualDataParallel(model, REPLICAS)
         print(f"Set-up: DataParallel EMULATED | no GPU: {REPLICAS} virtual devices share the CPU")
@@ -100,7 +125,9 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if GPUS:
-            torch.cuda.synchronize(device)  # device 0 ends last: it waits for the gradients of the others
+            torch.cuda.synchronize(
+                device
+            )  # device 0 ends last: it waits for the gradients of the others
         step_seconds.append(time.perf_counter() - start)
 
     Net.show_input = False
@@ -108,8 +135,12 @@ def main() -> None:
     final_loss = loss_fn(model(x), y).item()
     median_ms = statistics.median(step_seconds[STEPS // 5 :]) * 1e3  # the first fifth is warm-up
     split = [len(chunk) for chunk in torch.arange(BATCH_SIZE).chunk(REPLICAS)]
-    print(f"Devices used: {len(split)} | {BATCH_SIZE} samples by torch.chunk: {'/'.join(map(str, split))}")
-    print(f"Outputs gathered on {output.device}, gradients on {next(model.parameters()).grad.device}")
+    print(
+        f"Devices used: {len(split)} | {BATCH_SIZE} samples by torch.chunk: {'/'.join(map(str, split))}"
+    )
+    print(
+        f"Outputs gathered on {output.device}, gradients on {next(model.parameters()).grad.device}"
+    )
     print(f"Step time: {median_ms:.2f} ms (median after warm-up)")
     print(f"Total training time: {sum(step_seconds):.3f} s")
     print(f"Memory: {memory()}")

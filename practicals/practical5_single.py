@@ -1,9 +1,11 @@
-"""Practical 5, part 1: training on a single device, the baseline every parallel run is measured against.
+"""Practical 5, part 1: training on a single device, the baseline every parallel run is measured
+against.
 
     python practicals/practical5_single.py
 
-Look at the step time, the total training time and the memory: `practical5_dp.py` trains the same model on
-the same samples with `nn.DataParallel` and prints the same lines. Constants obey variables of their name:
+Look at the step time, the total training time and the memory: `practical5_dp.py` trains the same
+model on the same samples with `nn.DataParallel` and prints the same lines. Constants obey variables
+of their name:
 
     BATCH_SIZE=128 python practicals/practical5_single.py
 """
@@ -17,13 +19,13 @@ import time
 import torch
 from torch import nn
 
-BATCH_SIZE = int(os.environ.get("BATCH_SIZE", 64))  # samples per optimiser step
+BATCH_SIZE = int(os.environ.get("BATCH_SIZE", 64))  # samples per optimizer step
 DIM = int(os.environ.get("DIM", 512))  # features of one sample
-STEPS = int(os.environ.get("STEPS", 30))  # optimiser steps
+STEPS = int(os.environ.get("STEPS", 30))  # optimizer steps
 resource = importlib.import_module("resource") if os.name == "posix" else None  # process memory
 
-# A fixed data set. A counter of samples, not the number of devices, decides which ones come next: so every
-# practical sees the same samples in the same order, and their losses can be compared.
+# A fixed data set. A counter of samples, not the number of devices, decides which ones come next:
+# so every practical sees the same samples in the same order, and their losses can be compared.
 DATA = torch.randn(4096, DIM, generator=torch.Generator().manual_seed(1))
 next_sample = 0
 
@@ -43,7 +45,13 @@ class Net(nn.Sequential):
 
     def __init__(self, dim: int) -> None:
         wide = 4 * dim
-        layers = [nn.Linear(dim, wide), nn.ReLU(), nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, dim)]
+        layers = [
+            nn.Linear(dim, wide),
+            nn.ReLU(),
+            nn.Linear(wide, wide),
+            nn.ReLU(),
+            nn.Linear(wide, dim),
+        ]
         super().__init__(*layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -63,7 +71,9 @@ def memory(device: torch.device) -> str:
         return f"{torch.cuda.max_memory_allocated(device) >> 20} MiB on {device}"
     if resource is None:
         return "not measured: Windows has no `resource` module"
-    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (10 if sys.platform == "darwin" else 0)
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (
+        10 if sys.platform == "darwin" else 0
+    )
     return f"{kib >> 10} MiB peak of the whole process (no GPU: this includes Python and PyTorch)"
 
 

@@ -1,4 +1,5 @@
-"""The test room: commands are run as users run them, with deadlines, and no process of ours may be left behind."""
+"""The test room: commands are run as users run them, with deadlines, and no process of ours may be
+left behind."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from paralab.launch.starting import SHARED, can_fork
-from paralab.signals import ENDS
+from paralab.launch.processes import SHARED, can_fork
+from paralab.machine.signals import ENDS
 
 ROOT = Path(__file__).parent.parent
 ROOM = "PARALAB_TEST_ROOM"
@@ -33,18 +34,23 @@ LONGEST = (
     "parity/test_false",
     "slurm/",
     "doctor/test_log_corpus",
-    "launch/test_recovery",
+    "launch/test_restart",
     "launch/test_joined",
     "practicals/",
-    "test_comparison",
+    "experiment/test_compare",
     "parity/",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take longest come first, so that none of them is left for the end, when one process would wait for the other.
-    A test marked `gpu` says what it misses. torch is imported only where such a test was collected."""
-    items.sort(key=lambda item: next((place for place, name in enumerate(LONGEST) if name in str(item.path)), len(LONGEST)))
+    """The files that take longest come first, so that none of them is left for the end, when one
+    process would wait for the other. A test marked `gpu` says what it misses. torch is imported
+    only where such a test was collected."""
+    items.sort(
+        key=lambda item: next(
+            (place for place, name in enumerate(LONGEST) if name in str(item.path)), len(LONGEST)
+        )
+    )
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked:
         import torch
@@ -56,14 +62,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _load_torch_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Every command forks its ranks from this process, so that torch is imported once and not three hundred times."""
+    """Every command forks its ranks from this process, so that torch is imported once and not three
+    hundred times."""
     if not can_fork():
         yield
         return
     address = str(tmp_path_factory.mktemp("template") / "socket")
     command = [sys.executable, "-P", "-m", "paralab.worker.template", address]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True) as server:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, env=environment, start_new_session=True
+    ) as server:
         SERVER.append(server.pid)
         deadline = time.monotonic() + 120
         while not Path(address).exists():
@@ -77,7 +86,8 @@ def _load_torch_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture
 def own_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands of this test import torch themselves, as a user's do: where a fork would inherit what the test is about."""
+    """The commands of this test import torch themselves, as a user's do: where a fork would inherit
+    what the test is about."""
     monkeypatch.delenv(SHARED, raising=False)
 
 
@@ -95,12 +105,16 @@ def _leaves_no_process() -> Iterator[None]:
 
 
 def _is_rank(process: psutil.Process) -> bool:
-    """Started by this test session (which its environment tells, also after its parent died), and still there."""
+    """Started by this test session (which its environment tells, also after its parent died), and
+    still there."""
     words = process.info["cmdline"] or []
     if process.pid in SERVER:
         return False
     try:
-        return any(word.startswith("paralab.worker") for word in words) and process.environ().get(ROOM) == os.environ[ROOM]
+        return (
+            any(word.startswith("paralab.worker") for word in words)
+            and process.environ().get(ROOM) == os.environ[ROOM]
+        )
     except psutil.Error:  # gone, or a zombie
         return False
 
@@ -117,7 +131,9 @@ class Finished:
         return json.loads(self.out)
 
 
-def run_paralab(*arguments: str, cwd: Path, environment: dict[str, str] | None = None, seconds: float = 200) -> Finished:
+def run_paralab(
+    *arguments: str, cwd: Path, environment: dict[str, str] | None = None, seconds: float = 200
+) -> Finished:
     done = subprocess.run(
         [sys.executable, "-m", "paralab", *arguments],
         cwd=cwd,

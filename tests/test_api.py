@@ -1,4 +1,5 @@
-"""The same from Python, also from a notebook: functions of files, functions of no file, and what is returned."""
+"""The same from Python, also from a notebook: functions of files, functions of no file, and what is
+returned."""
 
 import os
 import subprocess
@@ -14,7 +15,9 @@ from tests.conftest import ROOT
 
 def mine():
     data = torch.randn(64, 4), torch.randn(64, 2)
-    return paralab.Workload(model=lambda: nn.Linear(4, 2), data=data, loss=nn.functional.mse_loss, batch_size=16)
+    return paralab.Workload(
+        model=lambda: nn.Linear(4, 2), data=data, loss=nn.functional.mse_loss, batch_size=16
+    )
 
 
 def test_run_takes_a_function_of_a_file(tmp_path):
@@ -24,7 +27,15 @@ def test_run_takes_a_function_of_a_file(tmp_path):
 
 
 def test_verify_returns_the_cases(tmp_path):
-    proof = paralab.verify(mine, "pipeline", stages=1, micro_batches=3, accumulate=1, samples=32, out=tmp_path / "proof")
+    proof = paralab.verify(
+        mine,
+        "pipeline",
+        stages=1,
+        micro_batches=3,
+        accumulate=1,
+        samples=32,
+        out=tmp_path / "proof",
+    )
     assert proof["passed"]
     assert [case["equal"] for case in proof["cases"]] == [True]
 
@@ -56,7 +67,10 @@ print("steps", result["steps"])
 
 
 def test_a_function_that_stands_in_no_file_reaches_the_ranks(tmp_path):
-    pytest.importorskip("cloudpickle", reason="functions of a notebook travel by cloudpickle: pip install cloudpickle")
+    pytest.importorskip(
+        "cloudpickle",
+        reason="functions of a notebook travel by cloudpickle: pip install cloudpickle",
+    )
     done = subprocess.run(
         [sys.executable, "-"],
         input=NOTEBOOK,

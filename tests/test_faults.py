@@ -21,7 +21,15 @@ def test_every_fault_is_in_the_matrix_and_ranks_and_phases_where_they_apply():
 
 
 def test_a_fault_that_is_not_survived_shows():
-    good = Trial("recovered", named=True, equal=True, orphans=0, noticed_seconds=0.1, next_step_seconds=3.0, steps_lost=4)
+    good = Trial(
+        "recovered",
+        named=True,
+        equal=True,
+        orphans=0,
+        noticed_seconds=0.1,
+        next_step_seconds=3.0,
+        steps_lost=4,
+    )
     for bad in (
         Trial("LOST", named=True, equal=None, orphans=0),
         Trial("recovered", named=False, equal=True, orphans=0),
@@ -33,8 +41,14 @@ def test_a_fault_that_is_not_survived_shows():
         assert not row["survived"]
     row = row_of(Cell("kill", 1, "step"), "SIGKILL", [good, good])
     assert row["survived"]
-    assert "noticed   0.1 s  next step     3 s  lost  4 steps  equal 2 of 2   cause named 2 of 2" in line_of(row)
-    assert "| SIGKILL | last rank, step | 2 | recovered | 0.1 s | 3 s | 4 | 2 of 2 | 2 of 2 | 0 |" in as_markdown([row])
+    assert (
+        "noticed   0.1 s  next step     3 s  lost  4 steps  equal 2 of 2   cause named 2 of 2"
+        in line_of(row)
+    )
+    assert (
+        "| SIGKILL | last rank, step | 2 | recovered | 0.1 s | 3 s | 4 | 2 of 2 | 2 of 2 | 0 |"
+        in as_markdown([row])
+    )
 
 
 def test_one_fault_from_beginning_to_end(tmp_path):

@@ -1,7 +1,8 @@
-"""`pip install .` is enough: the wheel, torch and the declared dependencies, and nothing else, carry the README's commands.
+"""`pip install .` is enough: the wheel, torch and the declared dependencies, and nothing else,
+carry the README's commands.
 
-numpy was not declared once. In a plain install verify, compare and --checkpoint failed in the ranks, and no test saw it: the
-environment of the tests has numpy anyway."""
+numpy was not declared once. In a plain install verify, compare and --checkpoint failed in the
+ranks, and no test saw it: the environment of the tests has numpy anyway."""
 
 import json
 import os
@@ -19,7 +20,8 @@ from packaging.requirements import Requirement
 from tests.conftest import ROOT
 
 UNDECLARED = ("pytest", "psutil", "transformers", "cloudpickle", "tensorboard")
-# They take minutes, or need an extra or the tests' files; `paralab doctor` looks at this machine, which may have a fault.
+# They take minutes, or need an extra or the tests' files; `paralab doctor` looks at this machine,
+# which may have a fault.
 SKIPPED = "practical|tune|examples/huggingface.py|--stall|doctor$"
 SHORTER = (
     (r"--workload gpt\b", "--workload gpt:tiny"),
@@ -42,7 +44,9 @@ def commands(text):
         elif in_block and line.removeprefix("$ ").startswith("paralab "):
             found.append(re.split(r"\s+#", line.removeprefix("$ "))[0])
         elif not in_block:
-            found += [command for command in re.findall(r"`(paralab [^`]+)`", line) if "…" not in command]
+            found += [
+                command for command in re.findall(r"`(paralab [^`]+)`", line) if "…" not in command
+            ]
     return list(dict.fromkeys(found))
 
 
@@ -53,7 +57,8 @@ def shorter(command):
 
 
 def closure(names):
-    """The distributions that these need, without extras; as pip would install them on this machine."""
+    """The distributions that these need, without extras; as pip would install them on this
+    machine."""
     found, waiting = {}, [Requirement(name) for name in names]
     while waiting:
         wanted = waiting.pop()
@@ -77,18 +82,36 @@ def link(package, site):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """An environment with paralab's wheel and what the wheel declares. Nothing is downloaded: what is declared is linked."""
+    """An environment with paralab's wheel and what the wheel declares. Nothing is downloaded: what
+    is declared is linked."""
     folder = tmp_path_factory.mktemp("plain")
     source = folder / "source"
-    shutil.copytree(ROOT / "paralab", source / "paralab", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "paralab", source / "paralab", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     build = "import setuptools.build_meta as backend; backend.build_wheel('..')"
-    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True, timeout=SECONDS)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True, timeout=SECONDS)
+    subprocess.run(
+        [sys.executable, "-c", build], cwd=source, check=True, capture_output=True, timeout=SECONDS
+    )
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True, timeout=SECONDS
+    )
     python = folder / "env" / "bin" / "python"
     (wheel,) = folder.glob("*.whl")
-    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", "--quiet", str(wheel)]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--quiet",
+        str(wheel),
+    ]
     subprocess.run(install, check=True, capture_output=True, timeout=SECONDS)
     (site,) = (folder / "env" / "lib").glob("python*/site-packages")
     (metadata,) = site.glob("paralab-*.dist-info/METADATA")
@@ -99,22 +122,37 @@ def plain(tmp_path_factory):
 
 
 def run(python, room, *command, input=None):
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
     environment["PATH"] = f"{python.parent}{os.pathsep}{environment['PATH']}"
-    return subprocess.run(command, cwd=room, env=environment, input=input, capture_output=True, text=True, timeout=SECONDS)
+    return subprocess.run(
+        command,
+        cwd=room,
+        env=environment,
+        input=input,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
 
 
 def test_only_what_is_declared_is_there(plain, tmp_path):
-    code = f"import importlib.util as u; print([name for name in {UNDECLARED!r} if u.find_spec(name)])"
+    code = (
+        f"import importlib.util as u; print([name for name in {UNDECLARED!r} if u.find_spec(name)])"
+    )
     assert run(plain, tmp_path, str(plain), "-c", code).stdout == "[]\n"
 
 
-# All commands in one process, whose ranks are forked from one that has loaded torch: loading it is most of the time.
+# All commands in one process, whose ranks are forked from one that has loaded torch: loading it is
+# most of the time.
 DRIVER = """
 import contextlib, io, json, sys
 from pathlib import Path
-from paralab import cli
-from paralab.launch.starting import loading_once
+from paralab.cli import main as cli
+from paralab.launch.processes import loading_once
 
 cli.loading_once = contextlib.nullcontext
 ended = []
@@ -141,12 +179,24 @@ def test_the_commands_of_the_readme_run_in_a_plain_install(plain, tmp_path):
     shutil.copy(ROOT / "examples" / "train_with_ddp.py", tmp_path / "train.py")
     kept = [command for command in commands(readme) if not re.search(SKIPPED, command)]
     words = [shlex.split(shorter(command))[1:] for command in kept]
-    assert {first for first, *_ in words} >= {"list", "env", "run", "verify", "compare", "plan", "scale", "show", "doctor"}
+    assert {first for first, *_ in words} >= {
+        "list",
+        "env",
+        "run",
+        "verify",
+        "compare",
+        "plan",
+        "scale",
+        "show",
+        "doctor",
+    }
     assert any("--resume" in command for command in words)
     done = run(plain, tmp_path, str(plain), "-P", "-c", DRIVER, input=json.dumps(words))
     assert done.returncode == 0, done.stderr
     for command, (code, said) in zip(kept, json.loads(done.stdout), strict=True):
-        found = command.startswith("paralab doctor") and code == 1  # it says what is wrong with the file
+        found = (
+            command.startswith("paralab doctor") and code == 1
+        )  # it says what is wrong with the file
         assert code == 0 or found, f"{command}\n{said}"
         assert "Traceback" not in said, command
 

@@ -1,7 +1,8 @@
-"""What there is to tell, as plain data: a document of sections whose blocks are tables, answers and pictures.
+"""What there is to tell, as plain data: a document of sections whose blocks are tables, answers and
+pictures.
 
-An analysis makes a `Document`; the terminal, Markdown and the HTML page each render it. Times are seconds, sizes bytes. A number
-that is not known is None, and the text beside it says why.
+An analysis makes a `Document`; the terminal, Markdown and the HTML page each render it. Times are
+seconds, sizes bytes. A number that is not known is None, and the text beside it says why.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Cell:
-    """What is printed, and the number behind it (what JSON has). A measured number has its spread, p10 … p90 or an interval;
-    without one it is exact: a count, a split, a name."""
+    """What is printed, and the number behind it (what JSON has). A measured number has its spread,
+    p10 … p90 or an interval; without one it is exact: a count, a split, a name."""
 
     text: str
     value: Any = None
@@ -31,7 +32,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Answer:
-    """A question, its answer in one or two sentences, and the numbers it rests on. `verdict`: yes or no, where it is one."""
+    """A question, its answer in one or two sentences, and the numbers it rests on. `verdict`: yes
+    or no, where it is one."""
 
     question: str
     text: str
@@ -50,7 +52,8 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Horizontal bars with error bars, one below the other. `reference`: a line at this value (1.0 = as fast as one device)."""
+    """Horizontal bars with error bars, one below the other. `reference`: a line at this value (1.0
+    = as fast as one device)."""
 
     title: str
     bars: tuple[Bar, ...]
@@ -67,7 +70,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Every measured value as a dot, with median and quartiles, one row per group; one common axis."""
+    """Every measured value as a dot, with median and quartiles, one row per group; one common
+    axis."""
 
     title: str
     groups: tuple[Group, ...]
@@ -77,7 +81,8 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Span:
-    """Something on a lane of the timeline. `exposed` marks waiting for communication that nothing hides."""
+    """Something on a lane of the timeline. `exposed` marks waiting for communication that nothing
+    hides."""
 
     lane: int
     kind: str  # forward, backward, all_reduce, optimizer, wait, data, scatter, replicate, gather, reduce
@@ -155,7 +160,8 @@ class Slot:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The pipeline as a grid, one row per stage, measured and ideal; what is empty is the bubble."""
+    """The pipeline as a grid, one row per stage, measured and ideal; what is empty is the
+    bubble."""
 
     title: str
     stages: tuple[str, ...]
@@ -178,7 +184,8 @@ class Section:
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence of the verdict, with the numbers it rests on. `kind`: fastest, cost, limit, next, warning, same."""
+    """One sentence of the verdict, with the numbers it rests on. `kind`: fastest, cost, limit,
+    next, warning, same."""
 
     kind: str
     text: str
@@ -191,7 +198,9 @@ class Document:
     subtitle: str
     findings: tuple[Finding, ...]
     sections: tuple[Section, ...]
-    facts: tuple[tuple[str, str], ...] = ()  # machine, versions, command: what the numbers depend on
+    facts: tuple[
+        tuple[str, str], ...
+    ] = ()  # machine, versions, command: what the numbers depend on
 
     def to_json(self) -> dict[str, Any]:
         """As JSON, every block with its kind."""
@@ -199,7 +208,10 @@ class Document:
             {
                 "title": section.title,
                 "text": section.text,
-                "blocks": [{"block": type(block).__name__.lower(), **asdict(block)} for block in section.blocks],
+                "blocks": [
+                    {"block": type(block).__name__.lower(), **asdict(block)}
+                    for block in section.blocks
+                ],
             }
             for section in self.sections
         ]

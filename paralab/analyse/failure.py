@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paralab.record.board import LEFT_EARLY, UNSEEN
 from paralab.record.reader import Event, read_events
+from paralab.record.status_board import LEFT_EARLY, UNSEEN
 
 # What a rank says when another one is gone, or did not come while it waited. Never the cause.
 GONE = re.compile(
@@ -48,14 +48,26 @@ def root_cause(
     gone: Sequence[int] = (),
     words: Mapping[int, str] | None = None,
 ) -> Cause:
-    """The first error that is not a consequence of another rank's end; else the rank that left without a word; else the one for
-    which the others waited. An exit code None is a rank that the launcher had to end; `gone` are ranks whose end nobody saw;
-    `words` are errors of ranks that could not be written to the run folder."""
+    """The first error that is not a consequence of another rank's end; else the rank that left
+    without a word; else the one for which the others waited. An exit code None is a rank that the
+    launcher had to end; `gone` are ranks whose end nobody saw; `words` are errors of ranks that
+    could not be written to the run folder."""
     events = read_events(folder, attempt)
-    errors = [(event, rank) for rank, list_ in events.items() for event in list_ if event["event"] == "error"]
+    errors = [
+        (event, rank)
+        for rank, list_ in events.items()
+        for event in list_
+        if event["event"] == "error"
+    ]
     told = {rank for _, rank in errors}
-    errors += [({"error": text, "time": math.inf}, rank) for rank, text in (words or {}).items() if rank not in told]
-    ended = {rank for rank, list_ in events.items() if any(event["event"] == "end" for event in list_)}
+    errors += [
+        ({"error": text, "time": math.inf}, rank)
+        for rank, text in (words or {}).items()
+        if rank not in told
+    ]
+    ended = {
+        rank for rank, list_ in events.items() if any(event["event"] == "end" for event in list_)
+    }
     own = sorted((e for e in errors if not is_victim(e[0])), key=lambda e: float(e[0]["time"]))
     spoke = ended | {rank for _, rank in errors}
     left = [rank for rank, code in enumerate(exit_codes) if code is not None and rank not in spoke]
@@ -67,10 +79,18 @@ def root_cause(
     if own:
         return cause(own[0][1], own[0][0]["error"], own[0][0].get("detail", ""))
     if gone:
-        return cause(gone[0], "is gone without a word: it was killed, or its node is down", last_lines(logs / f"rank{gone[0]}.txt"))
+        return cause(
+            gone[0],
+            "is gone without a word: it was killed, or its node is down",
+            last_lines(logs / f"rank{gone[0]}.txt"),
+        )
     if left:
         code = exit_codes[left[0]] or 0
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code} without an error"
+        how = (
+            f"was killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with code {code} without an error"
+        )
         if code == LEFT_EARLY:
             how = "ended itself with code 0 before its work was done"
         if code == UNSEEN:
@@ -85,9 +105,12 @@ def root_cause(
 
 
 def is_victim(error: Event) -> bool:
-    """Lost connections are another rank's doing only where ranks talk: the user's own download may lose one as well."""
+    """Lost connections are another rank's doing only where ranks talk: the user's own download may
+    lose one as well."""
     text, trace = error["error"], error.get("traceback")
-    return bool(VICTIMS.search(text) and (trace is None or BETWEEN_RANKS.search(f"{text}\n{trace}")))
+    return bool(
+        VICTIMS.search(text) and (trace is None or BETWEEN_RANKS.search(f"{text}\n{trace}"))
+    )
 
 
 def last_lines(log: Path, number: int = 8) -> str:

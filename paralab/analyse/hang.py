@@ -1,4 +1,5 @@
-"""Who hung: from what every rank said when the launcher's patience was over, the rank that did not arrive, and where it is."""
+"""Who hung: from what every rank said when the launcher's patience was over, the rank that did not
+arrive, and where it is."""
 
 from __future__ import annotations
 
@@ -6,10 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paralab.analyse.mismatch import Mismatch, find_mismatch
-from paralab.analyse.testimony import Testimony
+from paralab.analyse.collective_mismatch import Mismatch, find_mismatch
+from paralab.analyse.stack_dumps import Testimony
 
-STATES = {"T": "is stopped (SIGSTOP, or Ctrl-Z)", "t": "is held by a debugger", "D": "waits for a disk that does not answer"}
+STATES = {
+    "T": "is stopped (SIGSTOP, or Ctrl-Z)",
+    "t": "is held by a debugger",
+    "D": "waits for a disk that does not answer",
+}
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,8 @@ class Hang:
 
 
 def who_hung(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
-    """The rank that is the cause: stopped, or not answering, or behind the others in a collective, or not waiting for anybody."""
+    """The rank that is the cause: stopped, or not answering, or behind the others in a collective,
+    or not waiting for anybody."""
     said = [Testimony.read(folder, rank) for rank in range(ranks)]
     waiting = _waited_for(said)
 
@@ -32,9 +38,16 @@ def who_hung(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
     for testimony in said:
         if testimony.state in STATES:
             return hang(testimony, STATES[testimony.state])
-    silent = [testimony for testimony in said if testimony.asked and not testimony.answered and testimony.state != "ended"]
+    silent = [
+        testimony
+        for testimony in said
+        if testimony.asked and not testimony.answered and testimony.state != "ended"
+    ]
     if silent:
-        return hang(silent[0], "does not let go of the Python interpreter: none of its other threads could answer")
+        return hang(
+            silent[0],
+            "does not let go of the Python interpreter: none of its other threads could answer",
+        )
     if mismatch := find_mismatch(said):
         one, other = (said[rank] for rank in mismatch.ranks)
         return Hang(one.rank, mismatch.why, one.where, _waiting(other), mismatch)
@@ -44,17 +57,26 @@ def who_hung(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
     if all(testimony.waits_in for testimony in said) and len(said) > 1:
         why = "waits where all ranks have arrived, in the same collective: nobody is missing, so the network is the suspect"
         return hang(said[0], why)
-    busy = [testimony for testimony in said if testimony.waits_in is None and testimony.rank in late]
+    busy = [
+        testimony for testimony in said if testimony.waits_in is None and testimony.rank in late
+    ]
     culprit = busy[0] if busy else said[late[0] if late else 0]
     return hang(culprit, "did not come to the end")
 
 
 def _behind(said: list[Testimony]) -> int | None:
-    """The rank that has come to fewer collectives than another one which waits, in the group where that one waits."""
+    """The rank that has come to fewer collectives than another one which waits, in the group where
+    that one waits."""
     for testimony in said:
         if (wait := testimony.waits_in) and (group := wait.group):
-            known = [other for other in said if other.arrived(group)]  # of the group: another stage has groups of its own
-            others = [(other.arrived(group), other.rank) for other in known if other.rank != testimony.rank]
+            known = [
+                other for other in said if other.arrived(group)
+            ]  # of the group: another stage has groups of its own
+            others = [
+                (other.arrived(group), other.rank)
+                for other in known
+                if other.rank != testimony.rank
+            ]
             if others and min(others)[0] < testimony.arrived(group):
                 return min(others)[1]
     return None

@@ -1,10 +1,12 @@
-"""What the events of one run show beyond its metrics: passes, DataParallel's copying, when in the backward pass a bucket is ready.
+"""What the events of one run show beyond its metrics: passes, DataParallel's copying, when in the
+backward pass a bucket is ready.
 
-One synchronised step of a rank with three micro-batches in two stages; the all-reduce of a stage may begin only in its last one:
+One synchronized step of a rank with three micro-batches in two stages; the all-reduce of a stage
+may begin only in its last one:
 
-    stage 0                         [B0][B1][   B2  ]
-    stage 1            [B0][B1][  B2  ]
-    all-reduces                      1↑            0↑        2 begun in the last backward pass, 0 before it
+    stage 0                         [B0][B1][   B2  ] stage 1            [B0][B1][  B2  ]
+  all-reduces                      1↑            0↑        2 begun in the last backward pass, 0
+  before it
 """
 
 from __future__ import annotations
@@ -18,12 +20,15 @@ from paralab.record.reader import Event
 
 
 def observed(recording: Recording) -> dict[str, Any]:
-    """Plain numbers; of rank 0 and the last step where one example is enough, medians of all timed steps where it is a time."""
+    """Plain numbers; of rank 0 and the last step where one example is enough, medians of all timed
+    steps where it is a time."""
     steps = [step[0]["step"] for step in recording.timed if recording.spans(0, step[0]["step"])]
     last = recording.spans(0, steps[-1]) if steps else []
     return {
         "passes": passes(last),
-        "copying": {kind: found for kind in IN_PROCESS if (found := copying(recording, steps, kind))},
+        "copying": {
+            kind: found for kind in IN_PROCESS if (found := copying(recording, steps, kind))
+        },
         "buckets": [bucket(event, last) for event in _all_reduces(last)],
         "all_reduces_by_pass": by_pass(last),
         "loss_parts": [event["loss"] for event in recording.steps[0]] if recording.steps else [],
@@ -37,9 +42,14 @@ def observed(recording: Recording) -> dict[str, Any]:
 
 
 def passes(spans: list[Event]) -> dict[str, Any]:
-    """How often the model was run forward and backward in one step; samples go through all stages in one pass."""
+    """How often the model was run forward and backward in one step; samples go through all stages
+    in one pass."""
     forward, backward = (
-        [(s.get("accumulation", 0), s.get("micro", 0), s.get("stage", 0)) for s in spans if s["event"] == name]
+        [
+            (s.get("accumulation", 0), s.get("micro", 0), s.get("stage", 0))
+            for s in spans
+            if s["event"] == name
+        ]
         for name in ("forward", "backward")
     )
     stages = {stage for _, _, stage in forward}
@@ -57,8 +67,12 @@ def copying(recording: Recording, steps: list[int], kind: str) -> dict[str, Any]
     if not any(per_step):
         return None
     return {
-        "seconds": statistics.median(sum(s["end"] - s["start"] for s in spans) for spans in per_step),
-        "bytes": sum(s["bytes"] for s in per_step[-1]) if all("bytes" in s for s in per_step[-1]) else None,
+        "seconds": statistics.median(
+            sum(s["end"] - s["start"] for s in spans) for spans in per_step
+        ),
+        "bytes": sum(s["bytes"] for s in per_step[-1])
+        if all("bytes" in s for s in per_step[-1])
+        else None,
         "times": len(per_step[-1]),
     }
 
@@ -68,7 +82,8 @@ def _all_reduces(spans: list[Event]) -> list[Event]:
 
 
 def bucket(event: Event, spans: list[Event]) -> dict[str, Any]:
-    """When one all-reduce began, as a share of its step's last backward pass in its stage: 0 its start, 1 its end."""
+    """When one all-reduce began, as a share of its step's last backward pass in its stage: 0 its
+    start, 1 its end."""
     stage = event.get("stage", 0)
     own = [s for s in spans if s["event"] == "backward" and s.get("stage", 0) == stage]
     around = [s for s in own if s["start"] <= event["start"] <= s["end"]]
@@ -85,7 +100,8 @@ def bucket(event: Event, spans: list[Event]) -> dict[str, Any]:
 
 
 def by_pass(spans: list[Event]) -> list[int]:
-    """All-reduces that began in each backward pass (accumulation step) of a step: with no_sync() 0 0 0 2."""
+    """All-reduces that began in each backward pass (accumulation step) of a step: with no_sync() 0
+    0 0 2."""
     numbers = sorted({s.get("accumulation", 0) for s in spans if s["event"] == "backward"})
     found = []
     for number in numbers:

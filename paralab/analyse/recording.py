@@ -1,4 +1,5 @@
-"""A run folder, read once: its manifest, its events per rank, and the steps that every rank finished."""
+"""A run folder, read once: its manifest, its events per rank, and the steps that every rank
+finished."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from typing import Any
 from paralab.errors import UsageError
 from paralab.record.reader import Event, read_events
 
-WARM_UP = 3  # steps left out of the timings where there are enough: allocation, DDP's rebuilt buckets
+WARM_UP = (
+    3  # steps left out of the timings where there are enough: allocation, DDP's rebuilt buckets
+)
 
 
 @dataclass(frozen=True)
@@ -20,21 +23,29 @@ class Recording:
     folder: Path
     manifest: dict[str, Any]
     events: dict[int, list[Event]]
-    damaged: dict[int, int] = field(default_factory=dict)  # rank -> lines that could not be used, where there are any
+    damaged: dict[int, int] = field(
+        default_factory=dict
+    )  # rank -> lines that could not be used, where there are any
 
     @classmethod
     def read(cls, folder: Path) -> Recording:
         try:
             manifest = json.loads((folder / "manifest.json").read_text())
         except (OSError, ValueError) as error:
-            raise UsageError(f"{folder} is no run folder: {error}.", cure="a folder that paralab has made, e.g. runs/…") from error
+            raise UsageError(
+                f"{folder} is no run folder: {error}.",
+                fix="a folder that paralab has made, e.g. runs/…",
+            ) from error
         if not isinstance(manifest, dict) or "plan" not in manifest:
             raise UsageError(
-                f"{folder} holds several runs, and is no run itself.", cure="paralab show with it alone, or a run in it"
+                f"{folder} holds several runs, and is no run itself.",
+                fix="paralab show with it alone, or a run in it",
             )
         damaged: Counter[int] = Counter()
         events = read_events(folder, damaged=damaged)
-        return cls(folder, manifest, events, {rank: lines for rank, lines in damaged.items() if lines})
+        return cls(
+            folder, manifest, events, {rank: lines for rank, lines in damaged.items() if lines}
+        )
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -48,7 +59,10 @@ class Recording:
     @cached_property
     def steps(self) -> list[list[Event]]:
         """The steps that every rank finished: for each, one `step` event per rank."""
-        per_rank = [{event["step"]: event for event in self.named("step", rank)} for rank in range(self.world_size)]
+        per_rank = [
+            {event["step"]: event for event in self.named("step", rank)}
+            for rank in range(self.world_size)
+        ]
         finished = sorted(set.intersection(*(set(steps) for steps in per_rank)))
         return [[steps[number] for steps in per_rank] for number in finished]
 
@@ -62,8 +76,11 @@ class Recording:
 
     @property
     def begun_at(self) -> int:
-        """The step with which this run began: 0, or where the checkpoint was made that it was resumed from."""
-        return min((event["step"] for event in self.named("step") + self.named("resume")), default=0)
+        """The step with which this run began: 0, or where the checkpoint was made that it was
+        resumed from."""
+        return min(
+            (event["step"] for event in self.named("step") + self.named("resume")), default=0
+        )
 
     @property
     def reached(self) -> int:
@@ -107,7 +124,8 @@ class Recording:
 
     @property
     def status(self) -> str:
-        """completed, failed, interrupted, stopped (and saved), or killed: the end without a word."""
+        """completed, failed, interrupted, stopped (and saved), or killed: the end without a
+        word."""
         ends = [event["status"] for event in self.named("end")]
         for status in ("failed", "interrupted", "stopped"):
             if status in ends:

@@ -1,4 +1,5 @@
-"""The document of a comparison or of a single run: its tables and pictures, from the folder alone."""
+"""The document of a comparison or of a single run: its tables and pictures, from the folder
+alone."""
 
 from __future__ import annotations
 
@@ -8,13 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paralab.analyse import pictures
-from paralab.analyse.blocks import Bar, Bars, Block, Cell, Distribution, Document, Group, Section, Table
+from paralab.analyse import figures
+from paralab.analyse.blocks import (
+    Bar,
+    Bars,
+    Block,
+    Cell,
+    Distribution,
+    Document,
+    Group,
+    Section,
+    Table,
+)
 from paralab.analyse.metrics import RULE
-from paralab.analyse.parity import aside
+from paralab.analyse.phrases import collectives, machine_words
 from paralab.analyse.recording import Recording
 from paralab.analyse.verdict import is_same_training, largest_memory, verdict
-from paralab.analyse.wording import collectives, machine_words
+from paralab.analyse.verify import aside
 from paralab.units import count, plural, rate, seconds, size
 
 Row = dict[str, Any]
@@ -23,9 +34,12 @@ COMPARED = ("speed-up", "efficiency", "same training")  # columns that say nothi
 
 
 def report(comparison: dict[str, Any], folder: Path, more: Sequence[Section] = ()) -> Document:
-    """Everything there is to see of an experiment. `more`: sections of its own, after the first table."""
+    """Everything there is to see of an experiment. `more`: sections of its own, after the first
+    table."""
     rows = [row for row in comparison["rows"] if not row["error"]]
-    recordings = {row["name"]: [Recording.read(folder / run) for run in row["runs"]] for row in rows}
+    recordings = {
+        row["name"]: [Recording.read(folder / run) for run in row["runs"]] for row in rows
+    }
     name = comparison["workload"]["name"]
     batch = rows[0]["batch"]["size"] if rows else None
     sizes = {row["batch"]["size"] for row in rows}
@@ -33,7 +47,11 @@ def report(comparison: dict[str, Any], folder: Path, more: Sequence[Section] = (
         title=f"{comparison['kind'].capitalize()}: {name}",
         subtitle=(plural(len(rows), "set-up") if len(rows) != 1 else rows[0]["name"])
         + (f" at a global batch of {batch}" if len(sizes) == 1 else "")
-        + (f", {plural(comparison['rounds'], 'round')} in turns" if comparison["rounds"] > 1 else "")
+        + (
+            f", {plural(comparison['rounds'], 'round')} in turns"
+            if comparison["rounds"] > 1
+            else ""
+        )
         + f", on {machine_words(comparison)}",
         findings=verdict(comparison),
         sections=(
@@ -47,7 +65,11 @@ def report(comparison: dict[str, Any], folder: Path, more: Sequence[Section] = (
 
 
 def facts(comparison: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    machine, packages, workload = comparison["machine"], comparison["packages"], comparison["workload"]
+    machine, packages, workload = (
+        comparison["machine"],
+        comparison["packages"],
+        comparison["workload"],
+    )
     versions = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
     return (
         ("machine", machine_words(comparison)),
@@ -63,7 +85,9 @@ def number(value: float | None, text: str) -> Cell:
     return Cell("not measured" if value is None else text, value)
 
 
-def _side_by_side(rows: Sequence[Row], recordings: dict[str, list[Recording]], baseline: str | None) -> Section:
+def _side_by_side(
+    rows: Sequence[Row], recordings: dict[str, list[Recording]], baseline: str | None
+) -> Section:
     columns = "set-up, devices, step time, samples/s, per device, speed-up, efficiency, memory, communication, same training"
     names = tuple(columns.split(", "))
     kept = [place for place, name in enumerate(names) if len(rows) > 1 or name not in COMPARED]
@@ -79,14 +103,30 @@ def _side_by_side(rows: Sequence[Row], recordings: dict[str, list[Recording]], b
         )
         for row in rows
     ]
-    efficient = [Bar(row["name"], row["efficiency"], text=f"{row['efficiency']:.0%}") for row in rows]
-    times = {name: [s for recording in list_ for s in recording.step_seconds] for name, list_ in recordings.items()}
+    efficient = [
+        Bar(row["name"], row["efficiency"], text=f"{row['efficiency']:.0%}") for row in rows
+    ]
+    times = {
+        name: [s for recording in list_ for s in recording.step_seconds]
+        for name, list_ in recordings.items()
+    }
     bars = (
-        Bars(f"Speed-up against {baseline}", tuple(speed), "times", 1.0, "Error bars: 95 % interval over the rounds."),
+        Bars(
+            f"Speed-up against {baseline}",
+            tuple(speed),
+            "times",
+            1.0,
+            "Error bars: 95 % interval over the rounds.",
+        ),
         Bars("Scaling efficiency: speed-up per device", tuple(efficient), "share", 1.0),
     )
-    steps = Distribution("Step times", tuple(Group(name, tuple(values)) for name, values in times.items()), "seconds")
-    return Section("Side by side" if len(rows) > 1 else "The run", (table, *(bars if len(rows) > 1 else ()), steps))
+    steps = Distribution(
+        "Step times", tuple(Group(name, tuple(values)) for name, values in times.items()), "seconds"
+    )
+    return Section(
+        "Side by side" if len(rows) > 1 else "The run",
+        (table, *(bars if len(rows) > 1 else ()), steps),
+    )
 
 
 def _remarks(rows: Sequence[Row]) -> str:
@@ -94,9 +134,18 @@ def _remarks(rows: Sequence[Row]) -> str:
     named: dict[str, list[str]] = {}
     for row in rows:
         for remark in row["remarks"]:
-            named.setdefault("devices are shares of one CPU (virtual)" if "virtual" in remark else remark, []).append(row["name"])
-    told = [remark + ("" if "virtual" in remark or len(names) > 3 else f" ({', '.join(names)})") for remark, names in named.items()]
-    how = "step time: median of all steps; speed-up: mean over the rounds, of seconds per sample" if len(rows) > 1 else ""
+            named.setdefault(
+                "devices are shares of one CPU (virtual)" if "virtual" in remark else remark, []
+            ).append(row["name"])
+    told = [
+        remark + ("" if "virtual" in remark or len(names) > 3 else f" ({', '.join(names)})")
+        for remark, names in named.items()
+    ]
+    how = (
+        "step time: median of all steps; speed-up: mean over the rounds, of seconds per sample"
+        if len(rows) > 1
+        else ""
+    )
     return "; ".join(filter(None, [how, "communication: share of the step (of it exposed)", *told]))
 
 
@@ -110,7 +159,10 @@ def _row(row: Row) -> tuple[Cell, ...]:
         number(times["median"], seconds(times["median"])),
         number(row["samples_per_second"], rate(row["samples_per_second"])),
         number(row["samples_per_second_per_device"], rate(row["samples_per_second_per_device"])),
-        Cell("1" if ratio["verdict"] == "baseline" else f"{ratio['value']:.2f}{interval}", ratio["value"]),
+        Cell(
+            "1" if ratio["verdict"] == "baseline" else f"{ratio['value']:.2f}{interval}",
+            ratio["value"],
+        ),
         Cell(f"{row['efficiency']:.0%}", row["efficiency"]),
         number(largest_memory(row), size(largest_memory(row))),
         Cell("none" if not share else f"{share:.0%} ({metrics['exposed_share']:.0%})", share),
@@ -119,7 +171,8 @@ def _row(row: Row) -> tuple[Cell, ...]:
 
 
 def same_training(row: Row) -> str:
-    """`equal`; `equal, loss ±2e-05` (equal in fp64; so far did bf16 move the loss); `equal apart from BatchNorm`; `NO`."""
+    """`equal`; `equal, loss ±2e-05` (equal in fp64; so far did bf16 move the loss); `equal apart
+    from BatchNorm`; `NO`."""
     parity = row["parity"]
     if parity is None:
         return "not checked"
@@ -139,24 +192,41 @@ def _where_time_goes(rows: Sequence[Row]) -> Section:
     parts = {
         "forward": "forward_seconds",
         "backward": "backward_seconds",
-        "optimiser": "optimizer_seconds",
+        "optimizer": "optimizer_seconds",
         "exposed comm.": "exposed_communication_seconds",
         "waiting for ranks": "exposed_waiting_seconds",
         "other": "other_seconds",
         "data wait": "data_wait_seconds",
     }
     time = Table(
-        "Seconds of an optimiser step (median over steps, mean over ranks)",
+        "Seconds of an optimizer step (median over steps, mean over ranks)",
         ("set-up", "step p10", "step p90", *parts),
         tuple(_time_row(row, parts) for row in rows),
         "Exposed: the device has nothing to do but wait. In pipelines the stages work at the same time, so forward and backward "
         "are the time in which any stage does.",
     )
-    columns = ("set-up", "communication", "overlap", "share of step", f"below {RULE:.0%}", "collectives", "bytes", "bubble (ideal)")
-    communication = Table("Communication per optimiser step and rank", columns, tuple(_communication_row(row) for row in rows))
+    columns = (
+        "set-up",
+        "communication",
+        "overlap",
+        "share of step",
+        f"below {RULE:.0%}",
+        "collectives",
+        "bytes",
+        "bubble (ideal)",
+    )
+    communication = Table(
+        "Communication per optimizer step and rank",
+        columns,
+        tuple(_communication_row(row) for row in rows),
+    )
     loads = ("set-up", "device 0 against others", "load", "model FLOP/s", "share of peak")
-    unknown = dict.fromkeys(reason for row in rows if (reason := row["metrics"]["flops"]["not_measured"]))
-    machine = Table("Load and arithmetic", loads, tuple(_machine_row(row) for row in rows), "; ".join(unknown))
+    unknown = dict.fromkeys(
+        reason for row in rows if (reason := row["metrics"]["flops"]["not_measured"])
+    )
+    machine = Table(
+        "Load and arithmetic", loads, tuple(_machine_row(row) for row in rows), "; ".join(unknown)
+    )
     return Section("Where the time goes", (time, communication, *_buckets(rows), machine))
 
 
@@ -165,8 +235,15 @@ def _buckets(rows: Sequence[Row]) -> tuple[Table, ...]:
     cells = []
     for row in rows:
         for bucket in row["metrics"]["buckets"]:
-            ready, share = bucket["ready_seconds"], bucket["ready_seconds"] / row["step_seconds"]["median"]
-            kind = "" if bucket.get("kind", "all_reduce") == "all_reduce" else bucket["kind"].replace("_", "-") + " "
+            ready, share = (
+                bucket["ready_seconds"],
+                bucket["ready_seconds"] / row["step_seconds"]["median"],
+            )
+            kind = (
+                ""
+                if bucket.get("kind", "all_reduce") == "all_reduce"
+                else bucket["kind"].replace("_", "-") + " "
+            )
             stage = f"stage {bucket['stage']:.0f}, " if row["strategy"] == "hybrid" else ""
             cells.append(
                 (
@@ -184,7 +261,11 @@ def _buckets(rows: Sequence[Row]) -> tuple[Table, ...]:
 
 
 def _time_row(row: Row, parts: dict[str, str]) -> tuple[Cell, ...]:
-    times = [row["step_seconds"]["p10"], row["step_seconds"]["p90"], *(row["metrics"][key] for key in parts.values())]
+    times = [
+        row["step_seconds"]["p10"],
+        row["step_seconds"]["p90"],
+        *(row["metrics"][key] for key in parts.values()),
+    ]
     return (Cell(row["name"], row["name"]), *(number(value, seconds(value)) for value in times))
 
 
@@ -193,13 +274,29 @@ def _communication_row(row: Row) -> tuple[Cell, ...]:
     has = bool(metrics["communication_seconds"])
     return (
         Cell(row["name"], row["name"]),
-        number(metrics["communication_seconds"], seconds(metrics["communication_seconds"]) if has else "none"),
-        Cell(f"{metrics['overlap']:.0%}" if metrics["overlap"] is not None else "–", metrics["overlap"]),
-        Cell(f"{metrics['communication_share']:.0%}" if has else "–", metrics["communication_share"]),
-        Cell("–" if metrics["keeps_rule"] is None else "yes" if metrics["keeps_rule"] else "no", metrics["keeps_rule"]),
-        Cell(collectives(row) or "0", row["all_reduces_per_step"] or row.get("all_gathers_per_step")),
+        number(
+            metrics["communication_seconds"],
+            seconds(metrics["communication_seconds"]) if has else "none",
+        ),
+        Cell(
+            f"{metrics['overlap']:.0%}" if metrics["overlap"] is not None else "–",
+            metrics["overlap"],
+        ),
+        Cell(
+            f"{metrics['communication_share']:.0%}" if has else "–", metrics["communication_share"]
+        ),
+        Cell(
+            "–" if metrics["keeps_rule"] is None else "yes" if metrics["keeps_rule"] else "no",
+            metrics["keeps_rule"],
+        ),
+        Cell(
+            collectives(row) or "0", row["all_reduces_per_step"] or row.get("all_gathers_per_step")
+        ),
         Cell(size(row["bytes_per_step"] or 0), row["bytes_per_step"]),
-        Cell(f"{bubble['measured']:.0%} ({bubble['ideal']:.0%})" if bubble else "–", bubble["measured"] if bubble else None),
+        Cell(
+            f"{bubble['measured']:.0%} ({bubble['ideal']:.0%})" if bubble else "–",
+            bubble["measured"] if bubble else None,
+        ),
     )
 
 
@@ -209,7 +306,11 @@ def _machine_row(row: Row) -> tuple[Cell, ...]:
     shown = ", ".join(f"{gpu['device']} {gpu['utilization']:.0%}" for gpu in load["gpu"])
     if not shown:
         cores = [share for share in load["cores_per_rank"] if share is not None]
-        shown = ", ".join(f"{share:.2f}" for share in cores) + " cores" if cores else "not measured: too short a run"
+        shown = (
+            ", ".join(f"{share:.2f}" for share in cores) + " cores"
+            if cores
+            else "not measured: too short a run"
+        )
     peak = f"{flops['share_of_peak']:.0%}" if flops["share_of_peak"] is not None else "not known"
     return (
         Cell(row["name"], row["name"]),
@@ -225,21 +326,33 @@ def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> li
     last = {name: list_[-1] for name, list_ in recordings.items()}
 
     def all_of(draw: Callable[[Row], Any]) -> tuple[Block, ...]:
-        return tuple(replace(block, title=f"{row['name']}: {block.title}") for row in rows if (block := draw(row)))
+        return tuple(
+            replace(block, title=f"{row['name']}: {block.title}")
+            for row in rows
+            if (block := draw(row))
+        )
 
-    timelines = all_of(lambda row: pictures.timeline(last[row["name"]]))
-    schedules = all_of(lambda row: pictures.schedule(last[row["name"]]))
-    splits = all_of(pictures.split)
-    load = all_of(lambda row: pictures.load_lines(recordings[row["name"]]))
-    memory = all_of(lambda row: pictures.memory_lines(recordings[row["name"]]))
-    losses = pictures.loss_lines([row for row in rows if row["losses"]])
+    timelines = all_of(lambda row: figures.timeline(last[row["name"]]))
+    schedules = all_of(lambda row: figures.schedule(last[row["name"]]))
+    splits = all_of(figures.split)
+    load = all_of(lambda row: figures.load_lines(recordings[row["name"]]))
+    memory = all_of(lambda row: figures.memory_lines(recordings[row["name"]]))
+    losses = figures.loss_lines([row for row in rows if row["losses"]])
     sections = [
         Section("Timelines", timelines, CLOCK),
-        Section("Pipeline schedules", schedules, "One row per stage, numbered by micro-batch; what is empty is the bubble."),
-        Section("How the batch is split", splits, "To scale: every piece is one pass or micro-batch."),
+        Section(
+            "Pipeline schedules",
+            schedules,
+            "One row per stage, numbered by micro-batch; what is empty is the bubble.",
+        ),
+        Section(
+            "How the batch is split", splits, "To scale: every piece is one pass or micro-batch."
+        ),
         Section("Memory", (_memory(rows),)),
         Section("Load and memory over time", (*load, *memory), "All rounds one after the other."),
-        Section("Losses", (losses,) if losses else (), "Set-ups that train the same lie on one another."),
+        Section(
+            "Losses", (losses,) if losses else (), "Set-ups that train the same lie on one another."
+        ),
         Section("The same training?", (_parity(rows),)),
     ]
     return [section for section in sections if section.blocks]
@@ -250,8 +363,12 @@ def _held(memory: dict[str, Any], kind: str) -> Cell:
 
 
 def _memory(rows: Sequence[Row]) -> Table:
-    kinds = {kind: kind for kind in ("parameters", "gradients", "optimizer", "activations")} | {"optimizer": "optimiser"}
-    if any("gathered" in memory for row in rows for memory in row["peak_bytes"]):  # fsdp alone holds such things
+    kinds = {kind: kind for kind in ("parameters", "gradients", "optimizer", "activations")} | {
+        "optimizer": "optimizer"
+    }
+    if any(
+        "gathered" in memory for row in rows for memory in row["peak_bytes"]
+    ):  # fsdp alone holds such things
         kinds |= {"gathered": "gathered for a while", "unreduced": "gradients not yet reduced"}
     columns = ("set-up", "rank", "device", "peak", *kinds.values(), "how")
     cells = []
@@ -275,7 +392,11 @@ def _parity(rows: Sequence[Row]) -> Table:
     columns = ("set-up", "verdict", "largest difference", "tolerance", "loss differs by", "cause")
     cells = []
     for row in rows:
-        parity = row["parity"] or {"max_difference": None, "tolerance": None, "cause": "not checked"}
+        parity = row["parity"] or {
+            "max_difference": None,
+            "tolerance": None,
+            "cause": "not checked",
+        }
         moved = row["loss_difference"]
         cells.append(
             (

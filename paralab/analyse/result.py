@@ -15,22 +15,42 @@ from paralab.record.reader import Event, failures_of
 from paralab.units import plural
 
 # What a result must have to be shown.
-NEEDED = {"status", "step_seconds", "losses", "metrics", "ranks", "grid", "batch", "samples_per_step", "warnings"}
+NEEDED = {
+    "status",
+    "step_seconds",
+    "losses",
+    "metrics",
+    "ranks",
+    "grid",
+    "batch",
+    "samples_per_step",
+    "warnings",
+}
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    """The result object (docs/run-folder.md lists its fields). Unknown is None, and a warning says why.
+    """The result object (docs/run-folder.md lists its fields). Unknown is None, and a warning says
+    why.
 
-    It is computed from the events. Where some of these cannot be read any more, the numbers of result.json are kept, which were
-    computed while they could."""
+    It is computed from the events. Where some of these cannot be read any more, the numbers of
+    result.json are kept, which were computed while they could."""
     recording = Recording.read(folder)
     kept = _kept(folder)
     if not recording.damaged and (kept is None or kept["steps"] <= len(recording.steps)):
         return _computed(recording)
-    lost = [f"{plural(lines, 'line')} of rank {rank}'s events cannot be read" for rank, lines in recording.damaged.items()]
+    lost = [
+        f"{plural(lines, 'line')} of rank {rank}'s events cannot be read"
+        for rank, lines in recording.damaged.items()
+    ]
     try:
         computed = _computed(recording)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError):  # what is left does not fit together
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        IndexError,
+    ):  # what is left does not fit together
         if kept is None:
             raise
         computed = {}
@@ -57,7 +77,14 @@ def _computed(recording: Recording) -> dict[str, Any]:
     if steps and len(steps) < 2:
         warnings.append("a single step is no measurement: its time includes the warm-up")
     losses = [sum(event["loss"] for event in step) for step in steps]
-    bad = next((step[0]["step"] for step, loss in zip(steps, losses, strict=True) if not math.isfinite(loss)), None)
+    bad = next(
+        (
+            step[0]["step"]
+            for step, loss in zip(steps, losses, strict=True)
+            if not math.isfinite(loss)
+        ),
+        None,
+    )
     if bad is not None:
         warnings.append(f"the loss is not finite from step {bad} on")
     if recording.status == "failed":
@@ -67,10 +94,14 @@ def _computed(recording: Recording) -> dict[str, Any]:
     if recording.reached < plan["num_steps"]:
         warnings.append(f"only {recording.reached} of {plan['num_steps']} steps were finished")
     failures = failures_of(folder)
-    warnings += [f"attempt {failure['attempt'] + 1} failed: {failure['problem']}" for failure in failures]
+    warnings += [
+        f"attempt {failure['attempt'] + 1} failed: {failure['problem']}" for failure in failures
+    ]
     skipped = sum(bool(step[0].get("skipped")) for step in steps)
     if skipped:
-        warnings.append(f"GradScaler skipped {skipped} of {len(steps)} optimiser steps: the fp16 gradients overflowed")
+        warnings.append(
+            f"GradScaler skipped {skipped} of {len(steps)} optimizer steps: the fp16 gradients overflowed"
+        )
     return {
         "schema": manifest["schema"],
         "strategy": plan["strategy"],
@@ -100,7 +131,9 @@ def _computed(recording: Recording) -> dict[str, Any]:
         "total_seconds": _rounded(_between(steps)),
         "samples_per_second": _samples_per_second(timed),
         "samples_per_step": _samples_per_step(timed),
-        "samples_per_second_per_device": _per_device(_samples_per_second(timed), len(_devices(plan))),
+        "samples_per_second_per_device": _per_device(
+            _samples_per_second(timed), len(_devices(plan))
+        ),
         "peak_bytes": _memory(events),
         "all_reduces_per_step": _per_step(timed, "all_reduces"),
         "all_gathers_per_step": _per_step(timed, "all_gathers"),
@@ -129,13 +162,17 @@ def _saves(recording: Recording) -> dict[str, Any] | None:
 
 
 def _devices(plan: dict[str, Any]) -> list[str]:
-    return list(dict.fromkeys(device["name"] for rank in plan["ranks"] for device in rank["devices"]))
+    return list(
+        dict.fromkeys(device["name"] for rank in plan["ranks"] for device in rank["devices"])
+    )
 
 
 def _ranks(plan: dict[str, Any], events: dict[int, list[Event]]) -> list[dict[str, Any]]:
     ranks = []
     for rank in plan["ranks"]:
-        start = next((event for event in events.get(rank["rank"], []) if event["event"] == "start"), {})
+        start = next(
+            (event for event in events.get(rank["rank"], []) if event["event"] == "start"), {}
+        )
         ranks.append(
             {
                 "rank": rank["rank"],
@@ -158,7 +195,11 @@ def _ranks(plan: dict[str, Any], events: dict[int, list[Event]]) -> list[dict[st
 def spread(values: Sequence[float]) -> dict[str, float | None]:
     if not values:
         return {"median": None, "p10": None, "p90": None}
-    return {"median": statistics.median(values), "p10": quantile(values, 0.1), "p90": quantile(values, 0.9)}
+    return {
+        "median": statistics.median(values),
+        "p10": quantile(values, 0.1),
+        "p90": quantile(values, 0.9),
+    }
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -184,8 +225,13 @@ def _samples_per_second(timed: list[list[Event]]) -> float | None:
 
 
 def _samples_per_step(timed: list[list[Event]]) -> float | None:
-    """What was trained on: less than the batch that was asked for where an epoch has fewer samples."""
-    return statistics.mean(sum(event["samples"] for event in step) for step in timed) if timed else None
+    """What was trained on: less than the batch that was asked for where an epoch has fewer
+    samples."""
+    return (
+        statistics.mean(sum(event["samples"] for event in step) for step in timed)
+        if timed
+        else None
+    )
 
 
 def _per_device(value: float | None, devices: int) -> float | None:
@@ -193,7 +239,8 @@ def _per_device(value: float | None, devices: int) -> float | None:
 
 
 def _memory(events: dict[int, list[Event]]) -> list[dict[str, Any]]:
-    """The last word on every device of every rank; `how` tells the allocator's peak from counted tensors."""
+    """The last word on every device of every rank; `how` tells the allocator's peak from counted
+    tensors."""
     found: dict[tuple[int, str], dict[str, Any]] = {}
     for rank, list_ in events.items():
         for event in list_:
@@ -204,7 +251,7 @@ def _memory(events: dict[int, list[Event]]) -> list[dict[str, Any]]:
 
 
 def _per_step(timed: list[list[Event]], field: str) -> float | None:
-    """Per optimiser step and rank."""
+    """Per optimizer step and rank."""
     return statistics.mean(step[0].get(field, 0) for step in timed) if timed else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paralab.analyse.blocks import Bar, Bars, Cell, Finding, Line, Lines, Section, Table
-from paralab.analyse.lost import losses_of
+from paralab.analyse.efficiency_loss import losses_of
 from paralab.analyse.verdict import times_as_fast
 from paralab.units import plural, rate, seconds
 
@@ -27,14 +27,26 @@ def section(comparison: dict[str, Any]) -> Section:
     if not rows:
         return Section("Scaling", (), "Nothing was measured.")
     one, cores = rows[0], comparison["machine"]["cores"]
-    columns = ("devices", "samples/s", "per device", "speed-up", "perfect", "efficiency", "lost per step", "where it went")
+    columns = (
+        "devices",
+        "samples/s",
+        "per device",
+        "speed-up",
+        "perfect",
+        "efficiency",
+        "lost per step",
+        "where it went",
+    )
     table = Table("Scaling", columns, tuple(_row(row, one, cores) for row in rows))
     names = list(losses_of(one, one))
     lost = Table(
         "Seconds lost per step against a perfect split",
         ("devices", *names),
         tuple(
-            (Cell(str(row["devices"]), row["devices"]), *(Cell(seconds(value), value) for value in losses_of(row, one).values()))
+            (
+                Cell(str(row["devices"]), row["devices"]),
+                *(Cell(seconds(value), value) for value in losses_of(row, one).values()),
+            )
             for row in rows[1:]
         ),
         "Computing slower: forward and backward took longer than the share of the batch explains (fixed costs of a pass, shared "
@@ -42,10 +54,20 @@ def section(comparison: dict[str, Any]) -> Section:
     )
     perfect = [(float(row["devices"]), row["devices"] / one["devices"]) for row in rows]
     measured = [(float(row["devices"]), row["speed_up"]["value"]) for row in rows]
-    low, high = ([float(row["speed_up"][end] or row["speed_up"]["value"]) for row in rows] for end in ("low", "high"))
-    lines = (Line("perfect", tuple(perfect)), Line("measured", tuple(measured), tuple(low), tuple(high)))
+    low, high = (
+        [float(row["speed_up"][end] or row["speed_up"]["value"]) for row in rows]
+        for end in ("low", "high")
+    )
+    lines = (
+        Line("perfect", tuple(perfect)),
+        Line("measured", tuple(measured), tuple(low), tuple(high)),
+    )
     per_device = tuple(
-        Bar(f"{row['devices']} device(s)", row["samples_per_second_per_device"], text=rate(row["samples_per_second_per_device"]))
+        Bar(
+            f"{row['devices']} device(s)",
+            row["samples_per_second_per_device"],
+            text=rate(row["samples_per_second_per_device"]),
+        )
         for row in rows
     )
     return Section(
@@ -64,7 +86,11 @@ def _row(row: Row, one: Row, cores: int) -> tuple[Cell, ...]:
     lost = losses_of(row, one)
     together = sum(lost.values())
     largest = max(lost, key=lambda name: lost[name])
-    where = "–" if row is one or together < 0.02 * row["step_seconds"]["median"] else f"{largest}: {seconds(lost[largest])}"
+    where = (
+        "–"
+        if row is one or together < 0.02 * row["step_seconds"]["median"]
+        else f"{largest}: {seconds(lost[largest])}"
+    )
     why = crowded(row, cores)
     if why and largest == "computing slower":
         where += f" ({why})"
@@ -81,7 +107,8 @@ def _row(row: Row, one: Row, cores: int) -> tuple[Cell, ...]:
 
 
 def findings(comparison: dict[str, Any]) -> tuple[Finding, ...]:
-    """The ratio should approach the number of devices; clearly less has a cause, and the evidence names it."""
+    """The ratio should approach the number of devices; clearly less has a cause, and the evidence
+    names it."""
     rows = [row for row in comparison["rows"] if not row["error"]]
     found: list[Finding] = []
     if not rows:
@@ -90,14 +117,29 @@ def findings(comparison: dict[str, Any]) -> tuple[Finding, ...]:
     for row in rows[1:]:
         perfect, lost = row["devices"] / one["devices"], losses_of(row, one)
         ratio = row["speed_up"]
-        evidence = {"speed_up": ratio, "perfect": perfect, "efficiency": row["efficiency"], "lost_seconds": lost}
-        text = f"{plural(row['devices'], 'device')}: {times_as_fast(ratio)}, of a perfect {perfect:g}."
+        evidence = {
+            "speed_up": ratio,
+            "perfect": perfect,
+            "efficiency": row["efficiency"],
+            "lost_seconds": lost,
+        }
+        text = (
+            f"{plural(row['devices'], 'device')}: {times_as_fast(ratio)}, of a perfect {perfect:g}."
+        )
         if row["efficiency"] >= GOOD:
             found.append(Finding("fastest", text + " That is close to perfect scaling.", evidence))
             continue
         causes = sorted(lost.items(), key=lambda item: -item[1])[:2]
-        named = " and ".join(f"{name} ({seconds(value)} per step)" for name, value in causes if value > 0)
+        named = " and ".join(
+            f"{name} ({seconds(value)} per step)" for name, value in causes if value > 0
+        )
         why = crowded(row, cores)
-        shared = f" {why[0].upper()}{why[1:]}: no speed-up can come from devices that take each other's cores." if why else ""
-        found.append(Finding("limit", f"{text} The missing part went into {named}.{shared}", evidence))
+        shared = (
+            f" {why[0].upper()}{why[1:]}: no speed-up can come from devices that take each other's cores."
+            if why
+            else ""
+        )
+        found.append(
+            Finding("limit", f"{text} The missing part went into {named}.{shared}", evidence)
+        )
     return tuple(found)

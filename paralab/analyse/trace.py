@@ -1,8 +1,10 @@
-"""A run as a Chrome trace, which ui.perfetto.dev and chrome://tracing open: every rank and device on one clock.
+"""A run as a Chrome trace, which ui.perfetto.dev and chrome://tracing open: every rank and device
+on one clock.
 
-A rank is a process of the trace; its threads are *lanes*: the steps, the loading, one per device, one for communication. Spans of
-one lane must lie within or after one another, so what crosses goes to a further lane of the same name. Arrows (flows) show what
-waited for what: the same all-reduce on all ranks, a micro-batch from stage to stage, a batch from scatter to gather.
+A rank is a process of the trace; its threads are *lanes*: the steps, the loading, one per device,
+one for communication. Spans of one lane must lie within or after one another, so what crosses goes
+to a further lane of the same name. Arrows (flows) show what waited for what: the same all-reduce on
+all ranks, a micro-batch from stage to stage, a batch from scatter to gather.
 """
 
 from __future__ import annotations
@@ -14,19 +16,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paralab.analyse.intervals import lanes
 from paralab.analyse.metrics import COLLECTIVES
 from paralab.analyse.recording import Recording
+from paralab.analyse.time_intervals import lanes
 from paralab.record.reader import Event
 
 STEPS, LOADING, COMMUNICATION = "steps", "data loading", "communication"
-NOT_ARGUMENTS = ("event", "start", "end", "time", "device")  # said by the slice itself: its name, its place, its lane
+NOT_ARGUMENTS = (
+    "event",
+    "start",
+    "end",
+    "time",
+    "device",
+)  # said by the slice itself: its name, its place, its lane
 TIDS_PER_PID = 1000  # thread numbers are unique in the whole trace: viewers differ in whether they belong to a process
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A span where it is drawn. Whole microseconds, so that what touches in the events touches in the trace."""
+    """A span where it is drawn. Whole microseconds, so that what touches in the events touches in
+    the trace."""
 
     event: Event
     rank: int
@@ -41,7 +50,8 @@ class Slice:
 
 
 def trace_of(folder: Path) -> dict[str, Any]:
-    """The trace object, from manifest and events alone; what a killed run did not write is not in it."""
+    """The trace object, from manifest and events alone; what a killed run did not write is not in
+    it."""
     recording = Recording.read(folder)
     manifest, plan, events = recording.manifest, recording.plan, recording.events
     found: list[dict[str, Any]] = []
@@ -57,8 +67,11 @@ def trace_of(folder: Path) -> dict[str, Any]:
     found += [_complete(slice_) for slice_ in slices]
     found += _loss(recording)
     # A process per stage: a replica is several ranks. Recordings from before that do not say.
-    found += _flows(slices, {rank["rank"]: rank.get("replica", rank["rank"]) for rank in plan["ranks"]})
-    # Names first, then time. What begins together: the longer slice first, since it holds the other, and arrows after their slices.
+    found += _flows(
+        slices, {rank["rank"]: rank.get("replica", rank["rank"]) for rank in plan["ranks"]}
+    )
+    # Names first, then time. What begins together: the longer slice first, since it holds the
+    # other, and arrows after their slices.
     found.sort(key=lambda event: (event.get("ts", -1), -event.get("dur", 0)))
     return {
         "traceEvents": found,
@@ -80,9 +93,14 @@ def _us(seconds: float) -> int:
     return round(seconds * 1e6)
 
 
-def _placed(rank: int, events: list[Event], devices: list[str]) -> tuple[list[Slice], dict[int, str]]:
-    """The slices of a rank, and its lanes: thread number -> name, in the order in which they are to be shown."""
-    by_lane: dict[str, list[Event]] = {name: [] for name in (STEPS, LOADING, *devices, COMMUNICATION)}
+def _placed(
+    rank: int, events: list[Event], devices: list[str]
+) -> tuple[list[Slice], dict[int, str]]:
+    """The slices of a rank, and its lanes: thread number -> name, in the order in which they are to
+    be shown."""
+    by_lane: dict[str, list[Event]] = {
+        name: [] for name in (STEPS, LOADING, *devices, COMMUNICATION)
+    }
     for event in events:
         if "start" in event and "end" in event:
             by_lane.setdefault(_lane(event, devices[0]), []).append(event)
@@ -92,9 +110,14 @@ def _placed(rank: int, events: list[Event], devices: list[str]) -> tuple[list[Sl
         # A clock of a device may be a microsecond off: nothing lasts less than nothing.
         times = [(start := _us(event["start"]), max(start, _us(event["end"]))) for event in list_]
         numbers = lanes(times, nested=name != COMMUNICATION)
-        tids = [_pid(rank) * TIDS_PER_PID + len(names) + 1 + lane for lane in range(max(numbers, default=0) + 1)]
+        tids = [
+            _pid(rank) * TIDS_PER_PID + len(names) + 1 + lane
+            for lane in range(max(numbers, default=0) + 1)
+        ]
         if list_ or name in (STEPS, *devices):
-            names |= {tid: name if lane == 0 else f"{name} ({lane + 1})" for lane, tid in enumerate(tids)}
+            names |= {
+                tid: name if lane == 0 else f"{name} ({lane + 1})" for lane, tid in enumerate(tids)
+            }
         for event, (start, end), lane in zip(list_, times, numbers, strict=True):
             slices.append(Slice(event, rank, tids[lane], start, end))
     return slices, names
@@ -105,7 +128,9 @@ def _lane(event: Event, first_device: str) -> str:
         return STEPS if event["event"] == "step" else LOADING
     if event["event"] in COLLECTIVES:
         return COMMUNICATION
-    return str(event.get("device", first_device))  # scatter, gather, optimizer: the work of the rank's first device
+    return str(
+        event.get("device", first_device)
+    )  # scatter, gather, optimizer: the work of the rank's first device
 
 
 def _names(rank: int, title: str, names: dict[int, str]) -> Iterator[dict[str, Any]]:
@@ -124,7 +149,14 @@ def _complete(slice_: Slice) -> dict[str, Any]:
     name = f"step {event['step']}" if event["event"] == "step" else event["event"]
     where = {"pid": _pid(slice_.rank), "tid": slice_.tid}
     times = {"ts": slice_.start_us, "dur": slice_.end_us - slice_.start_us}
-    return {"ph": "X", "name": name, "cat": event["event"], **times, **where, "args": _arguments(event)}
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": event["event"],
+        **times,
+        **where,
+        "args": _arguments(event),
+    }
 
 
 def _arguments(event: Event) -> dict[str, Any]:
@@ -139,7 +171,8 @@ def _arguments(event: Event) -> dict[str, Any]:
 def _instants(rank: int, events: list[Event], tids: dict[str, int]) -> Iterator[dict[str, Any]]:
     """What arrived in a device, and an error, across the whole process.
 
-    Both on the lane of the steps: on a device's lane Perfetto would bind the arrow of the pass around the instant to the instant.
+    Both on the lane of the steps: on a device's lane Perfetto would bind the arrow of the pass
+    around the instant to the instant.
     """
     for event in events:
         if event["event"] == "split":
@@ -161,14 +194,23 @@ def _instants(rank: int, events: list[Event], tids: dict[str, int]) -> Iterator[
 
 
 def _counters(rank: int, events: list[Event]) -> Iterator[dict[str, Any]]:
-    """Load and memory over time, of the process and of its devices. What is unknown (null) draws nothing.
+    """Load and memory over time, of the process and of its devices. What is unknown (null) draws
+    nothing.
 
     Perfetto shows a counter's name and unit as one phrase, so the units are words that follow.
     """
 
-    def counter(name: str, event: Event, unit: str, value: float | None) -> Iterator[dict[str, Any]]:
+    def counter(
+        name: str, event: Event, unit: str, value: float | None
+    ) -> Iterator[dict[str, Any]]:
         if value is not None:
-            yield {"ph": "C", "name": name, "pid": _pid(rank), "ts": _us(event["time"]), "args": {unit: value}}
+            yield {
+                "ph": "C",
+                "name": name,
+                "pid": _pid(rank),
+                "ts": _us(event["time"]),
+                "args": {unit: value},
+            }
 
     for event in events:
         if event["event"] == "load":
@@ -177,8 +219,12 @@ def _counters(rank: int, events: list[Event]) -> Iterator[dict[str, Any]]:
             for device in event.get("devices") or ():
                 name = device["device"]
                 yield from counter(f"load {name}", event, "as a share", device.get("utilization"))
-                yield from counter(f"memory {name} allocated", event, "in bytes", device.get("allocated_bytes"))
-                yield from counter(f"memory {name} used by all", event, "in bytes", device.get("used_bytes"))
+                yield from counter(
+                    f"memory {name} allocated", event, "in bytes", device.get("allocated_bytes")
+                )
+                yield from counter(
+                    f"memory {name} used by all", event, "in bytes", device.get("used_bytes")
+                )
         elif event["event"] == "memory":
             yield from counter(f"peak memory {event['device']}", event, "in bytes", event["bytes"])
 
@@ -189,7 +235,13 @@ def _loss(recording: Recording) -> Iterator[dict[str, Any]]:
         loss = sum(event["loss"] for event in step)
         if math.isfinite(loss):
             end = max(event["end"] for event in step)
-            yield {"ph": "C", "name": "loss", "pid": _pid(0), "ts": _us(end), "args": {"of the batch": loss}}
+            yield {
+                "ph": "C",
+                "name": "loss",
+                "pid": _pid(0),
+                "ts": _us(end),
+                "args": {"of the batch": loss},
+            }
 
 
 def _flows(slices: list[Slice], replica_of: dict[int, int]) -> list[dict[str, Any]]:
@@ -204,17 +256,21 @@ def _flows(slices: list[Slice], replica_of: dict[int, int]) -> list[dict[str, An
 
 
 def _by_key(slices: Iterable[Slice], *names: str) -> dict[tuple[Any, ...], list[Slice]]:
-    """Slices of these events by (event, rank, step, accumulation, stage, micro, bucket, replica)."""
+    """Slices of these events by (event, rank, step, accumulation, stage, micro, bucket,
+    replica)."""
     fields = ("step", "accumulation", "stage", "micro", "bucket", "replica")
     found: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
     for slice_ in slices:
         if slice_.event["event"] in names:
-            found[slice_.event["event"], slice_.rank, *(slice_.event.get(field) for field in fields)].append(slice_)
+            found[
+                slice_.event["event"], slice_.rank, *(slice_.event.get(field) for field in fields)
+            ].append(slice_)
     return found
 
 
 def _collectives(slices: list[Slice]) -> Iterator[list[Slice]]:
-    """The same bucket of the same step on all ranks, in the order in which they were ready: the first one waits for the last."""
+    """The same bucket of the same step on all ranks, in the order in which they were ready: the
+    first one waits for the last."""
     same: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
     for (kind, _, *key), list_ in _by_key(slices, *COLLECTIVES).items():
         for occurrence, slice_ in enumerate(list_):
@@ -224,12 +280,17 @@ def _collectives(slices: list[Slice]) -> Iterator[list[Slice]]:
 
 
 def _stage_to_stage(slices: list[Slice], replica_of: dict[int, int]) -> Iterator[list[Slice]]:
-    """A micro-batch leaves a stage and arrives in the next one, on whatever rank: forwards in their order, backwards against it."""
+    """A micro-batch leaves a stage and arrives in the next one, on whatever rank: forwards in their
+    order, backwards against it."""
     for event, direction in (("forward", 1), ("backward", -1)):
         found: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
-        for (_, rank, step, accumulation, stage, micro, *_), list_ in _by_key(slices, event).items():
+        for (_, rank, step, accumulation, stage, micro, *_), list_ in _by_key(
+            slices, event
+        ).items():
             # The half of a backward pass that only the weights need sends nothing on.
-            found[replica_of[rank], step, accumulation, stage, micro] += [s for s in list_ if not s.event.get("weights")]
+            found[replica_of[rank], step, accumulation, stage, micro] += [
+                s for s in list_ if not s.event.get("weights")
+            ]
         for (replica, step, accumulation, stage, micro), list_ in found.items():
             if stage is not None:
                 following = found.get((replica, step, accumulation, stage + direction, micro), [])
@@ -237,7 +298,8 @@ def _stage_to_stage(slices: list[Slice], replica_of: dict[int, int]) -> Iterator
 
 
 def _scatter_to_gather(slices: list[Slice]) -> Iterator[list[Slice]]:
-    """Emulated DataParallel, once per pass: the batch is cut, goes through the replicas, and comes together."""
+    """Emulated DataParallel, once per pass: the batch is cut, goes through the replicas, and comes
+    together."""
     per_step: dict[tuple[int, int], dict[str, list[Slice]]] = defaultdict(lambda: defaultdict(list))
     for slice_ in slices:
         if slice_.event["event"] in ("scatter", "replica_forward", "gather"):
@@ -250,12 +312,14 @@ def _scatter_to_gather(slices: list[Slice]) -> Iterator[list[Slice]]:
 
 
 def _arrow(id_: int, name: str, chain: list[Slice]) -> list[dict[str, Any]]:
-    """Start, steps and finish of one arrow. A viewer binds each to the slice around it, and time must not run backwards:
+    """Start, steps and finish of one arrow. A viewer binds each to the slice around it, and time
+    must not run backwards:
 
-        leaves   when the second begins, if the first still lasts, else in the first one's last microsecond
-        arrives  when the slice begins, but not before the arrow has left
+        leaves   when the second begins, if the first still lasts, else in the first one's last
+      microsecond arrives  when the slice begins, but not before the arrow has left
 
-    Where that is not possible (less than a microsecond long, or over before the other began) there is no arrow.
+    Where that is not possible (less than a microsecond long, or over before the other began) there
+    is no arrow.
     """
     if len(chain) < 2 or any(slice_.last_us < slice_.start_us for slice_ in chain):
         return []
@@ -266,7 +330,13 @@ def _arrow(id_: int, name: str, chain: list[Slice]) -> list[dict[str, Any]]:
         moment = max(moment, slice_.start_us)
         if moment > slice_.last_us:
             return []
-        phase = {"ph": "s"} if number == 0 else {"ph": "t"} if number < len(chain) - 1 else {"ph": "f", "bp": "e"}
+        phase = (
+            {"ph": "s"}
+            if number == 0
+            else {"ph": "t"}
+            if number < len(chain) - 1
+            else {"ph": "f", "bp": "e"}
+        )
         where = {"pid": _pid(slice_.rank), "tid": slice_.tid}
         found.append({**phase, "name": name, "cat": "flow", "id": id_, "ts": moment, **where})
     return found

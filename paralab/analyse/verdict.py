@@ -1,4 +1,5 @@
-"""The verdict on a comparison in plain words, each sentence with its numbers: the fastest, its cost, its limit, what to try."""
+"""The verdict on a comparison in plain words, each sentence with its numbers: the fastest, its
+cost, its limit, what to try."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ import shlex
 from typing import Any
 
 from paralab.analyse.blocks import Finding
-from paralab.analyse.lost import losses_of, perfect_seconds
+from paralab.analyse.confidence import speed_up
+from paralab.analyse.efficiency_loss import losses_of, perfect_seconds
 from paralab.analyse.metrics import RULE
-from paralab.analyse.parity import aside
-from paralab.analyse.uncertainty import speed_up
-from paralab.analyse.wording import collectives
+from paralab.analyse.phrases import collectives
+from paralab.analyse.verify import aside
 from paralab.units import plural, seconds, size
 
 Row = dict[str, Any]
@@ -23,20 +24,37 @@ def verdict(comparison: dict[str, Any]) -> tuple[Finding, ...]:
     if not baseline:
         return tuple(_failures(comparison))
     if len(rows) == 1:
-        return (_consists(baseline), *_next(baseline, rows), *_warnings(rows), *_failures(comparison))
+        return (
+            _consists(baseline),
+            *_next(baseline, rows),
+            *_warnings(rows),
+            *_failures(comparison),
+        )
     sound = [row for row in rows if is_same_training(row) is not False and row["speed_up"]]
     surely = [row for row in sound if row["speed_up"]["verdict"] == "faster"]
     several = baseline["speed_up"]["low"] is not None
-    best = max(surely if several else sound, key=lambda row: float(row["speed_up"]["value"]), default=baseline)
+    best = max(
+        surely if several else sound,
+        key=lambda row: float(row["speed_up"]["value"]),
+        default=baseline,
+    )
     findings = [_fastest(best, baseline, sound)]
     parallel = (
         best
         if best["devices"] > 1
-        else max((row for row in sound if row["devices"] > 1), key=lambda row: float(row["speed_up"]["value"]), default=None)
+        else max(
+            (row for row in sound if row["devices"] > 1),
+            key=lambda row: float(row["speed_up"]["value"]),
+            default=None,
+        )
     )
     if parallel:
         sure = parallel["speed_up"]["verdict"] in ("faster", "slower", "baseline")
-        findings += [_cost(parallel, baseline), *([_limit(parallel, baseline)] if sure else []), *_next(parallel, rows)]
+        findings += [
+            _cost(parallel, baseline),
+            *([_limit(parallel, baseline)] if sure else []),
+            *_next(parallel, rows),
+        ]
     return (*findings, *_same(rows), *_busy(baseline), *_warnings(rows), *_failures(comparison))
 
 
@@ -55,15 +73,24 @@ def times_as_fast(ratio: dict[str, Any]) -> str:
 def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
     times = "round_seconds_per_sample"
     equally = [
-        row["name"] for row in rows if row is not best and speed_up(row[times], best[times]).verdict == "no measurable difference"
+        row["name"]
+        for row in rows
+        if row is not best
+        and speed_up(row[times], best[times]).verdict == "no measurable difference"
     ]
-    evidence = {"step_seconds": best["step_seconds"], "speed_up": best["speed_up"], "equally_fast": equally}
+    evidence = {
+        "step_seconds": best["step_seconds"],
+        "speed_up": best["speed_up"],
+        "equally_fast": equally,
+    }
     step = seconds(best["step_seconds"]["median"])
     ratio = f"{times_as_fast(best['speed_up'])}, compared with `{baseline['name']}`"
     also = f" No measurable difference from it: {', '.join(equally)}." if equally else ""
     if best["speed_up"]["low"] is None:
         return Finding(
-            "fastest", f"`{best['name']}` has the shortest step, {step}. Too few rounds to tell how sure that is.", evidence
+            "fastest",
+            f"`{best['name']}` has the shortest step, {step}. Too few rounds to tell how sure that is.",
+            evidence,
         )
     if best is baseline:
         text = f"Nothing is measurably faster than `{best['name']}`: {step} per step.{also}"
@@ -79,11 +106,17 @@ def largest_memory(row: Row) -> int | None:
 
 def _cost(row: Row, baseline: Row) -> Finding:
     mine, one = largest_memory(row), largest_memory(baseline)
-    parts = [f"`{row['name']}` takes {plural(row['devices'], 'device')} in {plural(row['processes'], 'process')}"]
+    parts = [
+        f"`{row['name']}` takes {plural(row['devices'], 'device')} in {plural(row['processes'], 'process')}"
+    ]
     if mine and one:
-        parts.append(f"{size(mine)} on its fullest device against {size(one)} for `{baseline['name']}`")
+        parts.append(
+            f"{size(mine)} on its fullest device against {size(one)} for `{baseline['name']}`"
+        )
     if row["bytes_per_step"]:
-        parts.append(f"{collectives(row)} of together {size(row['bytes_per_step'])} per optimiser step and rank")
+        parts.append(
+            f"{collectives(row)} of together {size(row['bytes_per_step'])} per optimizer step and rank"
+        )
     evidence = {
         "devices": row["devices"],
         "peak_bytes": mine,
@@ -112,7 +145,11 @@ def _consists(row: Row) -> Finding:
     """One run alone: what its step is made of."""
     parts = [f"{share:.0%} {name}" for name, share in shares(row).items() if share >= 0.01]
     step = seconds(row["step_seconds"]["median"])
-    return Finding("limit", f"A step of `{row['name']}` takes {step}: {', '.join(parts)}.", {"shares": shares(row)})
+    return Finding(
+        "limit",
+        f"A step of `{row['name']}` takes {step}: {', '.join(parts)}.",
+        {"shares": shares(row)},
+    )
 
 
 def _limit(row: Row, baseline: Row) -> Finding:
@@ -120,8 +157,16 @@ def _limit(row: Row, baseline: Row) -> Finding:
     step, name = row["step_seconds"]["median"], row["name"]
     perfect, causes = perfect_seconds(row, baseline), losses_of(row, baseline)
     largest = max(causes, key=lambda cause: causes[cause])
-    evidence = {"perfect_seconds": perfect, "step_seconds": step, "lost_seconds": causes, "shares": shares(row)}
-    sharing = next((remark for remark in row["remarks"] if "share cores" in remark or "shared:" in remark), None)
+    evidence = {
+        "perfect_seconds": perfect,
+        "step_seconds": step,
+        "lost_seconds": causes,
+        "shares": shares(row),
+    }
+    sharing = next(
+        (remark for remark in row["remarks"] if "share cores" in remark or "shared:" in remark),
+        None,
+    )
     idle = row["metrics"]["bubble"]
     if step - perfect <= 0.05 * step and not (idle and idle["measured"] > idle["ideal"] + 0.1):
         text = f"`{name}` loses next to nothing: {seconds(step)} against {seconds(perfect)} for a perfect split."
@@ -130,7 +175,9 @@ def _limit(row: Row, baseline: Row) -> Finding:
     if perfect >= step:  # the baseline is no better spread itself
         text = f"What costs `{name}` most is {largest}: {seconds(causes[largest])} of {seconds(step)} per step."
     else:
-        lost = f"The largest part of the difference is {largest}: {seconds(causes[largest])} per step."
+        lost = (
+            f"The largest part of the difference is {largest}: {seconds(causes[largest])} per step."
+        )
         text = f"{split}; `{name}` takes {seconds(step)}. {lost}"
     if sharing:
         text += f" ({sharing[0].upper()}{sharing[1:]}.)"
@@ -141,7 +188,9 @@ def tune_command(row: Row) -> str:
     """The search for the same training: what decides it is kept."""
     asked, words = row["request"], ["paralab", "tune", row["strategy"]]
     kept = ("workload", "replicas", "stages", "batch_size", "precision", "device", "seed")
-    for name in kept if row["strategy"] == "hybrid" else [name for name in kept if name != "stages"]:
+    for name in (
+        kept if row["strategy"] == "hybrid" else [name for name in kept if name != "stages"]
+    ):
         if asked.get(name) not in (None, 0, "fp32", "auto"):
             words += [f"--{name.replace('_', '-')}", str(asked[name])]
     return shlex.join(words)
@@ -160,17 +209,29 @@ def _next(row: Row, rows: list[Row]) -> list[Finding]:
             f"{buckets:g} bucket(s) hide {overlap:.0%} of it. `{command}` searches for the bucket size, accumulation and options "
             "that expose less."
         )
-        found.append(Finding("next", text, {"communication_share": share, "exposed_share": exposed, "overlap": overlap}))
+        found.append(
+            Finding(
+                "next",
+                text,
+                {"communication_share": share, "exposed_share": exposed, "overlap": overlap},
+            )
+        )
     if row["strategy"] == "fsdp" and exposed >= RULE:
         text = (
             f"Shards on their way take {share:.0%} of the step, and {exposed:.0%} is exposed: every pass gathers every parameter "
             "twice. Fewer passes per step (`--accumulate`) gather less; `ddp` gathers nothing, if the whole model fits on a device."
         )
-        found.append(Finding("next", text, {"communication_share": share, "exposed_share": exposed}))
-    measured = next((other for other in rows if other["strategy"] == "ddp" and other["accumulate"] == 1), None)
+        found.append(
+            Finding("next", text, {"communication_share": share, "exposed_share": exposed})
+        )
+    measured = next(
+        (other for other in rows if other["strategy"] == "ddp" and other["accumulate"] == 1), None
+    )
     if row["strategy"] == "dp" and measured is None:
         text = "`ddp` instead of `dp`: it copies no model in every step, and no device collects for the others."
-        found.append(Finding("next", text, {"communication_share": share, "balance": metrics["balance"]}))
+        found.append(
+            Finding("next", text, {"communication_share": share, "balance": metrics["balance"]})
+        )
     bubble = metrics["bubble"]
     if bubble and bubble["measured"] > 0.15:
         text = (
@@ -202,19 +263,36 @@ def _same(rows: list[Row]) -> list[Finding]:
     if known:
         reasons = "; ".join(known[0]["parity"]["excused"]["reasons"])
         text += f" For {len(known)} of them the proof held fixed what differs for a known reason: {reasons}."
-    evidence = {"equal": len(equal), "of": len(checked), "tolerance": tolerance, "max_difference": largest}
+    evidence = {
+        "equal": len(equal),
+        "of": len(checked),
+        "tolerance": tolerance,
+        "max_difference": largest,
+    }
     found = [Finding("same", text, evidence)]
     for row in wrong:
         text = f"`{row['name']}` trains something else: {row['parity']['cause']}."
-        found.append(Finding("warning", text, {"max_difference": row["parity"]["max_difference"], "tolerance": tolerance}))
+        found.append(
+            Finding(
+                "warning",
+                text,
+                {"max_difference": row["parity"]["max_difference"], "tolerance": tolerance},
+            )
+        )
     return found
 
 
 def _busy(baseline: Row) -> list[Finding]:
-    """A set-up on one device has nothing to wait for: where it did not get its cores, something else had them."""
+    """A set-up on one device has nothing to wait for: where it did not get its cores, something
+    else had them."""
     cores = baseline["metrics"]["load"]["cores_per_rank"][0]
     asked = baseline["threads_per_device"]
-    if baseline["strategy"] != "single" or cores is None or cores > BUSY * asked or baseline["peak_bytes"][0]["how"] != "counted":
+    if (
+        baseline["strategy"] != "single"
+        or cores is None
+        or cores > BUSY * asked
+        or baseline["peak_bytes"][0]["how"] != "counted"
+    ):
         return []
     text = (
         f"This machine was busy with something else: `{baseline['name']}` got {cores:.2f} of its {plural(asked, 'core')}. "
@@ -224,8 +302,13 @@ def _busy(baseline: Row) -> list[Finding]:
 
 
 def _warnings(rows: list[Row]) -> list[Finding]:
-    """What a run said of itself: losses that are not finite, steps that were skipped or not finished."""
-    return [Finding("warning", f"`{row['name']}`: {warning}.", {}) for row in rows for warning in row["warnings"]]
+    """What a run said of itself: losses that are not finite, steps that were skipped or not
+    finished."""
+    return [
+        Finding("warning", f"`{row['name']}`: {warning}.", {})
+        for row in rows
+        for warning in row["warnings"]
+    ]
 
 
 def _failures(comparison: dict[str, Any]) -> list[Finding]:
@@ -234,5 +317,8 @@ def _failures(comparison: dict[str, Any]) -> list[Finding]:
         for row in comparison["rows"]
         if row["error"]
     ]
-    left = [Finding("warning", f"`{entry['name']}` was left out: {entry['reason']}", {}) for entry in comparison["left_out"]]
+    left = [
+        Finding("warning", f"`{entry['name']}` was left out: {entry['reason']}", {})
+        for entry in comparison["left_out"]
+    ]
     return failed + left

@@ -1,4 +1,5 @@
-"""Do ranks agree? Digests of tensors are compared with a tolerance; of three or more ranks the majority says who is the odd one."""
+"""Do ranks agree? Digests of tensors are compared with a tolerance; of three or more ranks the
+majority says who is the odd one."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ def equal(one: list[float] | None, other: list[float] | None) -> bool:
     if one[0] < 0 or other[0] < 0:  # NaN, infinity
         return one[0] == other[0]
     largest = max(one[0], other[0])
-    return abs(one[0] - other[0]) <= NORM_TOLERANCE * largest and abs(one[1] - other[1]) <= SUM_TOLERANCE * largest
+    return (
+        abs(one[0] - other[0]) <= NORM_TOLERANCE * largest
+        and abs(one[1] - other[1]) <= SUM_TOLERANCE * largest
+    )
 
 
 def differing(digests: Iterable[Digest]) -> list[int]:
@@ -31,12 +35,15 @@ def differing(digests: Iterable[Digest]) -> list[int]:
 
 
 def odd_one_out(values: Mapping[int, Hashable]) -> int | None:
-    """The one rank that differs from a majority of the others, which agree; None for two ranks, of whom either may be wrong."""
+    """The one rank that differs from a majority of the others, which agree; None for two ranks, of
+    whom either may be wrong."""
     counts = Counter(values.values())
     if len(counts) != 2 or len(values) < 3:
         return None
     (_, most), (rare, least) = counts.most_common(2)
-    return next(rank for rank, value in values.items() if value == rare) if least == 1 < most else None
+    return (
+        next(rank for rank, value in values.items() if value == rare) if least == 1 < most else None
+    )
 
 
 def listed(names: list[str], most: int = 4) -> str:
@@ -58,7 +65,15 @@ def found(
     gain: float | None = None,
 ) -> Finding:
     return Finding(
-        id, severity, why, fix, place.file if place else None, place.line if place else None, rank, tuple(evidence), gain
+        id,
+        severity,
+        why,
+        fix,
+        place.file if place else None,
+        place.line if place else None,
+        rank,
+        tuple(evidence),
+        gain,
     )
 
 
@@ -73,5 +88,6 @@ def wraps(rank: RankSeen) -> list[Wrap]:
 
 
 def is_data_parallel(seen: Observation) -> bool:
-    """Every rank has a model under DDP, and there are no smaller groups in which ranks could rightly share their data."""
+    """Every rank has a model under DDP, and there are no smaller groups in which ranks could
+    rightly share their data."""
     return len(seen.ranks) > 1 and all(wraps(rank) for rank in seen.ranks)

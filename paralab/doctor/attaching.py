@@ -1,8 +1,9 @@
 """A job that stands still now: where each of its ranks is, and who is missing.
 
-Stacks come from, in this order: the rank's own side thread, if the job was started by `paralab doctor --` (then its collectives are
-known as well); its memory (doctor.memory), if it runs the same Python; py-spy, if it is installed (pip install "paralab[attach]").
-Nothing is sent to the processes, and none of them is stopped by us.
+Stacks come from, in this order: the rank's own side thread, if the job was started by `paralab
+doctor --` (then its collectives are known as well); its memory (doctor.memory), if it runs the same
+Python; py-spy, if it is installed (pip install "paralab[attach]"). Nothing is sent to the
+processes, and none of them is stopped by us.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paralab.analyse.testimony import LIBRARIES
+from paralab.analyse.stack_dumps import LIBRARIES
 from paralab.doctor.finding import Finding
 from paralab.doctor.memory import Frame, Unreadable, stacks
 from paralab.doctor.missing import STOPPED
@@ -36,7 +37,10 @@ JOB = (
     "PARALAB_LAUNCHER",
 )  # what its ranks share
 # Functions of torch in which a rank waits for the others, in words.
-WAITING = {"_sync_buffers": "the forward of the DDP model (its buffers)", "_engine_run_backward": "a backward pass"}
+WAITING = {
+    "_sync_buffers": "the forward of the DDP model (its buffers)",
+    "_engine_run_backward": "a backward pass",
+}
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,8 @@ class Attached:
 
 @dataclass(frozen=True)
 class RankNow:
-    """`stack`: of the main thread, outermost first, or None with `unread`: why. `moves`: it used the processor or changed its place
-    between two looks."""
+    """`stack`: of the main thread, outermost first, or None with `unread`: why. `moves`: it used
+    the processor or changed its place between two looks."""
 
     rank: int
     pid: int
@@ -60,7 +64,11 @@ class RankNow:
     @property
     def place(self) -> Place | None:
         """The user's innermost line; else the innermost one at all."""
-        own = [f for f in self.stack or [] if not any(part in f.file for part in LIBRARIES) and not f.file.startswith("<")]
+        own = [
+            f
+            for f in self.stack or []
+            if not any(part in f.file for part in LIBRARIES) and not f.file.startswith("<")
+        ]
         frame = (own or self.stack or [None])[-1]  # type: ignore[list-item]
         return Place(frame.file, frame.line, frame.function) if frame else None
 
@@ -68,7 +76,9 @@ class RankNow:
     def collective(self) -> str | None:
         """The collective that it is in, as its stack tells."""
         for frame in reversed(self.stack or []):
-            if frame.file.endswith("distributed_c10d.py") and not frame.function.startswith(("_", "wrapper")):
+            if frame.file.endswith("distributed_c10d.py") and not frame.function.startswith(
+                ("_", "wrapper")
+            ):
                 return frame.function
             if frame.function in WAITING:
                 return WAITING[frame.function]
@@ -82,7 +92,14 @@ class RankNow:
 
 def attach(pid: int) -> Attached:
     family = ranks_of(pid)
-    folder = next((f for each in family.values() if (f := _environment(each).get("PARALAB_OBSERVE")) and Path(f).is_dir()), None)
+    folder = next(
+        (
+            f
+            for each in family.values()
+            if (f := _environment(each).get("PARALAB_OBSERVE")) and Path(f).is_dir()
+        ),
+        None,
+    )
     if folder:
         return _observed(Path(folder))
     before = {rank: (_cpu(each), _stack(each)) for rank, each in family.items()}
@@ -92,10 +109,18 @@ def attach(pid: int) -> Attached:
         stack, unread = _stack(each)
         moves = _cpu(each) > before[rank][0] + 5 or before[rank][1][0] != stack
         ranks.append(RankNow(rank, each, _state(each), stack, unread, moves))
-    world = max(int(_environment(each).get("LOCAL_WORLD_SIZE", len(family))) for each in family.values())
+    world = max(
+        int(_environment(each).get("LOCAL_WORLD_SIZE", len(family))) for each in family.values()
+    )
     notes = [rank.told() for rank in ranks]
-    notes += [f"the stack of rank {rank.rank} could not be read: {rank.unread}" for rank in ranks if rank.unread]
-    notes.append("which collectives came before is not known: the job was not started by `paralab doctor -- …`")
+    notes += [
+        f"the stack of rank {rank.rank} could not be read: {rank.unread}"
+        for rank in ranks
+        if rank.unread
+    ]
+    notes.append(
+        "which collectives came before is not known: the job was not started by `paralab doctor -- …`"
+    )
     return Attached(judged(ranks, world), tuple(notes))
 
 
@@ -104,8 +129,14 @@ def _observed(folder: Path) -> Attached:
     reader.read(over=False)
     reader.ask(2.0)
     seen = reader.read(over=False, stalled_seconds=LOOK_AGAIN_SECONDS)
-    said = [f"rank {rank.rank}: {rank.said.where if rank.said else 'did not answer'}" for rank in seen.ranks]
-    return Attached(apply("ranks", seen), (f"the job is observed already ({folder}); its ranks were asked", *said))
+    said = [
+        f"rank {rank.rank}: {rank.said.where if rank.said else 'did not answer'}"
+        for rank in seen.ranks
+    ]
+    return Attached(
+        apply("ranks", seen),
+        (f"the job is observed already ({folder}); its ranks were asked", *said),
+    )
 
 
 def judged(ranks: list[RankNow], world: int) -> list[Finding]:
@@ -121,15 +152,32 @@ def judged(ranks: list[RankNow], world: int) -> list[Finding]:
     stopped = [rank for rank in ranks if rank.state in STOPPED]
     if stopped or elsewhere:
         return [_elsewhere(first, (stopped or elsewhere)[0], ranks)]
-    other = next((rank for rank in waiting if (rank.collective, rank.place) != (first.collective, first.place)), None)
+    other = next(
+        (
+            rank
+            for rank in waiting
+            if (rank.collective, rank.place) != (first.collective, first.place)
+        ),
+        None,
+    )
     if other is not None:
         return [_different(first, other, ranks)]
     return [_together(first, ranks)] if len(waiting) == len(ranks) > 1 else []
 
 
-def _finding(id: str, severity: Any, why: str, fix: str, at: Place | None, rank: int | None, ranks: list[RankNow]) -> Finding:
+def _finding(
+    id: str,
+    severity: Any,
+    why: str,
+    fix: str,
+    at: Place | None,
+    rank: int | None,
+    ranks: list[RankNow],
+) -> Finding:
     evidence = tuple(each.told() for each in ranks)
-    return Finding(id, severity, why, fix, at.file if at else None, at.line if at else None, rank, evidence)
+    return Finding(
+        id, severity, why, fix, at.file if at else None, at.line if at else None, rank, evidence
+    )
 
 
 def _gone(first: RankNow, missing: list[int], ranks: list[RankNow]) -> Finding:
@@ -157,7 +205,9 @@ def _elsewhere(first: RankNow, late: RankNow, ranks: list[RankNow]) -> Finding:
         "H10" if late.state in STOPPED else "H13",
         "error" if late.state in STOPPED else "suspect",
         f"{why}, while rank {first.rank} waits for it in {first.collective} at {first.place}",
-        "kill -CONT lets a stopped process go on" if late.state in STOPPED else "look at what that rank does at this line",
+        "kill -CONT lets a stopped process go on"
+        if late.state in STOPPED
+        else "look at what that rank does at this line",
         late.place,
         late.rank,
         ranks,
@@ -192,15 +242,24 @@ def _together(first: RankNow, ranks: list[RankNow]) -> Finding:
     )
 
 
-# --- processes -------------------------------------------------------------------------------------------------------------------
+# --- processes
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def ranks_of(pid: int) -> dict[int, int]:
-    """rank -> process, of the job that a process belongs to: a launcher, one of its ranks, or a program without a launcher."""
+    """rank -> process, of the job that a process belongs to: a launcher, one of its ranks, or a
+    program without a launcher."""
     if not Path(f"/proc/{pid}").exists():
-        raise UsageError(f"There is no process {pid} on this machine.", cure="ps aux | grep train.py shows the processes of a job")
+        raise UsageError(
+            f"There is no process {pid} on this machine.",
+            fix="ps aux | grep train.py shows the processes of a job",
+        )
     if job := _job(pid):
-        found = {int(_environment(each)["RANK"]): each for each in sorted(_all(), reverse=True) if _job(each) == job}
+        found = {
+            int(_environment(each)["RANK"]): each
+            for each in sorted(_all(), reverse=True)
+            if _job(each) == job
+        }
         return dict(sorted(found.items()))
     children = _children()
     family = [pid]
@@ -215,9 +274,14 @@ def ranks_of(pid: int) -> dict[int, int]:
 
 
 def _job(pid: int) -> tuple[str, ...] | None:
-    """What the ranks of one job have in common; None for one that is none: a shell around a rank, a DataLoader's worker."""
+    """What the ranks of one job have in common; None for one that is none: a shell around a rank, a
+    DataLoader's worker."""
     own, parent = _environment(pid), _parent(pid)
-    if "RANK" not in own or not _is_python(pid) or (_is_python(parent) and _environment(parent).get("RANK") == own["RANK"]):
+    if (
+        "RANK" not in own
+        or not _is_python(pid)
+        or (_is_python(parent) and _environment(parent).get("RANK") == own["RANK"])
+    ):
         return None
     return tuple(own.get(name, "") for name in JOB)
 
@@ -261,7 +325,9 @@ def _environment(pid: int) -> dict[str, str]:
     except OSError:
         return {}
     pairs = (item.partition(b"=") for item in raw.split(b"\0") if b"=" in item)
-    found = {name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs}
+    found = {
+        name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs
+    }
     with suppress(OSError):  # paralab's own ranks are forked: what they are stands in their name
         kind, _, number = Path(f"/proc/{pid}/comm").read_text().strip().partition(" ")
         if kind == "rank" and number.isdigit():
@@ -290,10 +356,24 @@ def _stack(pid: int) -> tuple[list[Frame] | None, str | None]:
     spy = shutil.which("py-spy") or shutil.which("py-spy", path=os.path.dirname(sys.executable))
     if spy is None:
         return None, f'{reason}; py-spy reads other Pythons as well: pip install "paralab[attach]"'
-    told = subprocess.run([spy, "dump", "--json", "--nonblocking", "--pid", str(pid)], capture_output=True, text=True, timeout=20)
+    told = subprocess.run(
+        [spy, "dump", "--json", "--nonblocking", "--pid", str(pid)],
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
     if told.returncode:
-        return None, f"{reason}; py-spy: {told.stderr.strip().splitlines()[-1] if told.stderr.strip() else 'failed'}"
+        return (
+            None,
+            f"{reason}; py-spy: {told.stderr.strip().splitlines()[-1] if told.stderr.strip() else 'failed'}",
+        )
     threads = json.loads(told.stdout)
-    main = next((t for t in threads if t.get("os_thread_id") == pid), threads[0] if threads else {"frames": []})
-    frames = [Frame(f.get("filename") or "", f.get("line") or 0, f.get("name") or "") for f in reversed(main["frames"])]
+    main = next(
+        (t for t in threads if t.get("os_thread_id") == pid),
+        threads[0] if threads else {"frames": []},
+    )
+    frames = [
+        Frame(f.get("filename") or "", f.get("line") or 0, f.get("name") or "")
+        for f in reversed(main["frames"])
+    ]
     return frames, None

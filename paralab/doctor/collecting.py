@@ -1,4 +1,5 @@
-"""No looking for garbage while a script is read and judged: that makes a great many values and throws none away."""
+"""No looking for garbage while a script is read and judged: that makes a great many values and
+throws none away."""
 
 from __future__ import annotations
 

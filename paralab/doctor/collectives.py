@@ -1,13 +1,15 @@
-"""Do the ranks call the same collectives in the same order? A pure comparison of plain lists, as recorders' dumps give them.
+"""Do the ranks call the same collectives in the same order? A pure comparison of plain lists, as
+recorders' dumps give them.
 
-Collectives meet by their number in their group, never by name: the third call of rank 0 meets the third call of rank 1.
+Collectives meet by their number in their group, never by name: the third call of rank 0 meets the
+third call of rank 1.
 
-    number       1              2              3
-    rank 0   all_reduce(4)  all_reduce(1)  broadcast(8)
-    rank 1   all_reduce(4)  all_reduce(1)                  -> rank 1 is behind: it did not come to number 3
-    rank 1   all_reduce(4)  broadcast(8)                   -> number 2 meets another operation
-    rank 1   all_reduce(4)  all_reduce(7)                  -> number 2 meets another size
-    rank 1   all_reduce(4)  all_reduce(1) from elsewhere   -> number 2 meets another call site: quietly wrong numbers
+    number       1              2              3 rank 0   all_reduce(4)  all_reduce(1)  broadcast(8)
+  rank 1   all_reduce(4)  all_reduce(1)                  -> rank 1 is behind: it did not come to
+  number 3 rank 1   all_reduce(4)  broadcast(8)                   -> number 2 meets another
+  operation rank 1   all_reduce(4)  all_reduce(7)                  -> number 2 meets another size
+  rank 1   all_reduce(4)  all_reduce(1) from elsewhere   -> number 2 meets another call site:
+  quietly wrong numbers
 """
 
 from __future__ import annotations
@@ -29,16 +31,19 @@ LIBRARIES = (
     "torch/nn",
     "/paralab/observe/",
 )
-# Where each rank gives and gets the same. A broadcast may well stand in two branches, one for the root and one for the rest.
+# Where each rank gives and gets the same. A broadcast may well stand in two branches, one for the
+# root and one for the rest.
 SYMMETRIC = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter")
 WINDOW = 32  # collectives in which a changed order is looked for
-# Operations whose ranks bring different sizes on purpose; scatter's and gather's sizes differ between the root and the rest.
+# Operations whose ranks bring different sizes on purpose; scatter's and gather's sizes differ
+# between the root and the rest.
 UNEVEN = ("scatter", "gather", "all_to_all", "alltoall", "coalesced", "send", "recv")
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One call on one rank. `site`: "train.py:12" of the user's code, None if it was not recorded."""
+    """One call on one rank. `site`: "train.py:12" of the user's code, None if it was not
+    recorded."""
 
     group: str
     number: int
@@ -53,18 +58,25 @@ class Collective:
 
     def __str__(self) -> str:
         where = f" at {self.site}" if self.site else ""
-        return f"{self.operation} of {self.values:,} values{where}" if self.sizes else f"{self.operation}{where}"
+        return (
+            f"{self.operation} of {self.values:,} values{where}"
+            if self.sizes
+            else f"{self.operation}{where}"
+        )
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first place in a group where the ranks part. `rank` is the one that differs from all others: None with two ranks, of
-    which either may be the wrong one. "stuck": all ranks are in the same collective and it does not end."""
+    """The first place in a group where the ranks part. `rank` is the one that differs from all
+    others: None with two ranks, of which either may be the wrong one. "stuck": all ranks are in the
+    same collective and it does not end."""
 
     kind: Kind
     group: str
     number: int
-    calls: tuple[tuple[int, Collective | None], ...]  # of every rank that was heard; None: it did not come
+    calls: tuple[
+        tuple[int, Collective | None], ...
+    ]  # of every rank that was heard; None: it did not come
     rank: int | None = None
     last: Collective | None = None  # the last thing that the missing rank did
     swapped: bool = False  # "site": each rank calls the other's line soon after, so two collectives have changed places
@@ -74,18 +86,26 @@ class Mismatch:
         return [(rank, call) for rank, call in self.calls if call is not None]
 
 
-def mismatches(by_rank: Mapping[int, Iterable[Collective]], *, over: bool = False) -> list[Mismatch]:
-    """The first mismatch of every group, the earliest number first. `over`: the ranks have ended, so a rank that is one collective
-    behind will not come any more; while they run, being behind counts only where another rank waits."""
+def mismatches(
+    by_rank: Mapping[int, Iterable[Collective]], *, over: bool = False
+) -> list[Mismatch]:
+    """The first mismatch of every group, the earliest number first. `over`: the ranks have ended,
+    so a rank that is one collective behind will not come any more; while they run, being behind
+    counts only where another rank waits."""
     groups: dict[str, dict[int, dict[int, Collective]]] = defaultdict(dict)
     for rank, calls in by_rank.items():
         for call in calls:
             groups[call.group].setdefault(rank, {})[call.number] = call
     found = [_first(group, ranks, over) for group, ranks in groups.items()]
-    return sorted((mismatch for mismatch in found if mismatch), key=lambda mismatch: (mismatch.number, mismatch.group))
+    return sorted(
+        (mismatch for mismatch in found if mismatch),
+        key=lambda mismatch: (mismatch.number, mismatch.group),
+    )
 
 
-def _first(group: str, ranks: Mapping[int, Mapping[int, Collective]], over: bool) -> Mismatch | None:
+def _first(
+    group: str, ranks: Mapping[int, Mapping[int, Collective]], over: bool
+) -> Mismatch | None:
     if len(ranks) < 2:
         return None
     last = {rank: max(calls) for rank, calls in ranks.items()}
@@ -94,7 +114,14 @@ def _first(group: str, ranks: Mapping[int, Mapping[int, Collective]], over: bool
         calls = {rank: held[number] for rank, held in ranks.items() if number in held}
         if len(calls) > 1 and (kind := _differ(calls)):
             swapped = kind == "site" and _swapped(calls, ranks)
-            return Mismatch(kind, group, number, tuple(sorted(calls.items())), _odd_one(calls, kind), swapped=swapped)
+            return Mismatch(
+                kind,
+                group,
+                number,
+                tuple(sorted(calls.items())),
+                _odd_one(calls, kind),
+                swapped=swapped,
+            )
     lowest = min(last.values())
     behind = [rank for rank in last if last[rank] == lowest]
     if len(behind) < len(last):
@@ -103,7 +130,14 @@ def _first(group: str, ranks: Mapping[int, Mapping[int, Collective]], over: bool
         if not over and not open_:
             return None
         came = tuple((rank, ranks[rank].get(number)) for rank in sorted(ranks))
-        return Mismatch("behind", group, number, came, behind[0] if len(behind) == 1 else None, ranks[behind[0]][lowest])
+        return Mismatch(
+            "behind",
+            group,
+            number,
+            came,
+            behind[0] if len(behind) == 1 else None,
+            ranks[behind[0]][lowest],
+        )
     ends = {rank: held[lowest] for rank, held in ranks.items()}
     if over and not any(call.done for call in ends.values()):
         return Mismatch("stuck", group, lowest, tuple(sorted(ends.items())))
@@ -114,7 +148,9 @@ def _differ(calls: Mapping[int, Collective]) -> Kind | None:
     values = list(calls.values())
     if len({call.operation for call in values}) > 1:
         return "operation"
-    if len({call.sizes for call in values}) > 1 and not any(part in values[0].operation for part in UNEVEN):
+    if len({call.sizes for call in values}) > 1 and not any(
+        part in values[0].operation for part in UNEVEN
+    ):
         return "size"
     if (
         any(part in values[0].operation for part in SYMMETRIC)
@@ -125,16 +161,22 @@ def _differ(calls: Mapping[int, Collective]) -> Kind | None:
     return None
 
 
-def _swapped(calls: Mapping[int, Collective], ranks: Mapping[int, Mapping[int, Collective]]) -> bool:
+def _swapped(
+    calls: Mapping[int, Collective], ranks: Mapping[int, Mapping[int, Collective]]
+) -> bool:
     """The ranks that differ here go on to make the same calls in another order."""
-    follow = {rank: [ranks[rank][n].site for n in sorted(ranks[rank]) if n >= call.number] for rank, call in calls.items()}
+    follow = {
+        rank: [ranks[rank][n].site for n in sorted(ranks[rank]) if n >= call.number]
+        for rank, call in calls.items()
+    }
     first, *others = follow.values()
     return all(changed_places(first, other) for other in others if other[0] != first[0])
 
 
 def changed_places(mine: Sequence[Hashable], its: Sequence[Hashable]) -> int:
-    """How many calls two ranks make in another order, from one on that differs: a b c | c a b -> 3; 0 if they are not the same
-    calls. Used for live ranks, too, which know more of each call than its line."""
+    """How many calls two ranks make in another order, from one on that differs: a b c | c a b -> 3;
+    0 if they are not the same calls. Used for live ranks, too, which know more of each call than
+    its line."""
     for size in range(2, min(WINDOW, len(mine), len(its)) + 1):
         if Counter(mine[:size]) == Counter(its[:size]):
             return size
@@ -142,9 +184,12 @@ def changed_places(mine: Sequence[Hashable], its: Sequence[Hashable]) -> int:
 
 
 def _odd_one(calls: Mapping[int, Collective], kind: Kind) -> int | None:
-    """The one rank that differs, where all others agree: the majority is right. Nobody, if two ranks stand against each other."""
+    """The one rank that differs, where all others agree: the majority is right. Nobody, if two
+    ranks stand against each other."""
     said = {
-        rank: (call.operation if kind == "operation" else call.sizes if kind == "size" else call.site)
+        rank: (
+            call.operation if kind == "operation" else call.sizes if kind == "size" else call.site
+        )
         for rank, call in calls.items()
     }
     counted = Counter(said.values())
@@ -153,8 +198,8 @@ def _odd_one(calls: Mapping[int, Collective], kind: Kind) -> int | None:
 
 
 def from_recorder(entries: Sequence[Mapping[str, Any]]) -> list[Collective]:
-    """Flight Recorder entries (gloo and NCCL, JSON and pickle) as plain collectives. Point-to-point calls are left out: they have
-    a numbering of their own, and their two ends differ by nature."""
+    """Flight Recorder entries (gloo and NCCL, JSON and pickle) as plain collectives. Point-to-point
+    calls are left out: they have a numbering of their own, and their two ends differ by nature."""
     calls = []
     for entry in entries:
         if entry.get("is_p2p"):
@@ -164,7 +209,14 @@ def from_recorder(entries: Sequence[Mapping[str, Any]]) -> list[Collective]:
         sizes = tuple(tuple(int(n) for n in size) for size in entry.get("input_sizes") or ())
         done = bool(entry.get("retired")) or entry.get("state") == "completed"
         calls.append(
-            Collective(str(group[0]), int(entry.get("collective_seq_id", 0)), name, sizes, site(entry.get("frames")), done)
+            Collective(
+                str(group[0]),
+                int(entry.get("collective_seq_id", 0)),
+                name,
+                sizes,
+                site(entry.get("frames")),
+                done,
+            )
         )
     return calls
 

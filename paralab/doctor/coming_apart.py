@@ -1,22 +1,44 @@
-"""Ranks that came apart: one made fewer rounds of a loop, or another call than its partner under the same number."""
+"""Ranks that came apart: one made fewer rounds of a loop, or another call than its partner under
+the same number."""
 
 from __future__ import annotations
 
 from paralab.doctor.events import Collective, Forward, Join, Wrap
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.lines import Leaving, opposite, site_conditions, ways_out_of_loops
-from paralab.doctor.meetings import Difference, at, calls_from, differences, kind, members, named, raised_of_its_own, reached, stuck
+from paralab.doctor.meetings import (
+    Difference,
+    at,
+    calls_from,
+    differences,
+    kind,
+    members,
+    named,
+    raised_of_its_own,
+    reached,
+    stuck,
+)
 from paralab.doctor.observation import Numbered, Observation, RankSeen
 from paralab.doctor.passes import Pass, passes
 
-SAME_SIZE = {"all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "reduce_scatter_tensor"}
+SAME_SIZE = {
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "reduce_scatter_tensor",
+}
 
 
-# --- loops -----------------------------------------------------------------------------------------------------------------------
+# --- loops
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 def left_their_loops(seen: Observation) -> Finding | None:
-    """In one pass over the data a rank met the others in a later batch than another rank that has left the pass."""
+    """In one pass over the data a rank met the others in a later batch than another rank that has
+    left the pass."""
     if any(rank.of(Join) for rank in seen.ranks):
         return None  # `with model.join()` is made for this
     all_passes = {rank.rank: passes(rank) for rank in seen.ranks}
@@ -27,7 +49,11 @@ def left_their_loops(seen: Observation) -> Finding | None:
             for key, mine in all_passes[fewer.rank].items():
                 its = all_passes[more.rank].get(key)
                 if its is not None and mine.over and its.met_in > mine.batches > 0:
-                    return _uneven(fewer, mine, more, its) if mine.exhausted else _left(fewer, mine, more, its)
+                    return (
+                        _uneven(fewer, mine, more, its)
+                        if mine.exhausted
+                        else _left(fewer, mine, more, its)
+                    )
             if found := _fewer_passes(fewer, all_passes[fewer.rank], more, all_passes[more.rank]):
                 return found
     return None
@@ -35,7 +61,11 @@ def left_their_loops(seen: Observation) -> Finding | None:
 
 def _uneven(fewer: RankSeen, mine: Pass, more: RankSeen, its: Pass) -> Finding:
     site = mine.loader.site
-    went = f"went on to batch {its.met_in}" if its.loader.batches is None else f"has {its.loader.batches}"
+    went = (
+        f"went on to batch {its.met_in}"
+        if its.loader.batches is None
+        else f"has {its.loader.batches}"
+    )
     return Finding(
         "H01",
         "error",
@@ -58,29 +88,60 @@ def _uneven(fewer: RankSeen, mine: Pass, more: RankSeen, its: Pass) -> Finding:
 def _left(fewer: RankSeen, mine: Pass, more: RankSeen, its: Pass) -> Finding:
     after = f"after batch {mine.batches} of pass {mine.loader.epoch}"
     met = f"rank {more.rank} went on to batch {its.met_in}"
-    return leaving(fewer, more, mine.last_meeting, mine.loader.site.line if mine.loader.site else None, False, after, met)
+    return leaving(
+        fewer,
+        more,
+        mine.last_meeting,
+        mine.loader.site.line if mine.loader.site else None,
+        False,
+        after,
+        met,
+    )
 
 
 def _fewer_passes(
-    fewer: RankSeen, mine: dict[tuple[int, int], Pass], more: RankSeen, its: dict[tuple[int, int], Pass]
+    fewer: RankSeen,
+    mine: dict[tuple[int, int], Pass],
+    more: RankSeen,
+    its: dict[tuple[int, int], Pass],
 ) -> Finding | None:
     """It ended its program after fewer passes over a loader in which the ranks meet."""
     if not fewer.came_to_its_end:
         return None
     for (loader, epoch), extra in its.items():
         last = mine.get((loader, epoch - 1))
-        if extra.met_in and (loader, epoch) not in mine and last is not None and last.last_meeting is not None:
+        if (
+            extra.met_in
+            and (loader, epoch) not in mine
+            and last is not None
+            and last.last_meeting is not None
+        ):
             line = last.loader.site.line if last.loader.site else None
             whole = last.exhausted is not None
             met = f"rank {more.rank} began pass {epoch}"
-            return leaving(fewer, more, last.last_meeting, line, whole, f"after pass {epoch - 1} over the data", met)
+            return leaving(
+                fewer,
+                more,
+                last.last_meeting,
+                line,
+                whole,
+                f"after pass {epoch - 1} over the data",
+                met,
+            )
     return None
 
 
 def leaving(
-    fewer: RankSeen, more: RankSeen, last: Numbered | None, loop_line: int | None, only_around: bool, after: str, met: str
+    fewer: RankSeen,
+    more: RankSeen,
+    last: Numbered | None,
+    loop_line: int | None,
+    only_around: bool,
+    after: str,
+    met: str,
 ) -> Finding:
-    """A rank left a loop that the other one is still in: H02 if its rank decides or it left the program, else H08."""
+    """A rank left a loop that the other one is still in: H02 if its rank decides or it left the
+    program, else H08."""
     if fewer.left is not None:
         return early_exit(fewer, f"{after}, while {met}")
     ways = ways_out_of_loops(last.site, loop_line, only_around) if last and last.site else []
@@ -89,7 +150,11 @@ def leaving(
     place = way.place if way else (last.site.place if last and last.site else None)
     told = f" by `{way.kind}` under `if {way.condition.test}`" if way and way.condition else ""
     more_told = "" if way else "; several statements could have done it" if ways else ""
-    what = "which is true on some ranks only" if by_rank else "a value that every rank computes for itself"
+    what = (
+        "which is true on some ranks only"
+        if by_rank
+        else "a value that every rank computes for itself"
+    )
     return Finding(
         "H02" if by_rank else "H08",
         "error",
@@ -101,7 +166,10 @@ def leaving(
         place.file if place else None,
         place.line if place else None,
         fewer.rank,
-        (f"rank {fewer.rank}: {fewer.made} optimiser steps", f"rank {more.rank}: {more.made} optimiser steps, {met}"),
+        (
+            f"rank {fewer.rank}: {fewer.made} optimizer steps",
+            f"rank {more.rank}: {more.made} optimizer steps, {met}",
+        ),
     )
 
 
@@ -118,11 +186,12 @@ def early_exit(rank: RankSeen, when: str) -> Finding:
         left.site.file if left.site else None,
         left.site.line if left.site else None,
         rank.rank,
-        (f"rank {rank.rank}: {left.call}({left.code}) after {rank.made} optimiser steps",),
+        (f"rank {rank.rank}: {left.call}({left.code}) after {rank.made} optimizer steps",),
     )
 
 
-# --- calls -----------------------------------------------------------------------------------------------------------------------
+# --- calls
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 def made_different_calls(seen: Observation) -> Finding | None:
@@ -147,7 +216,10 @@ def _one_may_have_left(seen: Observation) -> bool:
 
 def _judged(seen: Observation, d: Difference) -> Finding | None:
     on_the_wire = _wire(d.mine) != _wire(d.its)
-    trouble = any((where := stuck(rank)) and where.group == d.group and where.number >= d.number for rank in members(seen, d.group))
+    trouble = any(
+        (where := stuck(rank)) and where.group == d.group and where.number >= d.number
+        for rank in members(seen, d.group)
+    )
     apart = d.mine.site is not None and d.its.site is not None and opposite(d.mine.site, d.its.site)
     if apart and not on_the_wire and not trouble:
         return None  # the two sides of one `if`, which fit
@@ -170,7 +242,9 @@ def _judged(seen: Observation, d: Difference) -> Finding | None:
 
 def is_for_some_ranks(operation: Numbered) -> bool:
     """It stands under a condition on the rank."""
-    return operation.site is not None and any(c.is_about_the_rank for c in site_conditions(operation.site))
+    return operation.site is not None and any(
+        c.is_about_the_rank for c in site_conditions(operation.site)
+    )
 
 
 def _evaluates(operation: Numbered) -> bool:
@@ -179,12 +253,23 @@ def _evaluates(operation: Numbered) -> bool:
 
 
 def only_here(
-    seen: Observation, rank: RankSeen, own: Numbered, other: RankSeen, its: Numbered | None, severity: Severity = "error"
+    seen: Observation,
+    rank: RankSeen,
+    own: Numbered,
+    other: RankSeen,
+    its: Numbered | None,
+    severity: Severity = "error",
 ) -> Finding:
     """A call that one rank makes and the other does not."""
     forward = isinstance(own, Forward)
-    meanwhile = f"rank {other.rank} is at {named(its)}" if its is not None else f"rank {other.rank} never comes to it"
-    unsure = "" if severity == "error" else ". It would be certain if a rank failed or hung after it"
+    meanwhile = (
+        f"rank {other.rank} is at {named(its)}"
+        if its is not None
+        else f"rank {other.rank} never comes to it"
+    )
+    unsure = (
+        "" if severity == "error" else ". It would be certain if a rank failed or hung after it"
+    )
     if forward:
         why = (
             f"rank {rank.rank} alone calls the DDP model here, whose forward broadcasts {_buffers(seen, own)} from rank 0 to "
@@ -208,8 +293,17 @@ def only_here(
 
 
 def _buffers(seen: Observation, own: Numbered) -> str:
-    wraps = [wrap for rank in seen.ranks for wrap in rank.of(Wrap) if wrap.model == getattr(own, "model", None) and wrap.buffers]
-    return f"its {len(wraps[0].buffers)} buffers ({', '.join(wraps[0].buffers[:2])} …)" if wraps else "its buffers"
+    wraps = [
+        wrap
+        for rank in seen.ranks
+        for wrap in rank.of(Wrap)
+        if wrap.model == getattr(own, "model", None) and wrap.buffers
+    ]
+    return (
+        f"its {len(wraps[0].buffers)} buffers ({', '.join(wraps[0].buffers[:2])} …)"
+        if wraps
+        else "its buffers"
+    )
 
 
 def _order(d: Difference) -> Finding:
@@ -236,23 +330,40 @@ def different_sizes(seen: Observation) -> Finding | None:
         for one, other in ((one, other) for i, one in enumerate(ranks) for other in ranks[i + 1 :]):
             for number in range(1, min(reached(one, group), reached(other, group)) + 1):
                 mine, its = at(one, group, number), at(other, group, number)
-                if not (isinstance(mine, Collective) and isinstance(its, Collective) and mine.op == its.op in SAME_SIZE):
+                if not (
+                    isinstance(mine, Collective)
+                    and isinstance(its, Collective)
+                    and mine.op == its.op in SAME_SIZE
+                ):
                     continue
-                if mine.shape is None or its.shape is None or (mine.shape, mine.dtype) == (its.shape, its.dtype):
+                if (
+                    mine.shape is None
+                    or its.shape is None
+                    or (mine.shape, mine.dtype) == (its.shape, its.dtype)
+                ):
                     continue
                 return _sizes(one, mine, other, its)
     return None
 
 
 def mixed_sizes(seen: Observation) -> Finding | None:
-    """Such a call that was over on one rank, which goes on with numbers that are none; and failed on another."""
+    """Such a call that was over on one rank, which goes on with numbers that are none; and failed
+    on another."""
     found = different_sizes(seen)
-    return found if found is not None and found.severity == "error" and not any(differences(seen)) else None
+    return (
+        found
+        if found is not None and found.severity == "error" and not any(differences(seen))
+        else None
+    )
 
 
 def _sizes(one: RankSeen, mine: Collective, other: RankSeen, its: Collective) -> Finding:
     failed = mine.error or its.error or mine.seconds is None or its.seconds is None
-    unsure = "" if failed else ". It went through this time; another backend or size would fail or give wrong numbers"
+    unsure = (
+        ""
+        if failed
+        else ". It went through this time; another backend or size would fail or give wrong numbers"
+    )
     return Finding(
         "H06",
         "error" if failed else "suspect",
@@ -269,17 +380,25 @@ def _sizes(one: RankSeen, mine: Collective, other: RankSeen, its: Collective) ->
 
 
 def _wire(operation: Numbered) -> tuple[object, ...]:
-    shape = tuple(operation.shape) if isinstance(operation, Collective) and operation.shape is not None else None
+    shape = (
+        tuple(operation.shape)
+        if isinstance(operation, Collective) and operation.shape is not None
+        else None
+    )
     forward = isinstance(operation, Forward)  # buffers of one model: the same on all ranks
     return kind(operation), shape, getattr(operation, "model", None) if forward else None
 
 
-def _evidence(one: RankSeen, mine: Numbered, other: RankSeen, its: Numbered | None) -> tuple[str, ...]:
+def _evidence(
+    one: RankSeen, mine: Numbered, other: RankSeen, its: Numbered | None
+) -> tuple[str, ...]:
     def line(rank: RankSeen, operation: Numbered) -> str:
         code = f": {operation.site.place.code}" if operation.site else ""
         return f"rank {rank.rank}: {named(operation)}{code}"
 
     return (
         line(one, mine),
-        line(other, its) if its is not None else f"rank {other.rank}: {other.made} optimiser steps, then its end",
+        line(other, its)
+        if its is not None
+        else f"rank {other.rank}: {other.made} optimizer steps, then its end",
     )

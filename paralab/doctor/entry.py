@@ -1,4 +1,5 @@
-"""An entry of the catalogue: one way in which parallel training goes wrong, in words. Rules refer to it by its id."""
+"""An entry of the catalogue: one way in which parallel training goes wrong, in words. Rules refer
+to it by its id."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Entry:
-    """`wrong` and `right` are a few lines of code that differ in the cure only. `limits`: what no rule here can see, and why."""
+    """`wrong` and `right` are a few lines of code that differ in the fix only. `limits`: what no
+    rule here can see, and why."""
 
     id: str
     title: str

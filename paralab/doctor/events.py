@@ -1,11 +1,14 @@
-"""The events that observed ranks write, as the rules read them: this file is the schema of `paralab.observe`, field by field.
+"""The events that observed ranks write, as the rules read them: this file is the schema of
+`paralab.observe`, field by field.
 
-Every event has `t` (Unix seconds when it began), `step` (the optimiser steps that this rank had made by then), `site` (the place in
-the user's code, None where there is none) and, where it took time, `seconds`. An operation that raised has `error`.
-Of long runs whole steps are kept (the first 64, then one in 8 or rarer, see `observe.budget`): all events between two kept `Step`s
-belong to the second. Digests are of sampled steps only (1 2 3 4 8 16 32 64 128 192 …, of those that are kept) and give [norm, sum]
-per tensor, None for a tensor that is not there; a norm of -1 stands for NaN, -2 for infinity. Equal tensors give equal digests up
-to rounding: compare with a tolerance of 1e-5 of the norm.
+Every event has `t` (Unix seconds when it began), `step` (the optimizer steps that this rank had
+made by then), `site` (the place in the user's code, None where there is none) and, where it took
+time, `seconds`. An operation that raised has `error`. Of long runs whole steps are kept (the first
+64, then one in 8 or rarer, see `observe.budget`): all events between two kept `Step`s belong to the
+second. Digests are of sampled steps only (1 2 3 4 8 16 32 64 128 192 …, of those that are kept) and
+give [norm, sum] per tensor, None for a tensor that is not there; a norm of -1 stands for NaN, -2
+for infinity. Equal tensors give equal digests up to rounding: compare with a tolerance of 1e-5 of
+the norm.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ class Event:
 
 @dataclass(frozen=True)
 class Start(Event):
-    """The rank is known. `world`: as the launcher says. `cores`: that this process may use. `trial_steps`: of `--try`."""
+    """The rank is known. `world`: as the launcher says. `cores`: that this process may use.
+    `trial_steps`: of `--try`."""
 
     rank: int = 0
     world: int = 1
@@ -47,8 +51,9 @@ class Start(Event):
 
 @dataclass(frozen=True)
 class Init(Event):
-    """init_process_group; the last two are known once it has returned. `address`: where it meets the others, if the environment
-    says so. `agent`: where torchrun's agent keeps the meeting, if it does."""
+    """init_process_group; the last two are known once it has returned. `address`: where it meets
+    the others, if the environment says so. `agent`: where torchrun's agent keeps the meeting, if it
+    does."""
 
     backend: str | None = None
     world: int | None = None
@@ -78,10 +83,11 @@ class Destroy(Event):
 
 @dataclass(frozen=True)
 class Wrap(Event):
-    """DDP(…) or DataParallel(…). `model`: its number, in the order of wrapping (None if wrapping raised). Lists are in the order of
-    named_parameters(); `digest` is of the parameters before the wrapper has touched them (DDP copies those of rank 0 over them).
-    `seq`: the first and last number of the collectives it made in the default group. `ranks`: between which DDP reduces; not what
-    is `ignored`, by its name."""
+    """DDP(…) or DataParallel(…). `model`: its number, in the order of wrapping (None if wrapping
+    raised). Lists are in the order of named_parameters(); `digest` is of the parameters before the
+    wrapper has touched them (DDP copies those of rank 0 over them). `seq`: the first and last
+    number of the collectives it made in the default group. `ranks`: between which DDP reduces; not
+    what is `ignored`, by its name."""
 
     ranks: list[int] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
@@ -98,15 +104,18 @@ class Wrap(Event):
     batch_norms: int = 0
     sync_batch_norms: int = 0
     dropouts: int = 0  # with p > 0
-    options: dict[str, Any] = field(default_factory=dict)  # find_unused_parameters, static_graph, broadcast_buffers, device_ids …
+    options: dict[str, Any] = field(
+        default_factory=dict
+    )  # find_unused_parameters, static_graph, broadcast_buffers, device_ids …
     seq: list[int] | None = None
 
 
 @dataclass(frozen=True)
 class Forward(Event):
-    """A forward of a wrapped model. `through`: "wrapper", or "module": past the wrapper, by `model.module(…)`. `sync`: DDP will
-    reduce the gradients of this pass (False inside no_sync). `size`: the first dimension of the first tensor. `random`: a checksum
-    of the random stream at this moment (sampled). `seq`: collectives made meanwhile (buffers), [n, n-1] for none."""
+    """A forward of a wrapped model. `through`: "wrapper", or "module": past the wrapper, by
+    `model.module(…)`. `sync`: DDP will reduce the gradients of this pass (False inside no_sync).
+    `size`: the first dimension of the first tensor. `random`: a checksum of the random stream at
+    this moment (sampled). `seq`: collectives made meanwhile (buffers), [n, n-1] for none."""
 
     model: int | None = None
     training: bool = True
@@ -121,13 +130,14 @@ class Forward(Event):
 
 @dataclass(frozen=True)
 class Backward(Event):
-    """`loss`: the value it started from, if it is one number (on CPU in all steps that are kept, on a GPU sampled). `lacking`:
-    trainable parameters of each wrapped model (its number, as text) that have no gradient after it (sampled; None: not looked).
-    `unused_bytes`: what DDP itself has found unused in the pass before, of each model with find_unused_parameters (sampled).
-    `laid`: [name, shape, strides of the gradient, of DDP's bucket] where the two differ, of each model (sampled).
-    `unsynced`: models that are inside no_sync() at this moment. `reduced`: a tensor that a collective has overwritten lies on the
-    way back. `weight`: what backward(gradient=…) multiplies it with. `grad_norm`: of all gradients together after it (sampled).
-    `seq`: as in Forward."""
+    """`loss`: the value it started from, if it is one number (on CPU in all steps that are kept, on
+    a GPU sampled). `lacking`: trainable parameters of each wrapped model (its number, as text) that
+    have no gradient after it (sampled; None: not looked). `unused_bytes`: what DDP itself has found
+    unused in the pass before, of each model with find_unused_parameters (sampled). `laid`: [name,
+    shape, strides of the gradient, of DDP's bucket] where the two differ, of each model (sampled).
+    `unsynced`: models that are inside no_sync() at this moment. `reduced`: a tensor that a
+    collective has overwritten lies on the way back. `weight`: what backward(gradient=…) multiplies
+    it with. `grad_norm`: of all gradients together after it (sampled). `seq`: as in Forward."""
 
     loss: float | str | None = None  # "nan", "inf" as text
     autocast: str | None = None
@@ -143,16 +153,21 @@ class Backward(Event):
     @property
     def without_grad(self) -> list[str] | None:
         """Of all wrapped models together."""
-        return None if self.lacking is None else [name for names in self.lacking.values() for name in names]
+        return (
+            None
+            if self.lacking is None
+            else [name for names in self.lacking.values() for name in names]
+        )
 
 
 @dataclass(frozen=True)
 class Step(Event):
-    """An optimiser's step; `number` counts that optimiser's, from 1, and `step` of this event includes it. `gradients`: digest
-    before it, `parameters`: after it, both of the parameters `names` (sampled)."""
+    """An optimizer's step; `number` counts that optimizer's, from 1, and `step` of this event
+    includes it. `gradients`: digest before it, `parameters`: after it, both of the parameters
+    `names` (sampled)."""
 
-    optimiser: int = 0
-    optimiser_class: str = ""
+    optimizer: int = 0
+    optimizer_class: str = ""
     number: int = 0
     lr: list[float | None] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
@@ -162,9 +177,9 @@ class Step(Event):
 
 @dataclass(frozen=True)
 class ZeroGrad(Event):
-    """`optimiser`: None where a module's gradients were cleared."""
+    """`optimizer`: None where a module's gradients were cleared."""
 
-    optimiser: int | None = None
+    optimizer: int | None = None
 
 
 @dataclass(frozen=True)
@@ -172,7 +187,7 @@ class Scheduled(Event):
     """A learning-rate scheduler's step; `lr` after it."""
 
     scheduler_class: str = ""
-    optimiser: int | None = None
+    optimizer: int | None = None
     lr: list[float | None] = field(default_factory=list)
 
 
@@ -195,21 +210,22 @@ class Autocast(Event):
 
 @dataclass(frozen=True)
 class Amp(Event):
-    """A call of GradScaler. `op`: scale, unscale_, step, update. `skipped`: this step was left out (infinities). `scale`: after
-    an update, or that a loss is multiplied with."""
+    """A call of GradScaler. `op`: scale, unscale_, step, update. `skipped`: this step was left out
+    (infinities). `scale`: after an update, or that a loss is multiplied with."""
 
     op: str = ""
     enabled: bool = True
-    optimiser: int | None = None
+    optimizer: int | None = None
     skipped: bool | None = None
     scale: float | None = None
 
 
 @dataclass(frozen=True)
 class Loader(Event):
-    """A pass over a DataLoader begins; `epoch` counts the passes over this loader, from 1. `batches`: len(loader). `samples`:
-    len(dataset). `sampler_samples`: len(sampler). `replicas`, `replica`, `sampler_epoch`: of a DistributedSampler. `made`: the
-    user's frames where the loader was made, innermost first."""
+    """A pass over a DataLoader begins; `epoch` counts the passes over this loader, from 1.
+    `batches`: len(loader). `samples`: len(dataset). `sampler_samples`: len(sampler). `replicas`,
+    `replica`, `sampler_epoch`: of a DistributedSampler. `made`: the user's frames where the loader
+    was made, innermost first."""
 
     loader: int = 0
     epoch: int = 1
@@ -237,8 +253,8 @@ class Loader(Event):
 
 @dataclass(frozen=True)
 class Batch(Event):
-    """A batch was taken. `rows`: a checksum of each of its first 64 rows (sampled; None where not looked; of a tensor on the host
-    only). `wait`: seconds until it was there."""
+    """A batch was taken. `rows`: a checksum of each of its first 64 rows (sampled; None where not
+    looked; of a tensor on the host only). `wait`: seconds until it was there."""
 
     loader: int = 0
     epoch: int = 1
@@ -295,7 +311,8 @@ class Trainable(Event):
 
 @dataclass(frozen=True)
 class Moved(Event):
-    """A wrapped model was moved or cast (.to, .cpu, .half …); `before` and `after`: device and dtype of its first parameter."""
+    """A wrapped model was moved or cast (.to, .cpu, .half …); `before` and `after`: device and
+    dtype of its first parameter."""
 
     model: int | None = None
     before: str = ""
@@ -304,9 +321,11 @@ class Moved(Event):
 
 @dataclass(frozen=True)
 class Collective(Event):
-    """A collective, or a send or receive, that the user's code called. `seq`: [first, last] of its numbers in its group (an object
-    is sent in several); None for sends and receives. `shape`, `dtype`: of the (first) tensor. `root`: src or dst. `in_graph`: the
-    tensor is a result that autograd will go back through. `value`: what this rank gave, where it is one number on the host."""
+    """A collective, or a send or receive, that the user's code called. `seq`: [first, last] of its
+    numbers in its group (an object is sent in several); None for sends and receives. `shape`,
+    `dtype`: of the (first) tensor. `root`: src or dst. `in_graph`: the tensor is a result that
+    autograd will go back through. `value`: what this rank gave, where it is one number on the
+    host."""
 
     op: str = ""
     group: str | None = None
@@ -323,8 +342,9 @@ class Collective(Event):
 
 @dataclass(frozen=True)
 class Loss(Event):
-    """A loss function. `valid`: targets that are not `ignore_index`, and `value`: its result, if it is one number (both on CPU in
-    all steps that are kept, on a GPU sampled; None where not looked)."""
+    """A loss function. `valid`: targets that are not `ignore_index`, and `value`: its result, if it
+    is one number (both on CPU in all steps that are kept, on a GPU sampled; None where not
+    looked)."""
 
     function: str = ""
     reduction: str = "mean"
@@ -338,7 +358,8 @@ class Loss(Event):
 
 @dataclass(frozen=True)
 class Save(Event):
-    """torch.save. `prefixed`: how many of its `count` tensors have names that begin with "module."."""
+    """torch.save. `prefixed`: how many of its `count` tensors have names that begin with
+    "module."."""
 
     path: str | None = None
     keys: list[str] = field(default_factory=list)
@@ -369,9 +390,9 @@ class LoadState(Event):
 
 @dataclass(frozen=True)
 class Reduced(Event):
-    """What DDP measured of one of its first passes. `compute`, `transfer`: seconds of the backward pass, and from its first bucket
-    on its way to the last one's arrival, waiting for other ranks included; `hidden`: both at once. `buckets`: bytes, in the order
-    of sending."""
+    """What DDP measured of one of its first passes. `compute`, `transfer`: seconds of the backward
+    pass, and from its first bucket on its way to the last one's arrival, waiting for other ranks
+    included; `hidden`: both at once. `buckets`: bytes, in the order of sending."""
 
     model: int | None = None
     iteration: int = 0
@@ -383,8 +404,9 @@ class Reduced(Event):
 
 @dataclass(frozen=True)
 class Pipeline(Event):
-    """One step of a torch.distributed.pipelining schedule. `size`: the batch, where this rank was given one. `target_size`,
-    `output_size`: the same of its target and of its output, where it has them. `made`: where the schedule was made."""
+    """One step of a torch.distributed.pipelining schedule. `size`: the batch, where this rank was
+    given one. `target_size`, `output_size`: the same of its target and of its output, where it has
+    them. `made`: where the schedule was made."""
 
     schedule: str = ""
     microbatches: int = 0
@@ -402,7 +424,8 @@ class Pipeline(Event):
 
 @dataclass(frozen=True)
 class Raised(Event):
-    """An exception that nobody caught. `stack`: the user's frames, innermost first. `text`: as Python prints it."""
+    """An exception that nobody caught. `stack`: the user's frames, innermost first. `text`: as
+    Python prints it."""
 
     type: str = ""
     message: str = ""
@@ -444,8 +467,8 @@ class Replaced(Event):
 
 @dataclass(frozen=True)
 class Cost(Event):
-    """What observing this rank has taken of its time since the first step, by its own measurement; from here on one step in `every`
-    is kept."""
+    """What observing this rank has taken of its time since the first step, by its own measurement;
+    from here on one step in `every` is kept."""
 
     share: float = 0.0
     every: int = 8
@@ -453,7 +476,8 @@ class Cost(Event):
 
 @dataclass(frozen=True)
 class Off(Event):
-    """The observation has switched itself off after an error of its own; nothing is known from here on."""
+    """The observation has switched itself off after an error of its own; nothing is known from here
+    on."""
 
 
 KINDS: dict[str, type[Event]] = {

@@ -11,7 +11,8 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "suspect")
 
 @dataclass(frozen=True)
 class Edit:
-    """Lines `first`..`last` of a file (from 1, both included) become `lines`. An insertion before line n: first=n, last=n-1."""
+    """Lines `first`..`last` of a file (from 1, both included) become `lines`. An insertion before
+    line n: first=n, last=n-1."""
 
     file: str
     first: int
@@ -21,8 +22,8 @@ class Edit:
 
 @dataclass(frozen=True)
 class Finding:
-    """`error`: it is so. `warning`: it is so, and costs time or quality, not correctness. `suspect`: it may be so, and `why` says
-    what would make it certain."""
+    """`error`: it is so. `warning`: it is so, and costs time or quality, not correctness.
+    `suspect`: it may be so, and `why` says what would make it certain."""
 
     id: str
     severity: Severity
@@ -32,8 +33,8 @@ class Finding:
     line: int | None = None
     rank: int | None = None  # the culprit, never its victim
     evidence: tuple[str, ...] = ()  # what was seen: lines of code, of a log, measured numbers
-    gain: float | None = None  # the share of the step that the cure would save
-    edits: tuple[Edit, ...] = field(default=(), compare=False)  # the cure, where it is safe
+    gain: float | None = None  # the share of the step that the fix would save
+    edits: tuple[Edit, ...] = field(default=(), compare=False)  # the fix, where it is safe
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -41,7 +42,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Looked:
-    """One thing that was looked at, also where all is well. `value`: what was seen, or why nothing was. `findings`: their ids."""
+    """One thing that was looked at, also where all is well. `value`: what was seen, or why nothing
+    was. `findings`: their ids."""
 
     name: str
     value: str | None
@@ -52,4 +54,6 @@ class Looked:
 def ordered(findings: list[Finding]) -> list[Finding]:
     """The most certain first; among those the one that gains most; then by place."""
     place = {severity: number for number, severity in enumerate(SEVERITIES)}
-    return sorted(findings, key=lambda f: (place[f.severity], -(f.gain or 0), f.file or "", f.line or 0, f.id))
+    return sorted(
+        findings, key=lambda f: (place[f.severity], -(f.gain or 0), f.file or "", f.line or 0, f.id)
+    )

@@ -1,7 +1,9 @@
-"""Comments that silence a finding: `# paralab: ignore[G01] reason`, on the line or alone on the line before.
+"""Comments that silence a finding: `# paralab: ignore[G01] reason`, on the line or alone on the
+line before.
 
-A comment covers the whole statement it belongs to: a formatter may have spread it over several lines. Capitals and spaces do not
-matter: a comment that looks as if it silenced must not be passed over without a word.
+A comment covers the whole statement it belongs to: a formatter may have spread it over several
+lines. Capitals and spaces do not matter: a comment that looks as if it silenced must not be passed
+over without a word.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from paralab.doctor.known import ENTRIES
 from paralab.doctor.sources import Sources
 
 COMMENT = re.compile(
-    r"#\s*paralab\s*(?::\s*ignore\b|ignore(?=\s*\[))\s*(?:\[(?P<ids>[^\]]*)\])?[\s:,–-]*(?P<reason>.*)$", re.IGNORECASE
+    r"#\s*paralab\s*(?::\s*ignore\b|ignore(?=\s*\[))\s*(?:\[(?P<ids>[^\]]*)\])?[\s:,–-]*(?P<reason>.*)$",
+    re.IGNORECASE,
 )
 
 
@@ -57,9 +60,16 @@ def ignores(file: str, text: str) -> list[Ignore]:
                 if match:
                     found.append((token.start[0], match))
             elif token.type == tokenize.NEWLINE:
-                made += [_made(file, line, match, range(first or line, token.end[0] + 1)) for line, match in found]
+                made += [
+                    _made(file, line, match, range(first or line, token.end[0] + 1))
+                    for line, match in found
+                ]
                 found, first = [], None
-            elif token.type not in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER) and first is None:
+            elif (
+                token.type
+                not in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+                and first is None
+            ):
                 first = token.start[0]
     except (tokenize.TokenError, SyntaxError):
         pass  # a script that is none is told by who reads it
@@ -81,28 +91,41 @@ class Silence:
 
     def of(self, file: str) -> list[Ignore]:
         if file not in self._of:
-            self._of[file] = ignores(file, self._sources.text(file) or "") if file.endswith(".py") else []
+            self._of[file] = (
+                ignores(file, self._sources.text(file) or "") if file.endswith(".py") else []
+            )
         return self._of[file]
 
     def heard(self, finding: Finding) -> bool:
         """False if a comment silences it."""
-        by = next((ignore for ignore in self.of(finding.file) if ignore.silences(finding)), None) if finding.file else None
+        by = (
+            next((ignore for ignore in self.of(finding.file) if ignore.silences(finding)), None)
+            if finding.file
+            else None
+        )
         if by:
             self.ignored.append(Ignored(finding, by))
         return by is None
 
     def notes(self, files: Iterable[str], ids: Collection[str]) -> list[str]:
-        """What is wrong with the comments themselves. `ids`: what was looked for, so what a comment could have silenced."""
+        """What is wrong with the comments themselves. `ids`: what was looked for, so what a comment
+        could have silenced."""
         notes = []
         for comment in (comment for file in dict.fromkeys(files) for comment in self.of(file)):
             used = {each.finding.id for each in self.ignored if each.by == comment}
             if not comment.ids:
-                notes.append(f"{comment.place}: names no entry, so it silences nothing; write ignore[ID] and a reason.")
+                notes.append(
+                    f"{comment.place}: names no entry, so it silences nothing; write ignore[ID] and a reason."
+                )
             elif not comment.reason:
-                notes.append(f"{comment.place}: ignore[{', '.join(comment.ids)}] gives no reason; write one after the bracket.")
+                notes.append(
+                    f"{comment.place}: ignore[{', '.join(comment.ids)}] gives no reason; write one after the bracket."
+                )
             for id in comment.ids:
                 if id not in ENTRIES:
                     notes.append(f"{comment.place}: there is no entry {id!r}.")
                 elif id in ids and id not in used:
-                    notes.append(f"{comment.place}: ignore[{id}] silences nothing; it can be removed.")
+                    notes.append(
+                        f"{comment.place}: ignore[{id}] silences nothing; it can be removed."
+                    )
         return notes

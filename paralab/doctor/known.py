@@ -1,4 +1,5 @@
-"""The whole catalogue by id: the ways in which parallel training goes wrong, in the order in which one meets them.
+"""The whole catalogue by id: the ways in which parallel training goes wrong, in the order in which
+one meets them.
 
 A module of the catalogue that is added is part of it."""
 
@@ -27,9 +28,15 @@ GROUPS = {
 
 
 def _all() -> dict[str, Entry]:
-    modules = [importlib.import_module(f"{catalogue.__name__}.{found.name}") for found in pkgutil.iter_modules(catalogue.__path__)]
+    modules = [
+        importlib.import_module(f"{catalogue.__name__}.{found.name}")
+        for found in pkgutil.iter_modules(catalogue.__path__)
+    ]
     entries: list[Entry] = [entry for module in modules for entry in module.ENTRIES]
-    by_id = {entry.id: entry for entry in sorted(entries, key=lambda entry: (list(GROUPS).index(entry.id[0]), entry.id))}
+    by_id = {
+        entry.id: entry
+        for entry in sorted(entries, key=lambda entry: (list(GROUPS).index(entry.id[0]), entry.id))
+    }
     assert len(by_id) == len(entries), "two entries have the same id"
     return by_id
 
@@ -46,7 +53,11 @@ def entry(id: str) -> Entry:
         return ENTRIES[written]
     if written[:1] in GROUPS:
         ids = [known for known in ENTRIES if known[0] == written[0]]
-        raise UsageError(f"There is no entry {id!r}; those of {GROUPS[written[0]]!r} are {', '.join(ids)}.", cure="one of them")
+        raise UsageError(
+            f"There is no entry {id!r}; those of {GROUPS[written[0]]!r} are {', '.join(ids)}.",
+            fix="one of them",
+        )
     raise UsageError(
-        f"There is no entry {id!r}; an id is one of {', '.join(GROUPS)} and a number.", cure="paralab doctor --explain all"
+        f"There is no entry {id!r}; an id is one of {', '.join(GROUPS)} and a number.",
+        fix="paralab doctor --explain all",
     )

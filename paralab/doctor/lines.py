@@ -1,5 +1,6 @@
-"""Reading the user's source around an observed line: the conditions it stands under, and the statements that leave a loop or a
-function early. Only to name the line of something that was observed, never to find it."""
+"""Reading the user's source around an observed line: the conditions it stands under, and the
+statements that leave a loop or a function early. Only to name the line of something that was
+observed, never to find it."""
 
 from __future__ import annotations
 
@@ -51,7 +52,11 @@ def _tree(file: str) -> ast.Module | None:
 def conditions(place: Place) -> list[Condition]:
     """The `if`s around a line, outermost first; of its own function only."""
     tree = _tree(place.file)
-    return [found for node in _around(tree, place.line) if (found := _side(place, node))] if tree else []
+    return (
+        [found for node in _around(tree, place.line) if (found := _side(place, node))]
+        if tree
+        else []
+    )
 
 
 def site_conditions(site: Site) -> list[Condition]:
@@ -75,13 +80,18 @@ def written(place: Place) -> str:
 
 
 def ways_out_of_loops(site: Site, loop_line: int | None, only_around: bool) -> list[Leaving]:
-    """Statements that leave a loop in which a call stands, innermost loop first. `loop_line`: the line of the loop over the data;
-    `only_around`: that loop was not left, so look at those around it."""
+    """Statements that leave a loop in which a call stands, innermost loop first. `loop_line`: the
+    line of the loop over the data; `only_around`: that loop was not left, so look at those around
+    it."""
     found: list[Leaving] = []
     beyond = not only_around or loop_line is None
     for place in site.stack:
         tree = _tree(place.file)
-        loops = [node for node in _around(tree, place.line) if isinstance(node, (ast.For, ast.While))] if tree else []
+        loops = (
+            [node for node in _around(tree, place.line) if isinstance(node, (ast.For, ast.While))]
+            if tree
+            else []
+        )
         for loop in reversed(loops):
             if beyond:
                 found += [leaving for leaving in _leavings(loop, place) if leaving not in found]
@@ -93,25 +103,36 @@ def ways_out_of_loops(site: Site, loop_line: int | None, only_around: bool) -> l
 
 @lru_cache(maxsize=1024)
 def is_outside(site: Site, loop: Site) -> bool:
-    """The call stands in no turn of the loop that begins there. Of a long way to a call only the innermost frames are known:
-    it is outside if it comes from who called the loop's function, and not through that."""
+    """The call stands in no turn of the loop that begins there. Of a long way to a call only the
+    innermost frames are known: it is outside if it comes from who called the loop's function, and
+    not through that."""
     functions = {(place.file, place.function) for place in site.stack}
     if (loop.file, loop.place.function) not in functions:
         callers = {(place.file, place.function) for place in loop.stack[1:]}
         return bool(callers & functions) or len(site.stack) < DEPTH
     trees = ((place, _tree(place.file)) for place in site.stack if place.file == loop.file)
-    loops = (node for place, tree in trees for node in _around(tree, place.line) if isinstance(node, (ast.For, ast.While)))
+    loops = (
+        node
+        for place, tree in trees
+        for node in _around(tree, place.line)
+        if isinstance(node, (ast.For, ast.While))
+    )
     return not any(node.lineno == loop.line for node in loops)
 
 
 def returns_before(place: Place, after: int) -> list[Leaving]:
-    """`return`s (and exits) under a condition in the same function, between a line and this place."""
+    """`return`s (and exits) under a condition in the same function, between a line and this
+    place."""
     tree = _tree(place.file)
     if tree is None:
         return []
     functions = [node for node in _around(tree, place.line) if isinstance(node, Function)]
     inner = functions[-1] if functions else tree
-    return [found for found in _leavings(inner, place) if found.kind == "return" and after <= found.place.line < place.line]
+    return [
+        found
+        for found in _leavings(inner, place)
+        if found.kind == "return" and after <= found.place.line < place.line
+    ]
 
 
 def _around(tree: ast.Module | None, line: int) -> list[ast.AST]:
@@ -122,7 +143,14 @@ def _around(tree: ast.Module | None, line: int) -> list[ast.AST]:
         if isinstance(node, Function):
             chain = []
         chain.append(node)
-        node = next((child for child in _statements(node) if child.lineno <= line <= (child.end_lineno or child.lineno)), None)
+        node = next(
+            (
+                child
+                for child in _statements(node)
+                if child.lineno <= line <= (child.end_lineno or child.lineno)
+            ),
+            None,
+        )
     return chain
 
 
@@ -135,11 +163,17 @@ def _statements(node: ast.AST) -> Iterator[ast.stmt | ast.ExceptHandler]:
 def _side(place: Place, node: ast.AST) -> Condition | None:
     if not isinstance(node, ast.If):
         return None
-    in_body = any(child.lineno <= place.line <= (child.end_lineno or child.lineno) for child in node.body)
-    in_else = any(child.lineno <= place.line <= (child.end_lineno or child.lineno) for child in node.orelse)
+    in_body = any(
+        child.lineno <= place.line <= (child.end_lineno or child.lineno) for child in node.body
+    )
+    in_else = any(
+        child.lineno <= place.line <= (child.end_lineno or child.lineno) for child in node.orelse
+    )
     if not in_body and not in_else:
         return None
-    return Condition(place.file, node.lineno, ast.unparse(node.test), "body" if in_body else "orelse")
+    return Condition(
+        place.file, node.lineno, ast.unparse(node.test), "body" if in_body else "orelse"
+    )
 
 
 def _leavings(owner: ast.AST, place: Place) -> list[Leaving]:
@@ -151,7 +185,13 @@ def _leavings(owner: ast.AST, place: Place) -> list[Leaving]:
                 continue
             kind = _kind(child, owner, in_loop)
             if kind and condition:
-                found.append(Leaving(Place(place.file, getattr(child, "lineno", place.line), place.function), kind, condition))
+                found.append(
+                    Leaving(
+                        Place(place.file, getattr(child, "lineno", place.line), place.function),
+                        kind,
+                        condition,
+                    )
+                )
             inner = condition
             if isinstance(child, ast.If):
                 inner = Condition(place.file, child.lineno, ast.unparse(child.test), "body")
@@ -164,5 +204,9 @@ def _leavings(owner: ast.AST, place: Place) -> list[Leaving]:
 def _kind(node: ast.AST, owner: ast.AST, in_loop: bool) -> str | None:
     if isinstance(node, ast.Break) and isinstance(owner, (ast.For, ast.While)) and not in_loop:
         return "break"
-    exits = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func).endswith("exit")
+    exits = (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func).endswith("exit")
+    )
     return "return" if isinstance(node, ast.Return) or exits else None

@@ -1,7 +1,9 @@
-"""Where ranks meet: collectives are matched by their number in a group, not by name. This finds where the ranks come apart.
+"""Where ranks meet: collectives are matched by their number in a group, not by name. This finds
+where the ranks come apart.
 
-A collective's number comes from the process group itself, so those that DDP makes (buffers in a forward, buckets in a backward, all
-of a wrap) are counted as well, and belong to the line of the user's code that caused them.
+A collective's number comes from the process group itself, so those that DDP makes (buffers in a
+forward, buckets in a backward, all of a wrap) are counted as well, and belong to the line of the
+user's code that caused them.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ def raised_of_its_own(rank: RankSeen) -> bool:
 
 @dataclass(frozen=True)
 class Stuck:
-    """A rank inside an operation that needs the others: it waits there, was killed there, or failed there as a victim."""
+    """A rank inside an operation that needs the others: it waits there, was killed there, or failed
+    there as a victim."""
 
     rank: RankSeen
     operation: Numbered
@@ -58,16 +61,23 @@ def stuck(rank: RankSeen) -> Stuck | None:
     for operation in reversed(rank.doing if rank.settled else ()):
         if isinstance(operation, Numbered) and operation.seq and _is_waiting(rank, operation):
             return _stuck(rank, operation, None)
-    last = next((event for event in reversed(rank.story) if isinstance(event, Numbered) and event.seq), None)
+    last = next(
+        (event for event in reversed(rank.story) if isinstance(event, Numbered) and event.seq), None
+    )
     if last is not None and last.error and TRANSPORT.search(last.error):
         return _stuck(rank, last, last.error)
     return None
 
 
 def _is_waiting(rank: RankSeen, operation: Numbered) -> bool:
-    """A forward, backward or wrap that takes long may just compute, or import: the flight recorder knows, where the rank could be
-    asked. One that is empty after collectives were made is not there at all."""
-    if isinstance(operation, Collective) or rank.said is None or (not rank.said.collectives and rank.collectives):
+    """A forward, backward or wrap that takes long may just compute, or import: the flight recorder
+    knows, where the rank could be asked. One that is empty after collectives were made is not there
+    at all."""
+    if (
+        isinstance(operation, Collective)
+        or rank.said is None
+        or (not rank.said.collectives and rank.collectives)
+    ):
         return True
     return any(not entry.get("retired") for entry in rank.said.collectives)
 
@@ -76,8 +86,14 @@ def _stuck(rank: RankSeen, operation: Numbered, failed: str | None) -> Stuck:
     assert operation.seq
     group = group_of(operation)
     number = operation.seq[0]
-    if rank.said and not isinstance(operation, Collective):  # which of the bucket's collectives it waits in
-        open_ = [e["collective_seq_id"] for e in rank.said.collectives if not e.get("retired") and e["process_group"][0] == group]
+    if rank.said and not isinstance(
+        operation, Collective
+    ):  # which of the bucket's collectives it waits in
+        open_ = [
+            e["collective_seq_id"]
+            for e in rank.said.collectives
+            if not e.get("retired") and e["process_group"][0] == group
+        ]
         number = max([number, *open_[:1]])
     return Stuck(rank, operation, group, number, failed)
 
@@ -91,7 +107,8 @@ def members(seen: Observation, group: str) -> list[RankSeen]:
         number
         for rank in seen.ranks
         for event in rank.events
-        if getattr(event, "group", None) == group and isinstance(getattr(event, "ranks", None), list)
+        if getattr(event, "group", None) == group
+        and isinstance(getattr(event, "ranks", None), list)
         for number in event.ranks  # type: ignore[attr-defined]
     }
     return [rank for rank in seen.ranks if not from_events or rank.rank in from_events]
@@ -117,7 +134,9 @@ def at(rank: RankSeen, group: str, number: int) -> Numbered | None:
 
 def differences(seen: Observation) -> Iterator[Difference]:
     """For every group and pair of ranks the first number where they made different calls."""
-    groups = dict.fromkeys(group for rank in seen.ranks for group in (*rank.collectives, *_stuck_group(rank)))
+    groups = dict.fromkeys(
+        group for rank in seen.ranks for group in (*rank.collectives, *_stuck_group(rank))
+    )
     for group in groups:
         ranks = members(seen, group)
         for one, other in ((one, other) for i, one in enumerate(ranks) for other in ranks[i + 1 :]):
@@ -134,7 +153,8 @@ def _stuck_group(rank: RankSeen) -> list[str]:
 
 
 def is_same_call(one: Numbered, other: Numbered) -> bool:
-    """Backward passes and wraps are the same wherever they are called; a forward or a collective is known by its line."""
+    """Backward passes and wraps are the same wherever they are called; a forward or a collective is
+    known by its line."""
     if type(one) is not type(other):
         return False
     if isinstance(one, (Backward, Wrap)) or one.site is None or other.site is None:
@@ -172,7 +192,11 @@ def _values(shape: list[int]) -> str:
 
 def calls_from(rank: RankSeen, operation: Numbered) -> int:
     """How often a rank has made this call (same kind, same place), open ones included."""
-    return sum(is_same_call(operation, event) for event in (*rank.story, *rank.doing) if isinstance(event, Numbered))
+    return sum(
+        is_same_call(operation, event)
+        for event in (*rank.story, *rank.doing)
+        if isinstance(event, Numbered)
+    )
 
 
 def timeout_seconds(rank: RankSeen) -> float | None:

@@ -1,8 +1,11 @@
-"""The Python stacks of another process, read from its memory: it is not stopped, nothing is injected, and it need not cooperate.
+"""The Python stacks of another process, read from its memory: it is not stopped, nothing is
+injected, and it need not cooperate.
 
-Where the fields of CPython's structures lie differs between versions. They are not written down here but measured: in this process
-the same structures are at hand, with known contents, so each field is searched where its value must be. That works for every
-process that runs the same interpreter as this one (the same file). For others, and where the measuring fails, `Unreadable` says so.
+Where the fields of CPython's structures lie differs between versions. They are not written down
+here but measured: in this process the same structures are at hand, with known contents, so each
+field is searched where its value must be. That works for every process that runs the same
+interpreter as this one (the same file). For others, and where the measuring fails, `Unreadable`
+says so.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ class Frame:
 
 @dataclass(frozen=True)
 class Layout:
-    """Offsets in bytes. `cframe`: of the pointer to it in the thread's state, None where that holds the current frame itself."""
+    """Offsets in bytes. `cframe`: of the pointer to it in the thread's state, None where that holds
+    the current frame itself."""
 
     interpreter: int  # in _PyRuntime
     threads: int  # in the interpreter's state
@@ -57,7 +61,8 @@ class Layout:
 
 
 def stacks(pid: int) -> dict[int, list[Frame]]:
-    """Thread number (as the system counts; the main thread's is the process's) -> its frames, outermost first."""
+    """Thread number (as the system counts; the main thread's is the process's) -> its frames,
+    outermost first."""
     layout = _measured()
     where = _runtime_in(pid)
     try:
@@ -69,7 +74,9 @@ def stacks(pid: int) -> dict[int, list[Frame]]:
     try:
         return _Target(memory, layout, where).stacks()
     except (OSError, struct.error, UnicodeError, ValueError, OverflowError) as error:
-        raise Unreadable(f"the memory of process {pid} does not hold what was expected ({error})") from None
+        raise Unreadable(
+            f"the memory of process {pid} does not hold what was expected ({error})"
+        ) from None
     finally:
         os.close(memory)
 
@@ -82,7 +89,9 @@ class _Target:
         found: dict[int, list[Frame]] = {}
         thread = self.word(self.word(self.runtime + self.layout.interpreter) + self.layout.threads)
         while thread and len(found) < MOST_THREADS:
-            found[self.word(thread + self.layout.native_id)] = list(reversed(list(self.frames(thread))))
+            found[self.word(thread + self.layout.native_id)] = list(
+                reversed(list(self.frames(thread)))
+            )
             thread = self.word(thread + self.layout.next)
         return found
 
@@ -120,7 +129,9 @@ class _Target:
         if not address or length > 4096:
             raise ValueError("no text")
         state = self.read(address + 32, 1)[0]
-        offset, width, encoding = _text_kinds().get(state & _text_mask(), (self.layout.text, 1, "ascii"))
+        offset, width, encoding = _text_kinds().get(
+            state & _text_mask(), (self.layout.text, 1, "ascii")
+        )
         return self.read(address + offset, length * width).decode(encoding, errors="replace")
 
     def word(self, address: int) -> int:
@@ -135,7 +146,9 @@ class _Target:
 
 def _line(table: bytes, first: int, at: int) -> int:
     """Decoded by a code object of ours that is given the other one's table."""
-    code = (lambda: None).__code__.replace(co_linetable=table, co_firstlineno=first, co_code=bytes(2 * max(1, at // 2 + 1)))
+    code = (lambda: None).__code__.replace(
+        co_linetable=table, co_firstlineno=first, co_code=bytes(2 * max(1, at // 2 + 1))
+    )
     for start, end, line in code.co_lines():
         if line is not None and start <= at < end:
             return line
@@ -144,9 +157,15 @@ def _line(table: bytes, first: int, at: int) -> int:
 
 @lru_cache(maxsize=1)
 def _text_samples() -> dict[int, tuple[int, int, str]]:
-    """State of a str -> (where its letters begin, bytes per letter, encoding), for letters of each width."""
+    """State of a str -> (where its letters begin, bytes per letter, encoding), for letters of each
+    width."""
     found = {}
-    for letter, width, encoding in (("a", 1, "ascii"), ("é", 1, "latin-1"), ("ł", 2, "utf-16-le"), ("😀", 4, "utf-32-le")):
+    for letter, width, encoding in (
+        ("a", 1, "ascii"),
+        ("é", 1, "latin-1"),
+        ("ł", 2, "utf-16-le"),
+        ("😀", 4, "utf-32-le"),
+    ):
         sample = "".join([letter] * 3)
         found[_own(id(sample) + 32, 1)[0]] = (sys.getsizeof(sample) - 4 * width, width, encoding)
     return found
@@ -154,7 +173,8 @@ def _text_samples() -> dict[int, tuple[int, int, str]]:
 
 @lru_cache(maxsize=1)
 def _text_mask() -> int:
-    """The bits of the state that tell the widths apart; the others (interned or not) say nothing about the letters."""
+    """The bits of the state that tell the widths apart; the others (interned or not) say nothing
+    about the letters."""
     states = list(_text_samples())
     mask = 0
     for state in states:
@@ -167,7 +187,8 @@ def _text_kinds() -> dict[int, tuple[int, int, str]]:
     return {state & _text_mask(): kind for state, kind in _text_samples().items()}
 
 
-# --- measuring -------------------------------------------------------------------------------------------------------------------
+# --- measuring
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def _own(address: int, size: int) -> bytes:
@@ -190,7 +211,9 @@ def _found(address: int, size: int, is_it: Callable[[int], bool], what: str) -> 
 def _measured() -> Layout:
     """With a second thread that stands still at a known place."""
     if sys.implementation.name != "cpython" or sys.maxsize < 2**32 or sys.version_info >= (3, 14):
-        raise Unreadable(f"Python {sys.version.split()[0]} lays out its frames in a way that is not known here")
+        raise Unreadable(
+            f"Python {sys.version.split()[0]} lays out its frames in a way that is not known here"
+        )
     seen: dict[str, int] = {}
     ready, over = threading.Event(), threading.Event()
 
@@ -230,7 +253,9 @@ def _layout(seen: dict[str, int], thread: threading.Thread) -> Layout:
     at_code = _found(inner, 128, lambda word: word == id(frame.f_code), "the frame's code")
     code = id(frame.f_code)
     size = frame.f_code.__sizeof__()
-    instruction = _found(inner, 128, lambda word: code < word < code + size + 512, "the instruction")
+    instruction = _found(
+        inner, 128, lambda word: code < word < code + size + 512, "the instruction"
+    )
     first = _word(inner + instruction) - frame.f_lasti - code
     return Layout(
         at_interpreter,
@@ -252,8 +277,11 @@ def _layout(seen: dict[str, int], thread: threading.Thread) -> Layout:
 
 
 def _next(newest: int, main: int) -> int:
-    """Where a thread's state leads to the next one: the way from the newest thread that comes to the main one, past all others."""
-    memory = os.open("/proc/self/mem", os.O_RDONLY)  # a wrong way leads nowhere, and must not be followed by a pointer of ours
+    """Where a thread's state leads to the next one: the way from the newest thread that comes to
+    the main one, past all others."""
+    memory = os.open(
+        "/proc/self/mem", os.O_RDONLY
+    )  # a wrong way leads nowhere, and must not be followed by a pointer of ours
     try:
         for offset in range(0, 64, 8):
             state = newest
@@ -270,7 +298,8 @@ def _next(newest: int, main: int) -> int:
 
 
 def _current(state: int, frame: int) -> tuple[int | None, int]:
-    """Where the thread's state leads to its innermost frame: itself (3.13), or through another structure (3.11, 3.12)."""
+    """Where the thread's state leads to its innermost frame: itself (3.13), or through another
+    structure (3.11, 3.12)."""
     raw = _own(state, 256)
     for offset in range(0, 256, 8):
         if WORD.unpack_from(raw, offset)[0] == frame:
@@ -327,16 +356,26 @@ def _mappings(pid: int) -> list[tuple[int, int, int, str, str]]:
             span, rights, offset, device, inode, *path = line.split(maxsplit=5)
             start, end = (int(part, 16) for part in span.split("-"))
             if "r" in rights and not (path and path[0].startswith("[v")):
-                found.append((start, end, int(offset, 16), f"{device} {inode}", path[0].strip() if path else ""))
+                found.append(
+                    (
+                        start,
+                        end,
+                        int(offset, 16),
+                        f"{device} {inode}",
+                        path[0].strip() if path else "",
+                    )
+                )
     return found
 
 
 def _runtime_in(pid: int) -> int:
-    """Where the other process has what we have at `_PyRuntime`: in the same file, as far from its beginning."""
+    """Where the other process has what we have at `_PyRuntime`: in the same file, as far from its
+    beginning."""
     own = _runtime()
     mine = _mappings(os.getpid())
     holder = next((m for m in mine if m[0] <= own < m[1]), None)
-    # The variable may lie in memory that continues the file without being of it: the file's last mapping before it.
+    # The variable may lie in memory that continues the file without being of it: the file's last
+    # mapping before it.
     files = [m for m in mine if m[4].startswith("/") and m[0] <= own]
     file = holder if holder and holder[4].startswith("/") else (files[-1] if files else None)
     if file is None:

@@ -1,4 +1,5 @@
-"""Ranks that did not come where others wait: they raised, left, were killed, or are busy elsewhere."""
+"""Ranks that did not come where others wait: they raised, left, were killed, or are busy
+elsewhere."""
 
 from __future__ import annotations
 
@@ -30,11 +31,16 @@ KNOWN = re.compile(
 )
 NO_GPU = re.compile(r"CUDA|NVIDIA|cuda")
 TIMED_OUT = re.compile(r"Timed out waiting|timed out|timeout", re.IGNORECASE)
-STOPPED = {"T": "is stopped (SIGSTOP, or Ctrl-Z)", "t": "is held by a debugger", "D": "waits for a disk that does not answer"}
+STOPPED = {
+    "T": "is stopped (SIGSTOP, or Ctrl-Z)",
+    "t": "is held by a debugger",
+    "D": "waits for a disk that does not answer",
+}
 
 
 def used_other_parameters(seen: Observation) -> Finding | None:
-    """After the same backward pass, ranks have gradients in different parameters, and DDP waits for the missing ones."""
+    """After the same backward pass, ranks have gradients in different parameters, and DDP waits for
+    the missing ones."""
     complaining = [rank for rank in seen.ranks if rank.raised and UNUSED in rank.raised.message]
     for one in seen.ranks:
         for other in seen.ranks:
@@ -44,19 +50,28 @@ def used_other_parameters(seen: Observation) -> Finding | None:
                 theirs = other.of(Backward)
                 its = theirs[number] if number < len(theirs) else None
                 missing = mine.without_grad or []
-                if not missing or (its and its.without_grad and set(missing) <= set(its.without_grad)):
+                if not missing or (
+                    its and its.without_grad and set(missing) <= set(its.without_grad)
+                ):
                     continue
                 waits = stuck(other)
                 if its is not None and its.without_grad is not None and one not in complaining:
                     continue  # both came through: find_unused_parameters, or the gradients are there from before
                 if one in complaining and other not in complaining and (waits or its is not None):
                     return _other_parameters(one, mine, missing, other)
-                if waits and isinstance(waits.operation, Backward) and not one.raised and seen.stalled_seconds:
+                if (
+                    waits
+                    and isinstance(waits.operation, Backward)
+                    and not one.raised
+                    and seen.stalled_seconds
+                ):
                     return _other_parameters(one, mine, missing, other)
     return None
 
 
-def _other_parameters(one: RankSeen, mine: Backward, missing: list[str], other: RankSeen) -> Finding:
+def _other_parameters(
+    one: RankSeen, mine: Backward, missing: list[str], other: RankSeen
+) -> Finding:
     listed = ", ".join(missing[:4]) + (" …" if len(missing) > 4 else "")
     return Finding(
         "H14",
@@ -68,7 +83,10 @@ def _other_parameters(one: RankSeen, mine: Backward, missing: list[str], other: 
         mine.site.file if mine.site else None,
         mine.site.line if mine.site else None,
         one.rank,
-        (f"rank {one.rank}: without gradient: {listed}", *([f"rank {one.rank}: {one.raised.message[:160]}"] if one.raised else [])),
+        (
+            f"rank {one.rank}: without gradient: {listed}",
+            *([f"rank {one.rank}: {one.raised.message[:160]}"] if one.raised else []),
+        ),
     )
 
 
@@ -78,10 +96,16 @@ def raised_alone(seen: Observation) -> Finding | None:
         return None  # the same may come on the others in the next moment
     own = [rank for rank in seen.ranks if raised_of_its_own(rank) and not was_stopped(rank)]
     if any(is_for_want_of_a_gpu(rank) for rank in own) or any(
-        isinstance(event, Pipeline) and is_uneven(event) for rank in seen.ranks for event in rank.story
+        isinstance(event, Pipeline) and is_uneven(event)
+        for rank in seen.ranks
+        for event in rank.story
     ):
         return None
-    if not own or len(own) == len(seen.ranks) or any(KNOWN.search(rank.raised.message) for rank in own if rank.raised):
+    if (
+        not own
+        or len(own) == len(seen.ranks)
+        or any(KNOWN.search(rank.raised.message) for rank in own if rank.raised)
+    ):
         return None
     rank = min(own, key=lambda rank: rank.raised.t if rank.raised else 0.0)
     raised = rank.raised
@@ -94,7 +118,7 @@ def raised_alone(seen: Observation) -> Finding | None:
         f"rank {rank.rank} raised {raised.type}: {raised.message.splitlines()[0][:200] if raised.message else ''} — on the "
         "other ranks "
         "this line went well, and what they report is only that rank " + f"{rank.rank} is gone",
-        "cure the exception; the messages of the other ranks (connection closed, timeout) can be ignored",
+        "fix the exception; the messages of the other ranks (connection closed, timeout) can be ignored",
         place.file if place else None,
         place.line if place else None,
         rank.rank,
@@ -113,7 +137,11 @@ def is_uneven(event: Pipeline) -> bool:
 
 
 def is_for_want_of_a_gpu(rank: RankSeen) -> bool:
-    return bool(rank.start.gpus == 0 and rank.raised and NO_GPU.search(f"{rank.raised.type}: {rank.raised.message}"))
+    return bool(
+        rank.start.gpus == 0
+        and rank.raised
+        and NO_GPU.search(f"{rank.raised.type}: {rank.raised.message}")
+    )
 
 
 def _fate(rank: RankSeen) -> str:
@@ -125,21 +153,32 @@ def _fate(rank: RankSeen) -> str:
 
 def did_not_come(seen: Observation) -> Finding | None:
     """The first meeting that somebody waits in, or failed in, and another one did not come to."""
-    found = sorted((where for rank in seen.ranks if (where := stuck(rank)) is not None), key=lambda where: where.number)
+    found = sorted(
+        (where for rank in seen.ranks if (where := stuck(rank)) is not None),
+        key=lambda where: where.number,
+    )
     stopped = [rank for rank in seen.ranks if rank.state in STOPPED and not seen.ended_by_us]
     for rank in stopped if seen.stalled_seconds is not None else ():
         if victim := next((where for where in found if where.rank is not rank), None):
             return _late(victim, rank, "H10", STOPPED[rank.state or ""])
     for where in found:
         for rank in members(seen, where.group):
-            if rank is not where.rank and reached(rank, where.group) < where.number and (finding := _absent(seen, where, rank)):
+            if (
+                rank is not where.rank
+                and reached(rank, where.group) < where.number
+                and (finding := _absent(seen, where, rank))
+            ):
                 return finding
     return _nobody_is_missing(seen, found)
 
 
 def _nobody_is_missing(seen: Observation, found: list[Stuck]) -> Finding | None:
     """All of them wait in the same call."""
-    if seen.stalled_seconds is None or len(found) < seen.world or len({(where.group, where.number) for where in found}) != 1:
+    if (
+        seen.stalled_seconds is None
+        or len(found) < seen.world
+        or len({(where.group, where.number) for where in found}) != 1
+    ):
         return None
     first = found[0]
     return Finding(
@@ -181,10 +220,15 @@ def _finished(seen: Observation, where: Stuck, rank: RankSeen) -> Finding:
     operation = where.operation
     if calls_from(rank, operation) == 0:
         in_order = rank.last(Destroy) is not None
-        if isinstance(operation, Forward) or (isinstance(operation, Collective) and (in_order or is_for_some_ranks(operation))):
+        if isinstance(operation, Forward) or (
+            isinstance(operation, Collective) and (in_order or is_for_some_ranks(operation))
+        ):
             return only_here(seen, where.rank, operation, rank, None)
         return _returned(where, rank)
-    last: Numbered | None = next((e for e in reversed(rank.story) if isinstance(e, Numbered) and is_same_call(operation, e)), None)
+    last: Numbered | None = next(
+        (e for e in reversed(rank.story) if isinstance(e, Numbered) and is_same_call(operation, e)),
+        None,
+    )
     times = f"{calls_from(rank, operation)} rounds"
     met = f"rank {where.rank.rank} is in {named(operation)}"
     return leaving(rank, where.rank, last, None, False, f"after {times}", met)
@@ -194,13 +238,23 @@ def _returned(where: Stuck, rank: RankSeen) -> Finding:
     """It came to the end of the program on a way around the others' next meeting."""
     ways = []
     for place in where.operation.site.stack if where.operation.site else ():
-        been = [p.line for e in rank.story if e.site for p in e.site.stack if (p.file, p.function) == (place.file, place.function)]
+        been = [
+            p.line
+            for e in rank.story
+            if e.site
+            for p in e.site.stack
+            if (p.file, p.function) == (place.file, place.function)
+        ]
         ways += returns_before(place, max((line for line in been if line < place.line), default=0))
         if ways:
             break
     way = ways[-1] if ways else None
     place_ = way.place if way else where.place
-    told = f"at this `{way.kind}` under `if {way.condition.test}`" if way and way.condition else "before it"
+    told = (
+        f"at this `{way.kind}` under `if {way.condition.test}`"
+        if way and way.condition
+        else "before it"
+    )
     return Finding(
         "H02",
         "error",
@@ -211,7 +265,10 @@ def _returned(where: Stuck, rank: RankSeen) -> Finding:
         place_.file if place_ else None,
         place_.line if place_ else None,
         rank.rank,
-        (f"rank {rank.rank}: ended after {rank.made} optimiser steps", f"rank {where.rank.rank}: {_fate(where.rank)}"),
+        (
+            f"rank {rank.rank}: ended after {rank.made} optimizer steps",
+            f"rank {where.rank.rank}: {_fate(where.rank)}",
+        ),
     )
 
 
@@ -228,7 +285,10 @@ def _killed(where: Stuck, rank: RankSeen) -> Finding:
         None,
         None,
         rank.rank,
-        (f"rank {rank.rank}: {rank.made} optimiser steps, then nothing", f"rank {where.rank.rank}: {_fate(where.rank)}"),
+        (
+            f"rank {rank.rank}: {rank.made} optimizer steps, then nothing",
+            f"rank {where.rank.rank}: {_fate(where.rank)}",
+        ),
     )
 
 

@@ -1,17 +1,18 @@
 """What observed ranks wrote down, as the rules read it.
 
-An observation is a folder. Every rank writes `rank<N>.jsonl` (`rank<N>.<attempt>.jsonl` after a restart by torchrun; the last
-attempt counts), one event per line (`doctor.events` is the schema), and `rank<N>.now`: the operations that are open at this moment,
-which stay readable when the rank hangs or was killed. Of long runs whole steps are kept (the first 64, then one in 8 or rarer, as
-each rank can afford it: here they are those that all ranks kept); `rank<N>.recent` holds the last 512 operations of the other,
-light steps, and those that are open, as numbers of calls that the first file explains.
-When asked, a rank also writes `rank<N>.json`: its stacks and its last collectives.
+An observation is a folder. Every rank writes `rank<N>.jsonl` (`rank<N>.<attempt>.jsonl` after a
+restart by torchrun; the last attempt counts), one event per line (`doctor.events` is the schema),
+and `rank<N>.now`: the operations that are open at this moment, which stay readable when the rank
+hangs or was killed. Of long runs whole steps are kept (the first 64, then one in 8 or rarer, as
+each rank can afford it: here they are those that all ranks kept); `rank<N>.recent` holds the last
+512 operations of the other, light steps, and those that are open, as numbers of calls that the
+first file explains. When asked, a rank also writes `rank<N>.json`: its stacks and its last
+collectives.
 
-    observation = Observation.read(folder)
-    for rank in observation.ranks:
-        for step in rank.of(Step): ...            # typed, in the order in which they began
-        rank.events                               # all kinds, in that order
-        rank.doing                                # what it is in now, or was in when it was last heard of; outermost first
+    observation = Observation.read(folder) for rank in observation.ranks: for step in rank.of(Step):
+  ...            # typed, in the order in which they began rank.events
+  # all kinds, in that order rank.doing                                # what it is in now, or was
+  in when it was last heard of; outermost first
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paralab.analyse.testimony import Testimony
+from paralab.analyse.stack_dumps import Testimony
 from paralab.doctor.events import (
     Amp,
     Autocast,
@@ -53,30 +54,62 @@ from paralab.doctor.events import (
     typed,
 )
 from paralab.doctor.place import Place, Site
+from paralab.record.open_operations import read_slot
 from paralab.record.reader import Tail
-from paralab.record.recent import OPEN, ROWS, Row, read_recent
-from paralab.record.slot import read_slot
+from paralab.record.ring_log import OPEN, ROWS, Row, read_recent
 
 Kind = TypeVar("Kind", bound=Event)
-Numbered = Collective | Forward | Backward | Wrap  # operations that make collectives, with their numbers in `seq`
-REPEATED = (Batch, Forward, Loss, ZeroGrad, Backward, Step, Collective, Amp, Autocast, Clip, Scheduled, Seed, Pipeline)
-WAITING = (Collective, Forward, Backward, Wrap, Init, Group, Destroy, Pipeline)  # operations that need the other ranks
+Numbered = (
+    Collective | Forward | Backward | Wrap
+)  # operations that make collectives, with their numbers in `seq`
+REPEATED = (
+    Batch,
+    Forward,
+    Loss,
+    ZeroGrad,
+    Backward,
+    Step,
+    Collective,
+    Amp,
+    Autocast,
+    Clip,
+    Scheduled,
+    Seed,
+    Pipeline,
+)
+WAITING = (
+    Collective,
+    Forward,
+    Backward,
+    Wrap,
+    Init,
+    Group,
+    Destroy,
+    Pipeline,
+)  # operations that need the other ranks
 
 
 @dataclass(frozen=True, eq=False)
 class RankSeen:
-    """One rank. `doing`: operations that had begun and were not over when the folder was read, outermost first. `lives`: its
-    process is there (None: it runs on another machine). `progress`: grows with every event and every operation begun."""
+    """One rank. `doing`: operations that had begun and were not over when the folder was read,
+    outermost first. `lives`: its process is there (None: it runs on another machine). `progress`:
+    grows with every event and every operation begun."""
 
     rank: int
     start: Start
     events: tuple[Event, ...]
     doing: tuple[Event, ...]
     lives: bool | None
-    state: str | None  # of its process, one letter as `ps` shows it; None: gone, or not of this machine
+    state: (
+        str | None
+    )  # of its process, one letter as `ps` shows it; None: gone, or not of this machine
     progress: int
-    recent: tuple[Event, ...] = ()  # of the last steps that are not among `events`: without what is minor
-    settled: bool = True  # it has stopped where `doing` says (it hangs, or is over); False: it is on its way
+    recent: tuple[
+        Event, ...
+    ] = ()  # of the last steps that are not among `events`: without what is minor
+    settled: bool = (
+        True  # it has stopped where `doing` says (it hangs, or is over); False: it is on its way
+    )
     said: Testimony | None = None  # its stacks and collectives, once asked
 
     def of(self, kind: type[Kind]) -> list[Kind]:
@@ -94,8 +127,13 @@ class RankSeen:
 
     @cached_property
     def story(self) -> list[Event]:
-        """`events` and `recent`: for hangs, which need what came last. Rules that look at whole steps take `events`."""
-        return sorted([*self.events, *self.recent], key=lambda event: event.t) if self.recent else list(self.events)
+        """`events` and `recent`: for hangs, which need what came last. Rules that look at whole
+        steps take `events`."""
+        return (
+            sorted([*self.events, *self.recent], key=lambda event: event.t)
+            if self.recent
+            else list(self.events)
+        )
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -103,7 +141,7 @@ class RankSeen:
 
     @property
     def made(self) -> int:
-        """Optimiser steps made."""
+        """Optimizer steps made."""
         return max((event.step for event in (*self.story, *self.doing)), default=0)
 
     @property
@@ -127,7 +165,8 @@ class RankSeen:
 
     @property
     def is_blind(self) -> bool:
-        """The observation of this rank failed: what is missing from its events has not necessarily not happened."""
+        """The observation of this rank failed: what is missing from its events has not necessarily
+        not happened."""
         return self.last(Off) is not None
 
     @property
@@ -140,10 +179,12 @@ class RankSeen:
 
     @cached_property
     def collectives(self) -> dict[str, dict[int, Numbered]]:
-        """group -> number -> the operation that made that collective, the innermost; where a rank has stopped, also those that are
-        open, with the number they wait in."""
+        """group -> number -> the operation that made that collective, the innermost; where a rank
+        has stopped, also those that are open, with the number they wait in."""
         found: dict[str, dict[int, Numbered]] = {}
-        for event in sorted((*self.story, *(self.doing if self.settled else ())), key=lambda event: event.t):
+        for event in sorted(
+            (*self.story, *(self.doing if self.settled else ())), key=lambda event: event.t
+        ):
             if not isinstance(event, Numbered) or not event.seq:
                 continue
             group = event.group if isinstance(event, Collective) else "0"
@@ -155,9 +196,10 @@ class RankSeen:
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """`world`: how many ranks there should be. `over`: the command has ended, with `exit_code`. Rules are also asked while it runs:
-    then one that argues from something missing (never called, too few) must wait until `over`. `stalled_seconds`: for how long no
-    rank had made progress when the rules were asked, None where that is not the question."""
+    """`world`: how many ranks there should be. `over`: the command has ended, with `exit_code`.
+    Rules are also asked while it runs: then one that argues from something missing (never called,
+    too few) must wait until `over`. `stalled_seconds`: for how long no rank had made progress when
+    the rules were asked, None where that is not the question."""
 
     folder: Path
     ranks: list[RankSeen]
@@ -187,7 +229,8 @@ class Observation:
 
 @dataclass
 class _File:
-    """One rank's files as they grow. `failed`: operations of light steps that raised. `kept`: the steps that were watched."""
+    """One rank's files as they grow. `failed`: operations of light steps that raised. `kept`: the
+    steps that were watched."""
 
     path: Path
     tail: Tail
@@ -207,7 +250,9 @@ class _File:
             elif raw["event"] == "call":
                 self.calls[raw["id"]] = raw
             elif raw["event"] == "failed":
-                self.failed += self._typed(Row(0, raw["call"], raw["t"], raw["step"], raw["first"], OPEN), {}, raw)
+                self.failed += self._typed(
+                    Row(0, raw["call"], raw["t"], raw["step"], raw["first"], OPEN), {}, raw
+                )
             elif event := typed(raw, self.sites):
                 self.events.append(event)
                 if isinstance(event, Step):
@@ -222,7 +267,8 @@ class _File:
         return [event for row in rows for event in self._typed(row, made)]
 
     def _collectives_made(self) -> dict[int, int]:
-        """row -> how many collectives it made: up to the next one's first; where none follows soon, as many as the last time."""
+        """row -> how many collectives it made: up to the next one's first; where none follows soon,
+        as many as the last time."""
         made: dict[int, int] = {}
         usual: dict[int, int] = {}  # call -> how many
         following: dict[str, Row] = {}  # group -> the next row that counts in it
@@ -237,22 +283,38 @@ class _File:
             following[group] = row
         return {row.number: made.get(row.number, usual.get(row.call, 1)) for row in self.rows}
 
-    def _typed(self, row: Row, made: dict[int, int], more: dict[str, Any] | None = None) -> list[Event]:
+    def _typed(
+        self, row: Row, made: dict[int, int], more: dict[str, Any] | None = None
+    ) -> list[Event]:
         call = self.calls.get(row.call)
         if call is None:
             return []  # a file that was cut off
         over = row.seconds >= 0
-        raw = {**call, "event": call["of"], "t": row.t, "step": row.step, "seconds": row.seconds if over else None}
+        raw = {
+            **call,
+            "event": call["of"],
+            "t": row.t,
+            "step": row.step,
+            "seconds": row.seconds if over else None,
+        }
         if call["of"] == "batch":
             raw.update(batch=row.first, wait=row.seconds, seconds=None)
         elif row.first:
-            raw["seq"] = [row.first, row.first - 1 + made.get(row.number, call["of"] == "collective")]
-        event = typed({**raw, **({"seconds": more["seconds"], "error": more["error"]} if more else {})}, self.sites)
+            raw["seq"] = [
+                row.first,
+                row.first - 1 + made.get(row.number, call["of"] == "collective"),
+            ]
+        event = typed(
+            {**raw, **({"seconds": more["seconds"], "error": more["error"]} if more else {})},
+            self.sites,
+        )
         return [] if event is None else [event]
 
     @property
     def made(self) -> int:
-        return max([0, *(event.step for event in self.events), *(row.step for row in self.rows[-1:])])
+        return max(
+            [0, *(event.step for event in self.events), *(row.step for row in self.rows[-1:])]
+        )
 
 
 def _not_shared(files: Collection[_File]) -> set[int]:
@@ -261,7 +323,12 @@ def _not_shared(files: Collection[_File]) -> set[int]:
     if not kept or all(file.kept == kept[0].kept for file in kept):
         return set()
     made = [(file, file.made) for file in kept]
-    return {step for file in kept for step in file.kept if any(step not in other.kept and step <= last for other, last in made)}
+    return {
+        step
+        for file in kept
+        for step in file.kept
+        if any(step not in other.kept and step <= last for other, last in made)
+    }
 
 
 class Reader:
@@ -272,7 +339,11 @@ class Reader:
         self._files: dict[Path, _File] = {}
 
     def read(
-        self, over: bool = True, exit_code: int | None = None, stalled_seconds: float | None = None, ended_by_us: bool = False
+        self,
+        over: bool = True,
+        exit_code: int | None = None,
+        stalled_seconds: float | None = None,
+        ended_by_us: bool = False,
     ) -> Observation:
         for path in self.folder.glob("rank[0-9]*.jsonl"):
             self._files.setdefault(path, _File(path, Tail(path, watched=True)))
@@ -285,14 +356,27 @@ class Reader:
         ranks = [_seen(number, file, settled, apart) for number, file in sorted(latest.items())]
         world = max((rank.start.world for rank in ranks), default=0)
         notes = tuple(path.read_text().strip() for path in sorted(self.folder.glob("off-*.txt")))
-        return Observation(self.folder, ranks, max(world, len(ranks)), over, exit_code, stalled_seconds, ended_by_us, notes)
+        return Observation(
+            self.folder,
+            ranks,
+            max(world, len(ranks)),
+            over,
+            exit_code,
+            stalled_seconds,
+            ended_by_us,
+            notes,
+        )
 
     def ask(self, seconds: float = 1.0) -> None:
         """Let every rank that lives say where it is, and wait a moment for the answers."""
         asked = time.time()
         (self.folder / "ask").touch()
         os.utime(self.folder / "ask", (asked, asked))
-        living = [path for path, file in self._files.items() if file.events and _lives(_start(file)) is not False]
+        living = [
+            path
+            for path, file in self._files.items()
+            if file.events and _lives(_start(file)) is not False
+        ]
         until = time.monotonic() + seconds
         while time.monotonic() < until and not all(_answered(path, asked) for path in living):
             time.sleep(0.05)
@@ -307,13 +391,39 @@ def _seen(number: int, file: _File, settled: bool, apart: set[int]) -> RankSeen:
     count, doing = read_slot(file.path.with_suffix(".now"))
     open_ = [event for raw in doing if (event := typed(raw, file.sites)) is not None]
     open_ += [event for event in file.light(is_open=True) if isinstance(event, WAITING)]
-    said = Testimony.read(file.path.parent, number) if file.path.with_suffix(".json").exists() else None
+    said = (
+        Testimony.read(file.path.parent, number)
+        if file.path.with_suffix(".json").exists()
+        else None
+    )
     events = [event for event in file.events if not _is_of(event, apart)] if apart else file.events
-    late = [*_recent(file), *file.failed, *(event for event in file.events if apart and _is_of(event, apart))] if settled else []
-    start, progress = _start(file), count + len(file.events) + sum(row.number for row in file.rows[-1:])
+    late = (
+        [
+            *_recent(file),
+            *file.failed,
+            *(event for event in file.events if apart and _is_of(event, apart)),
+        ]
+        if settled
+        else []
+    )
+    start, progress = (
+        _start(file),
+        count + len(file.events) + sum(row.number for row in file.rows[-1:]),
+    )
     open_.sort(key=lambda event: event.t)
     lives, state = _lives(start), _state(start)
-    return RankSeen(number, start, tuple(events), tuple(open_), lives, state, progress, tuple(late), settled, said)
+    return RankSeen(
+        number,
+        start,
+        tuple(events),
+        tuple(open_),
+        lives,
+        state,
+        progress,
+        tuple(late),
+        settled,
+        said,
+    )
 
 
 def _is_of(event: Event, steps: set[int]) -> bool:
@@ -358,6 +468,11 @@ def as_json(event: Event) -> dict[str, Any]:
 
 
 def waits_since(rank: RankSeen) -> float | None:
-    """Since when (Unix seconds) a rank that lives is inside something that needs the others; None: it is not."""
+    """Since when (Unix seconds) a rank that lives is inside something that needs the others; None:
+    it is not."""
     inner = rank.doing[-1] if rank.doing else None
-    return inner.t if inner is not None and rank.lives is not False and isinstance(inner, WAITING) else None
+    return (
+        inner.t
+        if inner is not None and rank.lives is not False and isinstance(inner, WAITING)
+        else None
+    )

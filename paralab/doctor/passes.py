@@ -1,4 +1,5 @@
-"""How far each rank went in each pass over a DataLoader, and where it met the others for the last time in it."""
+"""How far each rank went in each pass over a DataLoader, and where it met the others for the last
+time in it."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from paralab.doctor.observation import Numbered, RankSeen
 
 @dataclass
 class Pass:
-    """`batches`: taken. `met_in`: the number of the last batch in which this rank met the others. `exhausted`: the loader came to
-    its end. `over`: the rank went on to something else (`exhausted`, or it left early)."""
+    """`batches`: taken. `met_in`: the number of the last batch in which this rank met the others.
+    `exhausted`: the loader came to its end. `over`: the rank went on to something else
+    (`exhausted`, or it left early)."""
 
     loader: Loader
     batches: int = 0
@@ -38,7 +40,12 @@ def passes(rank: RankSeen) -> dict[tuple[int, int], Pass]:
         elif isinstance(event, Epoch) and (event.loader, event.epoch) in found:
             ended = found[event.loader, event.epoch]
             ended.exhausted, ended.over = event, True
-        elif current is not None and not current.over and isinstance(event, Numbered) and _meets(event):
+        elif (
+            current is not None
+            and not current.over
+            and isinstance(event, Numbered)
+            and _meets(event)
+        ):
             current.over = _is_left(current, event)
             if current.over or (event in rank.doing and not rank.settled):
                 continue  # what is open may come to its end in the next moment
@@ -63,4 +70,8 @@ def _meets(event: Numbered) -> bool:
     """It made collectives, or is inside one, or failed there."""
     if not isinstance(event, (Backward, Forward, Collective)) or not event.seq:
         return False
-    return event.seq[1] >= event.seq[0] or (isinstance(event, Backward) and event.seconds is None) or event.error is not None
+    return (
+        event.seq[1] >= event.seq[0]
+        or (isinstance(event, Backward) and event.seconds is None)
+        or event.error is not None
+    )

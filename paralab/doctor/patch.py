@@ -1,5 +1,5 @@
-"""Cures as text: a finding's edits become a unified diff, and on request the file itself. A file that is not exactly what the edits
-were made for stays as it is."""
+"""Cures as text: a finding's edits become a unified diff, and on request the file itself. A file
+that is not exactly what the edits were made for stays as it is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DoesNotFit(Exception):
 
 @dataclass(frozen=True)
 class Fixes:
-    """What --fix did: a diff per changed file, and why other cures were left out."""
+    """What --fix did: a diff per changed file, and why other fixes were left out."""
 
     changed: dict[str, str]
     ids: tuple[str, ...]
@@ -31,12 +31,14 @@ class Fixes:
 
 
 def _span(edit: Edit) -> tuple[float, float]:
-    """Where an edit works, on an axis on which line n reaches from n to n+1. An insertion is the point before its line."""
+    """Where an edit works, on an axis on which line n reaches from n to n+1. An insertion is the
+    point before its line."""
     return (edit.first, edit.last + 1)
 
 
 def overlap(one: Edit, other: Edit) -> bool:
-    """Two edits of one file that cannot both be made, or not in a known order: 3–5 and 4–4, or two insertions before line 3."""
+    """Two edits of one file that cannot both be made, or not in a known order: 3–5 and 4–4, or two
+    insertions before line 3."""
     if one.file != other.file:
         return False
     (a, b), (c, d) = _span(one), _span(other)
@@ -46,13 +48,18 @@ def overlap(one: Edit, other: Edit) -> bool:
 
 
 def edited(text: str, edits: Iterable[Edit]) -> str:
-    """The text after the edits. Line ends are kept as the file has them, also a last line without one."""
+    """The text after the edits. Line ends are kept as the file has them, also a last line without
+    one."""
     lines = lines_of(text)
-    end = next((line[len(line.rstrip("\r\n")) :] for line in lines if line.endswith(("\n", "\r"))), "\n")
+    end = next(
+        (line[len(line.rstrip("\r\n")) :] for line in lines if line.endswith(("\n", "\r"))), "\n"
+    )
     done: list[Edit] = []
     for edit in sorted(set(edits), key=lambda e: (e.first, e.last), reverse=True):
         if not (1 <= edit.first <= len(lines) + 1 and edit.first - 1 <= edit.last <= len(lines)):
-            raise DoesNotFit(f"lines {edit.first}–{edit.last} of {edit.file}, which has {len(lines)}")
+            raise DoesNotFit(
+                f"lines {edit.first}–{edit.last} of {edit.file}, which has {len(lines)}"
+            )
         if any(overlap(edit, other) for other in done):
             raise DoesNotFit(f"two edits at line {edit.first} of {edit.file}")
         unended = edit.first > len(lines) and lines and not lines[-1].endswith(("\n", "\r"))
@@ -79,7 +86,9 @@ def _diff(file: str, before: str, after: str) -> str:
     shown = shown_path(file)
     names = (shown, shown) if Path(shown).is_absolute() else (f"a/{shown}", f"b/{shown}")
     lines = []
-    for line in difflib.unified_diff(lines_of(before), lines_of(after), fromfile=names[0], tofile=names[1]):
+    for line in difflib.unified_diff(
+        lines_of(before), lines_of(after), fromfile=names[0], tofile=names[1]
+    ):
         lines.append(line.rstrip("\r\n"))
         if not line.endswith(("\n", "\r")):
             lines.append("\\ No newline at end of file")
@@ -87,21 +96,25 @@ def _diff(file: str, before: str, after: str) -> str:
 
 
 def diff(edits: Sequence[Edit], sources: Sources) -> str | None:
-    """A unified diff over all files; None if there is nothing to change, or the edits do not fit the files."""
+    """A unified diff over all files; None if there is nothing to change, or the edits do not fit
+    the files."""
     parts = []
     for file in dict.fromkeys(edit.file for edit in edits):
         before = sources.text(file)
         if before is None:
             return None
         try:
-            parts.append(_diff(file, before, edited(before, [edit for edit in edits if edit.file == file])))
+            parts.append(
+                _diff(file, before, edited(before, [edit for edit in edits if edit.file == file]))
+            )
         except DoesNotFit:
             return None
     return "".join(parts) or None
 
 
 def fix(findings: Sequence[Finding], sources: Sources) -> Fixes:
-    """Make the cures of errors and warnings, the most certain first. One that touches lines of another waits for the next time."""
+    """Make the fixes of errors and warnings, the most certain first. One that touches lines of
+    another waits for the next time."""
     chosen: list[Edit] = []
     ids, left = [], []
     for finding in findings:
@@ -110,12 +123,17 @@ def fix(findings: Sequence[Finding], sources: Sources) -> Fixes:
             continue
         if finding.severity == "suspect":
             left.append(f"{named}: only a suspicion; its patch is shown and not applied.")
-        elif any(overlap(edit, other) for edit in finding.edits for other in chosen if edit != other):
+        elif any(
+            overlap(edit, other) for edit in finding.edits for other in chosen if edit != other
+        ):
             left.append(f"{named}: its lines are changed by another fix already; run it once more.")
         else:
             chosen += [edit for edit in finding.edits if edit not in chosen]
             ids.append(finding.id)
-    new = {file: _new_text(file, [edit for edit in chosen if edit.file == file], sources) for file in {e.file: 0 for e in chosen}}
+    new = {
+        file: _new_text(file, [edit for edit in chosen if edit.file == file], sources)
+        for file in {e.file: 0 for e in chosen}
+    }
     changed = {}
     for file in new:  # all of them, before the first is written
         _check(Path(file), expected=sources.text(file) or "")
@@ -130,23 +148,31 @@ def fix(findings: Sequence[Finding], sources: Sources) -> Fixes:
 def _new_text(file: str, edits: list[Edit], sources: Sources) -> str:
     before = sources.text(file)
     if before is None:
-        raise UsageError(f"{file} cannot be read, so it cannot be fixed.", cure="a script that is here")
+        raise UsageError(
+            f"{file} cannot be read, so it cannot be fixed.", fix="a script that is here"
+        )
     try:
         after = edited(before, edits)
         if file.endswith(".py"):
             ast.parse(after)
     except (DoesNotFit, SyntaxError) as error:
         raise UsageError(
-            f"{file} was left as it is: the fix does not fit ({error}).", cure="apply the shown patch by hand"
+            f"{file} was left as it is: the fix does not fit ({error}).",
+            fix="apply the shown patch by hand",
         ) from error
     return after
 
 
 def _check(path: Path, expected: str) -> None:
     if read(path) != expected:
-        raise UsageError(f"{path} has changed since it was read; it was left as it is.", cure="run it again")
+        raise UsageError(
+            f"{path} has changed since it was read; it was left as it is.", fix="run it again"
+        )
     if not os.access(path, os.W_OK):
-        raise UsageError(f"{path} is read-only; it was left as it is.", cure="make it writable, or apply the shown patch by hand")
+        raise UsageError(
+            f"{path} is read-only; it was left as it is.",
+            fix="make it writable, or apply the shown patch by hand",
+        )
 
 
 def _replace(path: Path, text: str) -> None:
@@ -154,7 +180,9 @@ def _replace(path: Path, text: str) -> None:
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
-        raise UsageError(f"{path} cannot be replaced: {error.strerror}.", cure="apply the shown patch by hand") from error
+        raise UsageError(
+            f"{path} cannot be replaced: {error.strerror}.", fix="apply the shown patch by hand"
+        ) from error
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(text.encode(encoding_of(path)))

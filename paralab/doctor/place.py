@@ -25,8 +25,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Site:
-    """Where a call came from: the user's own frames, innermost first, at most four. Two calls of one helper function have the same
-    first place and differ in the next."""
+    """Where a call came from: the user's own frames, innermost first, at most four. Two calls of
+    one helper function have the same first place and differ in the next."""
 
     stack: tuple[Place, ...]
 

@@ -1,6 +1,8 @@
-"""Preflight: this machine and its allocation, before anything is trained. `look` gathers facts; the machine rules judge them.
+"""Preflight: this machine and its allocation, before anything is trained. `look` gathers facts; the
+machine rules judge them.
 
-What could not be looked at is None, and `unknown` says why. This process never imports torch: what torch knows, children tell.
+What could not be looked at is None, and `unknown` says why. This process never imports torch: what
+torch knows, children tell.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ class Facts:
     precisions: Mapping[str, Probe] = field(default_factory=dict)
     link: Link | None = None
     pairs: tuple[Pair, ...] = ()
-    unknown: Mapping[str, str] = field(default_factory=dict)  # name of a row -> why it was not looked at
+    unknown: Mapping[str, str] = field(
+        default_factory=dict
+    )  # name of a row -> why it was not looked at
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -86,20 +90,36 @@ class Facts:
     def seen(self, *names: str) -> tuple[str, ...]:
         """Rows as evidence of a finding; by them the table knows its verdicts."""
         values = dict(rows(self))
-        return tuple(f"{name}: {values.get(name) or self.unknown.get(name, 'not set')}" for name in names)
+        return tuple(
+            f"{name}: {values.get(name) or self.unknown.get(name, 'not set')}" for name in names
+        )
 
 
-CONCERNS = ("CUDA_", "NCCL_", "GLOO_", "TORCH_", "TORCHELASTIC_", "OMP_", "MKL_", "ONEDNN_", "SLURM_", "TP_")
+CONCERNS = (
+    "CUDA_",
+    "NCCL_",
+    "GLOO_",
+    "TORCH_",
+    "TORCHELASTIC_",
+    "OMP_",
+    "MKL_",
+    "ONEDNN_",
+    "SLURM_",
+    "TP_",
+)
 
 
 def look(environment: Mapping[str, str] = os.environ, folder: Path | None = None) -> Facts:
-    """Look at everything. Trials that load the cores come one after the other, and the timed one alone at the end."""
+    """Look at everything. Trials that load the cores come one after the other, and the timed one
+    alone at the end."""
     unknown: dict[str, str] = {}
     launch = launch_of(environment)
     with ThreadPoolExecutor(max_workers=2) as pool:
         tried = pool.map(lambda name: (name, probe_cpu(name, PRECISION_SECONDS)), PRECISIONS)
         precisions = dict(tried)
-    for name in [name for name, probe in precisions.items() if "did not finish" in probe.seen]:  # the machine is busy: not known
+    for name in [
+        name for name, probe in precisions.items() if "did not finish" in probe.seen
+    ]:  # the machine is busy: not known
         unknown[f"{name} on CPU"] = precisions.pop(name).seen
     torch, link = two_ranks("gloo")
     if torch is None:
@@ -110,8 +130,13 @@ def look(environment: Mapping[str, str] = os.environ, folder: Path | None = None
         unknown["GPUs (driver)"] = "nvidia-smi is not there, or does not answer"
     pairs = gpu_pairs(len(gpus)) if len(gpus) > 1 and torch and "nccl" in torch.backends else ()
     if not pairs:
-        unknown["GPU pairs"] = f"that needs two GPUs and NCCL; torch sees {plural(len(gpus), 'GPU')}"
-    interfaces, infiniband = look_at_interfaces(), tuple(sorted(path.name for path in Path("/sys/class/infiniband").glob("*")))
+        unknown["GPU pairs"] = (
+            f"that needs two GPUs and NCCL; torch sees {plural(len(gpus), 'GPU')}"
+        )
+    interfaces, infiniband = (
+        look_at_interfaces(),
+        tuple(sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))),
+    )
     if not infiniband and not any(each.megabits and each.up for each in interfaces):
         unknown["network"] = "no interface that is up tells its speed"
     host = platform.node()
@@ -119,7 +144,11 @@ def look(environment: Mapping[str, str] = os.environ, folder: Path | None = None
     if host_address is None:
         unknown["host name"] = f"{host} does not resolve: {unresolved}"
     shared = _shared(unknown)
-    concerns = {name: value for name, value in environment.items() if name.startswith(CONCERNS) or name in launch.variables}
+    concerns = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(CONCERNS) or name in launch.variables
+    }
     return Facts(
         environment=concerns,
         launch=launch,
@@ -135,7 +164,10 @@ def look(environment: Mapping[str, str] = os.environ, folder: Path | None = None
         host=host,
         host_address=host_address,
         shared_bytes=shared,
-        disks=tuple(look_at_disk(path) for path in dict.fromkeys((folder or Path.cwd(), Path(tempfile.gettempdir())))),
+        disks=tuple(
+            look_at_disk(path)
+            for path in dict.fromkeys((folder or Path.cwd(), Path(tempfile.gettempdir())))
+        ),
         limits=_limits(),
         interfaces=interfaces,
         infiniband=infiniband,
@@ -175,15 +207,34 @@ def rows(facts: Facts) -> Iterator[tuple[str, str | None]]:
     yield "GPUs (torch)", _named(facts.gpus) if facts.torch else None
     yield "CUDA_VISIBLE_DEVICES", facts.environment.get("CUDA_VISIBLE_DEVICES")
     yield "launcher", _launcher(facts.launch)
-    yield "threads", f"{plural(facts.torch.threads, 'compute thread')} per process" if facts.torch else None
+    yield (
+        "threads",
+        f"{plural(facts.torch.threads, 'compute thread')} per process" if facts.torch else None,
+    )
     yield "port", _port(facts.port) if facts.port else None
     yield "MASTER_ADDR", _address(facts.address) if facts.address else None
     yield "host name", f"{facts.host} is {facts.host_address}" if facts.host_address else None
-    yield "shared memory", None if facts.shared_bytes is None else f"{size(facts.shared_bytes)} free in {SHARED_MEMORY}"
+    yield (
+        "shared memory",
+        None
+        if facts.shared_bytes is None
+        else f"{size(facts.shared_bytes)} free in {SHARED_MEMORY}",
+    )
     for disk in facts.disks:
-        yield f"disk {disk.path}", f"{size(disk.free_bytes)} free{'' if disk.writable else ', not writable'}"
-    yield "open files", "unlimited" if facts.limits.open_files is None else f"at most {facts.limits.open_files}"
-    yield "locked memory", "unlimited" if facts.limits.locked_bytes is None else f"at most {size(facts.limits.locked_bytes)}"
+        yield (
+            f"disk {disk.path}",
+            f"{size(disk.free_bytes)} free{'' if disk.writable else ', not writable'}",
+        )
+    yield (
+        "open files",
+        "unlimited" if facts.limits.open_files is None else f"at most {facts.limits.open_files}",
+    )
+    yield (
+        "locked memory",
+        "unlimited"
+        if facts.limits.locked_bytes is None
+        else f"at most {size(facts.limits.locked_bytes)}",
+    )
     yield "network", _network(facts)
     for name in PRECISIONS:
         yield f"{name} on CPU", facts.precisions[name].seen if name in facts.precisions else None
@@ -199,19 +250,39 @@ def table(facts: Facts, findings: Sequence[Finding]) -> list[Looked]:
     """What was looked at, with its verdict."""
     found = []
     for name, value in rows(facts):
-        about = [finding for finding in findings if any(line.startswith(f"{name}: ") for line in finding.evidence)]
+        about = [
+            finding
+            for finding in findings
+            if any(line.startswith(f"{name}: ") for line in finding.evidence)
+        ]
         if about:
-            verdict = ", ".join(dict.fromkeys(f"{finding.severity} {finding.id}" for finding in about))
+            verdict = ", ".join(
+                dict.fromkeys(f"{finding.severity} {finding.id}" for finding in about)
+            )
         else:
-            verdict = "good" if value is not None else "not looked at" if name in facts.unknown else "not set"
+            verdict = (
+                "good"
+                if value is not None
+                else "not looked at"
+                if name in facts.unknown
+                else "not set"
+            )
         shown = value if value is not None else facts.unknown.get(name)
         found.append(Looked(name, shown, verdict, tuple(finding.id for finding in about)))
     return found
 
 
 def _memory(facts: Facts) -> str | None:
-    limit = f", {size(facts.cgroup.limit_bytes)} allowed" if facts.cgroup and facts.cgroup.limit_bytes else ""
-    killed = f", {plural(facts.cgroup.killed, 'process')} killed for want of it" if facts.cgroup and facts.cgroup.killed else ""
+    limit = (
+        f", {size(facts.cgroup.limit_bytes)} allowed"
+        if facts.cgroup and facts.cgroup.limit_bytes
+        else ""
+    )
+    killed = (
+        f", {plural(facts.cgroup.killed, 'process')} killed for want of it"
+        if facts.cgroup and facts.cgroup.killed
+        else ""
+    )
     return None if facts.memory_bytes is None else f"{size(facts.memory_bytes)}{limit}{killed}"
 
 
@@ -235,13 +306,21 @@ def _port(port: Port) -> str:
 
 
 def _address(address: Address) -> str:
-    where = f"{address.name} is {address.resolved}" if address.resolved else f"{address.name} does not resolve"
+    where = (
+        f"{address.name} is {address.resolved}"
+        if address.resolved
+        else f"{address.name} does not resolve"
+    )
     answers = {None: "", True: ", and answers", False: f", but does not answer: {address.problem}"}
     return where + answers[address.connects]
 
 
 def _network(facts: Facts) -> str | None:
-    cards = [f"{each.name} {each.megabits / 1000:g} Gbit/s" for each in facts.interfaces if each.megabits and each.up]
+    cards = [
+        f"{each.name} {each.megabits / 1000:g} Gbit/s"
+        for each in facts.interfaces
+        if each.megabits and each.up
+    ]
     return ", ".join([*cards, *(f"InfiniBand {name}" for name in facts.infiniband)]) or None
 
 

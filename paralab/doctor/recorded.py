@@ -1,4 +1,5 @@
-"""A folder that paralab has made, as the run rules see it: one run, or the runs of a comparison, with the numbers of `analyse`."""
+"""A folder that paralab has made, as the run rules see it: one run, or the runs of a comparison,
+with the numbers of `analyse`."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paralab.analyse.comparison import comparison_of, read_manifest
+from paralab.analyse.compare import comparison_of, read_manifest
 from paralab.analyse.recording import Recording
 from paralab.analyse.result import result_of
 from paralab.errors import UsageError
@@ -42,14 +43,20 @@ class Run:
     @property
     def step_seconds(self) -> float:
         """0 where too few steps were measured to judge by: every share of it is then left out."""
-        return (self.result["step_seconds"]["median"] or 0.0) if self.metrics["steps_measured"] >= FEWEST else 0.0
+        return (
+            (self.result["step_seconds"]["median"] or 0.0)
+            if self.metrics["steps_measured"] >= FEWEST
+            else 0.0
+        )
 
     @property
     def is_crowded(self) -> bool:
         """More compute threads than cores, on the fullest node."""
         nodes = len({rank.get("node", "") for rank in self.plan["ranks"]}) or 1
         threads = self.plan["threads_per_device"] * -(-len(self.result["grid"]["devices"]) // nodes)
-        return bool(self.plan["device"] == "cpu" and threads > self.recording.manifest["machine"]["cores"])
+        return bool(
+            self.plan["device"] == "cpu" and threads > self.recording.manifest["machine"]["cores"]
+        )
 
     @property
     def failures(self) -> list[dict[str, Any]]:
@@ -58,7 +65,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Recorded:
-    """`rows`: the set-ups of a comparison, empty for a run. `runs`: the run, or the first round of every set-up."""
+    """`rows`: the set-ups of a comparison, empty for a run. `runs`: the run, or the first round of
+    every set-up."""
 
     folder: Path
     runs: tuple[Run, ...]
@@ -71,7 +79,12 @@ class Recorded:
             return cls(folder, (Run.read(folder),))
         if "cases" not in manifest or manifest.get("kind") == "verify":
             raise UsageError(
-                f"{folder} holds neither a run nor a comparison (kind {manifest.get('kind')}).", cure="a run folder in it"
+                f"{folder} holds neither a run nor a comparison (kind {manifest.get('kind')}).",
+                fix="a run folder in it",
             )
         rows = tuple(comparison_of(folder)["rows"])
-        return cls(folder, tuple(Run.read(folder / row["runs"][0], row["name"]) for row in rows if row["runs"]), rows)
+        return cls(
+            folder,
+            tuple(Run.read(folder / row["runs"][0], row["name"]) for row in rows if row["runs"]),
+            rows,
+        )

@@ -1,4 +1,5 @@
-"""A diagnosis: what was looked at and what was found, ready to be printed, sent as JSON or as SARIF."""
+"""A diagnosis: what was looked at and what was found, ready to be printed, sent as JSON or as
+SARIF."""
 
 from __future__ import annotations
 
@@ -28,21 +29,31 @@ class Diagnosis:
     sources: Sources = field(default_factory=Sources, compare=False, repr=False)
 
     def exit_code(self, strict: bool = False) -> int:
-        """0 healthy, 1 not. A suspicion alone makes nobody's build fail, unless that is asked for."""
+        """0 healthy, 1 not. A suspicion alone makes nobody's build fail, unless that is asked
+        for."""
         unhealthy = any(strict or finding.severity != "suspect" for finding in self.findings)
         return int(unhealthy or bool(self.command_exit_code))
 
     def counted(self) -> str:
         """2 errors, 1 suspect"""
-        counts = {severity: sum(finding.severity == severity for finding in self.findings) for severity in SEVERITIES}
-        return ", ".join(plural(count, severity) for severity, count in counts.items() if count) or "nothing found"
+        counts = {
+            severity: sum(finding.severity == severity for finding in self.findings)
+            for severity in SEVERITIES
+        }
+        return (
+            ", ".join(plural(count, severity) for severity, count in counts.items() if count)
+            or "nothing found"
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
             "subject": self.subject,
             "ways": list(self.ways),
             "findings": [self.finding_json(finding) for finding in self.findings],
-            "ignored": [{**self.finding_json(each.finding), "reason": each.by.reason} for each in self.ignored],
+            "ignored": [
+                {**self.finding_json(each.finding), "reason": each.by.reason}
+                for each in self.ignored
+            ],
             "notes": list(self.notes),
             "facts": [asdict(fact) for fact in self.facts],
             "looked_at": self.looked_at,

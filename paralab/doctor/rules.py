@@ -1,4 +1,5 @@
-"""The rules, by what they look at. A rule is a function from what was read to findings; a decorator names its entry.
+"""The rules, by what they look at. A rule is a function from what was read to findings; a decorator
+names its entry.
 
 @in_script("G01")
 def undivided_loss(script: Script) -> Iterator[Finding]: ...
@@ -16,7 +17,13 @@ from paralab.doctor.finding import Finding
 
 Way = Literal["script", "ranks", "log", "run", "machine"]
 Check = Callable[[Any], Iterable[Finding]]
-_rules: dict[Way, dict[Check, str]] = {"script": {}, "ranks": {}, "log": {}, "run": {}, "machine": {}}
+_rules: dict[Way, dict[Check, str]] = {
+    "script": {},
+    "ranks": {},
+    "log": {},
+    "run": {},
+    "machine": {},
+}
 PACKAGES: dict[Way, str] = {
     "script": "paralab.doctor.script_rules",
     "ranks": "paralab.doctor.rank_rules",
@@ -53,6 +60,7 @@ def rules(way: Way) -> dict[Check, str]:
 
 
 def apply(way: Way, subject: Any) -> list[Finding]:
-    """What the rules of one kind find. The same finding said twice (a function called from two places) is one."""
+    """What the rules of one kind find. The same finding said twice (a function called from two
+    places) is one."""
     with nothing_collected():
         return list(dict.fromkeys(finding for check in rules(way) for finding in check(subject)))

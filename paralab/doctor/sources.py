@@ -1,4 +1,5 @@
-"""The user's files, each read once: what was judged, what is shown and what a patch starts from are the same text."""
+"""The user's files, each read once: what was judged, what is shown and what a patch starts from are
+the same text."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from pathlib import Path
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines with their ends, as Python counts them: str.splitlines would also break at form feeds and the like."""
+    """The lines with their ends, as Python counts them: str.splitlines would also break at form
+    feeds and the like."""
     return list(io.StringIO(text, newline=""))
 
 
@@ -18,7 +20,8 @@ class Sources:
     _texts: dict[str, str | None] = field(default_factory=dict)
 
     def text(self, file: str) -> str | None:
-        """None: there is no such file here, or it is no text (a log may tell of files on another machine)."""
+        """None: there is no such file here, or it is no text (a log may tell of files on another
+        machine)."""
         if file not in self._texts:
             self._texts[file] = read(Path(file))
         return self._texts[file]
@@ -49,6 +52,7 @@ def read(path: Path) -> str | None:
 
 
 def python_of(path: Path) -> str:
-    """The text of a script in the encoding that it declares, without a byte order mark. What is no text stays readable in parts."""
+    """The text of a script in the encoding that it declares, without a byte order mark. What is no
+    text stays readable in parts."""
     text = read(path)
     return path.read_bytes().decode("utf-8", errors="replace") if text is None else text

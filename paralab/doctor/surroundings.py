@@ -1,6 +1,8 @@
-"""What a job finds around it, looked at without torch: its launcher, its allocation, the port, names, shared memory, disks, limits.
+"""What a job finds around it, looked at without torch: its launcher, its allocation, the port,
+names, shared memory, disks, limits.
 
-Every function takes what it reads (an environment, a folder of the system), so that a test can lay it out.
+Every function takes what it reads (an environment, a folder of the system), so that a test can lay
+it out.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ LISTENS = "0A"  # in /proc/net/tcp
 
 @dataclass(frozen=True)
 class Launch:
-    """What the environment says about the job: `by` whom it was launched, how many ranks in all and on this machine."""
+    """What the environment says about the job: `by` whom it was launched, how many ranks in all and
+    on this machine."""
 
     variables: Mapping[str, str]
     by: str | None = None
@@ -40,7 +43,8 @@ class Launch:
 
 
 def launch_of(environment: Mapping[str, str]) -> Launch:
-    """torchrun's variables, and Slurm's inside a job; a script of an sbatch job that has no step yet counts as the job."""
+    """torchrun's variables, and Slurm's inside a job; a script of an sbatch job that has no step
+    yet counts as the job."""
     known = {name: environment[name] for name in LAUNCHER if name in environment}
     ranks, local = _number(environment, "WORLD_SIZE"), _number(environment, "LOCAL_WORLD_SIZE")
     nodes = None
@@ -48,12 +52,21 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
     by = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else by
     if "SLURM_JOB_ID" in environment:
         by = by or "Slurm"
-        nodes = _number(environment, "SLURM_NNODES") or _number(environment, "SLURM_JOB_NUM_NODES") or 1
+        nodes = (
+            _number(environment, "SLURM_NNODES") or _number(environment, "SLURM_JOB_NUM_NODES") or 1
+        )
         tasks = _number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NTASKS")
         ranks = ranks or tasks
-        per_node = _number(environment, "SLURM_NTASKS_PER_NODE") or (-(-tasks // nodes) if tasks else None)
+        per_node = _number(environment, "SLURM_NTASKS_PER_NODE") or (
+            -(-tasks // nodes) if tasks else None
+        )
         local = local or (per_node if by != "torchrun" else None)
-    if local is None and ranks is not None and "MASTER_ADDR" in known and is_loopback(known["MASTER_ADDR"]):
+    if (
+        local is None
+        and ranks is not None
+        and "MASTER_ADDR" in known
+        and is_loopback(known["MASTER_ADDR"])
+    ):
         local = ranks
     return Launch(known, by, ranks, local, nodes)
 
@@ -69,7 +82,8 @@ def _number(variables: Mapping[str, str], name: str) -> int | None:
 
 @dataclass(frozen=True)
 class Port:
-    """`asked`: it is MASTER_PORT, not only the customary one. `owner`: who listens there, where it may be known."""
+    """`asked`: it is MASTER_PORT, not only the customary one. `owner`: who listens there, where it
+    may be known."""
 
     number: int
     asked: bool
@@ -83,7 +97,9 @@ def look_at_port(environment: Mapping[str, str], proc: Path = Path("/proc")) -> 
     number = asked or DEFAULT_PORT
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store does: what is closing is no hindrance
+            probe.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # as torch's store does: what is closing is no hindrance
             probe.bind(("", number))
             probe.listen(1)
     except OSError:
@@ -93,7 +109,8 @@ def look_at_port(environment: Mapping[str, str], proc: Path = Path("/proc")) -> 
 
 
 def owner_of(port: int, proc: Path = Path("/proc")) -> tuple[int | None, str | None]:
-    """(process that listens on a port, its command); None where it is another user's, or the system does not say."""
+    """(process that listens on a port, its command); None where it is another user's, or the system
+    does not say."""
     wanted = set()
     for table in (proc / "net" / "tcp", proc / "net" / "tcp6"):
         with suppress(OSError):
@@ -104,7 +121,13 @@ def owner_of(port: int, proc: Path = Path("/proc")) -> tuple[int | None, str | N
     for process in proc.glob("[0-9]*"):
         with suppress(OSError):
             if any(os.readlink(handle) in wanted for handle in (process / "fd").iterdir()):
-                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                command = (
+                    (process / "cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode(errors="replace")
+                    .strip()
+                )
                 return int(process.name), command[:120] or None
     return None, None
 
@@ -150,7 +173,8 @@ def resolve(name: str) -> tuple[str | None, str | None]:
 
 
 def within(seconds: float, ask: Callable[[], T]) -> T:
-    """The answer, or TimeoutError. The question cannot be taken back; its thread must not keep this process from ending."""
+    """The answer, or TimeoutError. The question cannot be taken back; its thread must not keep this
+    process from ending."""
     answers: list[T] = []
     errors: list[Exception] = []
 
@@ -172,7 +196,8 @@ def within(seconds: float, ask: Callable[[], T]) -> T:
 
 @dataclass(frozen=True)
 class Memory:
-    """Of the container or job: its limit and use, and how many of its processes were killed for want of memory."""
+    """Of the container or job: its limit and use, and how many of its processes were killed for
+    want of memory."""
 
     limit_bytes: int | None = None
     used_bytes: int | None = None
@@ -183,14 +208,22 @@ def look_at_cgroup(root: Path = Path("/sys/fs/cgroup")) -> Memory | None:
     """cgroup 2 as a container sees it; cgroup 1 where that is all there is."""
     for limit, used, events in (
         ("memory.max", "memory.current", "memory.events"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.oom_control"),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "memory/memory.oom_control",
+        ),
     ):
         if (root / limit).is_file():
             killed = re.search(r"^oom_kill (\d+)", _text(root / events), re.MULTILINE)
             most = _text(root / limit).strip()
-            bytes_ = int(most) if most.isdigit() and int(most) < 2**60 else None  # a huge number is "no limit", too
+            bytes_ = (
+                int(most) if most.isdigit() and int(most) < 2**60 else None
+            )  # a huge number is "no limit", too
             now = _text(root / used).strip()
-            return Memory(bytes_, int(now) if now.isdigit() else None, int(killed[1]) if killed else None)
+            return Memory(
+                bytes_, int(now) if now.isdigit() else None, int(killed[1]) if killed else None
+            )
     return None
 
 
@@ -229,5 +262,9 @@ def look_at_interfaces(root: Path = Path("/sys/class/net")) -> tuple[Interface, 
     for path in sorted(root.glob("*")) if root.is_dir() else []:
         speed = _text(path / "speed").strip()
         state = _text(path / "operstate").strip()
-        found.append(Interface(path.name, state == "up", int(speed) if speed.isdigit() and int(speed) > 0 else None))
+        found.append(
+            Interface(
+                path.name, state == "up", int(speed) if speed.isdigit() and int(speed) > 0 else None
+            )
+        )
     return tuple(interface for interface in found if interface.name != "lo")

@@ -1,4 +1,5 @@
-"""What only another process can find out: what torch has, and whether two ranks reach each other. Each trial has a deadline."""
+"""What only another process can find out: what torch has, and whether two ranks reach each other.
+Each trial has a deadline."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Torch:
-    """What the installed torch says of itself. `threads`: compute threads of a process, in this environment."""
+    """What the installed torch says of itself. `threads`: compute threads of a process, in this
+    environment."""
 
     version: str
     cuda: str | None
@@ -40,7 +42,8 @@ class Torch:
 
 @dataclass(frozen=True)
 class Link:
-    """An all-reduce between two ranks. `copy_seconds`: as many bytes copied in memory. `problem`: why there is no number."""
+    """An all-reduce between two ranks. `copy_seconds`: as many bytes copied in memory. `problem`:
+    why there is no number."""
 
     backend: str
     ranks: tuple[str, str]
@@ -56,20 +59,28 @@ class Link:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two GPUs over NCCL, as they are, and where that failed once more through the host's memory."""
+    """Two GPUs over NCCL, as they are, and where that failed once more through the host's
+    memory."""
 
     direct: Link
     through_host: Link | None
 
 
 def two_ranks(
-    backend: str, devices: tuple[int | None, int | None] = (None, None), environment: dict[str, str] | None = None
+    backend: str,
+    devices: tuple[int | None, int | None] = (None, None),
+    environment: dict[str, str] | None = None,
 ) -> tuple[Torch | None, Link]:
-    """Two processes that meet through a file, so that no port is needed, and reduce a bucket. None of them outlives the call."""
-    names = ("rank 0", "rank 1") if devices[0] is None else (f"cuda:{devices[0]}", f"cuda:{devices[1]}")
+    """Two processes that meet through a file, so that no port is needed, and reduce a bucket. None
+    of them outlives the call."""
+    names = (
+        ("rank 0", "rank 1") if devices[0] is None else (f"cuda:{devices[0]}", f"cuda:{devices[1]}")
+    )
     with tempfile.TemporaryDirectory(prefix="paralab-") as folder:
         ends, prints, errors = _run(Path(folder), backend, devices, environment or {})
-    told, link = (next((part[key] for part in prints[0] if key in part), None) for key in ("told", "link"))
+    told, link = (
+        next((part[key] for part in prints[0] if key in part), None) for key in ("told", "link")
+    )
     torch = _torch(told) if told else None
     if link:
         return torch, Link(backend, names, link["bytes"], link["seconds"], link["copy_seconds"])
@@ -79,17 +90,32 @@ def two_ranks(
 def _run(
     folder: Path, backend: str, devices: Sequence[int | None], environment: dict[str, str]
 ) -> tuple[list[int | None], list[list[dict[str, Any]]], list[str]]:
-    """(exit codes, None where the deadline came first; what each printed; what each complained of)."""
-    quiet = {"TORCH_DISTRIBUTED_DEBUG": "OFF", "PYTHONUNBUFFERED": "1"}  # a trial must not fall into the trap it looks for (H19)
+    """(exit codes, None where the deadline came first; what each printed; what each complained
+    of)."""
+    quiet = {
+        "TORCH_DISTRIBUTED_DEBUG": "OFF",
+        "PYTHONUNBUFFERED": "1",
+    }  # a trial must not fall into the trap it looks for (H19)
     near = {"GLOO_SOCKET_IFNAME": name} if (name := loopback()) and backend == "gloo" else {}
     children = []
     try:
         for rank, device in enumerate(devices):
-            question = {"rank": rank, "store": str(folder / "store"), "backend": backend, "device": device}
-            with (folder / f"out{rank}").open("wb") as out, (folder / f"err{rank}").open("wb") as err:
+            question = {
+                "rank": rank,
+                "store": str(folder / "store"),
+                "backend": backend,
+                "device": device,
+            }
+            with (
+                (folder / f"out{rank}").open("wb") as out,
+                (folder / f"err{rank}").open("wb") as err,
+            ):
                 children.append(
                     subprocess.Popen(
-                        command("paralab.observe.link", json.dumps({**question, "bytes": BYTES, "seconds": SECONDS})),
+                        command(
+                            "paralab.observe.link",
+                            json.dumps({**question, "bytes": BYTES, "seconds": SECONDS}),
+                        ),
                         env={**os.environ, **quiet, **near, **environment},
                         stdin=subprocess.DEVNULL,
                         stdout=out,
@@ -123,18 +149,36 @@ def _objects(text: str) -> Iterable[dict[str, Any]]:
 
 
 def _problem(ends: list[int | None], errors: list[str]) -> str:
-    said = next((text.strip().splitlines()[-1] for text, end in zip(errors, ends, strict=True) if end and text.strip()), None)
+    said = next(
+        (
+            text.strip().splitlines()[-1]
+            for text, end in zip(errors, ends, strict=True)
+            if end and text.strip()
+        ),
+        None,
+    )
     if said:
         return said[:200]
-    return f"no answer within {SECONDS:.0f} s" if None in ends else f"the ranks ended with codes {ends}"
+    return (
+        f"no answer within {SECONDS:.0f} s"
+        if None in ends
+        else f"the ranks ended with codes {ends}"
+    )
 
 
 def _torch(told: dict[str, Any]) -> Torch:
-    return Torch(**{**told, "backends": tuple(told["backends"]), "gpus": tuple(Gpu(**gpu) for gpu in told["gpus"])})
+    return Torch(
+        **{
+            **told,
+            "backends": tuple(told["backends"]),
+            "gpus": tuple(Gpu(**gpu) for gpu in told["gpus"]),
+        }
+    )
 
 
 def gpu_pairs(gpus: int) -> tuple[Pair, ...]:
-    """Neighbours in the ring of all GPUs, those that share no GPU at the same time: 0-1 and 2-3, then 1-2 and 3-0."""
+    """Neighbours in the ring of all GPUs, those that share no GPU at the same time: 0-1 and 2-3,
+    then 1-2 and 3-0."""
     ring = [(first, first + 1) for first in range(gpus - 1)] + ([(gpus - 1, 0)] if gpus > 2 else [])
     rounds = [ring[::2], ring[1::2]] if gpus % 2 == 0 else [ring[:-1:2], ring[1:-1:2], ring[-1:]]
     with ThreadPoolExecutor(max_workers=max(1, gpus // 2)) as pool:
@@ -143,15 +187,28 @@ def gpu_pairs(gpus: int) -> tuple[Pair, ...]:
 
 def _pair(devices: tuple[int, int]) -> Pair:
     direct = two_ranks("nccl", devices)[1]
-    return Pair(direct, two_ranks("nccl", devices, {"NCCL_P2P_DISABLE": "1"})[1] if direct.problem else None)
+    return Pair(
+        direct, two_ranks("nccl", devices, {"NCCL_P2P_DISABLE": "1"})[1] if direct.problem else None
+    )
 
 
 def driver_gpus() -> tuple[Gpu, ...] | None:
     """What the driver sees, whatever torch may use; None without a driver, or without an answer."""
     question = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(question, capture_output=True, text=True, timeout=5, check=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            question,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     cells = [line.rpartition(",") for line in done.stdout.splitlines() if "," in line]
-    return tuple(Gpu(name.strip(), int(memory) * 2**20) for name, _, memory in cells if memory.strip().isdigit())
+    return tuple(
+        Gpu(name.strip(), int(memory) * 2**20)
+        for name, _, memory in cells
+        if memory.strip().isdigit()
+    )

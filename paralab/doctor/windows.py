@@ -1,7 +1,8 @@
-"""What one rank did between two optimiser steps: the passes whose gradients one step applies together.
+"""What one rank did between two optimizer steps: the passes whose gradients one step applies
+together.
 
-Optimisers may take turns (a GAN's two): every step ends a window, and passes whose gradients were cleared before the step do not
-belong to it. A step that the scaler left out ends a window as well.
+Optimizers may take turns (a GAN's two): every step ends a window, and passes whose gradients were
+cleared before the step do not belong to it. A step that the scaler left out ends a window as well.
 """
 
 from __future__ import annotations
@@ -29,15 +30,24 @@ class MicroStep:
     def loss_value(self) -> float | None:
         """What the loss functions gave; None where one of them is not known."""
         values = [loss.value for loss in self.losses if loss.grad]
-        return sum(value for value in values if value is not None) if values and None not in values else None
+        return (
+            sum(value for value in values if value is not None)
+            if values and None not in values
+            else None
+        )
 
     @property
     def factor(self) -> float | None:
-        """By what the user multiplied the losses before backward: 1/4 where they were divided by four."""
+        """By what the user multiplied the losses before backward: 1/4 where they were divided by
+        four."""
         given, value = self.backward.loss, self.loss_value
         if not isinstance(given, float | int) or not value or not self.scale:
             return None
-        return given * (1.0 if self.backward.weight is None else self.backward.weight) / (value * self.scale)
+        return (
+            given
+            * (1.0 if self.backward.weight is None else self.backward.weight)
+            / (value * self.scale)
+        )
 
     @property
     def size(self) -> int | None:
@@ -57,8 +67,9 @@ class Window:
 
     @property
     def is_accumulated(self) -> bool:
-        """Several passes of one loop, not several losses of one batch: the same line was reached again, on the same way, or on
-        several ways (one of them inside no_sync, say) with a batch for each."""
+        """Several passes of one loop, not several losses of one batch: the same line was reached
+        again, on the same way, or on several ways (one of them inside no_sync, say) with a batch
+        for each."""
         sites = {one.backward.site for one in self.micro_steps}
         places = {site.place for site in sites if site is not None}
         if len(self.micro_steps) < 2 or None in sites or len(places) > 1:
@@ -78,7 +89,9 @@ def windows(rank: RankSeen) -> list[Window]:
     current = _Collector()
     for event in rank.events:
         current.take(event)
-        if isinstance(event, Step) or (isinstance(event, Amp) and event.op == "step" and event.skipped):
+        if isinstance(event, Step) or (
+            isinstance(event, Amp) and event.op == "step" and event.skipped
+        ):
             found.append(current.window(event))
             current = _Collector(current.unfinished)
     if current.passes:
@@ -89,7 +102,9 @@ def windows(rank: RankSeen) -> list[Window]:
 class _Collector:
     def __init__(self, unfinished: MicroStep | None = None) -> None:
         self.events: list[Event] = []
-        self.passes: list[tuple[MicroStep, list[ZeroGrad]]] = []  # with the calls that cleared gradients after it
+        self.passes: list[
+            tuple[MicroStep, list[ZeroGrad]]
+        ] = []  # with the calls that cleared gradients after it
         self.unfinished = unfinished or MicroStep(Backward())
 
     def take(self, event: Event) -> None:
@@ -111,13 +126,20 @@ class _Collector:
             self.unfinished = MicroStep(Backward())
 
     def window(self, end: Step | Amp) -> Window:
-        own = (None, end.optimiser)
-        kept = [one for one, cleared in self.passes if not any(zero.optimiser in own for zero in cleared)]
-        return Window(kept, self.events, end if isinstance(end, Step) else None, not isinstance(end, Step))
+        own = (None, end.optimizer)
+        kept = [
+            one
+            for one, cleared in self.passes
+            if not any(zero.optimizer in own for zero in cleared)
+        ]
+        return Window(
+            kept, self.events, end if isinstance(end, Step) else None, not isinstance(end, Step)
+        )
 
 
 def accumulated(rank: RankSeen) -> Iterator[Window]:
-    """The windows of one loop over micro-batches that ended in a step, or in one that the scaler left out."""
+    """The windows of one loop over micro-batches that ended in a step, or in one that the scaler
+    left out."""
     for window in windows(rank):
         if (window.step or window.skipped) and window.is_accumulated:
             yield window

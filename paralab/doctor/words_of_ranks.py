@@ -1,4 +1,5 @@
-"""What ranks raised, where no rule of theirs knows it: their tracebacks, read as logs of the job are."""
+"""What ranks raised, where no rule of theirs knows it: their tracebacks, read as logs of the job
+are."""
 
 from __future__ import annotations
 
@@ -19,9 +20,12 @@ SOURCE = re.compile(r"\S*rank(\d+)\.err:\d+: ")
 
 
 def with_exceptions_explained(findings: Sequence[Finding], seen: Observation) -> list[Finding]:
-    """What the logs' rules know of an exception takes the place of the bare word that there was one."""
+    """What the logs' rules know of an exception takes the place of the bare word that there was
+    one."""
     told = [(rank, rank.raised) for rank in seen.ranks if rank.raised and rank.raised.text]
-    told.sort(key=lambda pair: pair[1].t)  # a file that comes first is the earlier one, where there are no stamps
+    told.sort(
+        key=lambda pair: pair[1].t
+    )  # a file that comes first is the earlier one, where there are no stamps
     known = any(finding.severity == "error" and finding.id != UNEXPLAINED for finding in findings)
     if known or not told or any(is_for_want_of_a_gpu(rank) for rank, _ in told):
         return list(findings)
@@ -29,7 +33,9 @@ def with_exceptions_explained(findings: Sequence[Finding], seen: Observation) ->
         paths = [Path(folder) / f"rank{rank.rank}.err" for rank, _ in told]
         for path, (_, raised) in zip(paths, told, strict=True):
             path.write_text(raised.text)
-        explained = [finding for finding in apply("log", read_logs(paths)) if finding.id != UNEXPLAINED]
+        explained = [
+            finding for finding in apply("log", read_logs(paths)) if finding.id != UNEXPLAINED
+        ]
     if not any(finding.severity == "error" for finding in explained):
         return list(findings)
     kept = [finding for finding in findings if finding.id != UNEXPLAINED]
@@ -37,4 +43,6 @@ def with_exceptions_explained(findings: Sequence[Finding], seen: Observation) ->
 
 
 def _in_ranks_own_words(finding: Finding) -> Finding:
-    return replace(finding, evidence=tuple(SOURCE.sub(r"rank \1: ", line) for line in finding.evidence))
+    return replace(
+        finding, evidence=tuple(SOURCE.sub(r"rank \1: ", line) for line in finding.evidence)
+    )

@@ -1,4 +1,5 @@
-"""Ask a child process with torch about the machine and the workload, so that this process never imports torch."""
+"""Ask a child process with torch about the machine and the workload, so that this process never
+imports torch."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from paralab.errors import ParalabError, UsageError
-from paralab.launch.joined import without_launch
-from paralab.launch.starting import INSIDE, start
+from paralab.launch.launched_by import without_launch
+from paralab.launch.processes import INSIDE, start
 from paralab.machine.host import FULL_BYTES, Gpu, Machine
 from paralab.workload.summary import Layer, Summary, Unit
 
@@ -34,9 +35,19 @@ def look_at(
     units: bool = False,
     proof: bool = False,
 ) -> tuple[Machine, Summary]:
-    """The machine and the workload in plain numbers; a user's mistake in their file is raised as a UsageError. `proof`: also ask
-    whether a batch can be split at all."""
-    answer = _ask(dict(workload=workload, device=device, layers=layers, samples=samples, threads=threads, units=units, proof=proof))
+    """The machine and the workload in plain numbers; a user's mistake in their file is raised as a
+    UsageError. `proof`: also ask whether a batch can be split at all."""
+    answer = _ask(
+        dict(
+            workload=workload,
+            device=device,
+            layers=layers,
+            samples=samples,
+            threads=threads,
+            units=units,
+            proof=proof,
+        )
+    )
     return _machine(answer["machine"]), _summary(answer["summary"])
 
 
@@ -45,12 +56,21 @@ def _ask(question: dict[str, Any]) -> dict[str, Any]:
         path, log = Path(folder, "answer.json"), Path(folder, "log.txt")
         with log.open("wb") as file:
             environment = {**without_launch(os.environ), INSIDE: "inspection"}
-            child = start("paralab.worker.inspection", [str(path), json.dumps(question)], environment, file, prefix=[])
+            child = start(
+                "paralab.worker.inspect_workload",
+                [str(path), json.dumps(question)],
+                environment,
+                file,
+                prefix=[],
+            )
             try:
                 child.wait(DEADLINE_SECONDS)
             except subprocess.TimeoutExpired as error:
                 what = f"Loading the workload {question.get('workload')}"
-                raise UsageError(f"{what} took more than {DEADLINE_SECONDS} s.", cure="a smaller model or less data") from error
+                raise UsageError(
+                    f"{what} took more than {DEADLINE_SECONDS} s.",
+                    fix="a smaller model or less data",
+                ) from error
             finally:
                 child.kill()
                 child.wait(KILLED_SECONDS)
@@ -61,7 +81,9 @@ def _ask(question: dict[str, Any]) -> dict[str, Any]:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
             last = log.read_text(errors="replace").strip().splitlines()
             if any("No module named 'torch'" in line for line in last):
-                raise ParalabError("PyTorch is not installed for this Python.", cure="pip install torch")
+                raise ParalabError(
+                    "PyTorch is not installed for this Python.", fix="pip install torch"
+                )
             raise ParalabError(
                 f"The process that looks at the machine and the workload ended with code {child.returncode}.",
                 detail="\n".join(last[-15:]),
@@ -73,12 +95,19 @@ def _ask(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _machine(data: dict[str, Any]) -> Machine:
-    gpus = tuple(Gpu(gpu["name"], gpu["memory_bytes"], (gpu["capability"][0], gpu["capability"][1])) for gpu in data["gpus"])
+    gpus = tuple(
+        Gpu(gpu["name"], gpu["memory_bytes"], (gpu["capability"][0], gpu["capability"][1]))
+        for gpu in data["gpus"]
+    )
     return Machine(**{**data, "gpus": gpus, "backends": tuple(data["backends"])})
 
 
 def _summary(data: dict[str, Any]) -> Summary:
-    layers = tuple(Layer(**{**layer, "modules": tuple(layer["modules"])}) for layer in data["layers"])
+    layers = tuple(
+        Layer(**{**layer, "modules": tuple(layer["modules"])}) for layer in data["layers"]
+    )
     units = tuple(Unit(**unit) for unit in data["units"])
-    names = {name: tuple(data[name]) for name in ("unused", "sparse", "state", "sometimes", "scalars")}
+    names = {
+        name: tuple(data[name]) for name in ("unused", "sparse", "state", "sometimes", "scalars")
+    }
     return Summary(**{**data, **names, "layers": layers, "units": units})

@@ -1,7 +1,9 @@
-"""The ranks of one machine as child processes: started together, watched, and ended together, whatever happens.
+"""The ranks of one machine as child processes: started together, watched, and ended together,
+whatever happens.
 
-The ranks meet through a file in a private folder, so there is no port to be taken, and nothing of a failed attempt is in the way
-of the next. Each holds the read end of a pipe whose write end is ours: if this process dies, even by SIGKILL, they end as well.
+The ranks meet through a file in a private folder, so there is no port to be taken, and nothing of a
+failed attempt is in the way of the next. Each holds the read end of a pipe whose write end is ours:
+if this process dies, even by SIGKILL, they end as well.
 """
 
 from __future__ import annotations
@@ -20,19 +22,21 @@ from pathlib import Path
 from typing import Any
 
 from paralab.errors import naming
-from paralab.launch.starting import INSIDE, LAUNCHER, Child, start
+from paralab.launch.processes import INSIDE, LAUNCHER, Child, start
 from paralab.launch.watchdog import Deadlines, Late, Watchdog
 from paralab.machine.host import loopback
+from paralab.machine.signals import STOP, STOPS, hear
 from paralab.plan.plan import Plan
 from paralab.plan.request import prefix_words
-from paralab.record.board import LEFT_EARLY, Board, Post
 from paralab.record.folder import RunFolder
-from paralab.record.testimony import read_words
-from paralab.signals import STOP, STOPS, hear
+from paralab.record.stack_dump import read_words
+from paralab.record.status_board import LEFT_EARLY, Post, StatusBoard
 
 POLL_SECONDS = 0.05
 HUNG_SECONDS = 0.3  # the same for ranks that hang: they have had their deadline
-GRACE_SECONDS = 3.0  # between "please stop" and "stop"; after a failure, for the others to notice it themselves
+GRACE_SECONDS = (
+    3.0  # between "please stop" and "stop"; after a failure, for the others to notice it themselves
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,8 @@ class Ending:
 
 @dataclass(frozen=True)
 class Seat:
-    """The one rank that is started here, of a job that something else has launched: where it meets the others, over what."""
+    """The one rank that is started here, of a job that something else has launched: where it meets
+    the others, over what."""
 
     rank: int
     meeting: str
@@ -73,20 +78,24 @@ def launch(
     on_poll: Callable[[], None],
     deadlines: Deadlines | None = None,
     attempt: int = 0,
-    stop: Callable[[Board], None] = lambda board: None,
+    stop: Callable[[StatusBoard], None] = lambda board: None,
     seat: Seat | None = None,
 ) -> Ending:
-    """Run the jobs one after the other in the same processes, as many as the widest job needs. A job has a plan, its extras, and
-    the folder for its events. `stop` is called at every poll, and can ask the ranks, on their board, to stop together before one of
-    their next steps. KeyboardInterrupt passes through when all ranks have ended.
+    """Run the jobs one after the other in the same processes, as many as the widest job needs. A
+    job has a plan, its extras, and the folder for its events. `stop` is called at every poll, and
+    can ask the ranks, on their board, to stop together before one of their next steps.
+    KeyboardInterrupt passes through when all ranks have ended.
     """
     plans = [Plan.from_json(job["plan"]) for job in jobs]
     plan = max(plans, key=lambda plan: plan.world_size)
-    plan = replace(plan, environment={name: value for each in plans for name, value in each.environment.items()})
+    plan = replace(
+        plan,
+        environment={name: value for each in plans for name, value in each.environment.items()},
+    )
     folder.logs.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         spec = Path(private, "spec.json")
-        board = Board.create(Path(private, "board"), plan.world_size)
+        board = StatusBoard.create(Path(private, "board"), plan.world_size)
         task = {
             "meeting": seat.meeting if seat else f"file://{Path(private, 'meeting')}",
             "board": str(Path(private, "board")),
@@ -103,7 +112,11 @@ def launch(
             for rank in here:
                 ranks.append(_start(folder, spec, plan, rank.rank, rank.local_rank, interface))
             watchdog = Watchdog(
-                board, [rank.rank for rank in here], deadlines or Deadlines(), Path(private), folder.testimonies(attempt)
+                board,
+                [rank.rank for rank in here],
+                deadlines or Deadlines(),
+                Path(private),
+                folder.testimonies(attempt),
             )
             ending = _watch(ranks, watchdog, on_poll, stop)
             return replace(ending, words=read_words(Path(private), [rank.rank for rank in here]))
@@ -111,7 +124,9 @@ def launch(
             _end(ranks)
 
 
-def rank_environment(plan: Plan, rank: int, local_rank: int, interface: str | None) -> dict[str, str]:
+def rank_environment(
+    plan: Plan, rank: int, local_rank: int, interface: str | None
+) -> dict[str, str]:
     """What torchrun would set, the plan's threads, and what the plan's precision needs."""
     environment = {
         **os.environ,
@@ -129,14 +144,23 @@ def rank_environment(plan: Plan, rank: int, local_rank: int, interface: str | No
     return environment
 
 
-def _start(folder: RunFolder, spec: Path, plan: Plan, rank: int, local_rank: int, interface: str | None) -> Child:
+def _start(
+    folder: RunFolder, spec: Path, plan: Plan, rank: int, local_rank: int, interface: str | None
+) -> Child:
     prefix = prefix_words(plan.prefix, rank, local_rank) if plan.prefix else []
     with (folder.logs / f"rank{rank}.txt").open("ab") as log:
         environment = rank_environment(plan, rank, local_rank, interface)
-        return start("paralab.worker", [str(spec)], environment, log, prefix, own=bool(plan.environment))
+        return start(
+            "paralab.worker", [str(spec)], environment, log, prefix, own=bool(plan.environment)
+        )
 
 
-def _watch(ranks: list[Child], watchdog: Watchdog, on_poll: Callable[[], None], stop: Callable[[Board], None]) -> Ending:
+def _watch(
+    ranks: list[Child],
+    watchdog: Watchdog,
+    on_poll: Callable[[], None],
+    stop: Callable[[StatusBoard], None],
+) -> Ending:
     """Until all ranks have ended, by themselves or by us."""
     failed_at: float | None = None
     noticed = 0.0
@@ -162,13 +186,14 @@ def _watch(ranks: list[Child], watchdog: Watchdog, on_poll: Callable[[], None], 
 
 
 def _judged(code: int | None, post: Post) -> int | None:
-    """A rank that left before its end, with code 0 (`os._exit(0)` in the user's code), has failed all the same."""
+    """A rank that left before its end, with code 0 (`os._exit(0)` in the user's code), has failed
+    all the same."""
     return LEFT_EARLY if code == 0 and post.phase != "end" else code
 
 
 def _end(ranks: list[Child], grace_seconds: float = GRACE_SECONDS) -> None:
-    """Ask, wait, insist. Also the way out of a Ctrl-C, which must not be interrupted by a second one. A first one that comes
-    meanwhile is not lost."""
+    """Ask, wait, insist. Also the way out of a Ctrl-C, which must not be interrupted by a second
+    one. A first one that comes meanwhile is not lost."""
     unwinding = isinstance(sys.exc_info()[1], KeyboardInterrupt)
     came: list[int] = []
     before = hear(dict.fromkeys(STOPS, lambda number, frame: came.append(number)))
@@ -184,11 +209,15 @@ def _end(ranks: list[Child], grace_seconds: float = GRACE_SECONDS) -> None:
                 rank.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 rank.kill()
-                with suppress(subprocess.TimeoutExpired):  # it waits for a disk that does not answer, and cannot be ended
+                with suppress(
+                    subprocess.TimeoutExpired
+                ):  # it waits for a disk that does not answer, and cannot be ended
                     rank.wait(GRACE_SECONDS)
             if rank.stdin:
                 rank.stdin.close()
-            if hasattr(os, "killpg"):  # what the user's code has forked lives in the rank's own process group
+            if hasattr(
+                os, "killpg"
+            ):  # what the user's code has forked lives in the rank's own process group
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(rank.pid, signal.SIGKILL)
     finally:

@@ -1,6 +1,7 @@
 """Slurm's commands: submit, look, cancel; and what its answers mean, in words, with what to do.
 
-Everything is asked of `sbatch`, `scontrol`, `sinfo` and `scancel`. `sacct` is not needed: many clusters have no accounting.
+Everything is asked of `sbatch`, `scontrol`, `sinfo` and `scancel`. `sacct` is not needed: many
+clusters have no accounting.
 """
 
 from __future__ import annotations
@@ -19,14 +20,25 @@ from paralab.errors import ParalabError, UsageError
 
 CALL_SECONDS = 60.0  # for one answer of the controller, which may be busy
 ENDED = (
-    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL", "DEADLINE"),
+    *(
+        "COMPLETED",
+        "FAILED",
+        "CANCELLED",
+        "TIMEOUT",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "BOOT_FAIL",
+        "DEADLINE",
+    ),
     *("REVOKED", "SPECIAL_EXIT"),
 )
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """Why a job has not started: what the word means, what to do, and whether it is only a matter of time."""
+    """Why a job has not started: what the word means, what to do, and whether it is only a matter
+    of time."""
 
     means: str
     do: str
@@ -37,21 +49,43 @@ class Waiting:
 REASONS: Mapping[str, Waiting] = MappingProxyType(
     {
         "None": Waiting("Slurm has not looked at it yet", "wait", normal=True),
-        "Resources": Waiting("it is next, and waits until enough nodes are free", "wait, or ask for less", normal=True),
-        "Priority": Waiting("other jobs come first", "wait, or ask for less time: a short job fits into gaps", normal=True),
-        "BeginTime": Waiting("its time has not come; a requeued job is held back for a while", "wait", normal=True),
+        "Resources": Waiting(
+            "it is next, and waits until enough nodes are free",
+            "wait, or ask for less",
+            normal=True,
+        ),
+        "Priority": Waiting(
+            "other jobs come first",
+            "wait, or ask for less time: a short job fits into gaps",
+            normal=True,
+        ),
+        "BeginTime": Waiting(
+            "its time has not come; a requeued job is held back for a while", "wait", normal=True
+        ),
         "Dependency": Waiting("it waits for another job", "wait for that job", normal=True),
         "Licenses": Waiting("a licence is taken", "wait", normal=True),
         "Prolog": Waiting("the nodes are being prepared", "wait", normal=True),
-        "Nodes_required_for_job_are_DOWN*": Waiting("the nodes that fit are down, drained or reserved", "wait", normal=True),
-        "PartitionNodeLimit": Waiting(
-            "it asks for more nodes than a job may have in this partition, or than there are", "fewer --nodes, or another partition"
+        "Nodes_required_for_job_are_DOWN*": Waiting(
+            "the nodes that fit are down, drained or reserved", "wait", normal=True
         ),
-        "PartitionTimeLimit": Waiting("it asks for more time than the partition allows", "a shorter time=, or another partition"),
-        "PartitionConfig": Waiting("no node of the partition has so much", "fewer ranks, CPUs or GPUs per node, or more --nodes"),
+        "PartitionNodeLimit": Waiting(
+            "it asks for more nodes than a job may have in this partition, or than there are",
+            "fewer --nodes, or another partition",
+        ),
+        "PartitionTimeLimit": Waiting(
+            "it asks for more time than the partition allows",
+            "a shorter time=, or another partition",
+        ),
+        "PartitionConfig": Waiting(
+            "no node of the partition has so much",
+            "fewer ranks, CPUs or GPUs per node, or more --nodes",
+        ),
         "PartitionDown": Waiting("the partition is switched off", "another partition"),
         "PartitionInactive": Waiting("the partition is switched off", "another partition"),
-        "BadConstraints": Waiting("no node fulfils all that is asked for together", "fewer conditions: gres, constraint, mem"),
+        "BadConstraints": Waiting(
+            "no node fulfils all that is asked for together",
+            "fewer conditions: gres, constraint, mem",
+        ),
         "ReqNodeNotAvail*": Waiting(
             "a node that it needs is down, drained, or reserved (for maintenance, if the job would reach into it)",
             "leave nodelist= out, a shorter time=, or wait until the node is back",
@@ -59,18 +93,43 @@ REASONS: Mapping[str, Waiting] = MappingProxyType(
         "Reservation*": Waiting("its reservation has not begun or is over", "another reservation="),
         "JobHeldUser": Waiting("you have held it", "leave hold out, or: scontrol release JOB"),
         "JobHeldAdmin": Waiting("an administrator has held it", "ask the administrators"),
-        "DependencyNeverSatisfied": Waiting("the job that it waits for did not end as it should", "another dependency="),
-        "InvalidAccount": Waiting("the account does not exist", "account=NAME; sacctmgr show assoc user=$USER lists yours"),
-        "InvalidQOS": Waiting("the QOS does not exist", "qos=NAME; sacctmgr show assoc user=$USER lists yours"),
-        "AccountNotAllowed": Waiting("the account may not use this partition", "another account= or partition="),
-        "QOSNotAllowed": Waiting("the QOS may not be used in this partition", "another qos= or partition="),
-        "QOS*Per[JN]o[bd]*": Waiting("it asks for more than the QOS allows one job", "ask for less, or another qos="),
-        "QOSMin*": Waiting("it asks for less than the QOS wants of a job", "ask for more, or another qos="),
-        "QOS*": Waiting("your jobs, or all of this QOS, have what it allows", "wait for them, or another qos=", normal=True),
-        "Assoc*PerJob*": Waiting("it asks for more than your account allows one job", "ask for less, or another account="),
-        "Assoc*": Waiting("the jobs of your account have what it allows", "wait for them, or another account=", normal=True),
+        "DependencyNeverSatisfied": Waiting(
+            "the job that it waits for did not end as it should", "another dependency="
+        ),
+        "InvalidAccount": Waiting(
+            "the account does not exist", "account=NAME; sacctmgr show assoc user=$USER lists yours"
+        ),
+        "InvalidQOS": Waiting(
+            "the QOS does not exist", "qos=NAME; sacctmgr show assoc user=$USER lists yours"
+        ),
+        "AccountNotAllowed": Waiting(
+            "the account may not use this partition", "another account= or partition="
+        ),
+        "QOSNotAllowed": Waiting(
+            "the QOS may not be used in this partition", "another qos= or partition="
+        ),
+        "QOS*Per[JN]o[bd]*": Waiting(
+            "it asks for more than the QOS allows one job", "ask for less, or another qos="
+        ),
+        "QOSMin*": Waiting(
+            "it asks for less than the QOS wants of a job", "ask for more, or another qos="
+        ),
+        "QOS*": Waiting(
+            "your jobs, or all of this QOS, have what it allows",
+            "wait for them, or another qos=",
+            normal=True,
+        ),
+        "Assoc*PerJob*": Waiting(
+            "it asks for more than your account allows one job", "ask for less, or another account="
+        ),
+        "Assoc*": Waiting(
+            "the jobs of your account have what it allows",
+            "wait for them, or another account=",
+            normal=True,
+        ),
         "launch_failed_requeued_held": Waiting(
-            "a node could not start it, and it is held", "scontrol release JOB, or ask the administrators"
+            "a node could not start it, and it is held",
+            "scontrol release JOB, or ask the administrators",
         ),
     }
 )
@@ -78,14 +137,26 @@ REASONS: Mapping[str, Waiting] = MappingProxyType(
 # How a job that did not complete has ended: what to say, and what to do.
 ENDINGS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "CANCELLED": ("was cancelled, by scancel or by an administrator", "submit it again: {again}"),
-        "TIMEOUT": ("reached its time limit of {limit}, and was ended", "a longer --slurm time=, or fewer --steps"),
+        "CANCELLED": (
+            "was cancelled, by scancel or by an administrator",
+            "submit it again: {again}",
+        ),
+        "TIMEOUT": (
+            "reached its time limit of {limit}, and was ended",
+            "a longer --slurm time=, or fewer --steps",
+        ),
         "NODE_FAIL": (
             "lost one of its nodes, {nodes}",
             "submit it again with --slurm exclude=NODE; sinfo -R names it",
         ),
-        "OUT_OF_MEMORY": ("used more memory of the host than it had", "more --slurm mem=, a smaller --batch-size, or more ranks"),
-        "PREEMPTED": ("had to make room for a job with more priority", "another partition or qos, or submit it again: {again}"),
+        "OUT_OF_MEMORY": (
+            "used more memory of the host than it had",
+            "more --slurm mem=, a smaller --batch-size, or more ranks",
+        ),
+        "PREEMPTED": (
+            "had to make room for a job with more priority",
+            "another partition or qos, or submit it again: {again}",
+        ),
         "BOOT_FAIL": (
             "got a node that did not boot, of {nodes}",
             "submit it again with --slurm exclude=NODE; sinfo -R names it",
@@ -97,7 +168,7 @@ ENDINGS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """What Slurm says of a job now."""
 
     number: int
@@ -131,11 +202,13 @@ def waiting(reason: str) -> Waiting:
 
 def require() -> None:
     """Slurm's commands are here."""
-    missing = [name for name in ("sbatch", "scontrol", "scancel", "sinfo") if not shutil.which(name)]
+    missing = [
+        name for name in ("sbatch", "scontrol", "scancel", "sinfo") if not shutil.which(name)
+    ]
     if missing:
         raise UsageError(
             f"--slurm needs Slurm, and this machine has no {', '.join(missing)}.",
-            cure="run it on the cluster's login node; --dry-run prints the script, to be taken there",
+            fix="run it on the cluster's login node; --dry-run prints the script, to be taken there",
         )
 
 
@@ -149,16 +222,21 @@ def submit(script: Path, options: Mapping[str, str | None]) -> int:
 
 
 def _environment(options: Mapping[str, str | None]) -> dict[str, str]:
-    """Variables such as SBATCH_PARTITION win over the lines of a script, so those must go that contradict the command; and within
-    another job, so must what that job is."""
+    """Variables such as SBATCH_PARTITION win over the lines of a script, so those must go that
+    contradict the command; and within another job, so must what that job is."""
     said = {"SBATCH_" + name.upper().replace("-", "_") for name in options}
     inside = "SLURM_JOB_ID" in os.environ
     about = re.compile(r"SLURM_(?!CONF$)")
-    return {name: value for name, value in os.environ.items() if name not in said and not (inside and about.match(name))}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in said and not (inside and about.match(name))
+    }
 
 
-def look(number: int) -> Job | None:
-    """The job now; None if Slurm no longer knows it. ParalabError if the controller does not answer."""
+def look(number: int) -> SlurmJob | None:
+    """The job now; None if Slurm no longer knows it. ParalabError if the controller does not
+    answer."""
     done = _call("scontrol", "--oneliner", "show", "job", str(number))
     if done.returncode:
         if "Invalid job id" in done.stderr + done.stdout:
@@ -167,14 +245,14 @@ def look(number: int) -> Job | None:
     return parse_job(number, done.stdout)
 
 
-def parse_job(number: int, text: str) -> Job:
+def parse_job(number: int, text: str) -> SlurmJob:
     """One line of `scontrol --oneliner show job`."""
     fields: dict[str, str] = {}
     for word in text.split():
         name, _, value = word.partition("=")
         fields.setdefault(name, value)
     nodes = fields.get("NodeList", "")
-    return Job(
+    return SlurmJob(
         number,
         fields.get("JobState", "UNKNOWN").partition("+")[0],
         fields.get("Reason", "None"),
@@ -195,15 +273,23 @@ def refusal(stderr: str, script: Path | str) -> UsageError:
     kept = f"(the script is kept: {script})"
     for pattern, advice in REFUSALS.items():
         if re.search(pattern, words, re.IGNORECASE):
-            cure, detail = advice()
-            return UsageError(f"Slurm refused the job: {words} {kept}", cure=cure, detail=detail)
-    return UsageError(f"Slurm refused the job: {words} {kept}", cure="sbatch --help lists the options that --slurm can have")
+            fix, detail = advice()
+            return UsageError(f"Slurm refused the job: {words} {kept}", fix=fix, detail=detail)
+    return UsageError(
+        f"Slurm refused the job: {words} {kept}",
+        fix="sbatch --help lists the options that --slurm can have",
+    )
 
 
 def _words(stderr: str) -> str:
     """`sbatch: error: X` -> `X.`"""
-    lines = [re.sub(r"^\w+: (error: |fatal: )?(Batch job submission failed: )?", "", line) for line in stderr.strip().splitlines()]
-    return "; ".join(dict.fromkeys(line.strip() for line in lines if line.strip())).rstrip(".") + "."
+    lines = [
+        re.sub(r"^\w+: (error: |fatal: )?(Batch job submission failed: )?", "", line)
+        for line in stderr.strip().splitlines()
+    ]
+    return (
+        "; ".join(dict.fromkeys(line.strip() for line in lines if line.strip())).rstrip(".") + "."
+    )
 
 
 def partitions() -> list[str]:
@@ -217,15 +303,24 @@ def offered() -> str | None:
 
 
 def _another_partition() -> tuple[str, str | None]:
-    return f"--slurm partition=NAME, one of: {', '.join(partitions()) or 'sinfo lists them'} (* is the default)", None
+    return (
+        f"--slurm partition=NAME, one of: {', '.join(partitions()) or 'sinfo lists them'} (* is the default)",
+        None,
+    )
 
 
 def _less() -> tuple[str, str | None]:
-    return "no more per node than the nodes have (GRES: GPUs, CPUS, MEMORY in MB), e.g. --slurm gres=gpu:N", offered()
+    return (
+        "no more per node than the nodes have (GRES: GPUs, CPUS, MEMORY in MB), e.g. --slurm gres=gpu:N",
+        offered(),
+    )
 
 
 def _less_time() -> tuple[str, str | None]:
-    return "--slurm time=MINUTES or time=HOURS:MINUTES:SECONDS, no more than the partition's TIMELIMIT", offered()
+    return (
+        "--slurm time=MINUTES or time=HOURS:MINUTES:SECONDS, no more than the partition's TIMELIMIT",
+        offered(),
+    )
 
 
 def _right_account() -> tuple[str, str | None]:
@@ -237,7 +332,10 @@ def _known_option() -> tuple[str, str | None]:
 
 
 def _living_controller() -> tuple[str, str | None]:
-    return "`scontrol ping` and `sinfo` must answer here first; on a login node of the cluster they do", None
+    return (
+        "`scontrol ping` and `sinfo` must answer here first; on a login node of the cluster they do",
+        None,
+    )
 
 
 REFUSALS = {
@@ -250,10 +348,19 @@ REFUSALS = {
 }
 
 
-def _call(*words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def _call(
+    *words: str, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            words, capture_output=True, text=True, timeout=CALL_SECONDS, env=environment, stdin=subprocess.DEVNULL
+            words,
+            capture_output=True,
+            text=True,
+            timeout=CALL_SECONDS,
+            env=environment,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(words, 1, "", f"{words[0]} gave no answer for {CALL_SECONDS:g} s")
+        return subprocess.CompletedProcess(
+            words, 1, "", f"{words[0]} gave no answer for {CALL_SECONDS:g} s"
+        )

@@ -1,4 +1,5 @@
-"""Notices ranks that hang, from outside: a deadline for each phase, and every rank's word on where it is, before they are ended."""
+"""Notices ranks that hang, from outside: a deadline for each phase, and every rank's word on where
+it is, before they are ended."""
 
 from __future__ import annotations
 
@@ -13,15 +14,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paralab.errors import UsageError
-from paralab.launch.starting import Child
-from paralab.record.board import Board, Post
-from paralab.signals import QUESTION
+from paralab.launch.processes import Child
+from paralab.machine.signals import QUESTION
+from paralab.record.status_board import Post, StatusBoard
 
 ANSWER_SECONDS = 1.0
 
 
 class Deadlines(NamedTuple):
-    """The longest that a phase may take: from the start to the first step, one step, what of a save the training waits for."""
+    """The longest that a phase may take: from the start to the first step, one step, what of a save
+    the training waits for."""
 
     start: float = 600.0
     step: float = 600.0
@@ -31,7 +33,8 @@ class Deadlines(NamedTuple):
         for phase, seconds in self._asdict().items():
             if not seconds > 0:
                 raise UsageError(
-                    f"--{phase}-deadline {seconds:g} is not a positive number of seconds.", cure=f"--{phase}-deadline 60"
+                    f"--{phase}-deadline {seconds:g} is not a positive number of seconds.",
+                    fix=f"--{phase}-deadline 60",
                 )
 
 
@@ -45,7 +48,7 @@ class Late(NamedTuple):
 
 @dataclass(frozen=True)
 class Watchdog:
-    board: Board
+    board: StatusBoard
     numbers: list[int]  # the ranks that were started here
     deadlines: Deadlines
     answers: Path  # where the ranks write
@@ -66,21 +69,30 @@ class Watchdog:
         return found
 
     def question(self, ranks: list[Child]) -> None:
-        """Let every rank say where it is, and write down what the system says of it: a stopped process does not answer."""
+        """Let every rank say where it is, and write down what the system says of it: a stopped
+        process does not answer."""
         for number, rank in zip(self.numbers, ranks, strict=True):
             with suppress(OSError):  # the disk may be full
                 self.testimonies.mkdir(parents=True, exist_ok=True)
-                (self.testimonies / f"rank{number}.state").write_text(json.dumps({"state": _state(rank), "pid": rank.pid}))
+                (self.testimonies / f"rank{number}.state").write_text(
+                    json.dumps({"state": _state(rank), "pid": rank.pid})
+                )
             with suppress(OSError):
                 assert rank.stdin
                 rank.stdin.write(QUESTION)
                 rank.stdin.flush()
         until = time.monotonic() + ANSWER_SECONDS
-        able = [number for number, rank in zip(self.numbers, ranks, strict=True) if _state(rank) not in ("T", "ended")]
+        able = [
+            number
+            for number, rank in zip(self.numbers, ranks, strict=True)
+            if _state(rank) not in ("T", "ended")
+        ]
         answers = [self.answers / f"rank{number}.json" for number in able]
         while time.monotonic() < until and not all(answer.exists() for answer in answers):
             time.sleep(0.05)
-        for rank in ranks:  # last: a rank that has not come so far as to handle this signal is ended by it
+        for (
+            rank
+        ) in ranks:  # last: a rank that has not come so far as to handle this signal is ended by it
             if rank.poll() is None:
                 with suppress(OSError):
                     rank.send_signal(signal.SIGUSR2)
@@ -93,7 +105,8 @@ class Watchdog:
 
 
 def _state(rank: Child) -> str | None:
-    """One letter, as `ps` shows it: R running, S sleeping, T stopped, D waiting for a disk. None: the system does not tell."""
+    """One letter, as `ps` shows it: R running, S sleeping, T stopped, D waiting for a disk. None:
+    the system does not tell."""
     if rank.poll() is not None:
         return "ended"
     try:

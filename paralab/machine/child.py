@@ -1,12 +1,14 @@
-"""Python processes of our own: they run this very package, and nothing from the folder they are started in.
+"""Python processes of our own: they run this very package, and nothing from the folder they are
+started in.
 
-`python -m paralab.worker` would put the current folder first on sys.path. A torch.py or random.py there would then run instead of
-the real one. So a child process is started as
+`python -m paralab.worker` would put the current folder first on sys.path. A torch.py or random.py
+there would then run instead of the real one. So a child process is started as
 
     python -P …/paralab/machine/child.py paralab.worker ARGUMENTS
 
--P keeps the folder away. This file then loads the package from where it lies itself, so that paralab need not be installed. The
-user's folder is added where their workload is loaded (`paralab.workload.load`).
+-P keeps the folder away. This file then loads the package from where it lies itself, so that
+paralab need not be installed. The user's folder is added where their workload is loaded
+(`paralab.workload.load`).
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def _run() -> None:
     sys.modules["paralab"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["paralab"])
     if (beside := os.path.dirname(package)) not in sys.path:
-        sys.path.append(beside)  # for processes that this one spawns itself; last, so that it hides nothing
+        sys.path.append(
+            beside
+        )  # for processes that this one spawns itself; last, so that it hides nothing
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

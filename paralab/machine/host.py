@@ -21,7 +21,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """What paralab runs on. `torch` and everything after it are told by a child process that imported torch."""
+    """What paralab runs on. `torch` and everything after it are told by a child process that
+    imported torch."""
 
     cores: int
     memory_bytes: int | None
@@ -37,8 +38,12 @@ class Machine:
 
 def usable_cores() -> int:
     """Cores this process may use: its affinity mask, cut by a container's CPU quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota_file = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000" = two cores, "max 100000" = no limit
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    quota_file = Path(
+        "/sys/fs/cgroup/cpu.max"
+    )  # "200000 100000" = two cores, "max 100000" = no limit
     if quota_file.is_file():
         quota, _, period = quota_file.read_text().partition(" ")
         if quota.isdigit() and period.strip().isdigit():
@@ -68,25 +73,33 @@ def threads_asked() -> int | None:
 
 
 def loopback() -> str | None:
-    """The name of the interface that ranks of one machine meet on (a host name may not resolve, a VPN may interfere)."""
-    names = {path.name for path in Path("/sys/class/net").glob("*")} if Path("/sys/class/net").is_dir() else set()
+    """The name of the interface that ranks of one machine meet on (a host name may not resolve, a
+    VPN may interfere)."""
+    names = (
+        {path.name for path in Path("/sys/class/net").glob("*")}
+        if Path("/sys/class/net").is_dir()
+        else set()
+    )
     return "lo" if "lo" in names else "lo0" if platform.system() == "Darwin" else None
 
 
 def host_mark() -> str:
-    """Tells this machine, as it is booted now, from every other; two names of one machine have the same."""
+    """Tells this machine, as it is booted now, from every other; two names of one machine have the
+    same."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text().strip() if boot.is_file() else platform.node()
 
 
 def clock_mark() -> str:
-    """Processes with the same one share a monotonic clock: it is the machine's, unless a time namespace shifts it."""
+    """Processes with the same one share a monotonic clock: it is the machine's, unless a time
+    namespace shifts it."""
     namespace = Path("/proc/self/ns/time")
     return f"{host_mark()} {os.readlink(namespace) if namespace.exists() else ''}"
 
 
 def address_towards(address: str) -> str | None:
-    """The address of this machine from which `address` is reached. Nothing is sent: a UDP socket only looks the route up."""
+    """The address of this machine from which `address` is reached. Nothing is sent: a UDP socket
+    only looks the route up."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((socket.gethostbyname(address), 9))
@@ -96,7 +109,8 @@ def address_towards(address: str) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the network interface that has this IPv4 address; None where the system does not tell."""
+    """The name of the network interface that has this IPv4 address; None where the system does not
+    tell."""
     try:
         from fcntl import ioctl
     except ImportError:  # Windows
@@ -104,7 +118,9 @@ def interface_of(address: str) -> str | None:
     for _, name in socket.if_nameindex():
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
-                answer = ioctl(probe, 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+                answer = ioctl(
+                    probe, 0x8915, struct.pack("256s", name.encode()[:15])
+                )  # SIOCGIFADDR
             except OSError:
                 continue
             if socket.inet_ntoa(answer[20:24]) == address:

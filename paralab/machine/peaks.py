@@ -1,7 +1,8 @@
-"""Peak arithmetic of devices by their exact name, in FLOP/s, dense (without sparsity), from the makers' data sheets.
+"""Peak arithmetic of devices by their exact name, in FLOP/s, dense (without sparsity), from the
+makers' data sheets.
 
-A device that is not listed has no known peak: a share of a guess would be worse than none. Variants with other clocks or memory
-have other names and are other devices.
+A device that is not listed has no known peak: a share of a guess would be worse than none. Variants
+with other clocks or memory have other names and are other devices.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Peak:
-    """FLOP/s by precision, and where the numbers are from. None: the device cannot, or the sheet does not say."""
+    """FLOP/s by precision, and where the numbers are from. None: the device cannot, or the sheet
+    does not say."""
 
     fp32: float
     tf32: float | None
@@ -22,25 +24,47 @@ class Peak:
     source: str
 
     def of(self, precision: str) -> float | None:
-        return {"fp32": self.fp32, "tf32": self.tf32, "bf16": self.half, "fp16": self.half, "fp64": self.fp64}[precision]
+        return {
+            "fp32": self.fp32,
+            "tf32": self.tf32,
+            "bf16": self.half,
+            "fp16": self.half,
+            "fp64": self.fp64,
+        }[precision]
 
 
 _T = 1e12
 _A100 = Peak(19.5 * _T, 156 * _T, 312 * _T, 19.5 * _T, "NVIDIA A100 data sheet")
-_H100 = Peak(66.9 * _T, 494.7 * _T, 989.4 * _T, 66.9 * _T, "NVIDIA H100 Tensor Core GPU architecture paper, SXM5")
+_H100 = Peak(
+    66.9 * _T,
+    494.7 * _T,
+    989.4 * _T,
+    66.9 * _T,
+    "NVIDIA H100 Tensor Core GPU architecture paper, SXM5",
+)
 _V100 = Peak(15.7 * _T, None, 125 * _T, 7.8 * _T, "NVIDIA V100 data sheet, SXM2")
 
 PEAKS: Mapping[str, Peak] = MappingProxyType(
     {
-        "NVIDIA H200": Peak(67 * _T, 494.5 * _T, 989 * _T, 67 * _T, "NVIDIA H200 data sheet, SXM, half of the sparse figures"),
+        "NVIDIA H200": Peak(
+            67 * _T,
+            494.5 * _T,
+            989 * _T,
+            67 * _T,
+            "NVIDIA H200 data sheet, SXM, half of the sparse figures",
+        ),
         "NVIDIA H100 80GB HBM3": _H100,
-        "NVIDIA H100 PCIe": Peak(51.2 * _T, 378 * _T, 756 * _T, 51.2 * _T, "NVIDIA H100 architecture paper, PCIe"),
+        "NVIDIA H100 PCIe": Peak(
+            51.2 * _T, 378 * _T, 756 * _T, 51.2 * _T, "NVIDIA H100 architecture paper, PCIe"
+        ),
         "NVIDIA A100-SXM4-40GB": _A100,
         "NVIDIA A100-SXM4-80GB": _A100,
         "NVIDIA A100-PCIE-40GB": _A100,
         "NVIDIA A100 80GB PCIe": _A100,
         "NVIDIA A10": Peak(31.2 * _T, 62.5 * _T, 125 * _T, None, "NVIDIA A10 data sheet"),
-        "NVIDIA L4": Peak(30.3 * _T, 60 * _T, 121 * _T, None, "NVIDIA L4 data sheet, half of the sparse figures"),
+        "NVIDIA L4": Peak(
+            30.3 * _T, 60 * _T, 121 * _T, None, "NVIDIA L4 data sheet, half of the sparse figures"
+        ),
         "NVIDIA L40S": Peak(91.6 * _T, 183 * _T, 362 * _T, None, "NVIDIA L40S data sheet"),
         "Tesla V100-SXM2-16GB": _V100,
         "Tesla V100-SXM2-32GB": _V100,

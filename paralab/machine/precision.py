@@ -1,7 +1,8 @@
 """Can this CPU train in low precision? Tried in a child process, because it can die of it.
 
-On some virtual machines the CPU lists AMX, the hypervisor forbids it, and the first bf16 matrix product ends the process with
-SIGILL. A narrower instruction set for oneDNN avoids that; it must be set before torch is imported.
+On some virtual machines the CPU lists AMX, the hypervisor forbids it, and the first bf16 matrix
+product ends the process with SIGILL. A narrower instruction set for oneDNN avoids that; it must be
+set before torch is imported.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Probe:
 
 
 def probe_cpu(precision: str, deadline_seconds: float = 60.0) -> Probe:
-    """Train a tiny network in a child process in this precision, as it is and then with a narrower instruction set."""
+    """Train a tiny network in a child process in this precision, as it is and then with a narrower
+    instruction set."""
     seen = _trial(precision, {}, deadline_seconds)
     if seen is None:
         return Probe(True, f"{precision} trained in a trial process")

@@ -1,4 +1,5 @@
-"""Begin to observe this process: torch has just been imported, by the user's program, and nothing of it has been used."""
+"""Begin to observe this process: torch has just been imported, by the user's program, and nothing
+of it has been used."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from paralab.observe import collectives, endings, files, losses, pipelines, tria
 from paralab.observe.answering import answer_when_asked
 from paralab.observe.data import Loaders
 from paralab.observe.models import Models
-from paralab.observe.optimising import Optimisers
+from paralab.observe.optimising import Optimizers
 from paralab.observe.rank import Rank
 from paralab.observe.wrapping import is_inside, show_warnings_of_callers, wrap
 
@@ -25,27 +26,43 @@ def begin(folder: str) -> Rank:
     models = Models(rank)
     collectives.install(rank)
     models.install()
-    Optimisers(rank, models).install()
+    Optimizers(rank, models).install()
     Loaders(rank).install()
     files.install(rank, models)
     losses.install(rank)
     pipelines.install(rank)
     endings.install(rank)
     wrap(rank, torch, "set_num_threads", "threads", lambda threads: {"threads": int(threads)})
-    for owner in (torch, torch.random):  # two functions, once the compiler has put its own around one of them
-        wrap(rank, owner, "manual_seed", "seed", lambda seed: None if is_inside(rank, "seed") else {"seed": int(seed)})
+    for owner in (
+        torch,
+        torch.random,
+    ):  # two functions, once the compiler has put its own around one of them
+        wrap(
+            rank,
+            owner,
+            "manual_seed",
+            "seed",
+            lambda seed: None if is_inside(rank, "seed") else {"seed": int(seed)},
+        )
     show_warnings_of_callers()
     rank.when_known = lambda: answer_when_asked(rank)
     os.register_at_fork(after_in_child=lambda: _forked(rank))
     if multiprocessing.parent_process() is not None:
-        endings.children_end_too(rank)  # and may be a DataLoader's worker: RANK alone does not make it a rank
+        endings.children_end_too(
+            rank
+        )  # and may be a DataLoader's worker: RANK alone does not make it a rank
     elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         rank.identify()
     return rank
 
 
 def _forked(rank: Rank) -> None:
-    """A forked child has none of the threads, and is another process: it may become a rank, or never be one."""
-    rank.parents = (rank.journal, rank.slot, rank.overwritten)  # not closed here, and no memory of a device given back
+    """A forked child has none of the threads, and is another process: it may become a rank, or
+    never be one."""
+    rank.parents = (
+        rank.journal,
+        rank.slot,
+        rank.overwritten,
+    )  # not closed here, and no memory of a device given back
     rank.fresh()
     endings.children_end_too(rank)

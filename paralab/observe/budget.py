@@ -1,10 +1,11 @@
 """What being observed may cost, and so which steps are watched: the first 64, then one in `every`.
 
-In a watched step everything is written down and kept, with checksums of tensors where its number is a multiple of 64; in the others
-(light ones) next to nothing. `every` follows from what watched steps were measured to cost, and the steps' own time: it is as
-small as keeps the average below half a percent. Ranks measure for themselves: who reads takes the steps that all of them watched,
-and as `every` is a power of two there always are some. A light step that brought something new (a line, a shape, a mode, an epoch)
-is followed by a watched one.
+In a watched step everything is written down and kept, with checksums of tensors where its number is
+a multiple of 64; in the others (light ones) next to nothing. `every` follows from what watched
+steps were measured to cost, and the steps' own time: it is as small as keeps the average below half
+a percent. Ranks measure for themselves: who reads takes the steps that all of them watched, and as
+`every` is a power of two there always are some. A light step that brought something new (a line, a
+shape, a mode, an epoch) is followed by a watched one.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from collections.abc import Callable
 from paralab.observe.digests import EVERY, is_sampled
 
 SHARE = 0.005  # of a step's time, for watched steps on the average
-LEAST, LATER = 8, 64  # one step in so many is watched, however cheap: in the first 1,024, and from then on
+LEAST, LATER = (
+    8,
+    64,
+)  # one step in so many is watched, however cheap: in the first 1,024, and from then on
 RAREST = 1024
 
 
 def affordable(plain: float, digests: float, step: float, least: int) -> int:
-    """One step in so many may be watched. `plain`, `digests`: what a watched step costs without digests, and what they cost more.
+    """One step in so many may be watched. `plain`, `digests`: what a watched step costs without
+    digests, and what they cost more.
 
     a step of 10 ms may cost 0.05 ms more:   plain 0.4 ms    digests 3 ms (one step in 64 at most)
       one in   8                                  0.050   +        0.047    too much
@@ -34,11 +39,14 @@ def affordable(plain: float, digests: float, step: float, least: int) -> int:
 
 
 class Budget:
-    """`until`: the next step whose end must be told; of the light ones before it nothing needs to be known."""
+    """`until`: the next step whose end must be told; of the light ones before it nothing needs to
+    be known."""
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.clock = clock
-        self.spent = 0  # nanoseconds since the last step that was told, added up by all that observes
+        self.spent = (
+            0  # nanoseconds since the last step that was told, added up by all that observes
+        )
         self.watched = True
         self.until = 1
         self.every = LEAST
@@ -49,7 +57,8 @@ class Budget:
         self._is_new = False
 
     def something_new(self, over: int) -> None:
-        """In the step after the `over` ones: the next one is watched, unless there was one just now."""
+        """In the step after the `over` ones: the next one is watched, unless there was one just
+        now."""
         if over + 2 - self._last >= self.every // 2:
             self._is_new, self.until = True, min(self.until, over + 1)
 
@@ -69,14 +78,21 @@ class Budget:
         is_known = step % EVERY == 0
         if is_known:
             now = self.clock()
-            self.every = affordable(self._plain, self._digests, (now - self._began) / EVERY, LEAST if step < 16 * EVERY else LATER)
+            self.every = affordable(
+                self._plain,
+                self._digests,
+                (now - self._began) / EVERY,
+                LEAST if step < 16 * EVERY else LATER,
+            )
             self.all_passed += now - self._began
             self._began = now
         following = step + 1
         self.watched = following <= EVERY or following % self.every == 0 or self._is_new
         self._is_new = False
         before_the_next = (following // self.every + 1) * self.every - 1
-        self.until = following if self.watched else min(before_the_next, (step // EVERY + 1) * EVERY)
+        self.until = (
+            following if self.watched else min(before_the_next, (step // EVERY + 1) * EVERY)
+        )
         return is_known
 
     @property

@@ -1,4 +1,5 @@
-"""What is done to a wrapped model after wrapping: parameters frozen or unfrozen, the model moved or cast. DDP sees none of it."""
+"""What is done to a wrapped model after wrapping: parameters frozen or unfrozen, the model moved or
+cast. DDP sees none of it."""
 
 from __future__ import annotations
 
@@ -12,19 +13,22 @@ from paralab.observe.wrapping import is_inside, wrap
 
 
 class Changes:
-    """`numbers` and `names` are those of `Models`: which modules are wrapped, and what their parameters are called."""
+    """`numbers` and `names` are those of `Models`: which modules are wrapped, and what their
+    parameters are called."""
 
     def __init__(self, rank: Rank, numbers: dict[int, int], names: dict[int, str]) -> None:
         self.rank, self.numbers, self.names = rank, numbers, names
         self.on = False
 
     def watch(self) -> None:
-        """From the first wrapper on: before it, nothing of this is worth knowing, and the classes stay as they are."""
+        """From the first wrapper on: before it, nothing of this is worth knowing, and the classes
+        stay as they are."""
         if self.on:
             return
         self.on = True
-        base = torch._C.TensorBase
-        reads, writes, calls = base.requires_grad.__get__, base.requires_grad.__set__, base.requires_grad_  # type: ignore[attr-defined]
+        base: Any = torch._C.TensorBase
+        reads, writes = base.requires_grad.__get__, base.requires_grad.__set__
+        calls = base.requires_grad_
 
         def set_(parameter: Any, trainable: bool) -> None:
             self._note(parameter, reads(parameter), trainable)

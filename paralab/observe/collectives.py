@@ -1,5 +1,6 @@
-"""Collectives and process groups. The numbers of the collectives (their order in the group) are the group's own, so that those
-which DDP makes in C++ are counted, and belong to the forward, backward or wrap event whose `seq` spans them."""
+"""Collectives and process groups. The numbers of the collectives (their order in the group) are the
+group's own, so that those which DDP makes in C++ are counted, and belong to the forward, backward
+or wrap event whose `seq` spans them."""
 
 from __future__ import annotations
 
@@ -47,18 +48,66 @@ COLLECTIVES: dict[str, tuple[int | None, int | None, int | None]] = {
     "recv_object_list": (0, 2, 1),
     "batch_isend_irecv": (None, None, None),
 }
-POINT_TO_POINT = {"send", "recv", "isend", "irecv", "send_object_list", "recv_object_list", "batch_isend_irecv"}  # not counted
-WITHIN = ("collective", "wrap", "init", "pipeline", "save", "load")  # whose own collectives are not written down again
-NAMES = ("tensor", "object_list", "obj", "input_tensor", "input", "output", "tensor_list", "input_list")
+POINT_TO_POINT = {
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+    "send_object_list",
+    "recv_object_list",
+    "batch_isend_irecv",
+}  # not counted
+WITHIN = (
+    "collective",
+    "wrap",
+    "init",
+    "pipeline",
+    "save",
+    "load",
+)  # whose own collectives are not written down again
+NAMES = (
+    "tensor",
+    "object_list",
+    "obj",
+    "input_tensor",
+    "input",
+    "output",
+    "tensor_list",
+    "input_list",
+)
 
 
 def install(rank: Rank) -> None:
     for name in COLLECTIVES:
         describe, conclude = _collective(rank, name)
         wrap(rank, c10d, name, "collective", describe, conclude, dist, light=_light(rank, name))
-    wrap(rank, c10d, "init_process_group", "init", _initialise(rank), lambda *a, **k: _group(None), dist)
-    wrap(rank, c10d, "destroy_process_group", "destroy", lambda group=None: {"group": name_of(group)}, None, dist)
-    wrap(rank, c10d, "new_group", "group", lambda *a, **k: {}, lambda made, *a, **k: _group(made), dist)
+    wrap(
+        rank,
+        c10d,
+        "init_process_group",
+        "init",
+        _initialize(rank),
+        lambda *a, **k: _group(None),
+        dist,
+    )
+    wrap(
+        rank,
+        c10d,
+        "destroy_process_group",
+        "destroy",
+        lambda group=None: {"group": name_of(group)},
+        None,
+        dist,
+    )
+    wrap(
+        rank,
+        c10d,
+        "new_group",
+        "group",
+        lambda *a, **k: {},
+        lambda made, *a, **k: _group(made),
+        dist,
+    )
 
 
 def sequence(group: Any = None) -> int | None:
@@ -81,9 +130,12 @@ def _group(group: Any) -> dict[str, Any]:
     return {"group": name_of(group), "backend": str(dist.get_backend(group)), "ranks": ranks}
 
 
-def _initialise(rank: Rank) -> Any:
+def _initialize(rank: Rank) -> Any:
     def describe(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        own, world = argument(args, kwargs, 4, "rank", -1), argument(args, kwargs, 3, "world_size", -1)
+        own, world = (
+            argument(args, kwargs, 4, "rank", -1),
+            argument(args, kwargs, 3, "world_size", -1),
+        )
         if own is not None and own >= 0:
             rank.identify(own, world)
         else:
@@ -95,7 +147,9 @@ def _initialise(rank: Rank) -> Any:
             "timeout_seconds": timeout.total_seconds() if timeout is not None else None,
             "device_id": str(kwargs["device_id"]) if kwargs.get("device_id") is not None else None,
             "address": _address(os.environ) if _by_environment(args, kwargs) else None,
-            "agent": _address(_given_environment()) if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None,
+            "agent": _address(_given_environment())
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            else None,
         }
 
     return describe
@@ -112,7 +166,8 @@ def _address(environment: Mapping[str, str]) -> str | None:
 
 
 def _given_environment() -> dict[str, str]:
-    """What the launcher has set, whatever the program has set since. Linux tells; elsewhere it is not known."""
+    """What the launcher has set, whatever the program has set since. Linux tells; elsewhere it is
+    not known."""
     try:
         pairs = Path("/proc/self/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -134,7 +189,9 @@ def _collective(rank: Rank, name: str) -> tuple[Any, Any]:
             "shape": list(tensor.shape) if is_tensor else None,
             "dtype": _dtype(tensor.dtype) if is_tensor else None,
             "device": tensor.device.type if is_tensor else None,
-            "reduction": str(argument(args, kwargs, 1 if name == "all_reduce" else 2, "op", "SUM")).rpartition(".")[2]
+            "reduction": str(
+                argument(args, kwargs, 1 if name == "all_reduce" else 2, "op", "SUM")
+            ).rpartition(".")[2]
             if name in ("all_reduce", "reduce")
             else None,
             "root": root,
@@ -145,7 +202,11 @@ def _collective(rank: Rank, name: str) -> tuple[Any, Any]:
 
     def conclude(result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         tensor = argument(args, kwargs, 0, "tensor")
-        if name in ("all_reduce", "reduce", "broadcast") and isinstance(tensor, torch.Tensor) and torch.is_grad_enabled():
+        if (
+            name in ("all_reduce", "reduce", "broadcast")
+            and isinstance(tensor, torch.Tensor)
+            and torch.is_grad_enabled()
+        ):
             rank.overwritten = tensor.grad_fn
         last = sequence(_given(name, args, kwargs)[1])
         first = rank_first(rank)
@@ -173,7 +234,11 @@ def _given(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
     value_at, group_at, root_at = COLLECTIVES[name]
     value: Any = None
     if value_at is not None:
-        value = args[value_at] if len(args) > value_at else next((kwargs[key] for key in NAMES if key in kwargs), None)
+        value = (
+            args[value_at]
+            if len(args) > value_at
+            else next((kwargs[key] for key in NAMES if key in kwargs), None)
+        )
     first = value[0] if isinstance(value, (list, tuple)) and value else value
     group = None if group_at is None else argument(args, kwargs, group_at, "group")
     root = None if root_at is None else argument(args, kwargs, root_at, "src", kwargs.get("dst"))
@@ -186,7 +251,12 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def _value(tensor: torch.Tensor) -> float | None:
-    if tensor.numel() != 1 or tensor.device.type != "cpu" or tensor.dtype is torch.bool or tensor.is_complex():
+    if (
+        tensor.numel() != 1
+        or tensor.device.type != "cpu"
+        or tensor.dtype is torch.bool
+        or tensor.is_complex()
+    ):
         return None
     value = float(tensor.detach())
     return value if math.isfinite(value) else None

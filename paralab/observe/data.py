@@ -28,7 +28,13 @@ class Loaders:
     def install(self) -> None:
         wrap(self.rank, DataLoader, "__init__", "made", self._made)
         wrap(self.rank, DataLoader, "__iter__", "loader", self._loader, self._began)
-        wrap(self.rank, DistributedSampler, "set_epoch", "set_epoch", lambda sampler, epoch: {"epoch": int(epoch)})
+        wrap(
+            self.rank,
+            DistributedSampler,
+            "set_epoch",
+            "set_epoch",
+            lambda sampler, epoch: {"epoch": int(epoch)},
+        )
         self._install_next()
 
     def _made(self, loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
@@ -66,7 +72,13 @@ class Loaders:
 
     def _began(self, iterator: Any, loader: DataLoader[Any]) -> dict[str, Any]:
         number = self.numbers[loader]
-        iterator._paralab = {"loader": number, "epoch": self.passes[number], "batch": 0, "samples": 0, "call": None}
+        iterator._paralab = {
+            "loader": number,
+            "epoch": self.passes[number],
+            "batch": 0,
+            "samples": 0,
+            "call": None,
+        }
         return {}
 
     def _install_next(self) -> None:
@@ -96,7 +108,9 @@ class Loaders:
             seconds = time.time() - start
             if batch is None:
                 place = {"loader": state["loader"], "epoch": state["epoch"]}
-                self.rank.emit("epoch", **place, batches=state["batch"], samples=state["samples"], t=start)
+                self.rank.emit(
+                    "epoch", **place, batches=state["batch"], samples=state["samples"], t=start
+                )
                 return
             state["batch"] += 1
             first = batch[0] if type(batch) in (list, tuple) and batch else batch
@@ -105,12 +119,25 @@ class Loaders:
             state["samples"] += size or 0
             if not self.rank.watched:
                 if state["call"] is None or size != state["size"]:
-                    state["size"], state["call"] = size, self.light.call((state["loader"], state["epoch"], size))
-                self.rank.recent.begin(state["call"], start, self.rank.steps, state["batch"], seconds)  # type: ignore[union-attr]
+                    state["size"], state["call"] = (
+                        size,
+                        self.light.call((state["loader"], state["epoch"], size)),
+                    )
+                recent: Any = self.rank.recent
+                recent.begin(state["call"], start, self.rank.steps, state["batch"], seconds)
                 return
-            fields = {**{name: state[name] for name in ("loader", "epoch", "batch")}, "size": size, "wait": round(seconds, 6)}
-            # The first batches of the first passes, then ever fewer: enough to see whose data they are, and if the order changes.
-            if is_sampled(state["batch"]) if state["epoch"] <= FIRST else state["batch"] == 1 and is_sampled(state["epoch"]):
+            fields = {
+                **{name: state[name] for name in ("loader", "epoch", "batch")},
+                "size": size,
+                "wait": round(seconds, 6),
+            }
+            # The first batches of the first passes, then ever fewer: enough to see whose data they
+            # are, and if the order changes.
+            if (
+                is_sampled(state["batch"])
+                if state["epoch"] <= FIRST
+                else state["batch"] == 1 and is_sampled(state["epoch"])
+            ):
                 fields["rows"] = of_rows(tensors[0]) if tensors else []
                 fields["shapes"] = [list(tensor.shape) for tensor in tensors_in(batch, 2)]
             self.rank.emit("batch", **fields, t=start)

@@ -1,6 +1,8 @@
-"""Two numbers per tensor that tell tensors of different ranks apart: the norm and the sum. And which steps are worth the cost.
+"""Two numbers per tensor that tell tensors of different ranks apart: the norm and the sum. And
+which steps are worth the cost.
 
-All ranks must look at the same steps, so the step's number alone decides: the first few, then ever fewer, then one in 64.
+All ranks must look at the same steps, so the step's number alone decides: the first few, then ever
+fewer, then one in 64.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ def is_sampled(number: int) -> bool:
 
 @torch.no_grad()
 def of_tensors(tensors: Sequence[torch.Tensor | None]) -> list[list[float] | None]:
-    """[norm, sum] of each; None for what is not there. One transfer from the device for all that are alike."""
+    """[norm, sum] of each; None for what is not there. One transfer from the device for all that
+    are alike."""
     there = [tensor.detach() for tensor in tensors if tensor is not None]
     if not there:
         return [None] * len(tensors)
@@ -38,7 +41,9 @@ def of_tensors(tensors: Sequence[torch.Tensor | None]) -> list[list[float] | Non
         alike.setdefault((tensor.device, tensor.dtype), []).append(pair)
     moved = {kind: iter(torch.stack(pairs).tolist()) for kind, pairs in alike.items()}
     found = (next(moved[tensor.device, tensor.dtype]) for tensor in there)
-    return [None if tensor is None else [_finite(value) for value in next(found)] for tensor in tensors]
+    return [
+        None if tensor is None else [_finite(value) for value in next(found)] for tensor in tensors
+    ]
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -55,7 +60,8 @@ def _finite(value: float) -> float:
 
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:
-    """Of a tensor on the host whose values lie one after another; not through numpy, which a rank need not have."""
+    """Of a tensor on the host whose values lie one after another; not through numpy, which a rank
+    need not have."""
     return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
@@ -65,8 +71,9 @@ def tensors_in(value: Any, most: int = 4) -> list[torch.Tensor]:
 
 
 def _tensors_in(part: Any, depth: int) -> Iterator[torch.Tensor]:
-    """Not a function inside another: one that calls itself is a cycle, and would keep the tensors until Python looks for cycles.
-    In a forked worker of a DataLoader that ends the worker, because freeing pinned memory asks CUDA."""
+    """Not a function inside another: one that calls itself is a cycle, and would keep the tensors
+    until Python looks for cycles. In a forked worker of a DataLoader that ends the worker, because
+    freeing pinned memory asks CUDA."""
     if isinstance(part, torch.Tensor):
         yield part
     elif depth <= DEPTH and isinstance(part, (dict, list, tuple)):

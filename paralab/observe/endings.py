@@ -1,4 +1,5 @@
-"""How this rank ends: an exception that nobody caught, sys.exit, os._exit, or the end of the program."""
+"""How this rank ends: an exception that nobody caught, sys.exit, os._exit, or the end of the
+program."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ MOST_TEXT = 20_000  # characters of a traceback, the last ones: they tell what i
 def install(rank: Rank) -> None:
     earlier = sys.excepthook
 
-    def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def uncaught(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         note_exception(rank, error, trace)
         earlier(kind, error.with_traceback(without_us(trace)), error.__traceback__)
 
@@ -46,9 +49,19 @@ def end(rank: Rank, how: str, **fields: Any) -> None:
 def note_exception(rank: Rank, error: BaseException, trace: TracebackType | None) -> None:
     try:
         own = [frame for frame in traceback.extract_tb(trace) if sites.is_own(frame.filename)]
-        stack = [[os.path.abspath(frame.filename), frame.lineno or 0, frame.name] for frame in reversed(own)][: sites.DEPTH]
+        stack = [
+            [os.path.abspath(frame.filename), frame.lineno or 0, frame.name]
+            for frame in reversed(own)
+        ][: sites.DEPTH]
         text = "".join(traceback.format_exception(type(error), error, trace))[-MOST_TEXT:]
-        rank.emit("exception", type=type(error).__name__, message=str(error)[:4000], stack=stack, text=text, site=None)
+        rank.emit(
+            "exception",
+            type=type(error).__name__,
+            message=str(error)[:4000],
+            stack=stack,
+            text=text,
+            site=None,
+        )
     except Exception as own_error:
         rank.switch_off(own_error)
 
@@ -66,7 +79,8 @@ def _observe_exits(rank: Rank) -> None:
     leave, leave_at_once = sys.exit, os._exit
 
     def note_cause(status: Any) -> None:
-        """`except Exception: …; sys.exit(1)`, also how ranks of torch.multiprocessing.spawn end, tells by the code alone."""
+        """`except Exception: …; sys.exit(1)`, also how ranks of torch.multiprocessing.spawn end,
+        tells by the code alone."""
         error = sys.exc_info()[1]
         if status and error is not None and not isinstance(error, SystemExit):
             note_exception(rank, error, error.__traceback__)
@@ -74,7 +88,11 @@ def _observe_exits(rank: Rank) -> None:
     def exit_(status: Any = None, /) -> Any:
         note_cause(status)
         try:
-            rank.emit("exit", code=status if isinstance(status, int) else 0 if status is None else 1, call="sys.exit")
+            rank.emit(
+                "exit",
+                code=status if isinstance(status, int) else 0 if status is None else 1,
+                call="sys.exit",
+            )
         except Exception as error:
             rank.switch_off(error)
         leave(status)

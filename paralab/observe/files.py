@@ -31,7 +31,10 @@ def install(rank: Rank, models: Models) -> None:
         if is_inside(rank, "collective", "load"):
             return None
         where = argument(args, kwargs, 1, "map_location")
-        return {"path": _path(argument(args, kwargs, 0, "f")), "map_location": None if where is None else str(where)}
+        return {
+            "path": _path(argument(args, kwargs, 0, "f")),
+            "map_location": None if where is None else str(where),
+        }
 
     def load_state(module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
         if is_inside(rank, "load_state"):
@@ -65,8 +68,16 @@ def _keys(value: Any) -> list[str]:
     """The names of the tensors of a state, also where it is one part of a larger checkpoint."""
     if not isinstance(value, dict):
         return []
-    names = [key for key, part in value.items() if isinstance(part, torch.Tensor) and isinstance(key, str)]
+    names = [
+        key
+        for key, part in value.items()
+        if isinstance(part, torch.Tensor) and isinstance(key, str)
+    ]
     for part in value.values():
         if isinstance(part, dict) and not names:
-            names = [key for key, inner in part.items() if isinstance(inner, torch.Tensor) and isinstance(key, str)]
+            names = [
+                key
+                for key, inner in part.items()
+                if isinstance(inner, torch.Tensor) and isinstance(key, str)
+            ]
     return names

@@ -1,7 +1,9 @@
-"""What is noted in light steps (see `observe.budget`), which most steps of a long run are: that an operation begins and is over.
+"""What is noted in light steps (see `observe.budget`), which most steps of a long run are: that an
+operation begins and is over.
 
-A call is known by its event, a few values and its place in the user's code. It is written down once, with a number; from then on
-one row of numbers says that it is made (`record.recent`), so that a hang is named as in a watched step.
+A call is known by its event, a few values and its place in the user's code. It is written down
+once, with a number; from then on one row of numbers says that it is made (`record.recent`), so that
+a hang is named as in a watched step.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 
 from paralab.observe import sites
 from paralab.observe.rank import Rank
-from paralab.record.recent import FAILED, OPEN, OPEN_ASIDE
+from paralab.record.ring_log import FAILED, OPEN, OPEN_ASIDE
 
 MOST_CALLS = 10_000  # then values are left out: shapes that are new in every step
 Values = tuple[Any, ...]
@@ -26,14 +28,29 @@ def _nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 class Light:
-    """Of one function. `values`: those of the `names`, given what it is called with, or None: nothing to note. `count`: the number
-    of the last collective that this rank has begun, in the group of the call; asked before it only, because it is dear: the next
-    one tells how many it made. `waits`: also a call that has no such number is noted each time; else only values that are new."""
+    """Of one function. `values`: those of the `names`, given what it is called with, or None:
+    nothing to note. `count`: the number of the last collective that this rank has begun, in the
+    group of the call; asked before it only, because it is dear: the next one tells how many it
+    made. `waits`: also a call that has no such number is noted each time; else only values that are
+    new."""
 
     def __init__(
-        self, rank: Rank, event: str, names: tuple[str, ...], values: Look = _nothing, count: Look = _nothing, waits: bool = True
+        self,
+        rank: Rank,
+        event: str,
+        names: tuple[str, ...],
+        values: Look = _nothing,
+        count: Look = _nothing,
+        waits: bool = True,
     ) -> None:
-        self.rank, self.event, self.names, self.values, self.count, self.waits = rank, event, names, values, count, waits
+        self.rank, self.event, self.names, self.values, self.count, self.waits = (
+            rank,
+            event,
+            names,
+            values,
+            count,
+            waits,
+        )
         self.mark = {"event": event}  # among `rank.doing`
         self.way = (0, 0)  # by which it was called the last time
 
@@ -57,7 +74,9 @@ class Light:
             seconds = OPEN
         return rank.recent.begin(call, t, rank.steps, first, seconds), call, t, first  # type: ignore[union-attr]
 
-    def end(self, opened: Opened, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def end(
+        self, opened: Opened, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         self._leave()
         self.rank.recent.end(opened[0], time.time() - opened[2])  # type: ignore[union-attr]
 
@@ -86,8 +105,18 @@ class Light:
             values = (None,) * len(values)
         number = rank.calls.get((self.event, values, where))
         if number is None:
-            number = rank.calls[self.event, values, where] = rank.calls[self.event, values] = len(rank.calls)
+            number = rank.calls[self.event, values, where] = rank.calls[self.event, values] = len(
+                rank.calls
+            )
             rank.budget.something_new(rank.steps)
             fields = dict(zip(self.names, values, strict=True))
-            rank.write({"event": "call", "id": number, "of": self.event, "site": rank.site(where), **fields})
+            rank.write(
+                {
+                    "event": "call",
+                    "id": number,
+                    "of": self.event,
+                    "site": rank.site(where),
+                    **fields,
+                }
+            )
         return number

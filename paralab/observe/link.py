@@ -1,8 +1,10 @@
 """One of two ranks that try the way between them: what torch has, and how long an all-reduce takes.
 
-python -m paralab.observe.link '{"rank": 0, "store": FILE, "backend": "gloo", "device": null, "bytes": 26214400, "seconds": 10}'
+python -m paralab.observe.link '{"rank": 0, "store": FILE, "backend": "gloo", "device": null,
+"bytes": 26214400, "seconds": 10}'
 
-Prints one JSON object per line, each as soon as it is known, because the next trial may hang or die.
+Prints one JSON object per line, each as soon as it is known, because the next trial may hang or
+die.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ TIMES = 5
 def main() -> None:
     question = json.loads(sys.argv[1])
     if hasattr(signal, "alarm"):
-        signal.alarm(int(question["seconds"]) + 1)  # ends this process even inside a collective, whatever became of its parent
+        signal.alarm(
+            int(question["seconds"]) + 1
+        )  # ends this process even inside a collective, whatever became of its parent
     _say(told=_told())
     _say(link=_all_reduce(**question))
 
@@ -39,8 +43,16 @@ def _told() -> dict[str, Any]:
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             found = torch.cuda.get_device_properties(index)
-            gpus.append({"name": found.name, "memory_bytes": found.total_memory, "processors": found.multi_processor_count})
-    backends = [name for name in ("gloo", "nccl") if dist.is_available() and dist.is_backend_available(name)]
+            gpus.append(
+                {
+                    "name": found.name,
+                    "memory_bytes": found.total_memory,
+                    "processors": found.multi_processor_count,
+                }
+            )
+    backends = [
+        name for name in ("gloo", "nccl") if dist.is_available() and dist.is_backend_available(name)
+    ]
     return {
         "version": torch.__version__,
         "cuda": torch.version.cuda,
@@ -50,13 +62,18 @@ def _told() -> dict[str, Any]:
     }
 
 
-def _all_reduce(rank: int, store: str, backend: str, device: int | None, bytes: int, seconds: float) -> dict[str, Any]:
-    """Seconds of an all-reduce between two ranks, and of a copy of as many bytes within one of them, measured beside it."""
+def _all_reduce(
+    rank: int, store: str, backend: str, device: int | None, bytes: int, seconds: float
+) -> dict[str, Any]:
+    """Seconds of an all-reduce between two ranks, and of a copy of as many bytes within one of
+    them, measured beside it."""
     where = torch.device("cpu") if device is None else torch.device("cuda", device)
     if device is not None:
         torch.cuda.set_device(where)
     meeting = dist.FileStore(store, 2)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=meeting, rank=rank, world_size=2, timeout=timedelta(seconds=seconds))
+    dist.init_process_group(
+        backend, store=meeting, rank=rank, world_size=2, timeout=timedelta(seconds=seconds)
+    )
     here, there = torch.ones(bytes // 4, device=where), torch.empty(bytes // 4, device=where)
 
     def finished(work: Callable[[], Any]) -> Callable[[], None]:

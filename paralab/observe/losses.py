@@ -1,4 +1,5 @@
-"""Losses that average: over how many targets, and whether two shapes were silently stretched to fit."""
+"""Losses that average: over how many targets, and whether two shapes were silently stretched to
+fit."""
 
 from __future__ import annotations
 
@@ -27,7 +28,14 @@ MOST_COUNTED = 1_000_000  # targets on the host that are counted in every step
 
 def install(rank: Rank) -> None:
     for name in AVERAGING:
-        wrap(rank, functional, name, "loss", _describe(rank, name), lambda result, *args, **kwargs: _concluded(rank, result))
+        wrap(
+            rank,
+            functional,
+            name,
+            "loss",
+            _describe(rank, name),
+            lambda result, *args, **kwargs: _concluded(rank, result),
+        )
 
 
 def _concluded(rank: Rank, result: Any) -> dict[str, Any]:
@@ -42,7 +50,11 @@ def _concluded(rank: Rank, result: Any) -> dict[str, Any]:
 def _describe(rank: Rank, name: str) -> Any:
     def describe(*args: Any, **kwargs: Any) -> dict[str, Any] | None:
         given, target = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "target")
-        if is_inside(rank, "loss") or not isinstance(given, torch.Tensor) or not isinstance(target, torch.Tensor):
+        if (
+            is_inside(rank, "loss")
+            or not isinstance(given, torch.Tensor)
+            or not isinstance(target, torch.Tensor)
+        ):
             return None
         fields: dict[str, Any] = {
             "function": name,

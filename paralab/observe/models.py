@@ -1,5 +1,5 @@
-"""Wrapped models (DistributedDataParallel, DataParallel): how they were wrapped, every forward through or past the wrapper, and
-backward passes."""
+"""Wrapped models (DistributedDataParallel, DataParallel): how they were wrapped, every forward
+through or past the wrapper, and backward passes."""
 
 from __future__ import annotations
 
@@ -24,44 +24,108 @@ from paralab.observe.rank import Guarded, Rank
 from paralab.observe.reducer import note_reduction
 from paralab.observe.wrapping import argument, forget_with, is_inside, wrap
 
-OPTIONS = ("find_unused_parameters", "static_graph", "broadcast_buffers", "forward_sync_buffers", "gradient_as_bucket_view")
+OPTIONS = (
+    "find_unused_parameters",
+    "static_graph",
+    "broadcast_buffers",
+    "forward_sync_buffers",
+    "gradient_as_bucket_view",
+)
 
 MOST_IGNORED = 1000  # names
 MOST_NODES = 2000  # of autograd's graph, that are looked at from a loss whose neighbours a collective has overwritten
 
 
 class Models:
-    """The models of this rank that were wrapped, numbered in the order of wrapping; and the names of their parameters."""
+    """The models of this rank that were wrapped, numbered in the order of wrapping; and the names
+    of their parameters."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self.numbers: dict[int, int] = {}  # id of the wrapper, and of what it wraps
         self.wrapped: list[tuple[weakref.ref[nn.Module], str]] = []
-        self.groups: set[Any] = set()  # of DDP, kept: in torch 2.13 a model that goes as its group's last owner may stand still
+        self.groups: set[Any] = (
+            set()
+        )  # of DDP, kept: in torch 2.13 a model that goes as its group's last owner may stand still
         self.names: dict[int, str] = {}  # id of a parameter
-        self.strides: dict[int, dict[str, tuple[int, ...]]] = {}  # of the parameters of each model under DDP, when it was wrapped
+        self.strides: dict[
+            int, dict[str, tuple[int, ...]]
+        ] = {}  # of the parameters of each model under DDP, when it was wrapped
         self.changes = Changes(rank, self.numbers, self.names)
-        self.optimised: Callable[[], list[torch.Tensor]] = list  # all parameters that optimisers have
-        self.light = Light(rank, "forward", ("model", "training", "grad", "sync"), self._of_light, _before_forward, waits=False)
+        self.optimised: Callable[[], list[torch.Tensor]] = (
+            list  # all parameters that optimizers have
+        )
+        self.light = Light(
+            rank,
+            "forward",
+            ("model", "training", "grad", "sync"),
+            self._of_light,
+            _before_forward,
+            waits=False,
+        )
         self.forwards = 0
         self.backwards = 0
 
     def install(self) -> None:
-        wrap(self.rank, DistributedDataParallel, "__init__", "wrap", self._wrap("ddp"), self._wrapped("ddp"))
-        wrap(self.rank, DataParallel, "__init__", "wrap", self._wrap("data_parallel"), self._wrapped("data_parallel"))
-        wrap(self.rank, DistributedDataParallel, "forward", "forward", self._forward, self._forwarded, light=self.light)
-        wrap(self.rank, DataParallel, "forward", "forward", self._forward, self._forwarded, light=self.light)
+        wrap(
+            self.rank,
+            DistributedDataParallel,
+            "__init__",
+            "wrap",
+            self._wrap("ddp"),
+            self._wrapped("ddp"),
+        )
+        wrap(
+            self.rank,
+            DataParallel,
+            "__init__",
+            "wrap",
+            self._wrap("data_parallel"),
+            self._wrapped("data_parallel"),
+        )
+        wrap(
+            self.rank,
+            DistributedDataParallel,
+            "forward",
+            "forward",
+            self._forward,
+            self._forwarded,
+            light=self.light,
+        )
+        wrap(
+            self.rank,
+            DataParallel,
+            "forward",
+            "forward",
+            self._forward,
+            self._forwarded,
+            light=self.light,
+        )
         wrap(self.rank, Join, "__enter__", "join", lambda context: {})
         light = Light(self.rank, "backward", (), self._is_outermost, _in_world)
-        wrap(self.rank, torch.autograd, "backward", "backward", self._backward, self._backwarded, light=light)
+        wrap(
+            self.rank,
+            torch.autograd,
+            "backward",
+            "backward",
+            self._backward,
+            self._backwarded,
+            light=light,
+        )
 
-    # --- wrapping ----------------------------------------------------------------------------------------------------------------
+    # --- wrapping
+    # ----------------------------------------------------------------------------------------------------------------
 
     def _wrap(self, kind: str) -> Any:
         def describe(wrapper: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
             module = argument(args, kwargs, 0, "module")
             self.rank.identify()
-            return {"kind": kind, "seq": spanned(sequence()), **described(module), "options": _options(kwargs)}
+            return {
+                "kind": kind,
+                "seq": spanned(sequence()),
+                **described(module),
+                "options": _options(kwargs),
+            }
 
         return describe
 
@@ -83,7 +147,9 @@ class Models:
             hook = Guarded(self.rank, self._past_the_wrapper, in_light_steps=False)
             module.register_forward_pre_hook(hook)  # type: ignore[union-attr]
             options = {name: getattr(wrapper, name) for name in OPTIONS if hasattr(wrapper, name)}
-            options["device_ids"] = [str(device) for device in getattr(wrapper, "device_ids", None) or []]
+            options["device_ids"] = [
+                str(device) for device in getattr(wrapper, "device_ids", None) or []
+            ]
             ranks = dist.get_process_group_ranks(wrapper.process_group) if kind == "ddp" else []  # type: ignore[arg-type]
             return {
                 "ranks": ranks,
@@ -98,16 +164,26 @@ class Models:
     def _living(self) -> list[tuple[int, nn.Module, str]]:
         """Wrappers that the program still has."""
         wrappers = ((number, known(), kind) for number, (known, kind) in enumerate(self.wrapped))
-        return [(number, wrapper, kind) for number, wrapper, kind in wrappers if wrapper is not None]
+        return [
+            (number, wrapper, kind) for number, wrapper, kind in wrappers if wrapper is not None
+        ]
 
     def _past_the_wrapper(self, module: nn.Module, inputs: Any) -> None:
-        """The wrapped module is called; through its wrapper, unless no forward of a wrapper is open. The site is where the user
-        turned to the module: not a method of its own that calls it."""
+        """The wrapped module is called; through its wrapper, unless no forward of a wrapper is
+        open. The site is where the user turned to the module: not a method of its own that calls
+        it."""
         if not is_inside(self.rank, "forward", "wrap", "pipeline"):
             site = self.rank.site(sites.where(outside=module))
-            self.rank.emit("forward", **self._of_forward(module, inputs, {}), through="module", seq=None, site=site)
+            self.rank.emit(
+                "forward",
+                **self._of_forward(module, inputs, {}),
+                through="module",
+                seq=None,
+                site=site,
+            )
 
-    # --- passes ------------------------------------------------------------------------------------------------------------------
+    # --- passes
+    # ------------------------------------------------------------------------------------------------------------------
 
     def _of_forward(self, module: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
         tensors = tensors_in([args, kwargs], 1)
@@ -125,7 +201,12 @@ class Models:
         number = self.numbers.get(id(module))
         if number is None:
             return None
-        return number, module.training, torch.is_grad_enabled(), getattr(module, "require_backward_grad_sync", None)
+        return (
+            number,
+            module.training,
+            torch.is_grad_enabled(),
+            getattr(module, "require_backward_grad_sync", None),
+        )
 
     def _forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
         if id(module) not in self.numbers:
@@ -147,9 +228,15 @@ class Models:
         self.rank.identify()
         self.backwards += 1
         first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
-        fields: dict[str, Any] = {"seq": spanned(sequence()), "autocast": autocast_now(), "reduced": self._is_reduced(first)}
+        fields: dict[str, Any] = {
+            "seq": spanned(sequence()),
+            "autocast": autocast_now(),
+            "reduced": self._is_reduced(first),
+        }
         fields["unsynced"] = [
-            number for number, wrapper, _ in self._living() if not getattr(wrapper, "require_backward_grad_sync", True)
+            number
+            for number, wrapper, _ in self._living()
+            if not getattr(wrapper, "require_backward_grad_sync", True)
         ]
         if first is not None and first.numel() == 1 and self._looks_at(first):
             value = float(first.detach())
@@ -171,10 +258,16 @@ class Models:
     def _backwarded(self, result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         fields: dict[str, Any] = {"seq": spanned(rank_first(self.rank), sequence(), begun=True)}
         if self.rank.samples(self.backwards):
-            fields["lacking"] = {str(number): _without_grad(wrapper) for number, wrapper, _ in self._living()}
-            gradients = [parameter.grad for parameter in self.optimised() if parameter.grad is not None]
+            fields["lacking"] = {
+                str(number): _without_grad(wrapper) for number, wrapper, _ in self._living()
+            }
+            gradients = [
+                parameter.grad for parameter in self.optimised() if parameter.grad is not None
+            ]
             norms = [norm for norm, _ in of_tensors(gradients) if norm >= 0]  # type: ignore[misc]
-            fields["grad_norm"] = sum(norm * norm for norm in norms) ** 0.5 if len(norms) == len(gradients) else None
+            fields["grad_norm"] = (
+                sum(norm * norm for norm in norms) ** 0.5 if len(norms) == len(gradients) else None
+            )
             fields.update(self._laid())
             fields["unused_bytes"] = {
                 str(number): int(wrapper._get_ddp_logging_data().get("unused_parameter_size", 0))  # type: ignore[operator]
@@ -190,7 +283,11 @@ class Models:
             for number, wrapper, kind in self._living()
             if kind == "ddp"
         }
-        return {"laid": {number: rows for number, rows in found.items() if rows}} if any(found.values()) else {}
+        return (
+            {"laid": {number: rows for number, rows in found.items() if rows}}
+            if any(found.values())
+            else {}
+        )
 
     def _is_reduced(self, loss: Any) -> bool:
         """What a collective has overwritten lies on the way back from the loss."""
@@ -201,7 +298,9 @@ class Models:
         for node in waiting:
             if node is target:
                 return True
-            new = {following for following, _ in node.next_functions if following is not None} - seen
+            new = {
+                following for following, _ in node.next_functions if following is not None
+            } - seen
             seen |= new
             if len(seen) < MOST_NODES:
                 waiting += new
@@ -216,12 +315,18 @@ def _before_forward(args: Any, kwargs: Any) -> int | None:
     """None for a forward that makes no collectives: no buffers, and no `with model.join()`."""
     wrapper = args[0]
     join = getattr(wrapper, "_join_config", None)
-    return sequence() if getattr(wrapper, "modules_buffers", True) or (join is not None and join.enable) else None
+    return (
+        sequence()
+        if getattr(wrapper, "modules_buffers", True) or (join is not None and join.enable)
+        else None
+    )
 
 
 def _without_grad(wrapper: nn.Module) -> list[str]:
     named = wrapper.module.named_parameters()  # type: ignore[union-attr]
-    return [name for name, parameter in named if parameter.requires_grad and parameter.grad is None][:50]
+    return [
+        name for name, parameter in named if parameter.requires_grad and parameter.grad is None
+    ][:50]
 
 
 def described(module: nn.Module) -> dict[str, Any]:
@@ -240,12 +345,15 @@ def described(module: nn.Module) -> dict[str, Any]:
         "buffers": [name for name, _ in module.named_buffers()],
         "batch_norms": sum(kind.startswith("BatchNorm") for kind in kinds),
         "sync_batch_norms": kinds.count("SyncBatchNorm"),
-        "dropouts": sum("Dropout" in type(part).__name__ and bool(getattr(part, "p", 0.0)) for part in parts),
+        "dropouts": sum(
+            "Dropout" in type(part).__name__ and bool(getattr(part, "p", 0.0)) for part in parts
+        ),
     }
 
 
 def spanned(last: int | None, end: int | None = None, begun: bool = False) -> list[int] | None:
-    """[first, last] number of the collectives that an operation makes; before it is over: those before it, plus one."""
+    """[first, last] number of the collectives that an operation makes; before it is over: those
+    before it, plus one."""
     if last is None:
         return None
     if not begun:
@@ -263,7 +371,11 @@ def autocast_now() -> str | None:
 
 def random_state() -> int:
     """A checksum of this rank's random stream: dropout masks and noise come from it."""
-    state = torch.cuda.get_rng_state() if torch.cuda.is_available() and torch.cuda.is_initialized() else torch.get_rng_state()
+    state = (
+        torch.cuda.get_rng_state()
+        if torch.cuda.is_available() and torch.cuda.is_initialized()
+        else torch.get_rng_state()
+    )
     return zlib.crc32(raw_bytes(state))
 
 

@@ -1,4 +1,5 @@
-"""Optimiser steps with the gradients before and the parameters after them, zero_grad, schedulers, clipping, mixed precision."""
+"""Optimizer steps with the gradients before and the parameters after them, zero_grad, schedulers,
+clipping, mixed precision."""
 
 from __future__ import annotations
 
@@ -10,7 +11,11 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.amp.autocast_mode import autocast
 from torch.optim import lr_scheduler
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from paralab.observe.digests import is_sampled, of_tensors, tensors_in
 from paralab.observe.models import Models
@@ -19,13 +24,15 @@ from paralab.observe.trial import hold
 from paralab.observe.wrapping import argument, is_inside, wrap
 
 
-class Optimisers:
+class Optimizers:
     def __init__(self, rank: Rank, models: Models) -> None:
         self.rank, self.models = rank, models
         self.numbers: dict[int, int] = {}
-        self.made: dict[int, int] = {}  # steps of each optimiser that the program still has
-        self.count = 0  # of optimisers
-        self.before = 0  # steps that are not among those: another model is trained when one has been
+        self.made: dict[int, int] = {}  # steps of each optimizer that the program still has
+        self.count = 0  # of optimizers
+        self.before = (
+            0  # steps that are not among those: another model is trained when one has been
+        )
         self.living: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.open: dict[int, dict[str, Any]] = {}
 
@@ -35,8 +42,20 @@ class Optimisers:
         is_trial = self.rank.trial_steps is not None  # then a step may have to wait
         register_optimizer_step_pre_hook(Guarded(self.rank, self._before, in_light_steps=is_trial))
         register_optimizer_step_post_hook(Guarded(self.rank, self._after, in_light_steps=True))
-        wrap(self.rank, Optimizer, "zero_grad", "zero_grad", lambda optimiser, *a, **k: {"optimiser": self.number(optimiser)})
-        wrap(self.rank, nn.Module, "zero_grad", "zero_grad", lambda module, *a, **k: {"optimiser": None})
+        wrap(
+            self.rank,
+            Optimizer,
+            "zero_grad",
+            "zero_grad",
+            lambda optimizer, *a, **k: {"optimizer": self.number(optimizer)},
+        )
+        wrap(
+            self.rank,
+            nn.Module,
+            "zero_grad",
+            "zero_grad",
+            lambda module, *a, **k: {"optimizer": None},
+        )
         self._install_schedulers()
         self._install_scaler()
         wrap(self.rank, autocast, "__enter__", "autocast", self._autocast)
@@ -44,21 +63,25 @@ class Optimisers:
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             wrap(self.rank, clip, name, "clip", self._clip, self._clipped, nn.utils)
 
-    def _making(self, optimiser: Optimizer, *args: Any, **kwargs: Any) -> None:
+    def _making(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         """Nothing is written down; only that there is one."""
-        self.living.add(optimiser)
+        self.living.add(optimizer)
 
     def _parameters(self) -> list[torch.Tensor]:
-        groups = [group for optimiser in self.living for group in getattr(optimiser, "param_groups", [])]
-        return list({id(parameter): parameter for group in groups for parameter in group["params"]}.values())
+        groups = [
+            group for optimizer in self.living for group in getattr(optimizer, "param_groups", [])
+        ]
+        return list(
+            {id(parameter): parameter for group in groups for parameter in group["params"]}.values()
+        )
 
-    def number(self, optimiser: Optimizer) -> int:
-        number = self.numbers.get(id(optimiser))
+    def number(self, optimizer: Optimizer) -> int:
+        number = self.numbers.get(id(optimizer))
         if number is None:
-            number = self.numbers[id(optimiser)] = self.count
+            number = self.numbers[id(optimizer)] = self.count
             self.count += 1
             self.made[number] = 0
-            weakref.finalize(optimiser, self._forget, id(optimiser), number).atexit = False
+            weakref.finalize(optimizer, self._forget, id(optimizer), number).atexit = False
         return number
 
     def _steps(self) -> int:
@@ -69,29 +92,34 @@ class Optimisers:
         del self.numbers[key], self.made[number]
         self.before += steps - self._steps()
 
-    # --- steps -------------------------------------------------------------------------------------------------------------------
+    # --- steps
+    # -------------------------------------------------------------------------------------------------------------------
 
-    def _before(self, optimiser: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.rank.identify()
-        number = self.number(optimiser)
+        number = self.number(optimizer)
         hold(self.rank, self.made[number])
         if not self.rank.watched:
             return
         made = self.made[number] + 1
         fields: dict[str, Any] = {
-            "optimiser": number,
-            "optimiser_class": type(optimiser).__name__,
+            "optimizer": number,
+            "optimizer_class": type(optimizer).__name__,
             "number": made,
-            "lr": [_number(group.get("lr")) for group in optimiser.param_groups],
+            "lr": [_number(group.get("lr")) for group in optimizer.param_groups],
         }
         if self.rank.samples(made):
-            parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-            fields["names"] = [self.models.names.get(id(p), f"parameter {i}") for i, p in enumerate(parameters)]
+            parameters = [
+                parameter for group in optimizer.param_groups for parameter in group["params"]
+            ]
+            fields["names"] = [
+                self.models.names.get(id(p), f"parameter {i}") for i, p in enumerate(parameters)
+            ]
             fields["gradients"] = of_tensors([parameter.grad for parameter in parameters])
         self.open[number] = self.rank.open("step", fields)
 
-    def _after(self, optimiser: Optimizer, args: Any, kwargs: Any) -> None:
-        number = self.number(optimiser)
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        number = self.number(optimizer)
         operation = self.open.pop(number, None)
         self.made[number] += 1
         self.rank.step_is_over(self._steps())
@@ -99,15 +127,22 @@ class Optimisers:
             return  # of a light step
         more: dict[str, Any] = {}
         if "gradients" in operation:
-            parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+            parameters = [
+                parameter for group in optimizer.param_groups for parameter in group["params"]
+            ]
             more["parameters"] = of_tensors(parameters)
         self.rank.close(operation, **more, step=self.rank.steps)
 
-    # --- learning rate -----------------------------------------------------------------------------------------------------------
+    # --- learning rate
+    # -----------------------------------------------------------------------------------------------------------
 
     def _install_schedulers(self) -> None:
         kinds = [lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau]
-        kinds += [kind for kind in vars(lr_scheduler).values() if isinstance(kind, type) and "step" in vars(kind)]
+        kinds += [
+            kind
+            for kind in vars(lr_scheduler).values()
+            if isinstance(kind, type) and "step" in vars(kind)
+        ]
         for kind in dict.fromkeys(kinds):
             if "step" in vars(kind):
                 wrap(self.rank, kind, "step", "scheduler", self._schedule, self._scheduled)
@@ -117,28 +152,37 @@ class Optimisers:
             return None  # the call that the constructor makes itself
         return {
             "scheduler_class": type(scheduler).__name__,
-            "optimiser": self.numbers.get(id(getattr(scheduler, "optimizer", None))),
+            "optimizer": self.numbers.get(id(getattr(scheduler, "optimizer", None))),
         }
 
     def _scheduled(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        optimiser = getattr(scheduler, "optimizer", None)
-        return {"lr": [_number(group.get("lr")) for group in optimiser.param_groups]} if optimiser is not None else {}
+        optimizer = getattr(scheduler, "optimizer", None)
+        return (
+            {"lr": [_number(group.get("lr")) for group in optimizer.param_groups]}
+            if optimizer is not None
+            else {}
+        )
 
-    # --- mixed precision ---------------------------------------------------------------------------------------------------------
+    # --- mixed precision
+    # ---------------------------------------------------------------------------------------------------------
 
     def _install_scaler(self) -> None:
         def describe(op: str) -> Any:
             def of(scaler: GradScaler, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
                 if is_inside(self.rank, "amp"):
                     return None
-                optimiser = args[0] if args and isinstance(args[0], Optimizer) else None
+                optimizer = args[0] if args and isinstance(args[0], Optimizer) else None
                 self._made_before = dict(self.made)
-                fields = {"scale": scaler.get_scale()} if op == "scale" and scaler.is_enabled() and on_host(args) else {}
+                fields = (
+                    {"scale": scaler.get_scale()}
+                    if op == "scale" and scaler.is_enabled() and on_host(args)
+                    else {}
+                )
                 return {
                     **fields,
                     "op": op,
                     "enabled": scaler.is_enabled(),
-                    "optimiser": self.number(optimiser) if optimiser is not None else None,
+                    "optimizer": self.number(optimizer) if optimizer is not None else None,
                 }
 
             return of
@@ -165,7 +209,9 @@ class Optimisers:
         return {"most": _number(argument(args, kwargs, 0, "max_norm", kwargs.get("clip_value")))}
 
     def _clipped(self, result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        if isinstance(result, torch.Tensor) and (result.device.type == "cpu" or is_sampled(self.rank.steps + 1)):
+        if isinstance(result, torch.Tensor) and (
+            result.device.type == "cpu" or is_sampled(self.rank.steps + 1)
+        ):
             return {"norm": _number(result)}
         return {}
 

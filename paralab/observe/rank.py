@@ -1,8 +1,10 @@
-"""This process as a rank that is observed: its events, what it is doing now, and its own end if anything of ours goes wrong.
+"""This process as a rank that is observed: its events, what it is doing now, and its own end if
+anything of ours goes wrong.
 
-Events wait in memory until it is known which rank this process is: from the environment of a launcher, from init_process_group, or,
-in a program without either, from its first backward pass. A process of which none of these is seen (the parent of spawned ranks, a
-worker of a DataLoader, a tool) leaves no trace. An error in here switches the observation off and is written down; the user's
+Events wait in memory until it is known which rank this process is: from the environment of a
+launcher, from init_process_group, or, in a program without either, from its first backward pass. A
+process of which none of these is seen (the parent of spawned ranks, a worker of a DataLoader, a
+tool) leaves no trace. An error in here switches the observation off and is written down; the user's
 program never sees it.
 """
 
@@ -24,21 +26,44 @@ import torch
 from paralab.observe import sites
 from paralab.observe.budget import Budget
 from paralab.observe.digests import EVERY, is_sampled
-from paralab.record.journal import Journal
-from paralab.record.recent import Recent
-from paralab.record.slot import Slot
+from paralab.record.mmap_log import Journal
+from paralab.record.open_operations import Slot
+from paralab.record.ring_log import Recent
 
-MAY_WAIT = {"init", "destroy", "group", "wrap", "forward", "backward", "collective", "pipeline", "save", "load", "held"}
-MINOR = {"loss", "zero_grad", "amp", "autocast", "clip", "scheduler", "seed"}  # left out of light steps
+MAY_WAIT = {
+    "init",
+    "destroy",
+    "group",
+    "wrap",
+    "forward",
+    "backward",
+    "collective",
+    "pipeline",
+    "save",
+    "load",
+    "held",
+}
+MINOR = {
+    "loss",
+    "zero_grad",
+    "amp",
+    "autocast",
+    "clip",
+    "scheduler",
+    "seed",
+}  # left out of light steps
 MOST_WAITING = 10_000  # events before it is known which rank this is
 
 
 def _encoder() -> Callable[[Any], str]:
-    """JSON, with one encoder for all events: the standard library makes a new one for each, which costs more than the encoding."""
+    """JSON, with one encoder for all events: the standard library makes a new one for each, which
+    costs more than the encoding."""
     slow = json.JSONEncoder(separators=(",", ":"), default=str)
     make: Any = getattr(json.encoder, "c_make_encoder", None)
     try:
-        encode = make(None, str, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)
+        encode = make(
+            None, str, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True
+        )
         assert "".join(encode({"a": [1, None]}, 0)) == '{"a":[1,null]}'
     except Exception:  # a Python that makes its encoders in another way
         return slow.encode
@@ -57,7 +82,8 @@ class Rank:
         self.fresh()
 
     def fresh(self) -> None:
-        """At the beginning, and in a child that was forked: that one may become a rank of its own."""
+        """At the beginning, and in a child that was forked: that one may become a rank of its
+        own."""
         self.on = True
         self.pid = os.getpid()
         self.rank: int | None = None
@@ -65,8 +91,10 @@ class Rank:
         self.watched = True  # everything of this step is written down; else it is a light one (see observe.light)
         self.calls: dict[tuple[Any, ...], int] = {}  # of light steps
         sites.forget()
-        self.steps = 0  # optimiser steps that are over, of the optimiser that made most
-        self.passes = self.usual = 0  # light backwards since the last step, and before it: a scaler may leave steps out
+        self.steps = 0  # optimizer steps that are over, of the optimizer that made most
+        self.passes = self.usual = (
+            0  # light backwards since the last step, and before it: a scaler may leave steps out
+        )
         self.waiting: list[dict[str, Any]] = []
         self.journal: Journal | None = None
         self.recent: Recent | None = None
@@ -76,7 +104,8 @@ class Rank:
         self.main = threading.main_thread().ident
         self.path: Path | None = None
 
-    # --- writing -----------------------------------------------------------------------------------------------------------------
+    # --- writing
+    # -----------------------------------------------------------------------------------------------------------------
 
     def emit(self, event: str, **fields: Any) -> None:
         """Write an event down. The site, unless given, is the user's innermost frames."""
@@ -84,7 +113,14 @@ class Rank:
             return
         if "site" not in fields:
             fields["site"] = self.site()
-        self.write({"event": event, "t": fields.pop("t", None) or time.time(), "step": self.steps, **fields})
+        self.write(
+            {
+                "event": event,
+                "t": fields.pop("t", None) or time.time(),
+                "step": self.steps,
+                **fields,
+            }
+        )
 
     def site(self, where: sites.Where | None = None) -> int | None:
         number, event = sites.number_of(sites.where() if where is None else where)
@@ -102,12 +138,13 @@ class Rank:
         except OSError:
             self.on = False  # the disk is full: there is no place to say so
 
-    # --- steps -------------------------------------------------------------------------------------------------------------------
+    # --- steps
+    # -------------------------------------------------------------------------------------------------------------------
 
     def step_is_over(self, steps: int) -> None:
         """`steps`: that are over now."""
         if steps == self.steps:
-            return  # of another optimiser
+            return  # of another optimizer
         self.steps = steps
         self.usual, self.passes = self.passes, 0
         if steps < self.budget.until:
@@ -119,20 +156,30 @@ class Rank:
             self.emit("cost", share=round(self.budget.share, 5), every=self.budget.every, site=None)
 
     def pass_is_made(self) -> None:
-        """In a light step. Where no step follows for long (all are left out?), everything is written down again."""
+        """In a light step. Where no step follows for long (all are left out?), everything is
+        written down again."""
         self.passes += 1
         if self.passes > max(EVERY, 2 * self.usual):
             self.watched = True
 
     def samples(self, count: int) -> bool:
-        """Tensors are looked at in this step: at first by the `count` of what looks at them, then by the steps."""
+        """Tensors are looked at in this step: at first by the `count` of what looks at them, then
+        by the steps."""
         return is_sampled(count if self.steps < EVERY else self.steps + 1)
 
-    # --- operations that may not come back ---------------------------------------------------------------------------------------
+    # --- operations that may not come back
+    # ---------------------------------------------------------------------------------------
 
     def open(self, event: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """An operation begins. What is open stays readable from outside, whatever happens to this process."""
-        operation = {"event": event, "t": time.time(), "step": self.steps, "site": self.site(), **fields}
+        """An operation begins. What is open stays readable from outside, whatever happens to this
+        process."""
+        operation = {
+            "event": event,
+            "t": time.time(),
+            "step": self.steps,
+            "site": self.site(),
+            **fields,
+        }
         if threading.get_ident() == self.main:
             self.doing.append(operation)
             if event in MAY_WAIT:
@@ -155,10 +202,19 @@ class Rank:
         if not self.doing:
             self.slot.write(b"[]")
         else:
-            waiting = [operation for operation in self.doing if operation["event"] in MAY_WAIT and "t" in operation]
-            self.slot.write(_encode([_brief(operation) for operation in waiting[-3:]]).encode() if waiting else b"[]")
+            waiting = [
+                operation
+                for operation in self.doing
+                if operation["event"] in MAY_WAIT and "t" in operation
+            ]
+            self.slot.write(
+                _encode([_brief(operation) for operation in waiting[-3:]]).encode()
+                if waiting
+                else b"[]"
+            )
 
-    # --- who this is -------------------------------------------------------------------------------------------------------------
+    # --- who this is
+    # -------------------------------------------------------------------------------------------------------------
 
     def identify(self, rank: int | None = None, world: int | None = None) -> None:
         """From here on this process is known to be this rank."""
@@ -181,12 +237,17 @@ class Rank:
         self.when_known()
 
     def _is_taken(self) -> bool:
-        """The rank of this number lives: this process is a tool that it has started, which has inherited its environment."""
+        """The rank of this number lives: this process is a tool that it has started, which has
+        inherited its environment."""
         for path in self.folder.glob(f"rank{self.rank}.*jsonl"):
             with suppress(OSError, ValueError):
                 with path.open() as file:
                     start = json.loads(file.readline())
-                if start["host"] == socket.gethostname() and start["pid"] != self.pid and _lives(start["pid"]):
+                if (
+                    start["host"] == socket.gethostname()
+                    and start["pid"] != self.pid
+                    and _lives(start["pid"])
+                ):
                     return True
         return False
 
@@ -241,7 +302,11 @@ class Rank:
 
 def _brief(operation: dict[str, Any]) -> dict[str, Any]:
     """Without the lists of names and numbers of a whole model."""
-    return {name: value for name, value in operation.items() if not (isinstance(value, list) and len(value) > 8)}
+    return {
+        name: value
+        for name, value in operation.items()
+        if not (isinstance(value, list) and len(value) > 8)
+    }
 
 
 def _lives(pid: int) -> bool:
@@ -255,7 +320,8 @@ def _lives(pid: int) -> bool:
 
 
 class Guarded:
-    """A callback of ours, as torch may call it: it never raises, and in light steps it is not called unless asked for."""
+    """A callback of ours, as torch may call it: it never raises, and in light steps it is not
+    called unless asked for."""
 
     def __init__(self, rank: Rank, note: Callable[..., Any], in_light_steps: bool) -> None:
         self.rank, self.note, self.in_light_steps = rank, note, in_light_steps
@@ -273,7 +339,8 @@ class Guarded:
             rank.budget.spent += time.perf_counter_ns() - began
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Saved with the module that it hangs on: as `{}.get`, which gives back the arguments it is given, and needs no paralab."""
+        """Saved with the module that it hangs on: as `{}.get`, which gives back the arguments it is
+        given, and needs no paralab."""
         return getattr, ({}, "get")
 
     def __deepcopy__(self, memo: Any) -> Guarded:

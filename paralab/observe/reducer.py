@@ -1,7 +1,9 @@
-"""What DDP itself measures of its first ten passes: how long it computed and reduced, how much of both at once, in which buckets.
+"""What DDP itself measures of its first ten passes: how long it computed and reduced, how much of
+both at once, in which buckets.
 
-The numbers come from a private part of DDP, read in this one place; a torch that lacks it, or names a number differently, gives no
-event. They are those of the pass before, and known when the next forward begins.
+The numbers come from a private part of DDP, read in this one place; a torch that lacks it, or names
+a number differently, gives no event. They are those of the pass before, and known when the next
+forward begins.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Where in the user's code a call comes from: the frames that belong neither to a library nor to us, innermost first.
+"""Where in the user's code a call comes from: the frames that belong neither to a library nor to
+us, innermost first.
 
-A place is written once, with a number; the events that follow carry the number. Which code objects are the user's is remembered,
-and a place is known by where its instructions are, so that finding it again costs a microsecond or two.
+A place is written once, with a number; the events that follow carry the number. Which code objects
+are the user's is remembered, and a place is known by where its instructions are, so that finding it
+again costs a microsecond or two.
 """
 
 from __future__ import annotations
@@ -14,9 +16,13 @@ from typing import Any
 
 DEPTH = 4  # frames kept: enough to tell two callers of one helper function apart
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-STANDARD = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib"))
+STANDARD = tuple(
+    os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")
+)
 
-Where = tuple[int, ...]  # of each frame: the id of its code object (which costs less to look up than the object), the instruction
+Where = tuple[
+    int, ...
+]  # of each frame: the id of its code object (which costs less to look up than the object), the instruction
 
 _own: dict[int, bool] = {}
 _codes: dict[int, CodeType] = {}  # also keeps them: an id may not be used again
@@ -25,12 +31,16 @@ _of: dict[Where, int] = {}
 
 
 def is_own(file: str) -> bool:
-    """The user's own file: not torch, not another installed package, not the standard library, not us."""
+    """The user's own file: not torch, not another installed package, not the standard library, not
+    us."""
     if file.startswith("<"):
         return False
     path = os.path.realpath(file)
     parts = ("site-packages", "dist-packages")
-    return not (path.startswith((PACKAGE + os.sep, *STANDARD)) or any(f"{os.sep}{part}{os.sep}" in path for part in parts))
+    return not (
+        path.startswith((PACKAGE + os.sep, *STANDARD))
+        or any(f"{os.sep}{part}{os.sep}" in path for part in parts)
+    )
 
 
 def where(outside: Any = None) -> Where:
@@ -52,8 +62,9 @@ def where(outside: Any = None) -> Where:
 
 
 def near(depth: int, through: int) -> Where | None:
-    """The same for a call that comes as it came before, without a walk: the frame so deep is of the code `through`, and the user's
-    frame calls it. Its two innermost frames; None: it comes otherwise."""
+    """The same for a call that comes as it came before, without a walk: the frame so deep is of the
+    code `through`, and the user's frame calls it. Its two innermost frames; None: it comes
+    otherwise."""
     if not depth:
         return None  # it never came; and a frame that holds itself would keep all that its callers hold
     try:
@@ -84,13 +95,18 @@ def places(at: Where) -> list[list[Any]]:
 def _lines(at: Where) -> list[tuple[CodeType, int]]:
     found = []
     for code, instruction in ((_codes[at[i]], at[i + 1]) for i in range(0, len(at), 2)):
-        lines = (line for start, end, line in code.co_lines() if start <= instruction < end and line is not None)
+        lines = (
+            line
+            for start, end, line in code.co_lines()
+            if start <= instruction < end and line is not None
+        )
         found.append((code, next(lines, code.co_firstlineno)))
     return found
 
 
 def number_of(at: Where) -> tuple[int | None, dict[str, Any] | None]:
-    """The number of a place, and, the first time, the event that says what it stands for: its lines, not its instructions."""
+    """The number of a place, and, the first time, the event that says what it stands for: its
+    lines, not its instructions."""
     if not at:
         return None, None
     if at in _of:

@@ -1,4 +1,5 @@
-"""A trial run: after so many optimiser steps every rank waits to be let go, and no file of the user's is overwritten."""
+"""A trial run: after so many optimizer steps every rank waits to be let go, and no file of the
+user's is overwritten."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ WAIT_SECONDS = 0.1
 
 
 def hold(rank: Rank, made: int) -> None:
-    """Before one step too many: wait here. When all ranks wait, or have ended, the watcher lets them go, in order and with "
-    "success."""
+    """Before one step too many: wait here. When all ranks wait, or have ended, the watcher lets
+    them go, in order and with " "success."""
     if rank.trial_steps is None or made < rank.trial_steps:
         return
     rank.open("held", {})
@@ -30,8 +31,8 @@ def hold(rank: Rank, made: int) -> None:
 
 
 def spare_files(rank: Rank) -> None:
-    """A checkpoint that is there is not overwritten by a trial: the new one goes to the observation's folder, and is loaded "
-    "from there."""
+    """A checkpoint that is there is not overwritten by a trial: the new one goes to the
+    observation's folder, and is loaded " "from there."""
     moved: dict[str | None, str] = {}
     save, load = torch.serialization.save, torch.serialization.load
 

@@ -1,4 +1,5 @@
-"""A trial on a machine without a GPU: what the script asks of CUDA is given by the CPU, where that is possible, and said.
+"""A trial on a machine without a GPU: what the script asks of CUDA is given by the CPU, where that
+is possible, and said.
 
 torch.cuda.is_available() stays False: a script that chooses by it is left to its own choice.
 """
@@ -18,7 +19,13 @@ from torch.overrides import TorchFunctionMode
 from paralab.observe.rank import Rank
 
 NOTHING = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats", "init")
-ZERO = ("current_device", "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+ZERO = (
+    "current_device",
+    "memory_allocated",
+    "max_memory_allocated",
+    "memory_reserved",
+    "max_memory_reserved",
+)
 
 
 def install(rank: Rank) -> None:
@@ -32,21 +39,35 @@ def install(rank: Rank) -> None:
             rank.emit("replaced", what=what, by=by)
 
     _Swapping(say).__enter__()  # type: ignore[no-untyped-call]
-    _replace(nn.Module, "to", lambda call, module, *a, **k: call(module, *_swapped(a, say, True), **_swapped_names(k, say)))
-    _replace(nn.Module, "cuda", lambda call, module, *a, **k: _said(say, "model.cuda()", "the model on the CPU", module))
+    _replace(
+        nn.Module,
+        "to",
+        lambda call, module, *a, **k: call(
+            module, *_swapped(a, say, True), **_swapped_names(k, say)
+        ),
+    )
+    _replace(
+        nn.Module,
+        "cuda",
+        lambda call, module, *a, **k: _said(say, "model.cuda()", "the model on the CPU", module),
+    )
     for name in NOTHING:
         _replace(torch.cuda, name, lambda call, *a, **k: None)
     for name in ZERO:
         _replace(torch.cuda, name, lambda call, *a, **k: 0)
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1)))
-    _replace(torch.cuda, "device_count", lambda call: _said(say, "torch.cuda.device_count()", f"{ranks_here}", ranks_here))
+    _replace(
+        torch.cuda,
+        "device_count",
+        lambda call: _said(say, "torch.cuda.device_count()", f"{ranks_here}", ranks_here),
+    )
     _replace_processes(say)
     for owner in (torch, torch.serialization):
         _replace(owner, "load", lambda call, *a, **k: call(*a[:1], **{**k, "map_location": "cpu"}))
 
 
 def _replace_processes(say: Any) -> None:
-    def initialise(call: Any, *args: Any, **kwargs: Any) -> Any:
+    def initialize(call: Any, *args: Any, **kwargs: Any) -> Any:
         backend = args[0] if args else kwargs.pop("backend", None)
         if kwargs.pop("device_id", None) is not None:
             say("device_id of the process group", "no device")
@@ -62,7 +83,7 @@ def _replace_processes(say: Any) -> None:
         kwargs.pop("output_device", None)
         return call(wrapper, module, *((None, None)[: len(args[:2])]), *args[2:], **kwargs)
 
-    _replace(c10d, "init_process_group", initialise)
+    _replace(c10d, "init_process_group", initialize)
     torch.distributed.init_process_group = c10d.init_process_group
     _replace(DistributedDataParallel, "__init__", wrap)
 
@@ -74,7 +95,9 @@ class _Swapping(TorchFunctionMode):
         super().__init__()
         self.say = say
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = getattr(function, "__name__", "")
         if name == "cuda" and args:
             return _said(self.say, "tensor.cuda()", "the tensor on the CPU", args[0])
@@ -90,7 +113,10 @@ def _swapped(values: tuple[Any, ...], say: Any, numbers: bool) -> tuple[Any, ...
 
 
 def _swapped_names(values: dict[str, Any], say: Any) -> dict[str, Any]:
-    return {name: _swap(value, say, True) if name == "device" else value for name, value in values.items()}
+    return {
+        name: _swap(value, say, True) if name == "device" else value
+        for name, value in values.items()
+    }
 
 
 def _swap(value: Any, say: Any, number: bool) -> Any:

@@ -1,8 +1,9 @@
-"""Putting a function of ours around one of torch, so that the caller cannot tell, whatever ours does.
+"""Putting a function of ours around one of torch, so that the caller cannot tell, whatever ours
+does.
 
-`describe` looks at the arguments before the call and gives the fields of the event, or None: nothing to write down. `conclude`
-looks at the result and gives more fields. Neither may change anything. In light steps `light` takes their place.
-Inside torch.compile the original runs alone.
+`describe` looks at the arguments before the call and gives the fields of the event, or None:
+nothing to write down. `conclude` looks at the result and gives more fields. Neither may change
+anything. In light steps `light` takes their place. Inside torch.compile the original runs alone.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def wrap(
     *also: Any,
     light: Light | None = None,
 ) -> None:
-    """Replace owner.name (and the same function under the same name in `also`). A name that this torch lacks is left out."""
+    """Replace owner.name (and the same function under the same name in `also`). A name that this
+    torch lacks is left out."""
     original = inspect.getattr_static(owner, name, None)
     if not callable(original) or hasattr(original, "_paralab"):
         return
@@ -93,9 +95,12 @@ def observed(
 
 
 class _Full:
-    """What is noted of one function in a watched step (of one without a light form: in every step)."""
+    """What is noted of one function in a watched step (of one without a light form: in every
+    step)."""
 
-    def __init__(self, rank: Rank, event: str, describe: Describe, conclude: Conclude | None) -> None:
+    def __init__(
+        self, rank: Rank, event: str, describe: Describe, conclude: Conclude | None
+    ) -> None:
         self.rank, self.event, self.describe, self.conclude = rank, event, describe, conclude
 
     def begin(self, args: tuple[Any, ...], kwargs: Fields) -> Fields | None:
@@ -103,7 +108,9 @@ class _Full:
         return None if fields is None else self.rank.open(self.event, fields)
 
     def end(self, operation: Fields, result: Any, args: tuple[Any, ...], kwargs: Fields) -> None:
-        self.rank.close(operation, **(self.conclude(result, *args, **kwargs) if self.conclude else {}))
+        self.rank.close(
+            operation, **(self.conclude(result, *args, **kwargs) if self.conclude else {})
+        )
 
     def fail(self, operation: Fields, error: str) -> None:
         self.rank.close(operation, error=error)
@@ -118,10 +125,13 @@ def _failed(rank: Rank, how: Any, operation: Any, error: BaseException) -> None:
 
 
 def show_warnings_of_callers() -> None:
-    """A warning about who called torch names a line of ours, where our function stands between: name the caller's."""
+    """A warning about who called torch names a line of ours, where our function stands between:
+    name the caller's."""
     show = warnings.showwarning
 
-    def showwarning(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+    def showwarning(
+        message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None
+    ) -> None:
         frame: FrameType | None = sys._getframe(1) if filename.startswith(sites.PACKAGE) else None
         while frame is not None and frame.f_code.co_filename != filename:
             frame = frame.f_back
@@ -135,7 +145,8 @@ def show_warnings_of_callers() -> None:
 
 
 def forget_with(thing: Any, known: dict[int, Any], *ids: int) -> None:
-    """When a thing of the user's is gone, so are these ids, which may be used again. It is not kept: its memory is the user's."""
+    """When a thing of the user's is gone, so are these ids, which may be used again. It is not
+    kept: its memory is the user's."""
 
     def forget() -> None:
         for one in ids:
@@ -144,11 +155,14 @@ def forget_with(thing: Any, known: dict[int, Any], *ids: int) -> None:
     weakref.finalize(thing, forget).atexit = False
 
 
-def argument(args: tuple[Any, ...], kwargs: Fields, place: int, name: str, default: Any = None) -> Any:
+def argument(
+    args: tuple[Any, ...], kwargs: Fields, place: int, name: str, default: Any = None
+) -> Any:
     """An argument given by place or by name."""
     return args[place] if len(args) > place else kwargs.get(name, default)
 
 
 def is_inside(rank: Rank, *events: str) -> bool:
-    """An operation of one of these kinds is open: what it calls itself is not written down again."""
+    """An operation of one of these kinds is open: what it calls itself is not written down
+    again."""
     return any(operation["event"] in events for operation in rank.doing)

@@ -21,7 +21,8 @@ Span = tuple[int, int]  # samples start … stop
 
 
 def chunk_sizes(samples: int, parts: int) -> tuple[int, ...]:
-    """The split of `torch.chunk` and `nn.DataParallel`: ceil(samples / parts) each until none are left.
+    """The split of `torch.chunk` and `nn.DataParallel`: ceil(samples / parts) each until none are
+    left.
 
     64 over 3 -> 22 22 20; 64 over 5 -> 13 13 13 13 12; 4 over 3 -> 2 2 0 (the last device idles).
     """
@@ -30,7 +31,8 @@ def chunk_sizes(samples: int, parts: int) -> tuple[int, ...]:
 
 
 def even_sizes(samples: int, parts: int) -> tuple[int, ...]:
-    """As equal as can be: 32 over 6 -> 6 6 5 5 5 5. For passes and micro-batches, where no convention of PyTorch holds."""
+    """As equal as can be: 32 over 6 -> 6 6 5 5 5 5. For passes and micro-batches, where no
+    convention of PyTorch holds."""
     return tuple(samples // parts + (part < samples % parts) for part in range(parts))
 
 
@@ -41,31 +43,38 @@ def shares(samples: int, parts: int) -> tuple[int, ...]:
 
 
 def spans(sizes: tuple[int, ...], first: int = 0) -> list[Span]:
-    """Sizes laid one after the other; empty ones are left out. (22, 22, 20) -> [(0, 22), (22, 44), (44, 64)]."""
+    """Sizes laid one after the other; empty ones are left out. (22, 22, 20) -> [(0, 22), (22, 44),
+    (44, 64)]."""
     edges = list(itertools.accumulate(sizes, initial=first))
     return [(start, stop) for start, stop in itertools.pairwise(edges) if stop > start]
 
 
 def replica_span(samples: int, replicas: int, replica: int) -> Span:
-    """The samples of a global batch that one replica trains on (an empty span is possible in a partial batch)."""
-    start, stop = list(itertools.accumulate(shares(samples, replicas), initial=0))[replica : replica + 2]
+    """The samples of a global batch that one replica trains on (an empty span is possible in a
+    partial batch)."""
+    start, stop = list(itertools.accumulate(shares(samples, replicas), initial=0))[
+        replica : replica + 2
+    ]
     return start, stop
 
 
 def pieces(samples: int, accumulate: int, micro_batches: int) -> list[list[Span]]:
-    """A replica's samples, cut into backward passes and those into micro-batches; empty ones are left out."""
+    """A replica's samples, cut into backward passes and those into micro-batches; empty ones are
+    left out."""
     passes = spans(even_sizes(samples, accumulate))
     return [spans(even_sizes(stop - start, micro_batches), first=start) for start, stop in passes]
 
 
 def widest(samples: int, accumulate: int, micro_batches: int) -> int:
     """The samples of the largest micro-batch: 22 in 4 passes of 2 micro-batches -> 3."""
-    return max(stop - start for cuts in pieces(samples, accumulate, micro_batches) for start, stop in cuts)
+    return max(
+        stop - start for cuts in pieces(samples, accumulate, micro_batches) for start, stop in cuts
+    )
 
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """One optimiser step's samples, over all devices: `size` samples of `epoch` from `first` on."""
+    """One optimizer step's samples, over all devices: `size` samples of `epoch` from `first` on."""
 
     step: int
     epoch: int
@@ -76,13 +85,15 @@ class GlobalBatch:
 def global_batches(
     batch_size: int, samples: int | None, steps: int | None, epochs: int | None, done: int = 0
 ) -> Iterator[GlobalBatch]:
-    """The steps of a training behind the `done` first ones. An epoch's last batch may be smaller; it is never dropped.
-    samples None = endless data."""
+    """The steps of a training behind the `done` first ones. An epoch's last batch may be smaller;
+    it is never dropped. samples None = endless data."""
     step = 0
     for epoch in itertools.count():
         if epochs is not None and epoch >= epochs:
             return
-        for first in itertools.count(0, batch_size) if samples is None else range(0, samples, batch_size):
+        for first in (
+            itertools.count(0, batch_size) if samples is None else range(0, samples, batch_size)
+        ):
             if steps is not None and step >= steps:
                 return
             size = batch_size if samples is None else min(batch_size, samples - first)
@@ -92,7 +103,7 @@ def global_batches(
 
 
 def num_steps(batch_size: int, samples: int | None, steps: int | None, epochs: int | None) -> int:
-    """How many optimiser steps `global_batches` will give."""
+    """How many optimizer steps `global_batches` will give."""
     from_epochs = None if epochs is None or samples is None else epochs * -(-samples // batch_size)
     known = [number for number in (steps, from_epochs) if number is not None]
     assert known, "a training needs steps, or epochs over data with an end"

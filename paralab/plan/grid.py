@@ -56,18 +56,28 @@ class Place:
 
 
 def grid(
-    strategy: str, replicas: int, stages: int, placement: str, gpus: int, process_per_stage: bool = False
+    strategy: str,
+    replicas: int,
+    stages: int,
+    placement: str,
+    gpus: int,
+    process_per_stage: bool = False,
 ) -> list[list[Device]]:
     """The devices of every rank. gpus = 0 means CPU devices."""
     if process_per_stage:
         cells = [[(rank, _role(strategy, rank % stages))] for rank in range(replicas * stages)]
     elif strategy in PROCESS_PER_REPLICA:
-        cells = [[(rank + stage * replicas, _role(strategy, stage)) for stage in range(stages)] for rank in range(replicas)]
+        cells = [
+            [(rank + stage * replicas, _role(strategy, stage)) for stage in range(stages)]
+            for rank in range(replicas)
+        ]
     elif strategy == "dp":
         cells = [[(replica, f"replica {replica}") for replica in range(replicas)]]
     else:
         cells = [[(stage, _role(strategy, stage)) for stage in range(stages)]]
-    if placement == "same":  # model parallelism broken on purpose: every stage on its rank's first device
+    if (
+        placement == "same"
+    ):  # model parallelism broken on purpose: every stage on its rank's first device
         cells = [[(row[0][0], role) for _, role in row] for row in cells]
     used = Counter(index % gpus if gpus else index for row in cells for index, _ in row)
     virtual = not gpus and len(used) > 1
@@ -86,29 +96,46 @@ def grid(
     ]
 
 
-def placed(cells: list[list[Device]], places: Sequence[Place], placement: str, cuda: bool) -> list[list[Device]]:
+def placed(
+    cells: list[list[Device]], places: Sequence[Place], placement: str, cuda: bool
+) -> list[list[Device]]:
     """The same grid where the ranks already are: each on its own node, on the devices that it sees.
 
     2 nodes × 2 GPUs, ddp:    rank 0  n1/cuda:0    rank 1  n1/cuda:1    rank 2  n2/cuda:0    rank 3  n2/cuda:1
     """
     if not cuda:
-        where = {cell.name: place.node for row, place in zip(cells, places, strict=True) for cell in row}
+        where = {
+            cell.name: place.node for row, place in zip(cells, places, strict=True) for cell in row
+        }
         on_node = Counter(where.values())
-        return [[replace(cell, virtual=on_node[where[cell.name]] > 1) for cell in row] for row in cells]
+        return [
+            [replace(cell, virtual=on_node[where[cell.name]] > 1) for cell in row] for row in cells
+        ]
     names: dict[str, str] = {}
     several = len({place.node for place in places}) > 1
     for place in places:
         for gpu in place.gpus:
-            number = sum(name.rpartition("/")[0] == (place.node if several else "") for name in names.values())
+            number = sum(
+                name.rpartition("/")[0] == (place.node if several else "")
+                for name in names.values()
+            )
             names.setdefault(gpu, f"{place.node}/cuda:{number}" if several else f"cuda:{number}")
     rows = [
         [_seen(place, places, 0 if placement == "same" else n) for n in range(len(row))]
         for row, place in zip(cells, places, strict=True)
     ]
-    used = Counter(place.gpus[index] for row, place in zip(rows, places, strict=True) for index in row)
+    used = Counter(
+        place.gpus[index] for row, place in zip(rows, places, strict=True) for index in row
+    )
     return [
         [
-            replace(cell, name=names[place.gpus[index]], torch=f"cuda:{index}", virtual=False, shared=used[place.gpus[index]] > 1)
+            replace(
+                cell,
+                name=names[place.gpus[index]],
+                torch=f"cuda:{index}",
+                virtual=False,
+                shared=used[place.gpus[index]] > 1,
+            )
             for cell, index in zip(row, indices, strict=True)
         ]
         for row, indices, place in zip(cells, rows, places, strict=True)
@@ -116,10 +143,13 @@ def placed(cells: list[list[Device]], places: Sequence[Place], placement: str, c
 
 
 def _seen(place: Place, places: Sequence[Place], number: int) -> int:
-    """Which of the GPUs that it sees is a rank's device `number`: its own ones, or every n-th of those that n ranks all see."""
+    """Which of the GPUs that it sees is a rank's device `number`: its own ones, or every n-th of
+    those that n ranks all see."""
     together = [other for other in places if other.node == place.node and other.gpus == place.gpus]
     return (number * len(together) + together.index(place)) % len(place.gpus)
 
 
 def _role(strategy: str, stage: int) -> str:
-    return {"single": "whole model", "ddp": "replica", "fsdp": "shard"}.get(strategy, f"stage {stage}")
+    return {"single": "whole model", "ddp": "replica", "fsdp": "shard"}.get(
+        strategy, f"stage {stage}"
+    )

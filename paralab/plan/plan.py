@@ -1,4 +1,5 @@
-"""`Plan`: a request resolved against a machine and a workload, frozen and complete, with a reason per choice."""
+"""`Plan`: a request resolved against a machine and a workload, frozen and complete, with a reason
+per choice."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class Reason:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What one process does: its devices, and how many samples of a full batch each of them trains on."""
+    """What one process does: its devices, and how many samples of a full batch each of them trains
+    on."""
 
     rank: int
     local_rank: int
@@ -33,13 +35,15 @@ class RankPlan:
     node: str = ""  # the host's name, where something else than paralab has launched the ranks
 
     def counts(self, stages: int) -> bool:
-        """Do this rank's loss and samples count? Of a pipeline over processes, only those of its last stage."""
+        """Do this rank's loss and samples count? Of a pipeline over processes, only those of its
+        last stage."""
         return self.stage is None or self.stage == stages - 1
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A contiguous part of the model: it begins when `start` is called and owns the parameters of `modules`."""
+    """A contiguous part of the model: it begins when `start` is called and owns the parameters of
+    `modules`."""
 
     start: str
     modules: tuple[str, ...]
@@ -84,12 +88,18 @@ class Plan:
     static_graph: bool = False
     sync_every_pass: bool = False
     prefix: str | None = None
-    shard_units: tuple[str, ...] = ()  # sub-modules that fsdp gathers one at a time; what is left is gathered with the whole model
-    schedule: str | None = None  # a process per stage, in this order; None: the stages of a replica share a process
+    shard_units: tuple[
+        str, ...
+    ] = ()  # sub-modules that fsdp gathers one at a time; what is left is gathered with the whole model
+    schedule: str | None = (
+        None  # a process per stage, in this order; None: the stages of a replica share a process
+    )
     chunks: int = 1  # parts of the model per stage; part i is on stage i mod stages
-    optimizer_bytes_per_byte: float | None = None  # the optimiser's state per byte of parameters
+    optimizer_bytes_per_byte: float | None = None  # the optimizer's state per byte of parameters
     draws: bool = False  # the forward draws random numbers
-    control: tuple[str, ...] = ()  # of a proof: what is held still, so that nothing but the strategy can make a difference
+    control: tuple[
+        str, ...
+    ] = ()  # of a proof: what is held still, so that nothing but the strategy can make a difference
 
     @property
     def world_size(self) -> int:
@@ -106,14 +116,21 @@ class Plan:
 
     @property
     def cuts(self) -> list[str]:
-        """Where the stages begin: they are put together by measured time, so another run of the same plan may cut elsewhere."""
+        """Where the stages begin: they are put together by measured time, so another run of the
+        same plan may cut elsewhere."""
         return [part.start for part in self.stage_parts]
 
     @property
     def training(self) -> dict[str, Any]:
-        """What makes it the same training, whatever it is spread over. A function of a notebook has another file every time."""
+        """What makes it the same training, whatever it is spread over. A function of a notebook has
+        another file every time."""
         workload = "a function" if self.workload.startswith(PICKLED) else self.workload
-        return {"workload": workload, "seed": self.seed, "batch_size": self.batch_size, "precision": self.precision}
+        return {
+            "workload": workload,
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "precision": self.precision,
+        }
 
     def title(self) -> str:
         """`ddp · 2 replicas`, for tables and folder names."""
@@ -131,10 +148,18 @@ class Plan:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
         ranks = tuple(
-            RankPlan(**{**rank, "devices": tuple(Device(**d) for d in rank["devices"]), "split": tuple(rank["split"])})
+            RankPlan(
+                **{
+                    **rank,
+                    "devices": tuple(Device(**d) for d in rank["devices"]),
+                    "split": tuple(rank["split"]),
+                }
+            )
             for rank in data["ranks"]
         )
-        stages = tuple(Stage(**{**stage, "modules": tuple(stage["modules"])}) for stage in data["stage_parts"])
+        stages = tuple(
+            Stage(**{**stage, "modules": tuple(stage["modules"])}) for stage in data["stage_parts"]
+        )
         return cls(
             **{
                 **data,

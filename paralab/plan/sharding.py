@@ -1,4 +1,5 @@
-"""What fsdp gathers, uses and lets go again as one: the units into which a model's parameters are sharded."""
+"""What fsdp gathers, uses and lets go again as one: the units into which a model's parameters are
+sharded."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def needs_units(strategy: str) -> bool:
     return strategy == "fsdp"
 
 
-def shard_units(strategy: str, machine: Machine, summary: Summary, reasons: list[Reason]) -> tuple[str, ...]:
+def shard_units(
+    strategy: str, machine: Machine, summary: Summary, reasons: list[Reason]
+) -> tuple[str, ...]:
     """What fsdp gathers, uses and lets go again as one."""
     if not needs_units(strategy):
         return ()
@@ -27,13 +30,14 @@ def shard_units(strategy: str, machine: Machine, summary: Summary, reasons: list
     if version < FSDP_TORCH:
         needed = ".".join(map(str, FSDP_TORCH))
         raise UsageError(
-            f"fsdp needs PyTorch {needed}; this is {machine.torch}.", cure=f"pip install 'torch>={needed}', or use ddp"
+            f"fsdp needs PyTorch {needed}; this is {machine.torch}.",
+            fix=f"pip install 'torch>={needed}', or use ddp",
         )
     if summary.scalars:
         name = summary.scalars[0]
         raise UsageError(
             f"fsdp cannot shard the parameter {name!r} of {summary.name}: it is one number without a dimension.",
-            cure=f"give {name!r} the shape (1,), or use ddp",
+            fix=f"give {name!r} the shape (1,), or use ddp",
         )
     names = tuple(unit.name for unit in summary.units)
     if not names:

@@ -3,8 +3,9 @@
 seconds   3 1 1 1 2      over 2 stages
           [3 1] [1 1 2]  slowest 4          not [3 1 1] [1 2] (5), and not by count
 
-Timings are noisy. If they alone decided, the same command would cut the model differently from run to run. So we
-balance by counted operations and bytes, unless the timings say that another cut is clearly better.
+Timings are noisy. If they alone decided, the same command would cut the model differently from run
+to run. So we balance by counted operations and bytes, unless the timings say that another cut is
+clearly better.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from paralab.plan.schedules import order
 from paralab.workload.summary import Layer
 
 CLEARLY = 0.8  # of the slowest stage's time, or less
-# Rough rates of a CPU core. Only their ratio matters, for layers that move data but multiply nothing (embeddings, norms).
+# Rough rates of a CPU core. Only their ratio matters, for layers that move data but multiply
+# nothing (embeddings, norms).
 FLOPS_PER_SECOND, BYTES_PER_SECOND = 50e9, 5e9
 
 
-def balance(layers: Sequence[Layer], stages: int, samples: int) -> tuple[list[tuple[int, int]], str]:
+def balance(
+    layers: Sequence[Layer], stages: int, samples: int
+) -> tuple[list[tuple[int, int]], str]:
     """((first, stop) layer of each stage, what they are balanced by)."""
     seconds = [layer.seconds for layer in layers]
     by_time = split_by_time(seconds, stages)
@@ -31,7 +35,9 @@ def balance(layers: Sequence[Layer], stages: int, samples: int) -> tuple[list[tu
         return by_time, "measured time"
     counted = [
         (layer.flops or 0.0) / FLOPS_PER_SECOND
-        + 3 * ((layer.activation_bytes_per_sample or 0.0) * samples + layer.parameter_bytes) / BYTES_PER_SECOND
+        + 3
+        * ((layer.activation_bytes_per_sample or 0.0) * samples + layer.parameter_bytes)
+        / BYTES_PER_SECOND
         for layer in layers
     ]
     by_count = split_by_time(counted, stages)
@@ -53,11 +59,15 @@ def split_by_time(seconds: Sequence[float], stages: int) -> list[tuple[int, int]
 
     @cache
     def best(first: int, stages_left: int) -> tuple[float, int]:
-        """(slowest stage, where this stage stops) for layers first … end over stages_left stages."""
+        """(slowest stage, where this stage stops) for layers first … end over stages_left
+        stages."""
         if stages_left == 1:
             return total[-1] - total[first], len(seconds)
         stops = range(first + 1, len(seconds) - stages_left + 2)
-        return min((max(total[stop] - total[first], best(stop, stages_left - 1)[0]), stop) for stop in stops)
+        return min(
+            (max(total[stop] - total[first], best(stop, stages_left - 1)[0]), stop)
+            for stop in stops
+        )
 
     parts, first = [], 0
     for stages_left in range(stages, 0, -1):
@@ -87,7 +97,8 @@ class StageLoad:
 
 
 def stage_loads(plan: Plan) -> list[StageLoad]:
-    """Time and memory per stage. Activations are those of the micro-batches between their forward and their backward pass:
+    """Time and memory per stage. Activations are those of the micro-batches between their forward
+    and their backward pass:
 
     gpipe 4 of 4 on every stage; 1f1b with 3 stages 3, 2 and 1
     """
@@ -96,17 +107,40 @@ def stage_loads(plan: Plan) -> list[StageLoad]:
     samples = widest(plan.ranks[0].samples_per_step, plan.accumulate, plan.micro_batches)
     whole = sum(part.seconds for part in plan.stage_parts)
     found = []
-    for stage, actions in enumerate(order(plan.schedule or "gpipe", plan.stages, plan.micro_batches)):
+    for stage, actions in enumerate(
+        order(plan.schedule or "gpipe", plan.stages, plan.micro_batches)
+    ):
         mine = list(plan.stage_parts[stage :: plan.stages])
-        kept = [plan.stage_parts[part].activation_bytes_per_sample for part in range(stage, len(plan.stage_parts), plan.stages)]
+        kept = [
+            plan.stage_parts[part].activation_bytes_per_sample
+            for part in range(stage, len(plan.stage_parts), plan.stages)
+        ]
         live, most, held, most_bytes = 0, 0, 0.0, 0.0
         for part, kind, _ in actions:
             step = 1 if kind == "F" else -1 if kind in "BW" else 0
             live, held = live + step, held + step * (kept[part // plan.stages] or 0.0) * samples
             most, most_bytes = max(most, live), max(most_bytes, held)
-        parameters, seconds = sum(part.parameter_bytes for part in mine), sum(part.seconds for part in mine)
-        state = None if plan.optimizer_bytes_per_byte is None else parameters * plan.optimizer_bytes_per_byte
+        parameters, seconds = (
+            sum(part.parameter_bytes for part in mine),
+            sum(part.seconds for part in mine),
+        )
+        state = (
+            None
+            if plan.optimizer_bytes_per_byte is None
+            else parameters * plan.optimizer_bytes_per_byte
+        )
         known = None if None in kept else most_bytes
         time = seconds, seconds / whole if whole else 0.0
-        found.append(StageLoad(stage, sum(part.layers for part in mine), *time, parameters, parameters, state, known, most))
+        found.append(
+            StageLoad(
+                stage,
+                sum(part.layers for part in mine),
+                *time,
+                parameters,
+                parameters,
+                state,
+                known,
+                most,
+            )
+        )
     return found

@@ -1,15 +1,16 @@
-"""Checkpoints on disk: one new folder per save, whole only when its manifest is there, and checked before it is believed.
+"""Checkpoints on disk: one new folder per save, whole only when its manifest is there, and checked
+before it is believed.
 
-    DIR/step-00000050/          the state after 50 steps
-      __0_0.distcp, …           what torch.distributed.checkpoint wrote
-      .metadata                 where each tensor lies in those files
-      manifest.json             written last: size and SHA-256 of every file, step, samples, topology
+    DIR/step-00000050/          the state after 50 steps __0_0.distcp, …           what
+  torch.distributed.checkpoint wrote .metadata                 where each tensor lies in those files
+  manifest.json             written last: size and SHA-256 of every file, step, samples, topology
 
-A folder without a manifest is half-written. One whose files do not fit its manifest is damaged. Neither is ever loaded, and neither
-counts when old checkpoints are deleted.
+A folder without a manifest is half-written. One whose files do not fit its manifest is damaged.
+Neither is ever loaded, and neither counts when old checkpoints are deleted.
 
-A checkpoint may come from somebody else, and then its checksums fit whatever they put there. So reading one never runs what it
-holds: see `paralab.record.metadata` for `.metadata`, and `paralab.worker.checkpoint` for the tensors.
+A checkpoint may come from somebody else, and then its checksums fit whatever they put there. So
+reading one never runs what it holds: see `paralab.record.metadata` for `.metadata`, and
+`paralab.worker.checkpoint` for the tensors.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ TOPOLOGY = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One step's folder. `problem` says why it cannot be used; None: it is whole, as far as was looked."""
+    """One step's folder. `problem` says why it cannot be used; None: it is whole, as far as was
+    looked."""
 
     path: Path
     step: int
@@ -58,7 +60,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Keeping:
+class CheckpointPolicy:
     """What a training is to save, and where it begins.
 
     every          save after so many steps; None: only when the training ends or is stopped
@@ -82,9 +84,16 @@ def step_folder(directory: Path, step: int) -> Path:
 
 
 def checkpoints(directory: Path, check: bool = False) -> list[Checkpoint]:
-    """The checkpoints of a directory, oldest first. `check`: also read every byte and compare the checksums."""
-    entries = directory.iterdir() if directory.is_dir() else ()  # glob takes a folder that it may not read for an empty one
-    found = sorted(path for path in entries if path.name.startswith("step-") and path.name[5:].isdecimal() and path.is_dir())
+    """The checkpoints of a directory, oldest first. `check`: also read every byte and compare the
+    checksums."""
+    entries = (
+        directory.iterdir() if directory.is_dir() else ()
+    )  # glob takes a folder that it may not read for an empty one
+    found = sorted(
+        path
+        for path in entries
+        if path.name.startswith("step-") and path.name[5:].isdecimal() and path.is_dir()
+    )
     return [_look(path, check) for path in found]
 
 
@@ -100,12 +109,21 @@ def last_good(directory: Path) -> tuple[Checkpoint | None, list[Checkpoint]]:
 
 
 def write_manifest(folder: Path, **about: Any) -> None:
-    """Make a folder a checkpoint. What is in it is on the disk already; its manifest gets there in one move."""
+    """Make a folder a checkpoint. What is in it is on the disk already; its manifest gets there in
+    one move."""
     paths = sorted(folder.iterdir())
     with ThreadPoolExecutor(READERS) as readers:
         digests = list(readers.map(_digest, paths))
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": digest} for path, digest in zip(paths, digests, strict=True)}
-    manifest = {"schema": SCHEMA_VERSION, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **about, "files": files}
+    files = {
+        path.name: {"bytes": path.stat().st_size, "sha256": digest}
+        for path, digest in zip(paths, digests, strict=True)
+    }
+    manifest = {
+        "schema": SCHEMA_VERSION,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        **about,
+        "files": files,
+    }
     part = folder / f"{MANIFEST}.part"
     with part.open("w", encoding="utf-8") as file:
         json.dump(manifest | {"sha256": _of_manifest(manifest)}, file, indent=1)
@@ -117,8 +135,8 @@ def write_manifest(folder: Path, **about: Any) -> None:
 
 
 def rotate(directory: Path, keep: int) -> list[Path]:
-    """Delete old checkpoints beyond the newest `keep` whole ones, and what lies before those. Never one of these `keep`, and
-    nothing at all while there are not more than that."""
+    """Delete old checkpoints beyond the newest `keep` whole ones, and what lies before those. Never
+    one of these `keep`, and nothing at all while there are not more than that."""
     found = checkpoints(directory)
     whole = [checkpoint for checkpoint in found if not checkpoint.problem]
     if len(whole) <= keep:
@@ -126,7 +144,9 @@ def rotate(directory: Path, keep: int) -> list[Path]:
     oldest_kept = whole[-keep].step
     old = [checkpoint.path for checkpoint in found if checkpoint.step < oldest_kept]
     for path in old:
-        (path / MANIFEST).unlink(missing_ok=True)  # from here on it is no checkpoint, also if we are killed half-way
+        (path / MANIFEST).unlink(
+            missing_ok=True
+        )  # from here on it is no checkpoint, also if we are killed half-way
         shutil.rmtree(path, ignore_errors=True)
     return old
 
@@ -137,18 +157,19 @@ def require_room(directory: Path, needed_bytes: int) -> None:
     if free < needed_bytes * 1.05:
         raise UsageError(
             f"--checkpoint {directory}: a checkpoint takes {size(needed_bytes)}, and {size(free)} are free there.",
-            cure="a disk with more room, or --keep-checkpoints 1",
+            fix="a disk with more room, or --keep-checkpoints 1",
         )
 
 
 def require_same_training(manifest: dict[str, Any], wanted: dict[str, Any], path: Path) -> None:
-    """A checkpoint of another training must not be gone on with: the numbers would look right and mean nothing."""
+    """A checkpoint of another training must not be gone on with: the numbers would look right and
+    mean nothing."""
     for name, value in wanted.items():
         if name in manifest and manifest[name] != value:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(
                 f"--resume: {path} was made with {flag} {manifest[name]}, and this run has {flag} {value}: another training.",
-                cure=f"{flag} {manifest[name]}, or another --checkpoint DIR",
+                fix=f"{flag} {manifest[name]}, or another --checkpoint DIR",
             )
 
 
@@ -166,7 +187,8 @@ def _look(path: Path, check: bool) -> Checkpoint:
 
 
 def _malformed(manifest: Any, step: int) -> str | None:
-    """What is wrong with the fields that others rely on. A manifest is JSON from a file: it can be anything."""
+    """What is wrong with the fields that others rely on. A manifest is JSON from a file: it can be
+    anything."""
     if not isinstance(manifest, dict):
         return "its manifest is not a JSON object"
     kinds = {"sha256": str, "files": dict, "step": int, "samples_seen": int, "topology": dict}
@@ -180,13 +202,19 @@ def _malformed(manifest: Any, step: int) -> str | None:
     for name, entry in manifest["files"].items():
         if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
             return f"its manifest lists {name!r}, which is not the name of a file in it"
-        if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or type(entry.get("sha256")) is not str:
+        if (
+            not isinstance(entry, dict)
+            or type(entry.get("bytes")) is not int
+            or type(entry.get("sha256")) is not str
+        ):
             return f"its manifest does not give the size and checksum of {name}"
     return None
 
 
 def _problem(path: Path, manifest: dict[str, Any], check: bool) -> str | None:
-    if manifest["sha256"] != _of_manifest({name: value for name, value in manifest.items() if name != "sha256"}):
+    if manifest["sha256"] != _of_manifest(
+        {name: value for name, value in manifest.items() if name != "sha256"}
+    ):
         return "its manifest is damaged: it does not have the checksum it was written with"
     for name, expected in manifest["files"].items():
         file = path / name
@@ -204,7 +232,9 @@ def _problem(path: Path, manifest: dict[str, Any], check: bool) -> str | None:
         if found_digest != expected["sha256"]:
             return f"{name} is damaged: its bytes do not have the checksum they were written with"
     try:
-        read_metadata(path).check({name: entry["bytes"] for name, entry in manifest["files"].items()})
+        read_metadata(path).check(
+            {name: entry["bytes"] for name, entry in manifest["files"].items()}
+        )
     except (OSError, UnsafeMetadata) as error:
         return f"{METADATA} is not safe to load: {error}"
     return None

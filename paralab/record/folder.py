@@ -1,4 +1,5 @@
-"""The run folder: the only thing that the training half and the reading half share. Nothing in it is overwritten.
+"""The run folder: the only thing that the training half and the reading half share. Nothing in it
+is overwritten.
 
 manifest.json       what was asked, planned and found: versions, machine, command, plan, data, constraints
 events/rankN.jsonl  one line per event
@@ -50,7 +51,10 @@ class RunFolder:
         """A new folder: `out` itself, or `runs/DATE_TIME_label` with a number if that is taken."""
         if out is not None:
             if out.exists() and (not out.is_dir() or any(out.iterdir())):
-                raise UsageError(f"--out {out}: it exists and is not empty; paralab overwrites nothing.", cure="a new folder")
+                raise UsageError(
+                    f"--out {out}: it exists and is not empty; paralab overwrites nothing.",
+                    fix="a new folder",
+                )
             path = out
         else:
             stem = time.strftime("%Y-%m-%d_%H-%M-%S_") + label
@@ -63,7 +67,9 @@ class RunFolder:
         try:
             folder.events.mkdir(parents=True)
         except OSError as error:
-            raise UsageError(f"The run folder {path} cannot be made: {error.strerror}.", cure="--out DIR") from error
+            raise UsageError(
+                f"The run folder {path} cannot be made: {error.strerror}.", fix="--out DIR"
+            ) from error
         return folder
 
     def write_manifest(self, **parts: Any) -> None:
@@ -88,7 +94,10 @@ class RunFolder:
     def note_failure(self, attempt: int, problem: str, noticed: float) -> None:
         """One line per attempt that failed, and when that was noticed (Unix time)."""
         line = {"attempt": attempt, "problem": problem, "unix_seconds": round(noticed, 3)}
-        with suppress(OSError), self.failures_path.open("a", encoding="utf-8") as file:  # a full disk may be the failure
+        with (
+            suppress(OSError),
+            self.failures_path.open("a", encoding="utf-8") as file,
+        ):  # a full disk may be the failure
             file.write(json.dumps(line) + "\n")
 
     def write_trace(self, trace: dict[str, Any]) -> None:
@@ -111,18 +120,33 @@ def write_new(path: Path, text: str) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
-        raise UsageError(f"{path} exists already; paralab overwrites nothing.", cure="another name") from error
+        raise UsageError(
+            f"{path} exists already; paralab overwrites nothing.", fix="another name"
+        ) from error
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}.", cure="a file in a folder that exists") from error
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}.", fix="a file in a folder that exists"
+        ) from error
 
 
-def _write_new(path: Path, value: dict[str, Any], indent: int | None = 1, ensure_ascii: bool = True) -> None:
+def _write_new(
+    path: Path, value: dict[str, Any], indent: int | None = 1, ensure_ascii: bool = True
+) -> None:
     """Whole or not at all: written beside, then renamed."""
     assert not path.exists(), path
     beside = path.with_suffix(".part")
     try:
-        text = json.dumps(value, indent=indent, separators=None if indent else (",", ":"), ensure_ascii=ensure_ascii)
-        beside.write_text(text, encoding="utf-8", errors="replace")  # a lone surrogate is no text, and must not cost the file
+        text = json.dumps(
+            value,
+            indent=indent,
+            separators=None if indent else (",", ":"),
+            ensure_ascii=ensure_ascii,
+        )
+        beside.write_text(
+            text, encoding="utf-8", errors="replace"
+        )  # a lone surrogate is no text, and must not cost the file
         beside.rename(path)
     except OSError as error:
-        raise ParalabError(f"{path} cannot be written: {error.strerror}.", cure="--out DIR on a disk with room") from error
+        raise ParalabError(
+            f"{path} cannot be written: {error.strerror}.", fix="--out DIR on a disk with room"
+        ) from error

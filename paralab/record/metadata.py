@@ -1,10 +1,13 @@
-"""The `.metadata` file of a checkpoint: which tensors it holds, and where each piece lies. Reading it runs nothing.
+"""The `.metadata` file of a checkpoint: which tensors it holds, and where each piece lies. Reading
+it runs nothing.
 
-torch.distributed.checkpoint (DCP) pickles this file, and a pickle can call any function that it names. So this reader looks every
-name up in a fixed list and puts a stand-in in its place, which only remembers what it was given. It imports nothing and calls
-nothing that the file names, and any other name is an error. What comes out is checked field by field.
+torch.distributed.checkpoint (DCP) pickles this file, and a pickle can call any function that it
+names. So this reader looks every name up in a fixed list and puts a stand-in in its place, which
+only remembers what it was given. It imports nothing and calls nothing that the file names, and any
+other name is an error. What comes out is checked field by field.
 
-Everything in a checkpoint of ours is a tensor. DCP would unpickle anything else without a check, so nothing else is let through.
+Everything in a checkpoint of ours is a tensor. DCP would unpickle anything else without a check, so
+nothing else is let through.
 """
 
 from __future__ import annotations
@@ -22,12 +25,22 @@ METADATA = ".metadata"
 # What torch 2.10 to 2.13 and Python 3.11 to 3.14 write.
 DCP = "torch.distributed.checkpoint"
 NAMES = {
-    *((f"{DCP}.metadata", name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")),
-    *((f"{DCP}.metadata", name) for name in ("TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata")),
+    *(
+        (f"{DCP}.metadata", name)
+        for name in ("Metadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")
+    ),
+    *(
+        (f"{DCP}.metadata", name)
+        for name in ("TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata")
+    ),
     (f"{DCP}.filesystem", "_StorageInfo"),
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
-    *((module, name) for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "WindowsPath")),
+    *(
+        (module, name)
+        for module in ("pathlib", "pathlib._local")
+        for name in ("PosixPath", "WindowsPath")
+    ),
     ("builtins", "getattr"),  # how early versions of Python 3.11 pickle an enum
 }
 DTYPE = re.compile(r"(b?float|u?int|complex)\d\w*|bool")  # torch.float32, torch.float8_e4m3fn, …
@@ -71,11 +84,18 @@ class TensorIndex:
     def check(self, file_bytes: Mapping[str, int]) -> None:
         """Every chunk must lie within one of these files, which come with their sizes."""
         for each in self.locations:
-            if each.file not in file_bytes or each.start_byte + each.num_bytes > file_bytes[each.file]:
+            if (
+                each.file not in file_bytes
+                or each.start_byte + each.num_bytes > file_bytes[each.file]
+            ):
                 raise UnsafeMetadata(f"it places {each.tensor} outside the checkpoint's files")
         placed = {(each.tensor, each.offsets) for each in self.locations}
         for name, tensor in self.tensors.items():
-            if any((name, chunk.offsets) not in placed for chunk in tensor.chunks if 0 not in chunk.sizes):
+            if any(
+                (name, chunk.offsets) not in placed
+                for chunk in tensor.chunks
+                if 0 not in chunk.sizes
+            ):
                 raise UnsafeMetadata(f"it does not place {name}")
 
 
@@ -87,7 +107,9 @@ def read_metadata(folder: Path) -> TensorIndex:
     except UnsafeMetadata:
         raise
     except Exception as error:  # a damaged pickle can raise anything
-        raise UnsafeMetadata(f"it is not a checkpoint's metadata ({type(error).__name__})") from error
+        raise UnsafeMetadata(
+            f"it is not a checkpoint's metadata ({type(error).__name__})"
+        ) from error
 
 
 class _StandIn:
@@ -117,21 +139,35 @@ class _StandInUnpickler(pickle.Unpickler):
 
 
 def _tensor_index(root: _StandIn) -> TensorIndex:
-    tensors = {_text(name): _tensor(name, entry) for name, entry in root.state["state_dict_metadata"].items()}
-    locations = tuple(_location(index.state, info.state) for index, info in root.state["storage_data"].items())
+    tensors = {
+        _text(name): _tensor(name, entry)
+        for name, entry in root.state["state_dict_metadata"].items()
+    }
+    locations = tuple(
+        _location(index.state, info.state) for index, info in root.state["storage_data"].items()
+    )
     return TensorIndex(tensors, locations)
 
 
 def _tensor(name: str, entry: _StandIn) -> TensorEntry:
     if type(entry).__name__ != "TensorStorageMetadata":
         raise UnsafeMetadata(f"{name} is not a tensor")
-    dtype = entry.state["properties"].state[0].__name__  # TensorProperties has a tuple for its state
-    chunks = (Chunk(_size(chunk.state["offsets"]), _size(chunk.state["sizes"])) for chunk in entry.state["chunks"])
+    dtype = (
+        entry.state["properties"].state[0].__name__
+    )  # TensorProperties has a tuple for its state
+    chunks = (
+        Chunk(_size(chunk.state["offsets"]), _size(chunk.state["sizes"]))
+        for chunk in entry.state["chunks"]
+    )
     return TensorEntry(_text(dtype), _size(entry.state["size"]), tuple(chunks))
 
 
 def _location(index: dict[str, Any], info: dict[str, Any]) -> Location:
-    file, start_byte, num_bytes = _text(info["relative_path"]), _count(info["offset"]), _count(info["length"])
+    file, start_byte, num_bytes = (
+        _text(info["relative_path"]),
+        _count(info["offset"]),
+        _count(info["length"]),
+    )
     return Location(_text(index["fqn"]), _size(index["offset"]), file, start_byte, num_bytes)
 
 

@@ -1,5 +1,5 @@
-"""Reading events back, also while they are being written and after a kill: a cut last line is left out, and a damaged one costs
-no other."""
+"""Reading events back, also while they are being written and after a kill: a cut last line is left
+out, and a damaged one costs no other."""
 
 from __future__ import annotations
 
@@ -14,8 +14,30 @@ Event = dict[str, Any]
 NAME = re.compile(r"rank\d+(\.\d+)?\.jsonl")
 
 # What a field must be, in whatever event it is. None is what could not be measured.
-WHOLE = ("step", "bucket", "stage", "micro", "accumulation", "samples", "bytes", "pid", "total", "zeros", "not_finite", "rss_bytes")
-NUMBERS = ("time", "start", "end", "loss", "cpu_share", "unix_seconds", "blocked_seconds", "seconds")
+WHOLE = (
+    "step",
+    "bucket",
+    "stage",
+    "micro",
+    "accumulation",
+    "samples",
+    "bytes",
+    "pid",
+    "total",
+    "zeros",
+    "not_finite",
+    "rss_bytes",
+)
+NUMBERS = (
+    "time",
+    "start",
+    "end",
+    "loss",
+    "cpu_share",
+    "unix_seconds",
+    "blocked_seconds",
+    "seconds",
+)
 TEXTS = ("device", "physical", "how", "status", "error", "folder")
 LISTS = ("devices", "shape")
 TYPES: dict[str, tuple[type, ...]] = {
@@ -62,23 +84,34 @@ class Tail:
             file.seek(self._position)
             text = file.read()
         if self.watched:
-            text = text.partition(b"\0")[0]  # a line that is being written while we read may be there in parts: not yet
+            text = text.partition(b"\0")[
+                0
+            ]  # a line that is being written while we read may be there in parts: not yet
         complete = text.rpartition(b"\n")[0] + b"\n" if b"\n" in text else b""
         self._position += len(complete)
         lines = [line for line in complete.split(b"\n") if line]
-        events = [event for line in lines if (event := parsed(line, ours=not self.watched)) is not None]
+        events = [
+            event for line in lines if (event := parsed(line, ours=not self.watched)) is not None
+        ]
         self.damaged += len(lines) - len(events)
         return events
 
 
-def read_events(folder: Path, attempt: int | None = None, damaged: Counter[int] | None = None) -> dict[int, list[Event]]:
-    """rank -> its events, in the order in which they were written; of one attempt, or of all of them. Then what a later attempt
-    did again, and how the earlier ones failed, is left out. `damaged`: count here the lines of each rank that cannot be used, also
-    those that lack a field."""
+def read_events(
+    folder: Path, attempt: int | None = None, damaged: Counter[int] | None = None
+) -> dict[int, list[Event]]:
+    """rank -> its events, in the order in which they were written; of one attempt, or of all of
+    them. Then what a later attempt did again, and how the earlier ones failed, is left out.
+    `damaged`: count here the lines of each rank that cannot be used, also those that lack a
+    field."""
     found: dict[int, list[Event]] = {}
     kept = folder / "events"
-    paths = kept.iterdir() if kept.is_dir() else ()  # glob takes a folder that it may not read for an empty one
-    for rank, number, path in sorted(_numbered(path) for path in paths if NAME.fullmatch(path.name)):
+    paths = (
+        kept.iterdir() if kept.is_dir() else ()
+    )  # glob takes a folder that it may not read for an empty one
+    for rank, number, path in sorted(
+        _numbered(path) for path in paths if NAME.fullmatch(path.name)
+    ):
         if attempt not in (None, number):
             continue
         tail = Tail(path)
@@ -87,10 +120,15 @@ def read_events(folder: Path, attempt: int | None = None, damaged: Counter[int] 
             whole = [event for event in events if is_complete(event)]
             damaged[rank] += tail.damaged + len(events) - len(whole)
             events = whole
-        again = min((event["step"] for event in events if event["event"] in ("step", "resume")), default=None)
+        again = min(
+            (event["step"] for event in events if event["event"] in ("step", "resume")),
+            default=None,
+        )
         if again is not None:
             found[rank] = [event for event in found.get(rank, []) if not _is_of(event, again)]
-        found[rank] = [event for event in found.get(rank, []) if event["event"] not in ("error", "end")] + events
+        found[rank] = [
+            event for event in found.get(rank, []) if event["event"] not in ("error", "end")
+        ] + events
     return found
 
 
@@ -99,7 +137,11 @@ def failures_of(folder: Path) -> list[dict[str, Any]]:
     path = folder / "failures.jsonl"
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     found = [_object(line) for line in lines]
-    return [line for line in found if isinstance(line.get("attempt"), int) and isinstance(line.get("problem"), str)]
+    return [
+        line
+        for line in found
+        if isinstance(line.get("attempt"), int) and isinstance(line.get("problem"), str)
+    ]
 
 
 def _is_of(event: Event, step: int) -> bool:
@@ -108,7 +150,8 @@ def _is_of(event: Event, step: int) -> bool:
 
 
 def _numbered(path: Path) -> tuple[int, int, Path]:
-    """(rank, attempt, path): rank0.jsonl is the first attempt of rank 0, rank0.2.jsonl the third."""
+    """(rank, attempt, path): rank0.jsonl is the first attempt of rank 0, rank0.2.jsonl the
+    third."""
     rank, _, attempt = path.stem.removeprefix("rank").partition(".")
     return int(rank), int(attempt or 0), path
 
@@ -116,7 +159,9 @@ def _numbered(path: Path) -> tuple[int, int, Path]:
 def parsed(line: bytes, ours: bool = True) -> Event | None:
     """None: damaged. No event, or one of ours with a field of an impossible type."""
     event = _object(line)
-    if not isinstance(event.get("event"), str) or (ours and not all(_is_possible(*field) for field in event.items())):
+    if not isinstance(event.get("event"), str) or (
+        ours and not all(_is_possible(*field) for field in event.items())
+    ):
         return None
     return event
 
@@ -126,7 +171,9 @@ def is_complete(event: Event) -> bool:
     needs = NEEDS.get(event["event"], ())
     if {"start", "end"} & {*event, *needs}:
         needs = (*needs, "step", "start", "end")
-    return all(name in event for name in needs) and event.get("start", 0.0) <= event.get("end", math.inf)
+    return all(name in event for name in needs) and event.get("start", 0.0) <= event.get(
+        "end", math.inf
+    )
 
 
 def _object(line: bytes) -> dict[str, Any]:

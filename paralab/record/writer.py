@@ -1,6 +1,8 @@
-"""One rank's events as JSON lines, written by a side thread so that training never waits for a disk.
+"""One rank's events as JSON lines, written by a side thread so that training never waits for a
+disk.
 
-Lines reach the file within `FLUSH_SECONDS`; a killed process loses at most those, and at most one line is cut.
+Lines reach the file within `FLUSH_SECONDS`; a killed process loses at most those, and at most one
+line is cut.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from typing import Any
 from paralab.errors import naming
 
 FLUSH_SECONDS = 0.05
-_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode  # one for all: `json.dumps` makes a new one for every event
+_encode = json.JSONEncoder(
+    separators=(",", ":"), default=str
+).encode  # one for all: `json.dumps` makes a new one for every event
 
 
 class EventWriter:
@@ -28,7 +32,8 @@ class EventWriter:
         self._thread.start()
 
     def write(self, events: list[dict[str, Any]]) -> None:
-        """Hand events over; returns at once. Raises what kept earlier ones from being written (a full disk)."""
+        """Hand events over; returns at once. Raises what kept earlier ones from being written (a
+        full disk)."""
         if self._error:
             raise self._error
         self._queue.put(events)

@@ -1,4 +1,5 @@
-"""Bars with error bars, and every measured value as a dot: one labelled row each, over one common axis.
+"""Bars with error bars, and every measured value as a dot: one labelled row each, over one common
+axis.
 
 Where there is room the labels stand left of the rows, on a phone above them.
 """
@@ -9,7 +10,19 @@ import math
 from dataclasses import dataclass
 
 from paralab.analyse.blocks import Bar, Bars, Distribution
-from paralab.show.svg import NARROW, Axis, axis, bottom_axis, element, known, label, nothing, picture, text, width_of
+from paralab.show.svg import (
+    NARROW,
+    Axis,
+    axis,
+    bottom_axis,
+    element,
+    known,
+    label,
+    nothing,
+    picture,
+    text,
+    width_of,
+)
 from paralab.units import measure
 
 GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread dots evenly and the same in every render
@@ -17,7 +30,8 @@ GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread dots evenly and the s
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the rows of a picture are: labels end at `left`, the numbers at the right begin at `right`."""
+    """Where the rows of a picture are: labels end at `left`, the numbers at the right begin at
+    `right`."""
 
     labels: list[str]
     width: int
@@ -36,7 +50,13 @@ class Rows:
 
     def draw_label(self, number: int) -> str:
         if self.above:
-            return label(self.labels[number], 0, self.middle(number) - self.height / 2 - 2, self.width, "start")
+            return label(
+                self.labels[number],
+                0,
+                self.middle(number) - self.height / 2 - 2,
+                self.width,
+                "start",
+            )
         return label(self.labels[number], self.left - 12, self.middle(number) + 4.5, self.left - 12)
 
 
@@ -50,24 +70,38 @@ def rows(labels: list[str], width: int, top: float, height: float, numbers: list
 
 
 def draw_bars(bars: Bars, name: str, width: int) -> str:
-    """Horizontal bars from zero, the value at the end of the bar, a dashed line at the reference."""
+    """Horizontal bars from zero, the value at the end of the bar, a dashed line at the
+    reference."""
     if not bars.bars:
         return nothing()
     words = [bar.text or measure(bar.value, bars.unit) for bar in bars.bars]
     shape = rows([bar.label for bar in bars.bars], width, 20, 32, words)
-    ends = known([end for bar in bars.bars for end in (bar.value, bar.low, bar.high)] + [bars.reference])
+    ends = known(
+        [end for bar in bars.bars for end in (bar.value, bar.low, bar.high)] + [bars.reference]
+    )
     x = axis(ends, bars.unit, shape.left, shape.right, from_zero=True, about=width // 110)
     drawn = []
     if bars.reference is not None:
         at = x.scale(bars.reference)
-        drawn.append(element("line", class_="reference", x1=at, x2=at, y1=shape.top - 4, y2=shape.bottom))
+        drawn.append(
+            element("line", class_="reference", x1=at, x2=at, y1=shape.top - 4, y2=shape.bottom)
+        )
         drawn.append(text(measure(bars.reference, bars.unit), at, shape.top - 8, "tick", "middle"))
     for number, bar in enumerate(bars.bars):
         drawn += [shape.draw_label(number), _bar(bar, words[number], x, shape.middle(number))]
     told = "; ".join(
-        f"{bar.label}: {word}" + _range(bar.low, bar.high, bars.unit) for bar, word in zip(bars.bars, words, strict=True)
+        f"{bar.label}: {word}" + _range(bar.low, bar.high, bars.unit)
+        for bar, word in zip(bars.bars, words, strict=True)
     )
-    return picture(name, bars.title, told, width, shape.bottom + 26, bottom_axis(x, shape.top, shape.bottom), *drawn)
+    return picture(
+        name,
+        bars.title,
+        told,
+        width,
+        shape.bottom + 26,
+        bottom_axis(x, shape.top, shape.bottom),
+        *drawn,
+    )
 
 
 def _bar(bar: Bar, words: str, x: Axis, middle: float) -> str:
@@ -75,7 +109,15 @@ def _bar(bar: Bar, words: str, x: Axis, middle: float) -> str:
     if bar.value is None or not known([bar.value]):
         return text(words, zero + 8, middle + 4.5, "unknown")
     end = x.scale(bar.value)
-    drawn = element("rect", class_="bar", x=min(zero, end), y=middle - 10, width=abs(end - zero), height=20, rx=2)
+    drawn = element(
+        "rect",
+        class_="bar",
+        x=min(zero, end),
+        y=middle - 10,
+        width=abs(end - zero),
+        height=20,
+        rx=2,
+    )
     if bar.low is not None and bar.high is not None and len(known([bar.low, bar.high])) == 2:
         low, high = x.scale(bar.low), x.scale(bar.high)
         path = f"M{low:.1f} {middle - 5:.1f}v10M{low:.1f} {middle:.1f}H{high:.1f}M{high:.1f} {middle - 5:.1f}v10"
@@ -85,7 +127,11 @@ def _bar(bar: Bar, words: str, x: Axis, middle: float) -> str:
 
 
 def _range(low: float | None, high: float | None, unit: str) -> str:
-    return "" if low is None or high is None else f" (from {measure(low, unit)} to {measure(high, unit)})"
+    return (
+        ""
+        if low is None or high is None
+        else f" (from {measure(low, unit)} to {measure(high, unit)})"
+    )
 
 
 def draw_distribution(distribution: Distribution, name: str, width: int) -> str:
@@ -95,8 +141,17 @@ def draw_distribution(distribution: Distribution, name: str, width: int) -> str:
         return nothing()
     unit = distribution.unit
     medians = [measure(quantile(sorted(found), 0.5), unit) if found else "" for found in values]
-    shape = rows([group.label for group in distribution.groups], width, 20, 40, ["median", *medians])
-    x = axis([value for group in values for value in group], unit, shape.left, shape.right, from_zero=False, about=width // 110)
+    shape = rows(
+        [group.label for group in distribution.groups], width, 20, 40, ["median", *medians]
+    )
+    x = axis(
+        [value for group in values for value in group],
+        unit,
+        shape.left,
+        shape.right,
+        from_zero=False,
+        about=width // 110,
+    )
     drawn, told = [text("median", width - 2, 12, "tick", "end")], []
     for number, group in enumerate(distribution.groups):
         middle, found = shape.middle(number), sorted(values[number])
@@ -105,12 +160,18 @@ def draw_distribution(distribution: Distribution, name: str, width: int) -> str:
             drawn.append(text("not measured", shape.left + 8, middle + 4.5, "unknown"))
             told.append(f"{group.label}: not measured")
             continue
-        drawn.append(_quartiles(found, x, middle) + _dots(values[number], x, middle) + _median(found, x, middle))
+        drawn.append(
+            _quartiles(found, x, middle)
+            + _dots(values[number], x, middle)
+            + _median(found, x, middle)
+        )
         drawn.append(text(medians[number], width - 2, middle + 4.5, "value", "end"))
         quartiles = f"quartiles {measure(quantile(found, 0.25), unit)} and {measure(quantile(found, 0.75), unit)}"
         told.append(f"{group.label}: median {medians[number]}, {quartiles}, {len(found)} values")
     grid = bottom_axis(x, shape.top, shape.bottom)
-    return picture(name, distribution.title, "; ".join(told), width, shape.bottom + 26, grid, *drawn)
+    return picture(
+        name, distribution.title, "; ".join(told), width, shape.bottom + 26, grid, *drawn
+    )
 
 
 def quantile(ordered: list[float], share: float) -> float:
@@ -123,13 +184,18 @@ def quantile(ordered: list[float], share: float) -> float:
 def _dots(values: list[float], x: Axis, middle: float) -> str:
     """Moved up and down so that equal values do not hide each other; the height means nothing."""
     shifts = ((n * GOLDEN % 1 - 0.5) * 22 for n in range(len(values)))
-    dots = (f"M{x.scale(value):.1f} {middle + shift:.1f}h0" for value, shift in zip(values, shifts, strict=True))
+    dots = (
+        f"M{x.scale(value):.1f} {middle + shift:.1f}h0"
+        for value, shift in zip(values, shifts, strict=True)
+    )
     return element("path", class_="dots", d="".join(dots))
 
 
 def _quartiles(ordered: list[float], x: Axis, middle: float) -> str:
     first, third = x.scale(quantile(ordered, 0.25)), x.scale(quantile(ordered, 0.75))
-    return element("rect", class_="quartiles", x=first, y=middle - 15, width=third - first, height=30, rx=2)
+    return element(
+        "rect", class_="quartiles", x=first, y=middle - 15, width=third - first, height=30, rx=2
+    )
 
 
 def _median(ordered: list[float], x: Axis, middle: float) -> str:

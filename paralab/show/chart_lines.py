@@ -1,6 +1,7 @@
 """Curves over a common x, each with its own colour and dash, a band around it where there is one.
 
-The script of the page finds the nearest values under the pointer; `data-plot` tells it where the axes are.
+The script of the page finds the nearest values under the pointer; `data-plot` tells it where the
+axes are.
 """
 
 from __future__ import annotations
@@ -28,23 +29,40 @@ from paralab.units import measure
 
 TOP, BOTTOM, RIGHT = 26, 44, 14  # px around the plot
 COLOURS = 8
-DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2", "1 3", "6 2 1 2")  # eight curves on top of each other must still be seen
+DASHES = (
+    "",
+    "7 3",
+    "2 3",
+    "9 3 2 3",
+    "12 4",
+    "4 2",
+    "1 3",
+    "6 2 1 2",
+)  # eight curves on top of each other must still be seen
 MOST_DOTS = 24  # a curve of few points shows them
 MOST_POINTS = 400  # more than the plot has pixels: the curve is thinned
 
 
 def lines_legend(lines: Lines) -> str:
     several = len(lines.lines) > 1
-    return legend((_swatch(number, _under(number, several)), line.label) for number, line in enumerate(lines.lines))
+    return legend(
+        (_swatch(number, _under(number, several)), line.label)
+        for number, line in enumerate(lines.lines)
+    )
 
 
 def draw_lines(lines: Lines, name: str, width: int) -> str:
     height, right = 330 if width > NARROW else 270, width - RIGHT
     points = [[(x, y) for x, y in line.points if _drawable(x, lines.log_x)] for line in lines.lines]
-    heights = known([y for line in points for _, y in line] + [y for line in lines.lines for y in (*line.low, *line.high)])
+    heights = known(
+        [y for line in points for _, y in line]
+        + [y for line in lines.lines for y in (*line.low, *line.high)]
+    )
     if not heights:
         return nothing()
-    from_zero = lines.y_unit in ("bytes", "share") or (lines.y_unit == "seconds" and min(heights) < 0.5 * max(heights))
+    from_zero = lines.y_unit in ("bytes", "share") or (
+        lines.y_unit == "seconds" and min(heights) < 0.5 * max(heights)
+    )
     y = axis(heights, lines.y_unit, height - BOTTOM, TOP, from_zero=from_zero)
     left = max(width_of(words) for _, words in y.ticks) + 14
     across = [x for line in points for x, _ in line]
@@ -73,7 +91,9 @@ def _drawable(x: float, log_x: bool) -> bool:
 
 def _plain_axis(values: list[float], left: float, right: float) -> Axis:
     """Ends at the first and the last value, not at ticks: a curve should fill its plot."""
-    round_ended = axis(values, "number", left, right, from_zero=False, about=int((right - left) // 75))
+    round_ended = axis(
+        values, "number", left, right, from_zero=False, about=int((right - left) // 75)
+    )
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     if low == high:
         return round_ended
@@ -83,7 +103,10 @@ def _plain_axis(values: list[float], left: float, right: float) -> Axis:
 
 def _draw(line: Line, number: int, under: str, log_x: bool, x: Scale, y: Scale) -> str:
     """The band, the curve, and its points where they are few. An unknown value cuts the curve."""
-    places = [(x(px) if _drawable(px, log_x) else math.nan, y(py) if known([py]) else math.nan) for px, py in line.points]
+    places = [
+        (x(px) if _drawable(px, log_x) else math.nan, y(py) if known([py]) else math.nan)
+        for px, py in line.points
+    ]
     colour = f"line-{number % COLOURS}"
     shapes = []
     if len(line.low) == len(line.high) == len(places) and places:
@@ -92,10 +115,17 @@ def _draw(line: Line, number: int, under: str, log_x: bool, x: Scale, y: Scale) 
         whole = [place for place in edge + back[::-1] if all(map(math.isfinite, place))]
         shapes.append(element("path", class_=f"band {colour}", d=path(whole) + "Z"))
     shapes.append(
-        element("path", class_=f"curve {colour}{under}", d=path(thin(places)), stroke_dasharray=DASHES[number % COLOURS] or None)
+        element(
+            "path",
+            class_=f"curve {colour}{under}",
+            d=path(thin(places)),
+            stroke_dasharray=DASHES[number % COLOURS] or None,
+        )
     )
     if len(places) <= MOST_DOTS:
-        dots = "".join(f"M{px:.1f} {py:.1f}h0" for px, py in places if math.isfinite(px) and math.isfinite(py))
+        dots = "".join(
+            f"M{px:.1f} {py:.1f}h0" for px, py in places if math.isfinite(px) and math.isfinite(py)
+        )
         shapes.append(element("path", class_=f"points {colour}", d=dots))
     return "".join(shapes)
 
@@ -113,14 +143,17 @@ def path(places: list[tuple[float, float]]) -> str:
 
 
 def thin(places: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The lowest and the highest of every few neighbours: fewer points, the same picture, no peak lost."""
+    """The lowest and the highest of every few neighbours: fewer points, the same picture, no peak
+    lost."""
     if len(places) <= MOST_POINTS:
         return places
     group = math.ceil(len(places) / (MOST_POINTS / 2))
     kept = []
     for start in range(0, len(places), group):
         near = range(start, min(start + group, len(places)))
-        kept += sorted({min(near, key=lambda n: places[n][1]), max(near, key=lambda n: places[n][1])})
+        kept += sorted(
+            {min(near, key=lambda n: places[n][1]), max(near, key=lambda n: places[n][1])}
+        )
     return [places[n] for n in kept]
 
 
@@ -131,7 +164,9 @@ def _under(number: int, several: bool) -> str:
 
 def _swatch(number: int, under: str) -> str:
     dash = DASHES[number % COLOURS] or None
-    return element("path", class_=f"curve line-{number % COLOURS}{under}", d="M1 6H25", stroke_dasharray=dash)
+    return element(
+        "path", class_=f"curve line-{number % COLOURS}{under}", d="M1 6H25", stroke_dasharray=dash
+    )
 
 
 def _told(line: Line, lines: Lines) -> str:
@@ -144,5 +179,7 @@ def _told(line: Line, lines: Lines) -> str:
 
 
 def _plot(x: Axis, y: Axis, log_x: bool) -> str:
-    scales = {axis: [s.low, s.high, s.start_px, s.end_px] for axis, s in (("x", x.scale), ("y", y.scale))}
+    scales = {
+        axis: [s.low, s.high, s.start_px, s.end_px] for axis, s in (("x", x.scale), ("y", y.scale))
+    }
     return json.dumps({**scales, "log": log_x}, separators=(",", ":"))

@@ -1,4 +1,5 @@
-"""A batch drawn to scale: all of it on top, below it what every device takes, each piece where it lies in the batch."""
+"""A batch drawn to scale: all of it on top, below it what every device takes, each piece where it
+lies in the batch."""
 
 from __future__ import annotations
 
@@ -17,17 +18,26 @@ def draw_split(split: Split, name: str, width: int) -> str:
     shape = rows(["batch", *(part.label for part in split.parts)], width, 0, 34, ["", *sums])
     px_per_sample = (shape.right - shape.left) / extent
 
-    drawn = [shape.draw_label(0), _piece(split.total, shape.left, shape.middle(0), split.total * px_per_sample, "whole")]
+    drawn = [
+        shape.draw_label(0),
+        _piece(split.total, shape.left, shape.middle(0), split.total * px_per_sample, "whole"),
+    ]
     x = shape.left
     for number, part in enumerate(split.parts):
         middle = shape.middle(number + 1)
         drawn.append(shape.draw_label(number + 1))
-        drawn.append(element("line", class_="grid", x1=shape.left, x2=shape.right, y1=middle, y2=middle))
+        drawn.append(
+            element("line", class_="grid", x1=shape.left, x2=shape.right, y1=middle, y2=middle)
+        )
         for piece in part.pieces:
-            drawn.append(_piece(piece, x, middle, piece * px_per_sample, f"share line-{number % 8}"))
+            drawn.append(
+                _piece(piece, x, middle, piece * px_per_sample, f"share line-{number % 8}")
+            )
             x += piece * px_per_sample
         drawn.append(text(sums[number], shape.right + 10, middle + 4.5, "value"))
-    told = f"{split.total} samples: " + "; ".join(f"{part.label} {words}" for part, words in zip(split.parts, sums, strict=True))
+    told = f"{split.total} samples: " + "; ".join(
+        f"{part.label} {words}" for part, words in zip(split.parts, sums, strict=True)
+    )
     return picture(name, split.title, told, width, shape.bottom, *drawn)
 
 
@@ -36,16 +46,32 @@ def _piece(samples: int, x: float, middle: float, width: float, look: str) -> st
     if samples <= 0:
         return ""
     tip = element("title", f"{samples} samples")
-    box = element("rect", tip, class_=f"piece {look}", x=x + GAP / 2, y=middle - 12, width=max(width - GAP, 1), height=24, rx=2)
+    box = element(
+        "rect",
+        tip,
+        class_=f"piece {look}",
+        x=x + GAP / 2,
+        y=middle - 12,
+        width=max(width - GAP, 1),
+        height=24,
+        rx=2,
+    )
     fits = width - GAP > width_of(str(samples)) + 2
-    return box + (text(str(samples), x + width / 2, middle + 4.5, "in-piece", "middle") if fits else "")
+    return box + (
+        text(str(samples), x + width / 2, middle + 4.5, "in-piece", "middle") if fits else ""
+    )
 
 
 def _sum(pieces: tuple[int, ...]) -> str:
-    """`22`, `8 + 8 + 6 = 22`, `4 × 16 = 64`: equal pieces are counted, many unequal ones only added up."""
+    """`22`, `8 + 8 + 6 = 22`, `4 × 16 = 64`: equal pieces are counted, many unequal ones only added
+    up."""
     total = str(sum(pieces))
     if len(pieces) < 2:
         return total
     if len(set(pieces)) == 1:
         return f"{len(pieces)} × {pieces[0]} = {total}"
-    return f"{' + '.join(map(str, pieces))} = {total}" if len(pieces) <= 3 else f"{len(pieces)} pieces = {total}"
+    return (
+        f"{' + '.join(map(str, pieces))} = {total}"
+        if len(pieces) <= 3
+        else f"{len(pieces)} pieces = {total}"
+    )

@@ -1,7 +1,8 @@
 """Who did what when: one lane per device and one per communication, over one time axis.
 
-What stands here is complete on paper and without scripts. The page's script lays the same rectangles out again for the part of
-the time that is zoomed to; `data-index` leads it from a rectangle to its span in the page's data.
+What stands here is complete on paper and without scripts. The page's script lays the same
+rectangles out again for the part of the time that is zoomed to; `data-index` leads it from a
+rectangle to its span in the page's data.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from paralab.show.palette import LEGEND, fill, kind_of, swatch
 from paralab.show.svg import axis, element, known, legend, nothing, picture, text
 from paralab.units import plural, seconds
 
-WIDTH, SIDE = 860, 8  # the picture, and the px left free at either side so that the outer tick labels fit
+WIDTH, SIDE = (
+    860,
+    8,
+)  # the picture, and the px left free at either side so that the outer tick labels fit
 LANE_NAME, BAR, GAP = 18, 22, 10  # heights, in px
 TOP = 26  # px for the numbers of the steps
 AXIS = 44
@@ -26,7 +30,10 @@ def timeline_legend(timeline: Timeline) -> str:
 
 def draw_timeline(timeline: Timeline, name: str) -> str:
     spans = timeline.spans
-    times = known([end for span in spans for end in (span.start, span.end)] + [end for _, *ends in timeline.steps for end in ends])
+    times = known(
+        [end for span in spans for end in (span.start, span.end)]
+        + [end for _, *ends in timeline.steps for end in ends]
+    )
     if not times:
         return nothing()
     begin, end = min(times), max(max(times), min(times) + 1e-9)
@@ -36,11 +43,22 @@ def draw_timeline(timeline: Timeline, name: str) -> str:
 
     rectangles, labels = [], []
     for index, span in enumerate(spans):
-        x, width = SIDE + (span.start - begin) * px_per_second, max((span.end - span.start) * px_per_second, 0.8)
+        x, width = (
+            SIDE + (span.start - begin) * px_per_second,
+            max((span.end - span.start) * px_per_second, 0.8),
+        )
         y = tops[span.lane] + rows[index] * (BAR + 1)
         rectangles.append(_rectangle(span, index, x, y, width, begin))
         if width > 7 * len(span.label) + 8:
-            labels.append(text(span.label, x + width / 2, y + 15, "in-span" + (" on-exposed" if span.exposed else ""), "middle"))
+            labels.append(
+                text(
+                    span.label,
+                    x + width / 2,
+                    y + 15,
+                    "in-span" + (" on-exposed" if span.exposed else ""),
+                    "middle",
+                )
+            )
     return picture(
         name,
         timeline.title,
@@ -49,7 +67,13 @@ def draw_timeline(timeline: Timeline, name: str) -> str:
         bottom + AXIS,
         element("g", *(_lane(tops[n], depths[n]) for n in range(len(tops))), class_="lanes"),
         element("g", *_steps(timeline, begin, px_per_second, bottom), class_="steps"),
-        element("g", *(text(lane, SIDE + 5, tops[n] - 6, "lane-name") for n, lane in enumerate(timeline.lanes))),
+        element(
+            "g",
+            *(
+                text(lane, SIDE + 5, tops[n] - 6, "lane-name")
+                for n, lane in enumerate(timeline.lanes)
+            ),
+        ),
         element("g", *rectangles, class_="spans"),
         element("g", *labels, class_="labels"),
         element("g", *_time_axis(end - begin, bottom), class_="axis"),
@@ -60,16 +84,22 @@ def draw_timeline(timeline: Timeline, name: str) -> str:
 
 
 def rows_of(timeline: Timeline, tolerance: float) -> tuple[list[int], list[int]]:
-    """The row of every span inside its lane, and the rows of every lane: spans that overlap stand below each other.
+    """The row of every span inside its lane, and the rows of every lane: spans that overlap stand
+    below each other.
 
-    forward 0–4, backward 4–9, all-reduce 6–11 on one lane -> rows 0, 0, 1. An overlap below `tolerance` is the clock's.
+    forward 0–4, backward 4–9, all-reduce 6–11 on one lane -> rows 0, 0, 1. An overlap below
+    `tolerance` is the clock's.
     """
     rows = [0] * len(timeline.spans)
     ends: list[list[float]] = [[] for _ in timeline.lanes]
-    for index in sorted(range(len(rows)), key=lambda n: (timeline.spans[n].start, -timeline.spans[n].end)):
+    for index in sorted(
+        range(len(rows)), key=lambda n: (timeline.spans[n].start, -timeline.spans[n].end)
+    ):
         span = timeline.spans[index]
         lane = ends[span.lane]
-        free = next((row for row, end in enumerate(lane) if end <= span.start + tolerance), len(lane))
+        free = next(
+            (row for row, end in enumerate(lane) if end <= span.start + tolerance), len(lane)
+        )
         lane[free:] = [span.end, *lane[free + 1 :]]
         rows[index] = free
     return rows, [max(len(lane), 1) for lane in ends]
@@ -85,7 +115,9 @@ def _lane_tops(depths: list[int]) -> tuple[list[float], float]:
 
 
 def _lane(top: float, depth: int) -> str:
-    return element("rect", class_="lane", x=0, y=top - 2, width="100%", height=depth * (BAR + 1) + 3, rx=3)
+    return element(
+        "rect", class_="lane", x=0, y=top - 2, width="100%", height=depth * (BAR + 1) + 3, rx=3
+    )
 
 
 def _rectangle(span: Span, index: int, x: float, y: float, width: float, begin: float) -> str:
@@ -125,7 +157,10 @@ def _time_axis(extent: float, bottom: float) -> list[str]:
         if at <= WIDTH - SIDE + 0.5:
             drawn.append(element("line", class_="grid", x1=at, x2=at, y1=bottom, y2=bottom + 5))
             drawn.append(text(words, at, bottom + 18, "tick", "middle"))
-    return [*drawn, text(f"{x.unit} from the beginning", WIDTH - SIDE, bottom + 36, "axis-name", "end")]
+    return [
+        *drawn,
+        text(f"{x.unit} from the beginning", WIDTH - SIDE, bottom + 36, "axis-name", "end"),
+    ]
 
 
 def _told(timeline: Timeline, extent: float) -> str:
@@ -137,5 +172,8 @@ def _told(timeline: Timeline, extent: float) -> str:
             if span.lane == number:
                 what = LEGEND[kind_of(span.kind)][0] + (", exposed" if span.exposed else "")
                 spent[what] = spent.get(what, 0.0) + span.end - span.start
-        lanes.append(f"{lane}: " + (", ".join(f"{what} {seconds(time)}" for what, time in spent.items()) or "nothing"))
+        lanes.append(
+            f"{lane}: "
+            + (", ".join(f"{what} {seconds(time)}" for what, time in spent.items()) or "nothing")
+        )
     return f"{plural(len(timeline.steps), 'step')} in {seconds(extent)}. " + "; ".join(lanes)

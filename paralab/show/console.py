@@ -15,16 +15,21 @@ PIPED_WIDTH = 120  # a pipe or a file has no width; rich would take 80
 
 
 class VisibleConsole(Console):
-    """Shows the control characters in what it prints; those that rich itself needs are segments of their own."""
+    """Shows the control characters in what it prints; those that rich itself needs are segments of
+    their own."""
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
 
 def _console(stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    return VisibleConsole(stderr=stderr, highlight=False, width=None if stream.isatty() else PIPED_WIDTH)
+    return VisibleConsole(
+        stderr=stderr, highlight=False, width=None if stream.isatty() else PIPED_WIDTH
+    )
 
 
 console = _console(stderr=False)
@@ -44,7 +49,9 @@ def show_table(table: Table) -> None:
 
 def plain_table(*columns: str, right: tuple[str, ...] = (), header: bool = True) -> Table:
     """A table without lines; the columns named in `right` are numbers."""
-    table = Table(box=None, show_header=header, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(
+        box=None, show_header=header, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim"
+    )
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table

@@ -1,4 +1,5 @@
-"""A document in the terminal: the verdict, then its tables and answers. Pictures are for the page."""
+"""A document in the terminal: the verdict, then its tables and answers. Pictures are for the
+page."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ DETAILS = ("per device", "efficiency")  # columns of the page that a terminal ha
 
 
 def print_document(document: Document) -> None:
-    console.print(f"[bold]{escape(document.title)}[/]  [dim]{escape(document.subtitle)}[/]", soft_wrap=True)
+    console.print(
+        f"[bold]{escape(document.title)}[/]  [dim]{escape(document.subtitle)}[/]", soft_wrap=True
+    )
     for section in document.sections:
         if not any(isinstance(block, Table | Answer | Bars) for block in section.blocks):
             continue
@@ -36,8 +39,18 @@ def print_document(document: Document) -> None:
 
 def print_summary(document: Document) -> None:
     """The first table, narrow enough for a terminal, and the verdict."""
-    console.print(f"[bold]{escape(document.title)}[/]  [dim]{escape(document.subtitle)}[/]", soft_wrap=True)
-    first = next((block for section in document.sections for block in section.blocks if isinstance(block, Table)), None)
+    console.print(
+        f"[bold]{escape(document.title)}[/]  [dim]{escape(document.subtitle)}[/]", soft_wrap=True
+    )
+    first = next(
+        (
+            block
+            for section in document.sections
+            for block in section.blocks
+            if isinstance(block, Table)
+        ),
+        None,
+    )
     if first:
         kept = [place for place, column in enumerate(first.columns) if column not in DETAILS]
         rows = tuple(tuple(row[place] for place in kept) for row in first.rows)
@@ -48,7 +61,9 @@ def print_summary(document: Document) -> None:
 
 def print_table(table: Table) -> None:
     numeric = numeric_columns(table)
-    right = tuple(column for column, is_number in zip(table.columns, numeric, strict=True) if is_number)
+    right = tuple(
+        column for column, is_number in zip(table.columns, numeric, strict=True) if is_number
+    )
     shown = plain_table(*map(escape, table.columns), right=tuple(map(escape, right)))
     for row in table.rows:
         shown.add_row(*(escape(cell_words(cell).replace("`", "")) for cell in row))
@@ -83,4 +98,6 @@ def _characters(bar: Bar, largest: float) -> str:
 
 def print_finding(finding: Finding) -> None:
     style = STYLE.get(finding.kind, "bold")
-    console.print(f"[{style}]{finding.kind}:[/] {escape(finding.text.replace('`', ''))}", soft_wrap=True)
+    console.print(
+        f"[{style}]{finding.kind}:[/] {escape(finding.text.replace('`', ''))}", soft_wrap=True
+    )

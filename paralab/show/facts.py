@@ -12,7 +12,8 @@ from paralab.workload.catalog import BUILT_IN
 
 def catalog() -> dict[str, Any]:
     workloads = {
-        name: {"about": entry.about, "sizes": {s: dict(n) for s, n in entry.sizes.items()}} for name, entry in BUILT_IN.items()
+        name: {"about": entry.about, "sizes": {s: dict(n) for s, n in entry.sizes.items()}}
+        for name, entry in BUILT_IN.items()
     }
     return {"strategies": dict(STRATEGIES), "workloads": workloads}
 
@@ -24,22 +25,39 @@ def print_catalog() -> None:
         table.add_row(name, about)
     table.add_row("", "")
     for name, entry in BUILT_IN.items():
-        table.add_row(name, f"{entry.about}; sizes: {', '.join(f'{name}:{s}' for s in entry.sizes)} (the first is the default)")
-    table.add_row("FILE.py:FUNCTION", "your own: a function that returns paralab.Workload(model=…, data=…, loss=…)")
+        table.add_row(
+            name,
+            f"{entry.about}; sizes: {', '.join(f'{name}:{s}' for s in entry.sizes)} (the first is the default)",
+        )
+    table.add_row(
+        "FILE.py:FUNCTION",
+        "your own: a function that returns paralab.Workload(model=…, data=…, loss=…)",
+    )
     show_table(table)
 
 
 def print_environment(found: dict[str, Any]) -> None:
     machine = found["machine"]
     table = fact_table()
-    table.add_row("cpu", f"{machine['cpu']}, {machine['cores']} usable cores, {size(machine['memory_bytes'])} memory")
+    table.add_row(
+        "cpu",
+        f"{machine['cpu']}, {machine['cores']} usable cores, {size(machine['memory_bytes'])} memory",
+    )
     if machine["gpus"]:
         for number, gpu in enumerate(machine["gpus"]):
             capability = ".".join(map(str, gpu["capability"]))
-            table.add_row(f"cuda:{number}", f"{gpu['name']}, {size(gpu['memory_bytes'])}, compute capability {capability}")
+            table.add_row(
+                f"cuda:{number}",
+                f"{gpu['name']}, {size(gpu['memory_bytes'])}, compute capability {capability}",
+            )
     else:
-        table.add_row("gpu", f"none: {machine['no_gpu_reason']}; devices are shares of the CPU's cores")
-    table.add_row("versions", f"Python {machine['python']}, torch {machine['torch']}, CUDA {machine['cuda'] or 'none'}")
+        table.add_row(
+            "gpu", f"none: {machine['no_gpu_reason']}; devices are shares of the CPU's cores"
+        )
+    table.add_row(
+        "versions",
+        f"Python {machine['python']}, torch {machine['torch']}, CUDA {machine['cuda'] or 'none'}",
+    )
     for name, state in found["backends"].items():
         table.add_row(name, state)
     for name, where in found["precisions"].items():

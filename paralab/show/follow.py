@@ -1,4 +1,5 @@
-"""Follows a run through its event files while it trains: what every rank has done so far, as plain numbers for whoever draws them.
+"""Follows a run through its event files while it trains: what every rank has done so far, as plain
+numbers for whoever draws them.
 
 Shares and times are those of the last `RECENT_STEPS` steps. What is not known (yet) is None.
 """
@@ -12,19 +13,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from paralab.analyse.intervals import length
 from paralab.analyse.metrics import COLLECTIVES
+from paralab.analyse.time_intervals import length
 from paralab.plan.plan import Plan, RankPlan
 from paralab.record.folder import RunFolder
 from paralab.record.reader import Event, Tail, is_complete
 
 RECENT_STEPS = 20
 WORK = ("forward", "backward")
-REPLICA_WORK = ("replica_forward", "replica_backward")  # inside `forward` and `backward`, which then wait for all replicas
+REPLICA_WORK = (
+    "replica_forward",
+    "replica_backward",
+)  # inside `forward` and `backward`, which then wait for all replicas
 
 
 class Share(NamedTuple):
-    """A load between 0 and 1 (more where a process takes more cores than its own), and what it was measured with."""
+    """A load between 0 and 1 (more where a process takes more cores than its own), and what it was
+    measured with."""
 
     value: float
     measure: str
@@ -40,7 +45,8 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """A finished step of one rank, and the details that were kept of it: not of every step in a long run."""
+    """A finished step of one rank, and the details that were kept of it: not of every step in a
+    long run."""
 
     event: Event
     details: list[Event]
@@ -50,7 +56,11 @@ class Step:
         return float(self.event["end"] - self.event["start"])
 
     def covered_by(self, names: Iterable[str], device: str | None = None) -> float:
-        chosen = (e for e in self.details if e["event"] in names and (device is None or e.get("device") == device))
+        chosen = (
+            e
+            for e in self.details
+            if e["event"] in names and (device is None or e.get("device") == device)
+        )
         return length((event["start"], event["end"]) for event in chosen)
 
 
@@ -95,7 +105,11 @@ class RankProgress:
     @property
     def data_seconds(self) -> float | None:
         """Loading per step: the rank waits for it."""
-        return statistics.median(step.covered_by(("data",)) for step in self._recent) if self._recent else None
+        return (
+            statistics.median(step.covered_by(("data",)) for step in self._recent)
+            if self._recent
+            else None
+        )
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -107,17 +121,23 @@ class RankProgress:
 
     @property
     def communication_share(self) -> float | None:
-        """The part of a step in which a collective was under way, hidden behind the backward pass or not."""
+        """The part of a step in which a collective was under way, hidden behind the backward pass
+        or not."""
         return self._share_of_steps(lambda step: step.covered_by(COLLECTIVES))
 
     def load_of(self, device: str) -> Share | None:
-        """As the driver or the system saw it; else the part of a step in which the device ran a pass."""
+        """As the driver or the system saw it; else the part of a step in which the device ran a
+        pass."""
         seen = self._seen(device).get("utilization")
         if seen is not None:
             return Share(seen, "GPU load")
         if self.load and self._is_the_process(device) and self.load.get("cpu_share") is not None:
             return Share(self.load["cpu_share"] / self.threads_per_device, "CPU load")
-        names = REPLICA_WORK if any(e["event"] in REPLICA_WORK for step in self._recent for e in step.details) else WORK
+        names = (
+            REPLICA_WORK
+            if any(e["event"] in REPLICA_WORK for step in self._recent for e in step.details)
+            else WORK
+        )
         busy = self._share_of_steps(lambda step: step.covered_by(names, device))
         return None if busy is None else Share(busy, "busy")
 
@@ -127,7 +147,8 @@ class RankProgress:
         return statistics.mean(loads) if loads else None
 
     def memory_of(self, device: str) -> Held | None:
-        """What the process holds where it is the device; else what the allocator or our count says."""
+        """What the process holds where it is the device; else what the allocator or our count
+        says."""
         capacity, event = self._capacity(device), self._memory.get(device)
         if device.startswith("cuda"):
             allocated = self._seen(device).get("allocated_bytes")
@@ -142,7 +163,8 @@ class RankProgress:
         return Held(event["bytes"], capacity, "tensors") if event else None
 
     def _is_the_process(self, device: str) -> bool:
-        """A CPU device that has a process to itself: what the system says of the process is true of the device."""
+        """A CPU device that has a process to itself: what the system says of the process is true of
+        the device."""
         return not device.startswith("cuda") and len(self.devices) == 1
 
     def _seen(self, device: str) -> dict[str, Any]:
@@ -152,11 +174,19 @@ class RankProgress:
     def _capacity(self, device: str) -> int | None:
         kind, _, number = device.partition(":")
         gpus, host_bytes = self.machine["gpus"], self.machine["memory_bytes"]
-        found: int | None = host_bytes if kind != "cuda" else gpus[int(number)]["memory_bytes"] if int(number) < len(gpus) else None
+        found: int | None = (
+            host_bytes
+            if kind != "cuda"
+            else gpus[int(number)]["memory_bytes"]
+            if int(number) < len(gpus)
+            else None
+        )
         return found
 
     def _share_of_steps(self, part: Callable[[Step], float]) -> float | None:
-        detailed = [step for step in self._recent if any(event["event"] != "data" for event in step.details)]
+        detailed = [
+            step for step in self._recent if any(event["event"] != "data" for event in step.details)
+        ]
         together = sum(step.seconds for step in detailed)
         return sum(part(step) for step in detailed) / together if together else None
 
@@ -167,7 +197,9 @@ class Follower:
     def __init__(self, plan: Plan, folder: RunFolder) -> None:
         self.plan = plan
         self.machine: dict[str, Any] = json.loads(folder.manifest_path.read_text())["machine"]
-        self.ranks = [RankProgress(rank, plan.threads_per_device, self.machine) for rank in plan.ranks]
+        self.ranks = [
+            RankProgress(rank, plan.threads_per_device, self.machine) for rank in plan.ranks
+        ]
         self.losses: list[float] = []  # of the steps that all ranks have finished
         self._tails = [Tail(folder.events / f"rank{rank.rank}.jsonl") for rank in plan.ranks]
         self._first_start, self._last_end = float("inf"), 0.0
@@ -198,7 +230,11 @@ class Follower:
 
     @property
     def samples_per_second(self) -> float | None:
-        return self.done * self.plan.batch_size / (self._last_end - self._first_start) if self.done else None
+        return (
+            self.done * self.plan.batch_size / (self._last_end - self._first_start)
+            if self.done
+            else None
+        )
 
     @property
     def seconds_left(self) -> float | None:
@@ -208,5 +244,9 @@ class Follower:
     @property
     def cores_used(self) -> float | None:
         """Of the host, by all ranks together."""
-        shares = [rank.load["cpu_share"] for rank in self.ranks if rank.load and rank.load.get("cpu_share") is not None]
+        shares = [
+            rank.load["cpu_share"]
+            for rank in self.ranks
+            if rank.load and rank.load.get("cpu_share") is not None
+        ]
         return sum(shares) if len(shares) == len(self.ranks) else None

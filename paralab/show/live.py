@@ -1,7 +1,8 @@
-"""The live view: how far the run is, and what every rank and device is doing, redrawn in place while it trains.
+"""The live view: how far the run is, and what every rank and device is doing, redrawn in place
+while it trains.
 
-Numbers come first and colours second: bars are characters, so that the view reads the same without colours, and columns make
-room for one another where the terminal is narrow.
+Numbers come first and colours second: bars are characters, so that the view reads the same without
+colours, and columns make room for one another where the terminal is narrow.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from paralab.units import rate, seconds, size
 REDRAW_SECONDS = 0.25  # at most four times a second: it is read by people
 UNKNOWN = "–"
 BLOCKS = "▁▂▃▄▅▆▇█"
-WIDE, MEDIUM, NARROW = 112, 76, 66  # columns of the terminal from which on there is room for: all, bars for memory, samples
+WIDE, MEDIUM, NARROW = (
+    112,
+    76,
+    66,
+)  # columns of the terminal from which on there is room for: all, bars for memory, samples
 
 
 class LiveView:
@@ -41,7 +46,8 @@ class LiveView:
             self.live.refresh()
 
     def stop(self) -> None:
-        """Leaves the last frame, with what the ranks wrote while they ended, and the cursor as it was."""
+        """Leaves the last frame, with what the ranks wrote while they ended, and the cursor as it
+        was."""
         self.follower.poll()
         self.live.stop()
 
@@ -58,7 +64,9 @@ def _header(follower: Follower, elapsed_seconds: float, width: int) -> list[Text
     plan, done = follower.plan, follower.done
     left = follower.seconds_left
     cells = 30 if width >= WIDE else 16 if width >= MEDIUM else 10
-    what = Text.assemble((plan.title(), "bold"), " · ", plan.workload.rpartition("/")[2], " · ", plan.precision)
+    what = Text.assemble(
+        (plan.title(), "bold"), " · ", plan.workload.rpartition("/")[2], " · ", plan.precision
+    )
     far = Text.assemble(
         *_bar(done / plan.num_steps, cells, "cyan"),
         f" step {done}/{plan.num_steps} · {seconds(elapsed_seconds)} elapsed",
@@ -82,7 +90,10 @@ def _table(follower: Follower, width: int) -> Table:
     held = [rank.memory_of(device) for rank, device in rows]
     load_name = _common([load.measure for load in loads if load], "load")
     memory_name = _common([memory.measure for memory in held if memory], "memory")
-    own = {rank.plan.rank: _of_rank(rank, width, with_communication=len(follower.ranks) > 1) for rank in follower.ranks}
+    own = {
+        rank.plan.rank: _of_rank(rank, width, with_communication=len(follower.ranks) > 1)
+        for rank in follower.ranks
+    }
     names = list(own[0])
     table = plain_table("rank", "device", load_name, memory_name, *names, right=("rank", *names))
     table.padding = (0, 2 if width >= MEDIUM else 1, 0, 0)
@@ -98,7 +109,9 @@ def _table(follower: Follower, width: int) -> Table:
 def _of_rank(rank: RankProgress, width: int, with_communication: bool) -> dict[str, str]:
     """Column -> what stands in it: the numbers of the process, not of a device."""
     share = rank.communication_share
-    communication = {"communication" if width >= WIDE else "comm.": UNKNOWN if share is None else f"{share:.0%}"}
+    communication = {
+        "communication" if width >= WIDE else "comm.": UNKNOWN if share is None else f"{share:.0%}"
+    }
     return {
         "step": _time(rank.step_seconds),
         **(communication if with_communication else {}),
@@ -114,7 +127,10 @@ def _common(measures: list[str], otherwise: str) -> str:
 def _load(load: Share | None, width: int) -> Text:
     if load is None:
         return Text(UNKNOWN)
-    return Text.assemble(*_bar(load.value, 12 if width >= WIDE else 6 if width >= MEDIUM else 4, "green"), f" {load.value:4.0%}")
+    return Text.assemble(
+        *_bar(load.value, 12 if width >= WIDE else 6 if width >= MEDIUM else 4, "green"),
+        f" {load.value:4.0%}",
+    )
 
 
 def _memory(memory: Held | None, width: int) -> Text:
@@ -134,19 +150,26 @@ def _bar(share: float, cells: int, colour: str) -> tuple[tuple[str, str], tuple[
 
 
 def sparkline(values: Sequence[float], cells: int) -> str:
-    """The whole run in so many characters, each the mean of its part; what is not finite leaves a gap.
+    """The whole run in so many characters, each the mean of its part; what is not finite leaves a
+    gap.
 
     [4, 3, 2, 1] in 4 cells  ->  █▆▃▁
     """
     cells = min(cells, len(values))
     edges = [len(values) * cell // cells for cell in range(cells + 1)] if cells else []
-    parts = [[value for value in values[start:stop] if math.isfinite(value)] for start, stop in pairwise(edges)]
+    parts = [
+        [value for value in values[start:stop] if math.isfinite(value)]
+        for start, stop in pairwise(edges)
+    ]
     means = [sum(part) / len(part) if part else None for part in parts]
     known = [mean for mean in means if mean is not None]
     if not known:
         return ""
     low, spread = min(known), max(known) - min(known)
-    heights = [None if m is None else round((m - low) / spread * (len(BLOCKS) - 1)) if spread else 0 for m in means]
+    heights = [
+        None if m is None else round((m - low) / spread * (len(BLOCKS) - 1)) if spread else 0
+        for m in means
+    ]
     return "".join(" " if height is None else BLOCKS[height] for height in heights)
 
 

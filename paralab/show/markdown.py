@@ -1,6 +1,8 @@
-"""A document as Markdown: a lab sheet to hand in, or to paste into an issue. Tables and answers; pictures are for the page.
+"""A document as Markdown: a lab sheet to hand in, or to paste into an issue. Tables and answers;
+pictures are for the page.
 
-What is in a document may come from a foreign run folder, so all of it is escaped: no HTML, no links, one line per text.
+What is in a document may come from a foreign run folder, so all of it is escaped: no HTML, no
+links, one line per text.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from paralab.analyse.blocks import Answer, Document, Table
 from paralab.show.page import cell_words, numeric_columns
 from paralab.show.visible import visible
 
-# Entities, because a backslash before one of ours would undo a backslash. What is not a tag, a cell or a link needs none.
+# Entities, because a backslash before one of ours would undo a backslash. What is not a tag, a cell
+# or a link needs none.
 UNSAFE = re.compile(r"<|\||\](?=[(\[:])")
 
 
@@ -22,7 +25,9 @@ def as_markdown(document: Document) -> str:
         blocks = [block for block in section.blocks if isinstance(block, Table | Answer)]
         if not blocks:
             continue
-        lines += ["", f"## {safe(section.title)}", ""] + ([safe(section.text), ""] if section.text else [])
+        lines += ["", f"## {safe(section.title)}", ""] + (
+            [safe(section.text), ""] if section.text else []
+        )
         for block in blocks:
             lines += _table(block) if isinstance(block, Table) else _answer(block)
     lines += ["", "## What these numbers depend on", ""]
@@ -31,14 +36,19 @@ def as_markdown(document: Document) -> str:
 
 
 def safe(text: str) -> str:
-    return UNSAFE.sub(lambda found: f"&#{ord(found[0])};", visible(" ".join(str(text).splitlines())))
+    return UNSAFE.sub(
+        lambda found: f"&#{ord(found[0])};", visible(" ".join(str(text).splitlines()))
+    )
 
 
 def _table(table: Table) -> list[str]:
     align = ["---:" if numeric else "---" for numeric in numeric_columns(table)]
     rows = [[safe(cell_words(cell)) for cell in row] for row in table.rows]
     lines = [_row([safe(column) for column in table.columns]), _row(align), *map(_row, rows)]
-    title, note = ([f"**{safe(table.title)}**", ""] if table.title else []), (["", safe(table.note)] if table.note else [])
+    title, note = (
+        ([f"**{safe(table.title)}**", ""] if table.title else []),
+        (["", safe(table.note)] if table.note else []),
+    )
     return title + lines + note + [""]
 
 

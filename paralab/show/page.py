@@ -1,7 +1,9 @@
-"""The page: one HTML file with everything in it, which opens from a disk, a mail or a web server alike and asks no network.
+"""The page: one HTML file with everything in it, which opens from a disk, a mail or a web server
+alike and asks no network.
 
-The document's JSON stands in the page once; the script shows a block's part of it on demand. Tables, answers and pictures are
-written here already, so they are there without scripts, on paper, and for whoever reads the source.
+The document's JSON stands in the page once; the script shows a block's part of it on demand.
+Tables, answers and pictures are written here already, so they are there without scripts, on paper,
+and for whoever reads the source.
 """
 
 from __future__ import annotations
@@ -17,14 +19,25 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from paralab.analyse.blocks import Bars, Block, Cell, Distribution, Document, Lines, Schedule, Split, Table, Timeline
-from paralab.analyse.reading import document_of
+from paralab.analyse.blocks import (
+    Bars,
+    Block,
+    Cell,
+    Distribution,
+    Document,
+    Lines,
+    Schedule,
+    Split,
+    Table,
+    Timeline,
+)
 from paralab.errors import ParalabError
 from paralab.show.chart_bars import draw_bars, draw_distribution
 from paralab.show.chart_lines import draw_lines, lines_legend
 from paralab.show.chart_schedule import draw_schedule, schedule_legend
 from paralab.show.chart_split import draw_split
 from paralab.show.chart_timeline import draw_timeline, timeline_legend
+from paralab.show.open_folder import document_of
 from paralab.show.palette import textures
 from paralab.show.svg import NARROW, WIDE
 from paralab.show.visible import visible
@@ -45,14 +58,22 @@ FINDINGS = {
     "warning": "Warning",
     "same": "Same training",
 }
-UNITS = {"seconds": "seconds", "bytes": "bytes", "share": "share"}  # the last word of an evidence's name tells its unit
+UNITS = {
+    "seconds": "seconds",
+    "bytes": "bytes",
+    "share": "share",
+}  # the last word of an evidence's name tells its unit
 MOST_LISTED = 12  # of a list of numbers in an evidence; the block's JSON has all
 
 
 def render(document: Document) -> str:
     """The whole page. The same document gives the same bytes."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(prose=prose, value=value_json, words=cell_words, evidence=evidence, numeric=numeric_columns)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(
+        prose=prose, value=value_json, words=cell_words, evidence=evidence, numeric=numeric_columns
+    )
     page = environment.from_string(_file("page.html.j2")).render(
         document=document,
         css=Markup(_file("page.css")),
@@ -74,7 +95,10 @@ def write_report(folder: Path, document: Document | None = None) -> Path:
         beside.replace(page)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise ParalabError(f"{page} cannot be written: {error.strerror}.", cure=f"paralab show {folder} --report FILE") from error
+        raise ParalabError(
+            f"{page} cannot be written: {error.strerror}.",
+            fix=f"paralab show {folder} --report FILE",
+        ) from error
     return page
 
 
@@ -83,23 +107,33 @@ def _file(name: str) -> str:
 
 
 def draw(block: Block, name: str) -> Markup:
-    """A picture with its legend. All but the timeline, which the script fits to its place, are drawn for a desk and for a phone."""
+    """A picture with its legend. All but the timeline, which the script fits to its place, are
+    drawn for a desk and for a phone."""
     if isinstance(block, Timeline):
         return Markup(timeline_legend(block) + draw_timeline(block, name))
     wide, narrow = (DRAW[type(block)](block, f"{name}-{width}", width) for width in (WIDE, NARROW))
     if "<svg" not in wide:  # it only says that there is nothing to draw
         return Markup(wide)
-    key = lines_legend(block) if isinstance(block, Lines) else schedule_legend(block) if isinstance(block, Schedule) else ""
+    key = (
+        lines_legend(block)
+        if isinstance(block, Lines)
+        else schedule_legend(block)
+        if isinstance(block, Schedule)
+        else ""
+    )
     return Markup(key + wide + narrow)
 
 
 def embedded(value: Any) -> str:
     """JSON that may stand in a script element: no `<`, so nothing in it can end the element."""
-    return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return json.dumps(
+        plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False
+    ).replace("<", "\\u003c")
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold. A number that is not finite is not known; anything unforeseen is told in words."""
+    """What JSON can hold. A number that is not finite is not known; anything unforeseen is told in
+    words."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -121,11 +155,17 @@ def cell_words(cell: Cell) -> str:
 
 
 def numeric_columns(table: Table) -> list[bool]:
-    """Whether a column holds numbers, and is set to the right: it has at least one, and nothing else but unknowns."""
-    columns = [[row[n].value for row in table.rows if n < len(row)] for n in range(len(table.columns))]
+    """Whether a column holds numbers, and is set to the right: it has at least one, and nothing
+    else but unknowns."""
+    columns = [
+        [row[n].value for row in table.rows if n < len(row)] for n in range(len(table.columns))
+    ]
     return [
         any(value is not None for value in column)
-        and all(value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)) for value in column)
+        and all(
+            value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+            for value in column
+        )
         for column in columns
     ]
 
@@ -136,8 +176,13 @@ def prose(words: str) -> Markup:
 
 
 def evidence(numbers: dict[str, Any]) -> Markup:
-    """Names and numbers of an evidence, nested ones indented. The exact number is in `data-value`."""
-    return Markup("<dl>") + Markup("").join(_item(str(name), value) for name, value in numbers.items()) + Markup("</dl>")
+    """Names and numbers of an evidence, nested ones indented. The exact number is in
+    `data-value`."""
+    return (
+        Markup("<dl>")
+        + Markup("").join(_item(str(name), value) for name, value in numbers.items())
+        + Markup("</dl>")
+    )
 
 
 def _item(name: str, value: Any) -> Markup:
@@ -145,10 +190,16 @@ def _item(name: str, value: Any) -> Markup:
         shown: Markup | str = evidence(value)
     elif isinstance(value, (list, tuple)):
         more = f", … ({len(value)} in all)" if len(value) > MOST_LISTED else ""
-        shown = ", ".join(_words(name, item) for item in value[:MOST_LISTED]) + more if value else "none"
+        shown = (
+            ", ".join(_words(name, item) for item in value[:MOST_LISTED]) + more
+            if value
+            else "none"
+        )
     else:
         shown = _words(name, value)
-    return Markup('<dt>{}</dt><dd data-value="{}">{}</dd>').format(name, json.dumps(plain(value), ensure_ascii=False), shown)
+    return Markup('<dt>{}</dt><dd data-value="{}">{}</dd>').format(
+        name, json.dumps(plain(value), ensure_ascii=False), shown
+    )
 
 
 def _words(name: str, value: Any) -> str:
@@ -157,8 +208,16 @@ def _words(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (int, float)):
-        return str(value) if isinstance(value, int) and _unit(name) == "number" else measure(value, _unit(name))
-    return json.dumps(plain(value), ensure_ascii=False) if isinstance(value, (dict, list, tuple)) else str(value)
+        return (
+            str(value)
+            if isinstance(value, int) and _unit(name) == "number"
+            else measure(value, _unit(name))
+        )
+    return (
+        json.dumps(plain(value), ensure_ascii=False)
+        if isinstance(value, (dict, list, tuple))
+        else str(value)
+    )
 
 
 def _unit(name: str) -> str:

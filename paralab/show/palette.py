@@ -1,7 +1,9 @@
-"""What the kinds of work look like, the same in every picture: a colour of the style sheet and a texture.
+"""What the kinds of work look like, the same in every picture: a colour of the style sheet and a
+texture.
 
-The texture carries the kind where colour does not: computing is plain or faintly striped, communication is striped, waiting is
-dotted, and what nothing hides is hatched in the warning colour.
+The texture carries the kind where colour does not: computing is plain or faintly striped,
+communication is striped, waiting is dotted, and what nothing hides is hatched in the warning
+colour.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ LEGEND = {
     "forward": ("forward", "plain"),
     "backward": ("backward", "slope"),
     "weights": ("backward, of the weights alone", "across"),
-    "optimizer": ("optimiser", "plain"),
+    "optimizer": ("optimizer", "plain"),
     "data": ("data", "across"),
     "all_reduce": ("all-reduce", "rise"),
     "all_gather": ("all-gather", "down"),
@@ -47,8 +49,16 @@ def fill(kind: str) -> str:
 
 
 def textures() -> str:
-    """All paints, once per page, in a picture that is there but has no size: one that is not displayed would not paint."""
-    return element("svg", element("defs", *map(_texture, LEGEND)), class_="paints", aria_hidden="true", width=0, height=0)
+    """All paints, once per page, in a picture that is there but has no size: one that is not
+    displayed would not paint."""
+    return element(
+        "svg",
+        element("defs", *map(_texture, LEGEND)),
+        class_="paints",
+        aria_hidden="true",
+        width=0,
+        height=0,
+    )
 
 
 def _texture(kind: str) -> str:
@@ -71,5 +81,7 @@ def _texture(kind: str) -> str:
 
 def swatch(kind: str) -> tuple[str, str]:
     """A legend's entry: a piece of the paint, and the kind's name."""
-    box = element("rect", class_=f"span is-{kind}", x=0.5, y=0.5, width=25, height=11, rx=2, fill=fill(kind))
+    box = element(
+        "rect", class_=f"span is-{kind}", x=0.5, y=0.5, width=25, height=11, rx=2, fill=fill(kind)
+    )
     return box, LEGEND[kind][0]

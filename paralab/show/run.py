@@ -1,4 +1,5 @@
-"""A run in the terminal: the plan as a sentence and a table before it, and what it cost after it."""
+"""A run in the terminal: the plan as a sentence and a table before it, and what it cost after
+it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from paralab.analyse.wording import collectives
+from paralab.analyse.phrases import collectives
 from paralab.plan.plan import Plan
 from paralab.plan.stages import stage_loads
 from paralab.show.console import console, fact_table, plain_table, show_table
@@ -16,7 +17,11 @@ from paralab.units import count, plural, rate, seconds, size
 
 def print_sentence(plan: Plan, workload: str) -> None:
     """What will happen, as a sentence, with what is virtual, shared or different."""
-    devices = "virtual devices" if any(d.virtual for rank in plan.ranks for d in rank.devices) else "devices"
+    devices = (
+        "virtual devices"
+        if any(d.virtual for rank in plan.ranks for d in rank.devices)
+        else "devices"
+    )
     console.print(
         f"[bold]{plan.title()}[/] trains [bold]{escape(workload)}[/] for {plural(plan.num_steps, 'step')} in {plan.precision} "
         f"on {plan.num_devices} {devices if plan.num_devices > 1 else 'device'}: {plan.arithmetic}"
@@ -24,20 +29,35 @@ def print_sentence(plan: Plan, workload: str) -> None:
     for remark in plan.remarks:
         console.print(f"[yellow]note:[/] {escape(remark)}", soft_wrap=True)
     for difference in plan.differences if plan.strategy != "single" else ():
-        console.print(f"[yellow]may differ from one device:[/] {escape(difference)}", soft_wrap=True)
+        console.print(
+            f"[yellow]may differ from one device:[/] {escape(difference)}", soft_wrap=True
+        )
 
 
 def print_ranks(plan: Plan, pids: dict[int, int] | None = None) -> None:
-    """Who does what: one line per rank and device. The process numbers are known when the ranks have started."""
+    """Who does what: one line per rank and device. The process numbers are known when the ranks
+    have started."""
     process = ("pid",) if pids else ()
     right = ("rank", "local rank", "pid", "samples per step")
     nodes = ("node",) if any(rank.node for rank in plan.ranks) else ()
-    table = plain_table("rank", "local rank", *nodes, *process, "device", "holds", "samples per step", right=right)
+    table = plain_table(
+        "rank", "local rank", *nodes, *process, "device", "holds", "samples per step", right=right
+    )
     for rank in plan.ranks:
-        who = [str(rank.rank), str(rank.local_rank), *([rank.node] if nodes else []), *([str(pids[rank.rank])] if pids else [])]
+        who = [
+            str(rank.rank),
+            str(rank.local_rank),
+            *([rank.node] if nodes else []),
+            *([str(pids[rank.rank])] if pids else []),
+        ]
         for number, device in enumerate(rank.devices):
             mark = " (virtual)" if device.virtual else " (shared)" if device.shared else ""
-            table.add_row(*(who if number == 0 else [""] * len(who)), device.name + mark, device.role, str(rank.split[number]))
+            table.add_row(
+                *(who if number == 0 else [""] * len(who)),
+                device.name + mark,
+                device.role,
+                str(rank.split[number]),
+            )
     show_table(table)
 
 
@@ -46,16 +66,31 @@ def print_stages(plan: Plan) -> None:
     loads = stage_loads(plan)
     if not loads:
         return
-    columns = ("stage", "layers", "time", "share", "parameters", "gradients", "optimiser", "activations", "micro-batches kept")
+    columns = (
+        "stage",
+        "layers",
+        "time",
+        "share",
+        "parameters",
+        "gradients",
+        "optimizer",
+        "activations",
+        "micro-batches kept",
+    )
     table = plain_table(*columns, right=columns)
     for load in loads:
         sizes = [load.parameters, load.gradients, load.optimizer, load.activations]
         words = ["unknown" if number is None else size(number) for number in sizes]
         time = [seconds(load.seconds), f"{load.share:.0%}"]
-        table.add_row(str(load.stage), str(load.layers), *time, *words, str(load.micro_batches_kept))
+        table.add_row(
+            str(load.stage), str(load.layers), *time, *words, str(load.micro_batches_kept)
+        )
     console.print()
     show_table(table)
-    console.print("Time of forward and backward as measured on one device; memory as estimated, in fp32.", style="dim")
+    console.print(
+        "Time of forward and backward as measured on one device; memory as estimated, in fp32.",
+        style="dim",
+    )
 
 
 def print_reasons(plan: Plan) -> None:
@@ -70,16 +105,28 @@ def print_result(result: dict[str, Any], show: tuple[str, ...]) -> None:
     """What the run cost."""
     if "splits" in show:
         for split in result["splits"]:
-            virtual = "" if split["device"] == split["physical"] else f" (virtual: {split['physical']})"
+            virtual = (
+                "" if split["device"] == split["physical"] else f" (virtual: {split['physical']})"
+            )
             shape = f"torch.Size({split['shape']})"
-            console.print(f"Inside model on device {split['device']}{virtual}, shape: {shape}", markup=False)
+            console.print(
+                f"Inside model on device {split['device']}{virtual}, shape: {shape}", markup=False
+            )
     times = result["step_seconds"]
     table = fact_table()
     losses = [loss for loss in result["losses"] if loss is not None]
     table.add_row("loss", f"{losses[0]:.4f} → {losses[-1]:.4f}" if losses else "not finite")
-    spread = f"{seconds(times['median'])} (p10 {seconds(times['p10'])}, p90 {seconds(times['p90'])})"
-    shared = "; [yellow]the devices share cores[/]" if any("share cores" in remark for remark in result["remarks"]) else ""
-    table.add_row("step time", f"{spread}, {plural(result['warm_up_steps'], 'warm-up step')} left out{shared}")
+    spread = (
+        f"{seconds(times['median'])} (p10 {seconds(times['p10'])}, p90 {seconds(times['p90'])})"
+    )
+    shared = (
+        "; [yellow]the devices share cores[/]"
+        if any("share cores" in remark for remark in result["remarks"])
+        else ""
+    )
+    table.add_row(
+        "step time", f"{spread}, {plural(result['warm_up_steps'], 'warm-up step')} left out{shared}"
+    )
     table.add_row(
         "total time",
         f"{seconds(result['total_seconds'])} training, {seconds(result['wall_seconds'])} with the start of the processes",
@@ -92,33 +139,50 @@ def print_result(result: dict[str, Any], show: tuple[str, ...]) -> None:
         table.add_row(f"memory {memory['device']}", f"{size(memory['bytes'])} {how} {parts}")
     if said := collectives(result):
         together = size(result["bytes_per_step"])
-        table.add_row("synchronisation", f"{said}, {together} together, per optimiser step and rank")
+        table.add_row(
+            "synchronization", f"{said}, {together} together, per optimizer step and rank"
+        )
     else:
-        one = "one replica" if result["grid"]["replicas"] == 1 and len(result["ranks"]) > 1 else "one process"
-        table.add_row("synchronisation", f"no all-reduce: {one}")
+        one = (
+            "one replica"
+            if result["grid"]["replicas"] == 1 and len(result["ranks"]) > 1
+            else "one process"
+        )
+        table.add_row("synchronization", f"no all-reduce: {one}")
     for what, words in metric_lines(result):
         table.add_row(what, words)
     if saves := result["saves"]:
         each = f"{plural(saves['number'], 'checkpoint')}, the last one {escape(saves['last'])}"
-        table.add_row("saved", f"{each}; a save holds the training up for {seconds(saves['blocked_seconds'])}")
+        table.add_row(
+            "saved", f"{each}; a save holds the training up for {seconds(saves['blocked_seconds'])}"
+        )
     table.add_row("run folder", escape(result["run_folder"]))
     show_table(table)
-    for warning in result["warnings"][len(result["remarks"]) :]:  # the plan's remarks stand above already
+    for warning in result["warnings"][
+        len(result["remarks"]) :
+    ]:  # the plan's remarks stand above already
         console.print(f"[yellow]note:[/] {escape(warning)}", soft_wrap=True)
 
 
 def metric_lines(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Where the time of a step went, as far as it was measured; docs/metrics.md defines the numbers."""
+    """Where the time of a step went, as far as it was measured; docs/metrics.md defines the
+    numbers."""
     metrics = result["metrics"]
     if metrics["communication_seconds"]:
         hidden = f"{metrics['overlap']:.0%} of it behind computing"
         exposed = f"{seconds(metrics['exposed_communication_seconds'])} exposed ({metrics['exposed_share']:.0%})"
         share = f"{metrics['communication_share']:.0%} of the step"
         rule = "" if metrics["keeps_rule"] else ", over the 10 % rule"
-        yield "communication", f"{seconds(metrics['communication_seconds'])}, {share}{rule}; {hidden}, {exposed}"
+        yield (
+            "communication",
+            f"{seconds(metrics['communication_seconds'])}, {share}{rule}; {hidden}, {exposed}",
+        )
     if metrics["straggler"]:
         late = metrics["straggler"]
-        yield "straggler", f"[yellow]rank {late['rank']}: the others wait {late['share_of_step']:.0%} of the step for it[/]"
+        yield (
+            "straggler",
+            f"[yellow]rank {late['rank']}: the others wait {late['share_of_step']:.0%} of the step for it[/]",
+        )
     if metrics["bubble"]:
         yield (
             "bubble",
@@ -128,5 +192,9 @@ def metric_lines(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "balance", f"device 0 is {metrics['balance']:.2f} times as busy as the others"
     flops = metrics["flops"]
     if flops["per_second"]:
-        peak = "" if flops["share_of_peak"] is None else f", {flops['share_of_peak']:.0%} of the devices' peak"
+        peak = (
+            ""
+            if flops["share_of_peak"] is None
+            else f", {flops['share_of_peak']:.0%} of the devices' peak"
+        )
         yield "model FLOP/s", f"{count(flops['per_second'])}{peak}"

@@ -1,4 +1,5 @@
-"""What the terminal shows while a run trains: a bar, or the live view; where there is no terminal, a line per tenth of the run."""
+"""What the terminal shows while a run trains: a bar, or the live view; where there is no terminal,
+a line per tenth of the run."""
 
 from __future__ import annotations
 
@@ -27,12 +28,15 @@ class Screen:
     def __init__(self, show: tuple[str, ...], live: bool = False, looking: bool = True) -> None:
         self.show, self.live = show, live
         self.view: View | None = None
-        self.looking = errors.status("looking at the machine and the workload")  # shown in a terminal alone
+        self.looking = errors.status(
+            "looking at the machine and the workload"
+        )  # shown in a terminal alone
         if looking:
             self.looking.start()
 
     def watch(self, plan: Plan, folder: RunFolder) -> Callable[[], None]:
-        """Print what will happen; return what is to be called while it does. Again for a job that Slurm starts again."""
+        """Print what will happen; return what is to be called while it does. Again for a job that
+        Slurm starts again."""
         self.close()
         self.view = None
         print_sentence(plan, plan.workload.rpartition("/")[2])
@@ -42,8 +46,17 @@ class Screen:
     def poll(self) -> None:
         for event in self.follower.poll():
             self._rank_started(event)
-        if self.view is None and self.follower.all_started:  # only now: what is printed beside a live view would break it
-            print_ranks(self.follower.plan, {rank.plan.rank: rank.started["pid"] for rank in self.follower.ranks if rank.started})
+        if (
+            self.view is None and self.follower.all_started
+        ):  # only now: what is printed beside a live view would break it
+            print_ranks(
+                self.follower.plan,
+                {
+                    rank.plan.rank: rank.started["pid"]
+                    for rank in self.follower.ranks
+                    if rank.started
+                },
+            )
             self.view = self._open()
         if self.view:
             self.view.update()
@@ -73,21 +86,29 @@ class Bar:
 
     def __init__(self, follower: Follower) -> None:
         self.follower = follower
-        columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        columns = (
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+        )
         self.progress = Progress(*columns, console=errors, transient=True)
         self.task = self.progress.add_task("", total=follower.plan.num_steps)
         self.progress.start()
 
     def update(self) -> None:
         if self.follower.done:
-            self.progress.update(self.task, completed=self.follower.done, description=_numbers(self.follower))
+            self.progress.update(
+                self.task, completed=self.follower.done, description=_numbers(self.follower)
+            )
 
     def stop(self) -> None:
         self.progress.stop()
 
 
 class Lines:
-    """A line per tenth of the run; with the load and the communication of every rank where the live view was asked for."""
+    """A line per tenth of the run; with the load and the communication of every rank where the live
+    view was asked for."""
 
     def __init__(self, follower: Follower, with_ranks: bool) -> None:
         self.follower, self.with_ranks, self.tenths = follower, with_ranks, 0

@@ -1,8 +1,8 @@
 """SVG written by hand: escaped elements, scales, axes with ticks at round numbers.
 
-The page needs six kinds of picture and no more, and it must open without a network, print, and be read aloud. Plain SVG does all of
-that in a few kilobytes; a chart library would bring megabytes and draw nothing where scripts are off. Colours are CSS variables of
-the page.
+The page needs six kinds of picture and no more, and it must open without a network, print, and be
+read aloud. Plain SVG does all of that in a few kilobytes; a chart library would bring megabytes and
+draw nothing where scripts are off. Colours are CSS variables of the page.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from html import escape
 
 CHARACTER_PX = 7.5  # mean advance of the pictures' 13 px text in a wide font; an estimate is enough to decide whether a label fits
 BOLD = 1.12  # how much wider bold text is
-WIDE, NARROW = 800, 330  # every picture is drawn for a desk and for a phone; the style sheet shows one of them
+WIDE, NARROW = (
+    800,
+    330,
+)  # every picture is drawn for a desk and for a phone; the style sheet shows one of them
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # distances between ticks that people read easily
 
 
@@ -25,7 +28,8 @@ def number(value: float) -> str:
 
 
 def element(name: str, *content: str, **attributes: str | float | None) -> str:
-    """`element("rect", class_="bar", x=0)`: content is markup already, attributes are escaped here, None leaves one out."""
+    """`element("rect", class_="bar", x=0)`: content is markup already, attributes are escaped here,
+    None leaves one out."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value) if isinstance(value, str) else number(value)}"'
         for key, value in attributes.items()
@@ -34,8 +38,16 @@ def element(name: str, *content: str, **attributes: str | float | None) -> str:
     return f"<{name}{written}>{''.join(content)}</{name}>" if content else f"<{name}{written}/>"
 
 
-def text(words: str, x: float, y: float, class_: str | None = None, anchor: str | None = None, tip: str = "") -> str:
-    """Words at a point. `tip` is what a reader gets who hovers them: the whole of a shortened label."""
+def text(
+    words: str,
+    x: float,
+    y: float,
+    class_: str | None = None,
+    anchor: str | None = None,
+    tip: str = "",
+) -> str:
+    """Words at a point. `tip` is what a reader gets who hovers them: the whole of a shortened
+    label."""
     title = element("title", escape(tip)) if tip else ""
     return element("text", title + escape(words), class_=class_, x=x, y=y, text_anchor=anchor)
 
@@ -51,9 +63,20 @@ def label(words: str, x: float, y: float, room: float, anchor: str = "end") -> s
     return text(short, x, y, "label", anchor, tip="" if short == words else words)
 
 
-def picture(name: str, title: str, description: str, width: float, height: float, *content: str, **attributes: str | None) -> str:
-    """A whole picture with its text alternative. `--w` lets the style sheet bound the scale, so that the text keeps its size."""
-    head = element("title", escape(title), id=f"{name}-title") + element("desc", escape(description), id=f"{name}-desc")
+def picture(
+    name: str,
+    title: str,
+    description: str,
+    width: float,
+    height: float,
+    *content: str,
+    **attributes: str | None,
+) -> str:
+    """A whole picture with its text alternative. `--w` lets the style sheet bound the scale, so
+    that the text keeps its size."""
+    head = element("title", escape(title), id=f"{name}-title") + element(
+        "desc", escape(description), id=f"{name}-desc"
+    )
     return element(
         "svg",
         head,
@@ -69,8 +92,12 @@ def picture(name: str, title: str, description: str, width: float, height: float
 
 
 def legend(entries: Iterable[tuple[str, str]]) -> str:
-    """(swatch, words) pairs, as HTML beside the picture: it wraps on a phone where a drawn one would be cut."""
-    items = (f'<li><svg viewBox="0 0 26 12" aria-hidden="true">{swatch}</svg>{escape(words)}</li>' for swatch, words in entries)
+    """(swatch, words) pairs, as HTML beside the picture: it wraps on a phone where a drawn one
+    would be cut."""
+    items = (
+        f'<li><svg viewBox="0 0 26 12" aria-hidden="true">{swatch}</svg>{escape(words)}</li>'
+        for swatch, words in entries
+    )
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
@@ -109,7 +136,8 @@ class Scale:
 
 @dataclass(frozen=True)
 class Axis:
-    """A scale with its ticks: (value, what is printed). `unit` is what the printed numbers are in."""
+    """A scale with its ticks: (value, what is printed). `unit` is what the printed numbers are
+    in."""
 
     scale: Scale
     ticks: tuple[tuple[float, str], ...]
@@ -120,7 +148,9 @@ def shown_unit(unit: str, largest: float) -> tuple[float, str]:
     """How many shown units one unit is, and the shown unit's name: 0.05 seconds are shown in ms."""
     if unit == "seconds":
         return next(
-            (factor, name) for factor, name in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")) if largest * factor >= 1 or name == "µs"
+            (factor, name)
+            for factor, name in ((1.0, "s"), (1e3, "ms"), (1e6, "µs"))
+            if largest * factor >= 1 or name == "µs"
         )
     if unit == "bytes":
         power = min(int(math.log(largest, 1024)), 4) if largest >= 1 else 0
@@ -130,8 +160,17 @@ def shown_unit(unit: str, largest: float) -> tuple[float, str]:
     return 1.0, "" if unit == "number" else unit
 
 
-def axis(values: Iterable[float], unit: str, start_px: float, end_px: float, *, from_zero: bool, about: int = 5) -> Axis:
-    """An axis that holds all values and ends at ticks. With no values at all it still is one, from 0 to 1."""
+def axis(
+    values: Iterable[float],
+    unit: str,
+    start_px: float,
+    end_px: float,
+    *,
+    from_zero: bool,
+    about: int = 5,
+) -> Axis:
+    """An axis that holds all values and ends at ticks. With no values at all it still is one, from
+    0 to 1."""
     found = list(values)
     low, high = (min(found), max(found)) if found else (0.0, 1.0)
     if from_zero:
@@ -147,7 +186,8 @@ def axis(values: Iterable[float], unit: str, start_px: float, end_px: float, *, 
 
 
 def log_axis(values: Iterable[float], start_px: float, end_px: float) -> Axis:
-    """A logarithmic axis with ticks at 1, 2, 5 times powers of ten, or at the powers alone where there are many."""
+    """A logarithmic axis with ticks at 1, 2, 5 times powers of ten, or at the powers alone where
+    there are many."""
     found = [value for value in values if value > 0]
     low, high = (min(found), max(found)) if found else (1.0, 10.0)
     if low == high:
@@ -165,18 +205,35 @@ def tick_text(value: float) -> str:
 
 def bottom_axis(x: Axis, top: float, bottom: float, name: str = "") -> str:
     """Grid lines, tick labels and the axis' name, below a plot."""
-    lines = (element("line", class_="grid", x1=x.scale(tick), x2=x.scale(tick), y1=top, y2=bottom) for tick, _ in x.ticks)
+    lines = (
+        element("line", class_="grid", x1=x.scale(tick), x2=x.scale(tick), y1=top, y2=bottom)
+        for tick, _ in x.ticks
+    )
     title = text(name, x.scale.end_px, bottom + 36, "axis-name", "end") if name else ""
-    return element("g", *lines, *(text(words, x.scale(tick), bottom + 18, "tick", "middle") for tick, words in with_unit(x)), title)
+    return element(
+        "g",
+        *lines,
+        *(
+            text(words, x.scale(tick), bottom + 18, "tick", "middle")
+            for tick, words in with_unit(x)
+        ),
+        title,
+    )
 
 
 def with_unit(x: Axis) -> list[tuple[float, str]]:
     """The ticks, the unit behind the last one: `0 20 40 60 ms`."""
-    return [(tick, f"{words} {x.unit}".rstrip() if tick == x.ticks[-1][0] else words) for tick, words in x.ticks]
+    return [
+        (tick, f"{words} {x.unit}".rstrip() if tick == x.ticks[-1][0] else words)
+        for tick, words in x.ticks
+    ]
 
 
 def left_axis(y: Axis, left: float, right: float, name: str = "") -> str:
-    lines = (element("line", class_="grid", x1=left, x2=right, y1=y.scale(tick), y2=y.scale(tick)) for tick, _ in y.ticks)
+    lines = (
+        element("line", class_="grid", x1=left, x2=right, y1=y.scale(tick), y2=y.scale(tick))
+        for tick, _ in y.ticks
+    )
     words = (text(words, left - 8, y.scale(tick) + 4, "tick", "end") for tick, words in y.ticks)
     unit = f"{name} ({y.unit})" if name and y.unit else name or y.unit
     return element("g", *lines, *words, text(unit, 0, 13, "axis-name"))

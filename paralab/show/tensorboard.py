@@ -1,7 +1,9 @@
-"""A run for TensorBoard: its numbers per step and over time, read from the run folder after the run has ended.
+"""A run for TensorBoard: its numbers per step and over time, read from the run folder after the run
+has ended.
 
-One sub-folder per run, named as the run folder, so that runs stand side by side. Every point carries the time at which it was true.
-TensorBoard's record format is written directly: its EventFileWriter would import TensorFlow wherever that is installed.
+One sub-folder per run, named as the run folder, so that runs stand side by side. Every point
+carries the time at which it was true. TensorBoard's record format is written directly: its
+EventFileWriter would import TensorFlow wherever that is installed.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paralab.analyse.intervals import length
 from paralab.analyse.metrics import COLLECTIVES
 from paralab.analyse.recording import Recording
+from paralab.analyse.time_intervals import length
 from paralab.errors import UsageError
 from paralab.record.reader import Event
 
@@ -30,7 +32,8 @@ def require_tensorboard() -> None:
     """Before anything is started: a long run must not end in a missing package."""
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError(
-            "--tensorboard needs the package tensorboard, which is not installed.", cure='pip install "paralab[tensorboard]"'
+            "--tensorboard needs the package tensorboard, which is not installed.",
+            fix='pip install "paralab[tensorboard]"',
         )
 
 
@@ -46,15 +49,21 @@ def write_tensorboard(folder: Path, directory: Path) -> Path:
     launched = _launched_unix_seconds(recording)
     points = sorted(points_of(recording), key=lambda point: (point.seconds, point.step))
     text = TensorProto(dtype=DT_STRING, string_val=[_sentence(recording.manifest).encode()])
-    said = Summary.Value(tag="plan", tensor=text, metadata=SummaryMetadata(plugin_data={"plugin_name": "text"}))
+    said = Summary.Value(
+        tag="plan", tensor=text, metadata=SummaryMetadata(plugin_data={"plugin_name": "text"})
+    )
     target = _new_folder(directory, folder.resolve().name)
     with (target / f"events.out.tfevents.{launched:.0f}.paralab").open("xb") as file:
         records = RecordWriter(file)
         records.write(Record(wall_time=launched, file_version="brain.Event:2").SerializeToString())
-        records.write(Record(wall_time=launched, step=0, summary=Summary(value=[said])).SerializeToString())
+        records.write(
+            Record(wall_time=launched, step=0, summary=Summary(value=[said])).SerializeToString()
+        )
         for tag, step, seconds, value in points:
             summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-            records.write(Record(wall_time=launched + seconds, step=step, summary=summary).SerializeToString())
+            records.write(
+                Record(wall_time=launched + seconds, step=step, summary=summary).SerializeToString()
+            )
     return target
 
 
@@ -67,9 +76,16 @@ def points_of(recording: Recording) -> Iterator[Point]:
         if math.isfinite(loss):
             yield Point("train/loss", number, end, loss)
         yield Point("train/step_seconds", number, end, end - start)
-        elapsed = end - (start if previous_end is None else previous_end)  # from step to step: loading included
+        elapsed = end - (
+            start if previous_end is None else previous_end
+        )  # from step to step: loading included
         if elapsed > 0:
-            yield Point("train/samples_per_second", number, end, sum(event["samples"] for event in step) / elapsed)
+            yield Point(
+                "train/samples_per_second",
+                number,
+                end,
+                sum(event["samples"] for event in step) / elapsed,
+            )
         previous_end = end
     for rank, own in recording.events.items():
         yield from _per_detailed_step(rank, own)
@@ -77,8 +93,8 @@ def points_of(recording: Recording) -> Iterator[Point]:
 
 
 def _per_detailed_step(rank: int, events: list[Event]) -> Iterator[Point]:
-    """The loss scale, which all ranks share, and the time in which at least one collective was under way, hidden behind the
-    backward pass or not. For the steps whose details were kept."""
+    """The loss scale, which all ranks share, and the time in which at least one collective was
+    under way, hidden behind the backward pass or not. For the steps whose details were kept."""
     under_way: list[tuple[float, float]] = []
     for event in events:
         if event["event"] in COLLECTIVES:
@@ -86,7 +102,9 @@ def _per_detailed_step(rank: int, events: list[Event]) -> Iterator[Point]:
         elif event["event"] == "optimizer" and rank == 0 and "scale" in event:
             yield Point("train/loss_scale", event["step"], event["end"], event["scale"])
         elif event["event"] == "step" and under_way:
-            yield Point(f"communication_seconds/rank_{rank}", event["step"], event["end"], length(under_way))
+            yield Point(
+                f"communication_seconds/rank_{rank}", event["step"], event["end"], length(under_way)
+            )
             under_way = []
 
 
@@ -97,17 +115,29 @@ def _over_time(rank: int, events: list[Event]) -> Iterator[Point]:
         if event["event"] == "step":
             step = event["step"]
         elif event["event"] == "memory":
-            yield Point(f"peak_bytes/rank_{rank}_{event['device']}", step, event["time"], event["bytes"])
+            yield Point(
+                f"peak_bytes/rank_{rank}_{event['device']}", step, event["time"], event["bytes"]
+            )
         elif event["event"] == "load":
-            numbers = {f"load/rank_{rank}_cpu_cores": event.get("cpu_share"), f"memory_bytes/rank_{rank}": event.get("rss_bytes")}
+            numbers = {
+                f"load/rank_{rank}_cpu_cores": event.get("cpu_share"),
+                f"memory_bytes/rank_{rank}": event.get("rss_bytes"),
+            }
             for device in event.get("devices") or ():
                 numbers[f"load/rank_{rank}_{device['device']}"] = device.get("utilization")
-                numbers[f"memory_bytes/rank_{rank}_{device['device']}"] = device.get("allocated_bytes")
-            yield from (Point(tag, step, event["time"], value) for tag, value in numbers.items() if value is not None)
+                numbers[f"memory_bytes/rank_{rank}_{device['device']}"] = device.get(
+                    "allocated_bytes"
+                )
+            yield from (
+                Point(tag, step, event["time"], value)
+                for tag, value in numbers.items()
+                if value is not None
+            )
 
 
 def _launched_unix_seconds(recording: Recording) -> float:
-    """When the events' clock read zero. A run of which no rank has started has no events to date either."""
+    """When the events' clock read zero. A run of which no rank has started has no events to date
+    either."""
     starts = (event["unix_seconds"] - event["time"] for event in recording.named("start"))
     return float(next(starts, 0.0))
 

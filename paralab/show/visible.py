@@ -1,8 +1,9 @@
 """Foreign text on the way to a terminal or a page: control characters are shown, not obeyed.
 
-A run folder, a log, a script or a checkpoint may come from somebody else, and a terminal obeys what it is sent: ESC ] 0 ; sets its
-title, ESC [ 2 J erases it, a bidirectional override turns a line around. What is printed passes through `visible`: `console` and
-`errors` do that for every segment, and `echo` for a line.
+A run folder, a log, a script or a checkpoint may come from somebody else, and a terminal obeys what
+it is sent: ESC ] 0 ; sets its title, ESC [ 2 J erases it, a bidirectional override turns a line
+around. What is printed passes through `visible`: `console` and `errors` do that for every segment,
+and `echo` for a line.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import re
 
 import click
 
-# C0 without tab and newline, DEL, C1, what sets the direction of text, line and paragraph separators, and half a surrogate pair
-# (which JSON can hold and no file can be written with).
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# C0 without tab and newline, DEL, C1, what sets the direction of text, line and paragraph
+# separators, and half a surrogate pair (which JSON can hold and no file can be written with).
+CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def visible(text: str) -> str:
@@ -21,7 +24,8 @@ def visible(text: str) -> str:
 
 
 def _picture(found: re.Match[str]) -> str:
-    """ESC is ␛, DEL is ␡; what has no picture is �. One character for one, so that columns stay as wide as they are."""
+    """ESC is ␛, DEL is ␡; what has no picture is �. One character for one, so that columns stay as
+    wide as they are."""
     code = ord(found[0])
     return chr(0x2400 + code) if code < 0x20 else "␡" if code == 0x7F else "�"
 

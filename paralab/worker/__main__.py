@@ -27,18 +27,18 @@ import torch
 import torch.distributed as dist
 
 from paralab.errors import ParalabError
+from paralab.machine.signals import leave_to_the_launcher
 from paralab.plan.plan import Plan
-from paralab.record.board import Board
-from paralab.record.checkpoints import Keeping
-from paralab.record.testimony import leave_words
+from paralab.record.checkpoints import CheckpointPolicy
+from paralab.record.stack_dump import leave_words
+from paralab.record.status_board import StatusBoard
 from paralab.record.writer import EventWriter
-from paralab.signals import leave_to_the_launcher
-from paralab.worker.alignment import ALIGNED, Offset, offset_to_rank_0
 from paralab.worker.checkpoint import make_group
+from paralab.worker.clock_alignment import ALIGNED, Offset, offset_to_rank_0
 from paralab.worker.groups import make_groups
 from paralab.worker.loop import Extras, train
-from paralab.worker.meeting import join_group
-from paralab.worker.pulse import Pulse, obey_the_launcher
+from paralab.worker.rendezvous import join_group
+from paralab.worker.status import Pulse, obey_the_launcher
 from paralab.workload.load import load_workload, their_lines
 from paralab.workload.reference import user_folder
 from paralab.workload.workload import Workload
@@ -53,7 +53,9 @@ class Stopped(BaseException):
 def main() -> NoReturn:
     spec = json.loads(Path(sys.argv[1]).read_text())
     rank = int(os.environ["RANK"])
-    with suppress(OSError):  # what `ps` and `top` show; the command line is that of the process it was forked from
+    with suppress(
+        OSError
+    ):  # what `ps` and `top` show; the command line is that of the process it was forked from
         Path("/proc/self/comm").write_text(f"rank {rank}")
     leave_to_the_launcher(_raise_if_told)
     testimony = Path(spec["testimonies"], f"rank{rank}")
@@ -68,25 +70,31 @@ def main() -> NoReturn:
         leave_words(testimony, error)
         with suppress(OSError):  # the log may be on a full disk
             traceback.print_exc()
-    if status == "completed" and any("nccl" in (job["plan"]["backend"] or "") for job in spec["jobs"]):
+    if status == "completed" and any(
+        "nccl" in (job["plan"]["backend"] or "") for job in spec["jobs"]
+    ):
         dist.destroy_process_group()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
-    # Not sys.exit: after a failure threads of the pipeline and of gloo still wait for ranks that will not come, and after a
-    # success taking gloo's threads down has been seen to abort ("terminate called without an active exception").
+    # Not sys.exit: after a failure threads of the pipeline and of gloo still wait for ranks that
+    # will not come, and after a success taking gloo's threads down has been seen to abort
+    # ("terminate called without an active exception").
     os._exit(EXIT_CODES[status])
 
 
 def _train_all(spec: dict[str, Any], rank: int) -> None:
-    """Every job of the spec, one after the other, in the same processes. Ranks that a job does not need wait for the others."""
+    """Every job of the spec, one after the other, in the same processes. Ranks that a job does not
+    need wait for the others."""
     plans = [Plan.from_json(job["plan"]) for job in spec["jobs"]]
     world_size = int(os.environ["WORLD_SIZE"])
-    pulse = Pulse(Board(Path(spec["board"]), world_size), rank)
+    pulse = Pulse(StatusBoard(Path(spec["board"]), world_size), rank)
     offset = ALIGNED
-    if world_size > 1 or any(plan.backend for plan in plans):  # also `ddp` with one replica needs a group
-        # This group only makes the ranks wait for one another, which takes neither a core nor a GPU; every training has a group of
-        # its own (`group_of`), with a patience of its own.
+    if world_size > 1 or any(
+        plan.backend for plan in plans
+    ):  # also `ddp` with one replica needs a group
+        # This group only makes the ranks wait for one another, which takes neither a core nor a
+        # GPU; every training has a group of its own (`group_of`), with a patience of its own.
         join_group(spec["meeting"], world_size, rank)
         offset = offset_to_rank_0()
         make_groups(plans)
@@ -98,7 +106,9 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
     gc.enable()
     workloads: dict[str, Workload] = {}
     for plan, job in zip(plans, spec["jobs"], strict=True):
-        if job["deadline_seconds"] is not None and _is_over(origin + job["deadline_seconds"], world_size):
+        if job["deadline_seconds"] is not None and _is_over(
+            origin + job["deadline_seconds"], world_size
+        ):
             break
         if rank < plan.world_size:
             with _recorded(_events_file(job, rank), plan, rank, origin, offset) as record:
@@ -106,9 +116,11 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
                     workloads[plan.workload] = _loaded(plan.workload)
                 extras = Extras(
                     **{name: Path(path) for name, path in job["extras"].items()},
-                    keeping=Keeping(**job["keeping"]) if job["keeping"] else None,
+                    keeping=CheckpointPolicy(**job["keeping"]) if job["keeping"] else None,
                 )
-                record.whole = train(workloads[plan.workload], plan, rank, record.writer, origin, extras, pulse)
+                record.whole = train(
+                    workloads[plan.workload], plan, rank, record.writer, origin, extras, pulse
+                )
         pulse.enter("idle")
         _tidy()
         if world_size > 1:
@@ -142,7 +154,8 @@ def _is_over(deadline: float, world_size: int) -> bool:
 
 
 def _tidy() -> None:
-    """Leave nothing of one training to the next: neither memory nor its peak, nor fp64 as the type of a workload's new data."""
+    """Leave nothing of one training to the next: neither memory nor its peak, nor fp64 as the type
+    of a workload's new data."""
     torch.set_default_dtype(torch.float32)
     gc.collect()
     if torch.cuda.is_initialized():
@@ -169,8 +182,16 @@ def _recorded(path: Path, plan: Plan, rank: int, origin: float, offset: Offset) 
         writer.write([{"event": event, "time": round(time.perf_counter() - origin, 6), **fields}])
 
     here = plan.ranks[rank]
-    who = {"rank": rank, "local_rank": here.local_rank, "pid": os.getpid(), "devices": [device.name for device in here.devices]}
-    clock = {"clock_offset_seconds": round(offset.seconds, 6), "clock_uncertainty_seconds": round(offset.uncertainty, 6)}
+    who = {
+        "rank": rank,
+        "local_rank": here.local_rank,
+        "pid": os.getpid(),
+        "devices": [device.name for device in here.devices],
+    }
+    clock = {
+        "clock_offset_seconds": round(offset.seconds, 6),
+        "clock_uncertainty_seconds": round(offset.uncertainty, 6),
+    }
     emit("start", **who, node=here.node, **clock, unix_seconds=time.time(), torch=torch.__version__)
     try:
         yield record
@@ -195,7 +216,8 @@ _told_to_stop = threading.Event()
 
 
 def _stop() -> None:
-    """In the side thread that listens to the launcher. A real signal wakes the main thread where it sleeps or waits."""
+    """In the side thread that listens to the launcher. A real signal wakes the main thread where it
+    sleeps or waits."""
     _told_to_stop.set()
     signal.siginterrupt(signal.SIGTERM, True)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)

@@ -1,7 +1,8 @@
-"""Marks on the time line, in seconds since the run's origin, on one clock for all ranks of a machine.
+"""Marks on the time line, in seconds since the run's origin, on one clock for all ranks of a
+machine.
 
-On a CPU a mark is the time itself. On a GPU it is a CUDA event, resolved later, so that measuring never makes the host wait for the
-device: exactly what plain PyTorch would not do.
+On a CPU a mark is the time itself. On a GPU it is a CUDA event, resolved later, so that measuring
+never makes the host wait for the device: exactly what plain PyTorch would not do.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ class Clock:
 
 
 class CudaClock(Clock):
-    """Marks are CUDA events on the current stream of a device; each device has a base event tied to the host clock.
+    """Marks are CUDA events on the current stream of a device; each device has a base event tied to
+    the host clock.
 
-    A mark is made between two kernels that the host must launch, so it has to be cheap: events are used again, and the device's
-    number and stream are looked up once (asking torch for the current stream took longer than recording on it)."""
+    A mark is made between two kernels that the host must launch, so it has to be cheap: events are
+    used again, and the device's number and stream are looked up once (asking torch for the current
+    stream took longer than recording on it)."""
 
     def __init__(self, origin_seconds: float, devices: list[str]) -> None:
         super().__init__(origin_seconds)
@@ -48,7 +51,9 @@ class CudaClock(Clock):
         self._index[None] = self._index[devices[0]]
         self._streams: dict[tuple[int, int], torch.cuda.Stream] = {}
         self._bases: dict[int, tuple[torch.cuda.Event, float]] = {}
-        self._free: dict[int, list[torch.cuda.Event]] = {index: [] for index in self._index.values()}
+        self._free: dict[int, list[torch.cuda.Event]] = {
+            index: [] for index in self._index.values()
+        }
         for index in self._free:
             torch.cuda.synchronize(index)
             base = torch.cuda.Event(enable_timing=True)
@@ -75,7 +80,8 @@ class CudaClock(Clock):
         index = mark.device.index
         base, seconds = self._bases[index]
         resolved = float(seconds + base.elapsed_time(mark) / 1e3)
-        # CUDA gives a 32-bit number of milliseconds: from one mark to the next it stays exact, from the start of a long run not.
+        # CUDA gives a 32-bit number of milliseconds: from one mark to the next it stays exact, from
+        # the start of a long run not.
         self._bases[index] = (mark, resolved)
         return resolved
 

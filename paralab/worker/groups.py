@@ -1,4 +1,5 @@
-"""The process groups of a launch. Several trainings share its processes, and some of them use only the first few ranks."""
+"""The process groups of a launch. Several trainings share its processes, and some of them use only
+the first few ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _groups: dict[Key, dist.ProcessGroup] = {}
 
 
 def make_groups(plans: list[Plan]) -> None:
-    """Every group that these plans need. All ranks of the launch must make all of them in the same order, so it is done at once."""
+    """Every group that these plans need. All ranks of the launch must make all of them in the same
+    order, so it is done at once."""
     for plan in plans:
         for key in _keys(plan) if plan.backend else []:
             if key not in _groups:
@@ -38,7 +40,8 @@ def _all_ranks(plan: Plan, stage: int) -> Key:
 
 
 def _pipeline(plan: Plan, replica: int) -> Key:
-    # Number 1: what is sent from stage to stage must not meet the collectives of all ranks, which may be the same ranks.
+    # Number 1: what is sent from stage to stage must not meet the collectives of all ranks, which
+    # may be the same ranks.
     return tuple(rank.rank for rank in plan.ranks if rank.replica == replica), plan.backend or "", 1
 
 
@@ -56,21 +59,26 @@ def checking_group(plan: Plan) -> dist.ProcessGroup:
 
 
 def group_of(plan: Plan, stage: int = 0) -> dist.ProcessGroup:
-    """The plan's ranks, one group per stage: collectives of a group must come in the same order on every rank, and stages finish
-    in any."""
+    """The plan's ranks, one group per stage: collectives of a group must come in the same order on
+    every rank, and stages finish in any."""
     return _groups[_all_ranks(plan, stage)]
 
 
 def mesh(plan: Plan, replica: int, stage: int) -> DeviceMesh:
-    """The ranks of pipelines side by side, as the rank of this replica and stage sees them: along "stage" the micro-batches travel,
-    along "replica" gradients are summed.
+    """The ranks of pipelines side by side, as the rank of this replica and stage sees them: along
+    "stage" the micro-batches travel, along "replica" gradients are summed.
 
         replica 0    rank 0  rank 1     2 replicas of 2 stages
         replica 1    rank 2  rank 3
     """
-    ranks = [[rank.rank for rank in plan.ranks if rank.replica == number] for number in range(plan.rank_replicas)]
+    ranks = [
+        [rank.rank for rank in plan.ranks if rank.replica == number]
+        for number in range(plan.rank_replicas)
+    ]
     groups = [_groups[_stage(plan, stage)], pipeline_group(plan, replica)]
-    return DeviceMesh.from_group(groups, plan.device, mesh=ranks, mesh_dim_names=("replica", "stage"))
+    return DeviceMesh.from_group(
+        groups, plan.device, mesh=ranks, mesh_dim_names=("replica", "stage")
+    )
 
 
 def pipeline_group(plan: Plan, replica: int) -> dist.ProcessGroup:

@@ -14,32 +14,32 @@ from torch import nn
 
 from paralab.plan.batches import GlobalBatch, pieces, replica_span
 from paralab.plan.plan import Plan
-from paralab.record.checkpoints import Keeping
+from paralab.record.checkpoints import CheckpointPolicy
 from paralab.record.writer import EventWriter
 from paralab.worker import memory
 from paralab.worker.clock import Clock, CudaClock
-from paralab.worker.course import Course
-from paralab.worker.data_parallel import DataParallel
-from paralab.worker.ddp import Ddp
-from paralab.worker.fsdp import Fsdp
+from paralab.worker.device_load import LoadSampler
 from paralab.worker.groups import group_of
-from paralab.worker.hybrid import Hybrid
-from paralab.worker.job import Job, Micro, Pass, Strategy
-from paralab.worker.load import LoadSampler
 from paralab.worker.optimizer import make_optimizer
-from paralab.worker.parity import Trace, compare
 from paralab.worker.precision import Precision
 from paralab.worker.probes import Probe, sampled
 from paralab.worker.profile import profiled
-from paralab.worker.pulse import Pulse
-from paralab.worker.scheduled import Scheduled, whole_state
+from paralab.worker.progress import TrainingProgress
+from paralab.worker.random_streams import Streams
+from paralab.worker.rank_context import Micro, Pass, RankContext, Strategy
+from paralab.worker.samples import rank_batches
 from paralab.worker.shards import local, whole
-from paralab.worker.single import Single
-from paralab.worker.stages import Staged
-from paralab.worker.stream import rank_batches
-from paralab.worker.streams import Streams
+from paralab.worker.status import Pulse
+from paralab.worker.strategies.data_parallel import DataParallel
+from paralab.worker.strategies.ddp import Ddp
+from paralab.worker.strategies.fsdp import Fsdp
+from paralab.worker.strategies.hybrid import Hybrid
+from paralab.worker.strategies.pipeline_processes import Scheduled, whole_state
+from paralab.worker.strategies.pipeline_threads import Staged
+from paralab.worker.strategies.single import Single
+from paralab.worker.verify import Trace, compare
 from paralab.workload.batch import map_tensors, num_samples, take, tensors, unpack
-from paralab.workload.control import controlled, seeded_loss
+from paralab.workload.proof_controls import controlled, seeded_loss
 from paralab.workload.randomness import seed_everything
 from paralab.workload.workload import Workload
 
@@ -63,7 +63,7 @@ class Extras:
     save_reference: Path | None = None
     compare_with: Path | None = None
     profile: Path | None = None
-    keeping: Keeping | None = None
+    keeping: CheckpointPolicy | None = None
 
     @property
     def traced(self) -> bool:
@@ -71,9 +71,16 @@ class Extras:
 
 
 def train(
-    workload: Workload, plan: Plan, rank_number: int, writer: EventWriter, origin: float, extras: Extras, pulse: Pulse | None = None
+    workload: Workload,
+    plan: Plan,
+    rank_number: int,
+    writer: EventWriter,
+    origin: float,
+    extras: Extras,
+    pulse: Pulse | None = None,
 ) -> bool:
-    """Train `workload` as `plan` says, as rank `rank_number`; False: stopped on the way, because the launcher asked for it."""
+    """Train `workload` as `plan` says, as rank `rank_number`; False: stopped on the way, because
+    the launcher asked for it."""
     rank = plan.ranks[rank_number]
     torch.set_num_threads(plan.threads_per_device)
     if plan.device == "cuda":
@@ -81,22 +88,29 @@ def train(
     seed_everything(plan.seed)
     precision = Precision(plan)
     model = precision.cast_model(workload.model()).train()
-    clock = CudaClock(origin, [d.torch for d in rank.devices]) if plan.device == "cuda" else Clock(origin)
-    # Every stage of every micro-batch makes marks, and the host that launches a GPU's kernels feels each of them.
+    clock = (
+        CudaClock(origin, [d.torch for d in rank.devices])
+        if plan.device == "cuda"
+        else Clock(origin)
+    )
+    # Every stage of every micro-batch makes marks, and the host that launches a GPU's kernels feels
+    # each of them.
     many_marks = plan.device == "cuda" and len(plan.stage_parts) > 1 and not plan.schedule
     probe = Probe(clock, writer, sampled(plan.num_steps) if many_marks else 1)
     meter = memory.ActivationMeter(model.parameters(), enabled=plan.device == "cpu")
     shower = SplitShower([device.name for device in rank.devices], probe)
     if "random" in plan.control:
         workload = replace(workload, loss=seeded_loss(workload.loss))
-    job = Job(plan, rank, workload, precision, probe, meter, shower, _streams(plan, rank_number))
+    job = RankContext(
+        plan, rank, workload, precision, probe, meter, shower, _streams(plan, rank_number)
+    )
     trace = Trace.begin(model) if extras.traced else None
     with controlled(model, plan.control, _example(job)) if trace else LoadSampler(rank, probe):
         strategy: Strategy = (Scheduled if plan.schedule else STRATEGIES[plan.strategy])(job, model)
         if plan.strategy in ("single", "ddp", "fsdp"):
             model.register_forward_pre_hook(shower.inside(rank.devices[0].name), with_kwargs=True)
         optimizer = make_optimizer(workload, model)
-        course = Course(job, strategy, optimizer, extras.keeping, pulse or Pulse())
+        course = TrainingProgress(job, strategy, optimizer, extras.keeping, pulse or Pulse())
         # From here on, randomness inside the model (dropout) is the rank's own.
         seed_everything((plan.seed + 1 + rank_number) % 2**32)
         with profiled(extras.profile, rank_number) as profiled_step:
@@ -106,7 +120,9 @@ def train(
         if extras.save_reference:
             trace.save(extras.save_reference)
         if extras.compare_with:
-            probe.emit("parity", stage=rank.stage, **compare(trace, Trace.load(extras.compare_with)))
+            probe.emit(
+                "parity", stage=rank.stage, **compare(trace, Trace.load(extras.compare_with))
+            )
     if extras.save_weights:  # all ranks take part where each holds a piece
         held = {name: whole(value) for name, value in model.state_dict().items()}
         weights = whole_state(job, model) if plan.schedule else held
@@ -115,20 +131,32 @@ def train(
     return finished
 
 
-def _example(job: Job) -> Any:
-    """The inputs of three samples, where a proof must know how the model's random tensors are laid out."""
+def _example(job: RankContext) -> Any:
+    """The inputs of three samples, where a proof must know how the model's random tensors are laid
+    out."""
     if "random" not in job.plan.control:
         return None
     plan, workload = job.plan, job.workload
     batches = rank_batches(
-        workload, lambda batch: (0, batch.size), batch_size=3, samples=plan.samples, steps=1, epochs=None, seed=plan.seed
+        workload,
+        lambda batch: (0, batch.size),
+        batch_size=3,
+        samples=plan.samples,
+        steps=1,
+        epochs=None,
+        seed=plan.seed,
     )
     _, samples = next(batches)
-    return (workload.unpack or unpack)(job.precision.cast_batch(samples))[0] if num_samples(samples) == 3 else None
+    return (
+        (workload.unpack or unpack)(job.precision.cast_batch(samples))[0]
+        if num_samples(samples) == 3
+        else None
+    )
 
 
 def _streams(plan: Plan, rank_number: int) -> Streams | None:
-    """Where several threads draw from one generator: the virtual devices of a CPU, or replicas that share a GPU."""
+    """Where several threads draw from one generator: the virtual devices of a CPU, or replicas that
+    share a GPU."""
     names = [device.torch for device in plan.ranks[rank_number].devices]
     threaded = plan.strategy == "dp" or (plan.device == "cpu" and plan.micro_batches > 1)
     if not plan.draws or not threaded or len(names) < 2 or len(set(names)) == len(names):
@@ -136,7 +164,9 @@ def _streams(plan: Plan, rank_number: int) -> Streams | None:
     return Streams(len(names), plan.seed + 1 + rank_number, torch.device(names[0]).index)
 
 
-def _steps(course: Course, trace: Trace | None, profiled_step: Callable[[], None]) -> bool:
+def _steps(
+    course: TrainingProgress, trace: Trace | None, profiled_step: Callable[[], None]
+) -> bool:
     """The loop itself: every step of the plan, or those until the launcher asks to stop."""
     job, strategy, optimizer = course.job, course.strategy, course.optimizer
     probe, precision, model = job.probe, job.precision, strategy.model
@@ -174,11 +204,16 @@ def _steps(course: Course, trace: Trace | None, profiled_step: Callable[[], None
 
 
 @torch.no_grad()
-def note_gradients(job: Job, model: nn.Module) -> None:
-    """The first step's gradients, before a GradScaler takes its scale out: how many are zero (underflow) or not finite (overflow).
+def note_gradients(job: RankContext, model: nn.Module) -> None:
+    """The first step's gradients, before a GradScaler takes its scale out: how many are zero
+    (underflow) or not finite (overflow).
 
     It makes the host wait for the device, once, in a step that no timing counts."""
-    gradients = [_stored(local(parameter.grad)) for parameter in model.parameters() if parameter.grad is not None]
+    gradients = [
+        _stored(local(parameter.grad))
+        for parameter in model.parameters()
+        if parameter.grad is not None
+    ]
     total = sum(gradient.numel() for gradient in gradients)
     zeros = sum(int((gradient == 0).sum()) for gradient in gradients)
     not_finite = sum(int((~gradient.isfinite()).sum()) for gradient in gradients)
@@ -203,11 +238,12 @@ def num_in(passes: list[Pass]) -> int:
     return sum(num_samples(micro.inputs) for micros in passes for micro in micros if micro.share)
 
 
-def passes_of(job: Job, done: int) -> Iterator[tuple[GlobalBatch, list[Pass]]]:
-    """This rank's passes of every global batch behind the first `done`, on its first device, each micro-batch with its share of the
-    loss.
+def passes_of(job: RankContext, done: int) -> Iterator[tuple[GlobalBatch, list[Pass]]]:
+    """This rank's passes of every global batch behind the first `done`, on its first device, each
+    micro-batch with its share of the loss.
 
-    One step is prepared ahead, so that the small sum of weights over ranks, where there is one, is done before it is needed.
+    One step is prepared ahead, so that the small sum of weights over ranks, where there is one, is
+    done before it is needed.
     """
     plan = job.plan
     replica, replicas = job.rank.replica, plan.rank_replicas
@@ -226,7 +262,9 @@ def passes_of(job: Job, done: int) -> Iterator[tuple[GlobalBatch, list[Pass]]]:
     while True:
         start = job.probe.clock.now()  # host time: loading is the host's work
         item = next(stream, None)
-        following = Prepared(job, *item, replica_span(item[0].size, replicas, replica)) if item else None
+        following = (
+            Prepared(job, *item, replica_span(item[0].size, replicas, replica)) if item else None
+        )
         job.probe.note("data", start, job.probe.clock.now())
         if ahead:
             yield ahead.batch, ahead.passes()
@@ -238,16 +276,27 @@ def passes_of(job: Job, done: int) -> Iterator[tuple[GlobalBatch, list[Pass]]]:
 class Prepared:
     """A rank's samples of one global batch, cut into weighted micro-batches."""
 
-    def __init__(self, job: Job, batch: GlobalBatch, samples: Any, span: tuple[int, int]) -> None:
+    def __init__(
+        self, job: RankContext, batch: GlobalBatch, samples: Any, span: tuple[int, int]
+    ) -> None:
         self.job, self.batch, plan = job, batch, job.plan
         held = span[1] - span[0]
-        cuts = pieces(held, plan.accumulate, plan.micro_batches) if held else [[(0, num_samples(samples))]]
+        cuts = (
+            pieces(held, plan.accumulate, plan.micro_batches)
+            if held
+            else [[(0, num_samples(samples))]]
+        )
         self.parts = [[take(samples, *cut) for cut in micros] for micros in cuts]
         weigh = job.workload.weight or num_samples
-        # An idle rank was given samples so that it takes part in the collectives: it weighs nothing.
-        self.weights = [[float(weigh(part)) if held else 0.0 for part in micros] for micros in self.parts]
+        # An idle rank was given samples so that it takes part in the collectives: it weighs
+        # nothing.
+        self.weights = [
+            [float(weigh(part)) if held else 0.0 for part in micros] for micros in self.parts
+        ]
         self.total = torch.tensor(sum(map(sum, self.weights)), dtype=torch.float64)
-        if not job.rank.counts(plan.stages):  # the stages of a replica hold the same samples: they count once
+        if not job.rank.counts(
+            plan.stages
+        ):  # the stages of a replica hold the same samples: they count once
             self.total.zero_()
         self.sum: dist.Work | None = None
         if job.workload.weight is None:
@@ -263,16 +312,22 @@ class Prepared:
         split = job.workload.unpack or unpack
 
         def micro(part: Any, weight: float) -> Micro:
-            inputs, targets = split(job.precision.cast_batch(map_tensors(lambda t: t.to(device, non_blocking=True), part)))
+            inputs, targets = split(
+                job.precision.cast_batch(
+                    map_tensors(lambda t: t.to(device, non_blocking=True), part)
+                )
+            )
             return Micro(inputs, targets, weight / total if total else 0.0)
 
         return [
-            [micro(part, weight) for part, weight in zip(*both, strict=True)] for both in zip(self.parts, self.weights, strict=True)
+            [micro(part, weight) for part, weight in zip(*both, strict=True)]
+            for both in zip(self.parts, self.weights, strict=True)
         ]
 
 
 class SplitShower:
-    """Notes what arrives inside the model on each device (practical 5's line): in the first step, and when it changes."""
+    """Notes what arrives inside the model on each device (practical 5's line): in the first step,
+    and when it changes."""
 
     def __init__(self, job_devices: list[str], probe: Probe) -> None:
         self.probe = probe
@@ -283,7 +338,13 @@ class SplitShower:
         seen = self.seen.setdefault(device, [])
         if len(seen) < self.expected[device] or list(shape) not in seen:
             seen.append(list(shape))
-            self.probe.emit("split", step=self.probe.step, device=device, physical=str(physical), shape=list(shape))
+            self.probe.emit(
+                "split",
+                step=self.probe.step,
+                device=device,
+                physical=str(physical),
+                shape=list(shape),
+            )
 
     def inside(self, device: str) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -293,7 +354,7 @@ class SplitShower:
         return hook
 
 
-def note_memory(job: Job, strategy: Strategy, optimizer: torch.optim.Optimizer) -> None:
+def note_memory(job: RankContext, strategy: Strategy, optimizer: torch.optim.Optimizer) -> None:
     """One `memory` event per device of this rank."""
     everything = list(strategy.model.parameters())
     staged: Any = getattr(strategy, "staged", strategy)
@@ -301,9 +362,16 @@ def note_memory(job: Job, strategy: Strategy, optimizer: torch.optim.Optimizer) 
     for number, device in enumerate({d.name: d for d in job.rank.devices}.values()):
         held = everything
         if job.plan.stage_parts:
-            held = [p for stage, name in enumerate(names) if name == device.name for p in staged.stage_parameters(stage)]
+            held = [
+                p
+                for stage, name in enumerate(names)
+                if name == device.name
+                for p in staged.stage_parameters(stage)
+            ]
         found = memory.parts(held, optimizer, job.meter.peak.get(device.name))
-        if job.plan.strategy == "dp" and number:  # a replica: copies of the parameters and gradients, no optimiser
+        if (
+            job.plan.strategy == "dp" and number
+        ):  # a replica: copies of the parameters and gradients, no optimizer
             found["optimizer"] = 0
         if isinstance(strategy, Fsdp):
             found |= strategy.held_for_a_while()
@@ -312,4 +380,6 @@ def note_memory(job: Job, strategy: Strategy, optimizer: torch.optim.Optimizer) 
         else:
             how, total = "counted", sum(value or 0 for value in found.values())
         process = memory.process_peak_bytes()
-        job.probe.emit("memory", device=device.name, bytes=total, how=how, **found, process_bytes=process)
+        job.probe.emit(
+            "memory", device=device.name, bytes=total, how=how, **found, process_bytes=process
+        )

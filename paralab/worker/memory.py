@@ -1,4 +1,5 @@
-"""Memory of a device: from the allocator on CUDA; counted from tensors on CPU devices, which share one process and its heap."""
+"""Memory of a device: from the allocator on CUDA; counted from tensors on CPU devices, which share
+one process and its heap."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from paralab.workload.batch import tensors
 
 
 class ActivationMeter:
-    """Bytes that autograd keeps for the backward pass, per device, counted in one step (it costs time; the step is a warm-up)."""
+    """Bytes that autograd keeps for the backward pass, per device, counted in one step (it costs
+    time; the step is a warm-up)."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], enabled: bool) -> None:
         self.enabled = enabled
@@ -43,11 +45,14 @@ class ActivationMeter:
 
     @contextmanager
     def counting(self, device: str, piece: Any = None) -> Iterator[None]:
-        """Count what the forward pass in this thread saves, for this device (and for a piece that is done before others)."""
+        """Count what the forward pass in this thread saves, for this device (and for a piece that
+        is done before others)."""
         if not self.enabled:
             yield
             return
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: self.saved(device, tensor, piece), lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: self.saved(device, tensor, piece), lambda tensor: tensor
+        ):
             yield
 
     def saved(self, device: str, tensor: torch.Tensor, piece: Any = None) -> torch.Tensor:
@@ -56,7 +61,9 @@ class ActivationMeter:
             if self.enabled and storage.data_ptr() not in self._known:
                 live = self._live.setdefault(device, {})
                 live[storage.data_ptr()] = storage.nbytes(), piece
-                self.peak[device] = max(self.peak.get(device, 0), sum(size for size, _ in live.values()))
+                self.peak[device] = max(
+                    self.peak.get(device, 0), sum(size for size, _ in live.values())
+                )
         return tensor
 
     def backward_done(self, piece: Any = None) -> None:
@@ -74,12 +81,20 @@ def tensor_bytes(values: Iterable[torch.Tensor | None]) -> int:
 
 
 def stored_bytes(value: torch.Tensor) -> int:
-    return value.nbytes if value.layout == torch.strided else value._values().nbytes + value._indices().nbytes
+    return (
+        value.nbytes
+        if value.layout == torch.strided
+        else value._values().nbytes + value._indices().nbytes
+    )
 
 
-def parts(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, activations: int | None) -> dict[str, Any]:
+def parts(
+    parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, activations: int | None
+) -> dict[str, Any]:
     """What a device holds, by kind."""
-    states = [tensor for parameter in parameters for tensor in tensors(optimizer.state.get(parameter, {}))]
+    states = [
+        tensor for parameter in parameters for tensor in tensors(optimizer.state.get(parameter, {}))
+    ]
     return {
         "parameters": tensor_bytes(parameters),
         "gradients": tensor_bytes(parameter.grad for parameter in parameters),

@@ -1,4 +1,5 @@
-"""Load and memory of a GPU, from the management library that comes with NVIDIA's driver: called directly, nothing to install."""
+"""Load and memory of a GPU, from the management library that comes with NVIDIA's driver: called
+directly, nothing to install."""
 
 from __future__ import annotations
 
@@ -13,7 +14,11 @@ class _Utilization(ctypes.Structure):
 
 
 class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
 
 
 class Nvml:
@@ -35,7 +40,8 @@ class Nvml:
             self.reason = f"NVML cannot be read: {error}"
 
     def read(self, device: str) -> dict[str, Any]:
-        """Share of the last sampling period in which a kernel ran, and memory in use by all processes."""
+        """Share of the last sampling period in which a kernel ran, and memory in use by all
+        processes."""
         if self.reason:
             return {}
         load, memory = _Utilization(), _Memory()
@@ -45,7 +51,11 @@ class Nvml:
         except RuntimeError as error:
             self.reason = f"NVML cannot be read: {error}"
             return {}
-        return {"utilization": load.gpu / 100, "memory_utilization": load.memory / 100, "used_bytes": memory.used}
+        return {
+            "utilization": load.gpu / 100,
+            "memory_utilization": load.memory / 100,
+            "used_bytes": memory.used,
+        }
 
     def _check(self, call: str, *arguments: Any) -> None:
         code = getattr(self._library, call)(*arguments)

@@ -1,6 +1,8 @@
-"""Precision: fp64 and fp32 are types of the whole model, tf32 a mode of the GPU, bf16 and fp16 autocast (fp16 with GradScaler).
+"""Precision: fp64 and fp32 are types of the whole model, tf32 a mode of the GPU, bf16 and fp16
+autocast (fp16 with GradScaler).
 
-FSDP casts whole modules instead (its MixedPrecisionPolicy), so that low precision is also what travels: no autocast there.
+FSDP casts whole modules instead (its MixedPrecisionPolicy), so that low precision is also what
+travels: no autocast there.
 """
 
 from __future__ import annotations
@@ -22,38 +24,51 @@ class Precision:
     def __init__(self, plan: Plan) -> None:
         self.name, self.device_type = plan.precision, plan.device
         self.by_module = plan.strategy == "fsdp"
-        # The cache of cast weights belongs to the process: micro-batches in threads would share its nodes of the graph.
+        # The cache of cast weights belongs to the process: micro-batches in threads would share its
+        # nodes of the graph.
         self.cache_casts = plan.device == "cuda" or plan.micro_batches == 1
         torch.set_default_dtype(torch.float32)
         # fp32 means fp32: PyTorch's own default lets cuDNN use tf32 in convolutions.
         torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"
         torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
-        self.scaler = torch.amp.GradScaler(plan.device, init_scale=plan.loss_scale or 1.0, enabled=plan.scaler)
-        self.agreed_over: dist.ProcessGroup | None = None  # ranks that hold different parameters, and must skip the same steps
+        self.scaler = torch.amp.GradScaler(
+            plan.device, init_scale=plan.loss_scale or 1.0, enabled=plan.scaler
+        )
+        self.agreed_over: dist.ProcessGroup | None = (
+            None  # ranks that hold different parameters, and must skip the same steps
+        )
 
     def cast_model(self, model: nn.Module) -> nn.Module:
         if self.name != "fp64":
             return model
-        torch.set_default_dtype(torch.float64)  # tensors that the model makes in its forward must fit its parameters
+        torch.set_default_dtype(
+            torch.float64
+        )  # tensors that the model makes in its forward must fit its parameters
         return model.double()
 
     def cast_batch(self, batch: Any) -> Any:
-        """Floating-point inputs follow the model; under autocast the operators cast for themselves."""
+        """Floating-point inputs follow the model; under autocast the operators cast for
+        themselves."""
         if self.name != "fp64":
             return batch
-        return map_tensors(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, batch)
+        return map_tensors(
+            lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, batch
+        )
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Autocast is a state of the thread: enter it in every thread that runs the model."""
         if self.name not in LOW or self.by_module:
             return nullcontext()
-        return torch.autocast(self.device_type, dtype=LOW[self.name], cache_enabled=self.cache_casts)
+        return torch.autocast(
+            self.device_type, dtype=LOW[self.name], cache_enabled=self.cache_casts
+        )
 
     def backward(self, loss: torch.Tensor) -> None:
         self.scaler.scale(loss).backward()
 
     def scale_like(self, loss: torch.Tensor) -> torch.Tensor | None:
-        """The scaler's present scale, still on the device: `get_scale()` would make the host wait."""
+        """The scaler's present scale, still on the device: `get_scale()` would make the host
+        wait."""
         return self.scaler.scale(torch.ones_like(loss)) if self.scaler.is_enabled() else None
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -63,11 +78,19 @@ class Precision:
         self.scaler.update()
 
     def _agree(self, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
-        """What is infinite on one rank is infinite on all: GradScaler looks only at the gradients that it sees."""
+        """What is infinite on one rank is infinite on all: GradScaler looks only at the gradients
+        that it sees."""
         self.scaler.unscale_(optimizer)
-        found: dict[torch.device, torch.Tensor] = self.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-        device = next((p.device for part in optimizer.param_groups for p in part["params"]), torch.device("cpu"))
-        found.setdefault(device, torch.zeros((), device=device))  # a rank without gradients has looked at nothing
+        found: dict[torch.device, torch.Tensor] = self.scaler._per_optimizer_states[id(optimizer)][
+            "found_inf_per_device"
+        ]
+        device = next(
+            (p.device for part in optimizer.param_groups for p in part["params"]),
+            torch.device("cpu"),
+        )
+        found.setdefault(
+            device, torch.zeros((), device=device)
+        )  # a rank without gradients has looked at nothing
         anywhere = torch.stack([value.cpu() for value in found.values()]).max()
         dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=group)
         for value in found.values():

@@ -1,8 +1,10 @@
-"""What a rank notes while it trains: spans of time and their numbers, gathered per step and written when the device is done.
+"""What a rank notes while it trains: spans of time and their numbers, gathered per step and written
+when the device is done.
 
-Every step leaves a `step` event. The details (forward, backward, every all-reduce, …) are kept for the first `DETAILED_STEPS`
-steps and then for one step in `DETAIL_EVERY`, so that a long run's folder stays small. Where details cost more than 1 % of a step
-(many marks on a GPU, see `sampled`), they are kept for a sample of steps from the start.
+Every step leaves a `step` event. The details (forward, backward, every all-reduce, …) are kept for
+the first `DETAILED_STEPS` steps and then for one step in `DETAIL_EVERY`, so that a long run's
+folder stays small. Where details cost more than 1 % of a step (many marks on a GPU, see `sampled`),
+they are kept for a sample of steps from the start.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ def sampled(steps: int) -> int:
 
 
 class Probe:
-    """Collects the notes of one rank. Notes may come from several threads: list.append is atomic."""
+    """Collects the notes of one rank. Notes may come from several threads: list.append is
+    atomic."""
 
     def __init__(self, clock: Clock, writer: EventWriter, detail_every: int = 1) -> None:
         self.detail_every = detail_every  # among the first DETAILED_STEPS
@@ -64,8 +67,11 @@ class Probe:
         self.writer.write([{"event": event, "time": _round(self.clock.now()), **fields}])
 
     def note(self, event: str, start: Mark, end: Mark, **fields: Any) -> None:
-        """Something of this step that took from start to end. Numbers that are still on a device stay tensors until it is done."""
-        self._notes.append((event, start, end, {name: self._on_host(value) for name, value in fields.items()}))
+        """Something of this step that took from start to end. Numbers that are still on a device
+        stay tensors until it is done."""
+        self._notes.append(
+            (event, start, end, {name: self._on_host(value) for name, value in fields.items()})
+        )
 
     @contextmanager
     def span(self, event: str, device: str | None = None, **fields: Any) -> Iterator[None]:
@@ -84,7 +90,10 @@ class Probe:
 
     def end_step(self, loss: torch.Tensor, **fields: Any) -> None:
         """Close the step."""
-        sharded = {"all_gathers": self.all_gathers or None, "reduce_scatters": self.reduce_scatters or None}
+        sharded = {
+            "all_gathers": self.all_gathers or None,
+            "reduce_scatters": self.reduce_scatters or None,
+        }
         fields |= {"all_reduces": self.all_reduces, **sharded, "bytes": self.bytes, "loss": loss}
         self.note("step", self._start, self.clock.mark(), **fields)
         self._pending.append((self.step, self._notes))
@@ -116,20 +125,32 @@ class Probe:
                     fields[name] = value.number.item()
                 elif isinstance(value, torch.Tensor):
                     fields[name] = value.item()
-            times = {"start": _round(self.clock.resolve(start)), "end": _round(self.clock.resolve(end))}
+            times = {
+                "start": _round(self.clock.resolve(start)),
+                "end": _round(self.clock.resolve(end)),
+            }
             known = {name: value for name, value in fields.items() if value is not None}
             events.append({"event": event, "step": step, **times, **known})
             marks += [start, end]
         self.clock.release(marks)
         self.writer.write(events)
-        loss, skipped = events[-1]["loss"], events[-1].get("skipped")  # the step itself is its last note
+        loss, skipped = (
+            events[-1]["loss"],
+            events[-1].get("skipped"),
+        )  # the step itself is its last note
         if self.only_finite and not skipped and not math.isfinite(loss):
-            raise ParalabError(f"The loss is {loss} in step {step}.", cure="a lower learning rate; older checkpoints are whole")
+            raise ParalabError(
+                f"The loss is {loss} in step {step}.",
+                fix="a lower learning rate; older checkpoints are whole",
+            )
 
     def _on_host(self, value: Any) -> Any:
-        """A device's number on its way to the host. `item()` would wait for all that is in the stream, also for later steps."""
+        """A device's number on its way to the host. `item()` would wait for all that is in the
+        stream, also for later steps."""
         if isinstance(value, torch.Tensor) and value.is_cuda:
-            number = torch.empty((), dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
+            number = torch.empty((), dtype=value.dtype, pin_memory=True).copy_(
+                value, non_blocking=True
+            )
             return Arriving(number, self.clock.mark(str(value.device)))
         return value
 

@@ -1,4 +1,5 @@
-"""`--profile`: a few steps seen by torch.profiler as well, every operator and kernel, left in the run folder for Perfetto."""
+"""`--profile`: a few steps seen by torch.profiler as well, every operator and kernel, left in the
+run folder for Perfetto."""
 
 from __future__ import annotations
 
@@ -19,10 +20,14 @@ def profiled(folder: Path | None, rank: int) -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     folder.mkdir(exist_ok=True)
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
+    activities = [ProfilerActivity.CPU] + (
+        [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+    )
     with profile(
         activities=activities,
         schedule=schedule(wait=FIRST - 1, warmup=1, active=STEPS, repeat=1),
-        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(folder / f"rank{rank}.json")),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(
+            str(folder / f"rank{rank}.json")
+        ),
     ) as profiler:
         yield profiler.step

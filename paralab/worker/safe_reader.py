@@ -1,7 +1,8 @@
-"""DCP's reader without its unpickling: `.metadata` goes through `paralab.record.metadata`, which runs nothing that the file names.
+"""DCP's reader without its unpickling: `.metadata` goes through `paralab.record.metadata`, which
+runs nothing that the file names.
 
-The tensors themselves DCP reads with `torch.load(weights_only=True)`. Only entries that are not tensors would be unpickled, and the
-metadata that this reader makes has none.
+The tensors themselves DCP reads with `torch.load(weights_only=True)`. Only entries that are not
+tensors would be unpickled, and the metadata that this reader makes has none.
 """
 
 from __future__ import annotations
@@ -29,9 +30,13 @@ class SafeReader(FileSystemReader):
         index = read_metadata(folder)
         index.check({path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()})
         return Metadata(
-            state_dict_metadata={name: _as_metadata(entry) for name, entry in index.tensors.items()},
+            state_dict_metadata={
+                name: _as_metadata(entry) for name, entry in index.tensors.items()
+            },
             storage_data={
-                MetadataIndex(each.tensor, each.offsets): _StorageInfo(each.file, each.start_byte, each.num_bytes)
+                MetadataIndex(each.tensor, each.offsets): _StorageInfo(
+                    each.file, each.start_byte, each.num_bytes
+                )
                 for each in index.locations
             },
             storage_meta=StorageMeta(load_id=self.load_id),
@@ -42,5 +47,8 @@ def _as_metadata(entry: TensorEntry) -> TensorStorageMetadata:
     dtype = getattr(torch, entry.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise UnsafeMetadata(f"torch {torch.__version__} has no dtype {entry.dtype}")
-    chunks = [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)) for chunk in entry.chunks]
+    chunks = [
+        ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes))
+        for chunk in entry.chunks
+    ]
     return TensorStorageMetadata(TensorProperties(dtype), torch.Size(entry.size), chunks)

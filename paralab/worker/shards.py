@@ -1,4 +1,5 @@
-"""Parameters that are spread over ranks (DTensors): this rank's part of one, or all of it. An ordinary tensor is both."""
+"""Parameters that are spread over ranks (DTensors): this rank's part of one, or all of it. An
+ordinary tensor is both."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """A process that has loaded torch once, and becomes every process that a command needs by forking.
 
-python -m paralab.worker.template DESCRIPTOR     serve one command (paralab.launch.starting) at this end of a socket pair
+python -m paralab.worker.template DESCRIPTOR     serve one command (paralab.launch.processes) at this end of a socket pair
 python -m paralab.worker.template SOCKET         fork such a process for every command that connects, until stdin is closed
 
-It never computes, so there are no threads that a fork would lose. It ends with the launcher, which closes the socket's other end.
+It never computes, so there are no threads that a fork would lose. It ends with the launcher, which
+closes the socket's other end.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from paralab import signals
-from paralab.worker import inspection  # noqa: F401  # the first thing that a command starts
+from paralab.machine import signals
+from paralab.worker import inspect_workload  # noqa: F401  # the first thing that a command starts
 
 MODULES = {"paralab.worker": "paralab.worker.__main__"}  # `python -m` a package means this
 

@@ -1,4 +1,5 @@
-"""A batch is a tree of tensors: a tensor, or a tuple, list, mapping or dataclass of trees, samples along the first axis."""
+"""A batch is a tree of tensors: a tensor, or a tuple, list, mapping or dataclass of trees, samples
+along the first axis."""
 
 from __future__ import annotations
 
@@ -12,10 +13,13 @@ from paralab.errors import UsageError
 
 
 def map_tree(leaf: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool]) -> Any:
-    """The same tree with every leaf replaced; containers, also those of other libraries, are rebuilt as what they are."""
+    """The same tree with every leaf replaced; containers, also those of other libraries, are
+    rebuilt as what they are."""
     if is_leaf(tree):
         return leaf(tree)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # a namedtuple is built from separate arguments
+    if isinstance(tree, tuple) and hasattr(
+        tree, "_fields"
+    ):  # a namedtuple is built from separate arguments
         return type(tree)(*(map_tree(leaf, item, is_leaf) for item in tree))
     if isinstance(tree, list | tuple):
         return type(tree)([map_tree(leaf, item, is_leaf) for item in tree])
@@ -23,11 +27,14 @@ def map_tree(leaf: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], boo
         mapped = {key: map_tree(leaf, item, is_leaf) for key, item in tree.items()}
         if type(tree) is dict:
             return mapped
-        # Dicts with attributes (outputs of other libraries) are built from names, other mappings from a dict.
+        # Dicts with attributes (outputs of other libraries) are built from names, other mappings
+        # from a dict.
         return type(tree)(**mapped) if isinstance(tree, dict) else type(tree)(mapped)  # type: ignore[call-arg]
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         values = {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
-        return dataclasses.replace(tree, **{name: map_tree(leaf, value, is_leaf) for name, value in values.items()})
+        return dataclasses.replace(
+            tree, **{name: map_tree(leaf, value, is_leaf) for name, value in values.items()}
+        )
     return tree
 
 
@@ -58,13 +65,14 @@ def num_samples(batch: Any) -> int:
         shapes = [tuple(tensor.shape) for tensor in tensors(batch)]
         raise UsageError(
             f"The tensors of a batch do not share one number of samples along their first axis: shapes {shapes}.",
-            cure="put the samples along the first axis of every tensor of the batch",
+            fix="put the samples along the first axis of every tensor of the batch",
         )
     return lengths.pop()
 
 
 def take(batch: Any, start: int, stop: int) -> Any:
-    """Samples start … stop of a batch. Lists with one entry per sample (names, say) are cut like tensors."""
+    """Samples start … stop of a batch. Lists with one entry per sample (names, say) are cut like
+    tensors."""
     return map_tree(lambda item: item[start:stop], batch, _per_sample(num_samples(batch)))
 
 
@@ -86,7 +94,11 @@ def _per_sample(samples: int) -> Callable[[Any], bool]:
     """Is this a tensor, or a plain list with one entry per sample?"""
 
     def is_leaf(item: Any) -> bool:
-        plain_list = isinstance(item, list | tuple) and len(item) == samples and not any(True for _ in tensors(item))
+        plain_list = (
+            isinstance(item, list | tuple)
+            and len(item) == samples
+            and not any(True for _ in tensors(item))
+        )
         return isinstance(item, torch.Tensor) or plain_list
 
     return is_leaf
@@ -100,12 +112,14 @@ def unpack(batch: Any) -> tuple[Any, Any]:
         return batch["input"], batch["target"]
     if isinstance(batch, list | tuple) and len(batch) == 2:
         return batch[0], batch[1]
-    found = f"a dict with {list(batch)}" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
+    found = (
+        f"a dict with {list(batch)}" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
+    )
     if isinstance(batch, list | tuple):
         found += f" of {len(batch)}"
     raise UsageError(
         f"A batch is {found}; which part is the input and which the target?",
-        cure='unpack=lambda batch: (input, target) in the workload, or batches as (input, target) or {"input": ..., "target": ...}',
+        fix='unpack=lambda batch: (input, target) in the workload, or batches as (input, target) or {"input": ..., "target": ...}',
     )
 
 

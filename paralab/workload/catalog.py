@@ -11,7 +11,8 @@ from paralab.errors import unknown
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A model family: the module that builds it (`build(name, **numbers)`) and its sizes; the first one is the default."""
+    """A model family: the module that builds it (`build(name, **numbers)`) and its sizes; the first
+    one is the default."""
 
     module: str
     about: str
@@ -28,27 +29,74 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
                 "tiny": {"dim": 16, "layers": 4, "samples": 300, "batch_size": 32},
                 "small": {"dim": 256, "layers": 6, "samples": 4096, "batch_size": 64},
                 "large": {"dim": 4096, "layers": 8, "samples": 1024, "batch_size": 256},
-                # A loss so small that its gradients underflow in fp16 without a GradScaler (practical 7).
-                "faint": {"dim": 256, "layers": 6, "samples": 4096, "batch_size": 64, "loss_divisor": 1000},
+                # A loss so small that its gradients underflow in fp16 without a GradScaler
+                # (practical 7).
+                "faint": {
+                    "dim": 256,
+                    "layers": 6,
+                    "samples": 4096,
+                    "batch_size": 64,
+                    "loss_divisor": 1000,
+                },
             },
         ),
         "cnn": BuiltIn(
             "paralab.workload.cnn",
             "convolutions with BatchNorm on synthetic 10-class images",
             {
-                "small": {"width": 16, "blocks": 4, "pixels": 16, "samples": 2048, "batch_size": 64},
+                "small": {
+                    "width": 16,
+                    "blocks": 4,
+                    "pixels": 16,
+                    "samples": 2048,
+                    "batch_size": 64,
+                },
                 "tiny": {"width": 4, "blocks": 2, "pixels": 8, "samples": 300, "batch_size": 32},
-                "base": {"width": 64, "blocks": 6, "pixels": 32, "samples": 4096, "batch_size": 128},
+                "base": {
+                    "width": 64,
+                    "blocks": 6,
+                    "pixels": 32,
+                    "samples": 4096,
+                    "batch_size": 128,
+                },
             },
         ),
         "gpt": BuiltIn(
             "paralab.workload.gpt",
             "a byte-level transformer on the source files of Python's standard library",
             {
-                "small": {"dim": 128, "layers": 4, "heads": 4, "context": 128, "samples": 4096, "batch_size": 32},
-                "tiny": {"dim": 32, "layers": 3, "heads": 2, "context": 32, "samples": 300, "batch_size": 32},
-                "10m": {"dim": 320, "layers": 8, "heads": 5, "context": 256, "samples": 4096, "batch_size": 32},
-                "124m": {"dim": 960, "layers": 11, "heads": 15, "context": 1024, "samples": 2048, "batch_size": 16},
+                "small": {
+                    "dim": 128,
+                    "layers": 4,
+                    "heads": 4,
+                    "context": 128,
+                    "samples": 4096,
+                    "batch_size": 32,
+                },
+                "tiny": {
+                    "dim": 32,
+                    "layers": 3,
+                    "heads": 2,
+                    "context": 32,
+                    "samples": 300,
+                    "batch_size": 32,
+                },
+                "10m": {
+                    "dim": 320,
+                    "layers": 8,
+                    "heads": 5,
+                    "context": 256,
+                    "samples": 4096,
+                    "batch_size": 32,
+                },
+                "124m": {
+                    "dim": 960,
+                    "layers": 11,
+                    "heads": 15,
+                    "context": 1024,
+                    "samples": 2048,
+                    "batch_size": 16,
+                },
             },
         ),
     }
@@ -57,7 +105,11 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
 
 def built_in_names() -> list[str]:
     """`mlp`, `mlp:base`, `mlp:tiny`, …"""
-    return [name for family, entry in BUILT_IN.items() for name in (family, *(f"{family}:{s}" for s in entry.sizes))]
+    return [
+        name
+        for family, entry in BUILT_IN.items()
+        for name in (family, *(f"{family}:{s}" for s in entry.sizes))
+    ]
 
 
 def look_up(name: str) -> tuple[BuiltIn, Mapping[str, int]]:

@@ -1,5 +1,6 @@
-"""`cnn`: convolutions with BatchNorm on synthetic images. BatchNorm sees its own replica's samples only, so data
-parallelism legitimately differs from one device here: the workload to see that difference on."""
+"""`cnn`: convolutions with BatchNorm on synthetic images. BatchNorm sees its own replica's samples
+only, so data parallelism legitimately differs from one device here: the workload to see that
+difference on."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from paralab.workload.workload import Workload
 CLASSES = 10
 
 
-def build(name: str, *, width: int, blocks: int, pixels: int, samples: int, batch_size: int) -> Workload:
+def build(
+    name: str, *, width: int, blocks: int, pixels: int, samples: int, batch_size: int
+) -> Workload:
     generator = torch.Generator().manual_seed(0)
     patterns = torch.randn(CLASSES, 3, pixels, pixels, generator=generator)
     labels = torch.randint(CLASSES, (samples,), generator=generator)
@@ -24,7 +27,13 @@ def build(name: str, *, width: int, blocks: int, pixels: int, samples: int, batc
 
     def model() -> nn.Module:
         body = [block(width, width) for _ in range(blocks - 1)]
-        return nn.Sequential(block(3, width), *body, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(width * 4, CLASSES))
+        return nn.Sequential(
+            block(3, width),
+            *body,
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(width * 4, CLASSES),
+        )
 
     return Workload(
         model=model,

@@ -1,7 +1,8 @@
-"""`gpt`: a byte-level transformer on text that every machine has, the source files of Python's standard library.
+"""`gpt`: a byte-level transformer on text that every machine has, the source files of Python's
+standard library.
 
-Samples have different lengths and are padded, so a batch's loss is a mean over a varying number of bytes: the case in
-which naive data parallelism averages means and trains something else.
+Samples have different lengths and are padded, so a batch's loss is a mean over a varying number of
+bytes: the case in which naive data parallelism averages means and trains something else.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ IGNORED = -100  # the target that cross_entropy leaves out
 
 
 def library_text(lengths: Iterator[int]) -> Iterator[bytes]:
-    """Runs of whole lines of the standard library, in a fixed order, each about as long as the next length."""
+    """Runs of whole lines of the standard library, in a fixed order, each about as long as the next
+    length."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(folder.glob("*.py")) + sorted(folder.glob("[a-z]*/*.py")):
         if "site-packages" in path.parts or "test" in path.parts:
@@ -35,7 +37,8 @@ def library_text(lengths: Iterator[int]) -> Iterator[bytes]:
 
 
 def library_tokens(samples: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(inputs, targets) of `samples` texts of context/2 … context bytes; the library is read again if it is too short."""
+    """(inputs, targets) of `samples` texts of context/2 … context bytes; the library is read again
+    if it is too short."""
     chance = random.Random(0)
     lengths = iter(lambda: chance.randint(context // 2, context) + 1, None)
     inputs = torch.full((samples, context), PAD)
@@ -64,17 +67,20 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal attention and a feed-forward network, each added to what came in. Padding is at the end of a text, so the
-    causal mask already keeps it from every real byte."""
+    """Causal attention and a feed-forward network, each added to what came in. Padding is at the
+    end of a text, so the causal mask already keeps it from every real byte."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        # No bias: attention does not depend on the key's bias, whose gradient would be rounding noise.
+        # No bias: attention does not depend on the key's bias, whose gradient would be rounding
+        # noise.
         self.query_key_value = nn.Linear(dim, 3 * dim, bias=False)
         self.mix = nn.Linear(dim, dim)
-        self.feed_forward = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        self.feed_forward = nn.Sequential(
+            nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, dim = x.shape
@@ -96,10 +102,14 @@ def real_bytes(batch: tuple[torch.Tensor, torch.Tensor]) -> float:
     return float((batch[1] != IGNORED).sum())
 
 
-def build(name: str, *, dim: int, layers: int, heads: int, context: int, samples: int, batch_size: int) -> Workload:
+def build(
+    name: str, *, dim: int, layers: int, heads: int, context: int, samples: int, batch_size: int
+) -> Workload:
     def model() -> nn.Module:
         blocks = [Block(dim, heads) for _ in range(layers)]
-        model = nn.Sequential(Embedding(dim, context), *blocks, nn.LayerNorm(dim), nn.Linear(dim, PAD))
+        model = nn.Sequential(
+            Embedding(dim, context), *blocks, nn.LayerNorm(dim), nn.Linear(dim, PAD)
+        )
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.02)
@@ -109,9 +119,12 @@ def build(name: str, *, dim: int, layers: int, heads: int, context: int, samples
         model=model,
         data=library_tokens(samples, context),
         loss=byte_loss,
-        # Not Adam, which divides every gradient by its own size: rounding of tiny gradients would become whole steps, and
-        # fp32 could not show that two trainings are the same. SGD learns this text as well.
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=min(0.05, 6.4 / dim), momentum=0.9),
+        # Not Adam, which divides every gradient by its own size: rounding of tiny gradients would
+        # become whole steps, and fp32 could not show that two trainings are the same. SGD learns
+        # this text as well.
+        optimizer=lambda parameters: torch.optim.SGD(
+            parameters, lr=min(0.05, 6.4 / dim), momentum=0.9
+        ),
         weight=real_bytes,
         batch_size=batch_size,
         data_path=f"{sysconfig.get_paths()['stdlib']}: {samples} texts of {context // 2}–{context} bytes",

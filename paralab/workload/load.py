@@ -1,4 +1,5 @@
-"""From a name to a `Workload`: a built-in one, `path/to/file.py:function`, or a pickled function from a notebook."""
+"""From a name to a `Workload`: a built-in one, `path/to/file.py:function`, or a pickled function
+from a notebook."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from paralab.workload.workload import Workload, as_workload
 
 
 def load_workload(reference: str) -> Workload:
-    """Build the workload that a command names; a user's mistake becomes a UsageError with their lines of the traceback."""
+    """Build the workload that a command names; a user's mistake becomes a UsageError with their
+    lines of the traceback."""
     if reference.startswith(PICKLED):
         path = Path(reference.removeprefix(PICKLED))
         with _importing_from(Path.cwd()):
@@ -41,15 +43,17 @@ def _built(function: Any, shown: str, folder: Path) -> Workload:
             value = function() if callable(function) else function
     except Exception as error:
         raise UsageError(
-            f"The workload {shown} failed with {type(error).__name__}: {error}", detail=their_lines(error, folder)
+            f"The workload {shown} failed with {type(error).__name__}: {error}",
+            detail=their_lines(error, folder),
         ) from error
     return as_workload(value, Path(shown).name)
 
 
 @contextmanager
 def _importing_from(*folders: Path) -> Iterator[None]:
-    """The user's modules are found first while their workload is loaded, as from a script. Afterwards they are found last: what
-    torch imports later must not come from a file there that happens to have the same name."""
+    """The user's modules are found first while their workload is loaded, as from a script.
+    Afterwards they are found last: what torch imports later must not come from a file there that
+    happens to have the same name."""
     names = [str(folder.resolve()) for folder in folders]
     sys.path[:0] = names
     try:
@@ -63,8 +67,14 @@ def _importing_from(*folders: Path) -> Iterator[None]:
 def _attribute(path: Path, attribute: str) -> Any:
     module = _import_file(path)
     if not hasattr(module, attribute):
-        names = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        raise unknown(f"function in {path.name} named", attribute, names or ["(the file defines no function)"])
+        names = [
+            name
+            for name, value in vars(module).items()
+            if getattr(value, "__module__", "") == module.__name__
+        ]
+        raise unknown(
+            f"function in {path.name} named", attribute, names or ["(the file defines no function)"]
+        )
     return getattr(module, attribute)
 
 
@@ -80,7 +90,8 @@ def _import_file(path: Path) -> ModuleType:
             spec.loader.exec_module(module)
     except Exception as error:
         raise UsageError(
-            f"{path.name} could not be imported: {type(error).__name__}: {error}", detail=their_lines(error, path.parent)
+            f"{path.name} could not be imported: {type(error).__name__}: {error}",
+            detail=their_lines(error, path.parent),
         ) from error
     return module
 
@@ -90,7 +101,9 @@ def their_lines(error: BaseException, folder: Path) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_under(frame.filename, folder)]
     lines = traceback.format_list(own)
-    if isinstance(error, SyntaxError) and not own:  # a syntax error has no frame in the file it is about
+    if (
+        isinstance(error, SyntaxError) and not own
+    ):  # a syntax error has no frame in the file it is about
         return "".join(traceback.format_exception_only(error))
     return "".join(lines)
 
@@ -99,4 +112,8 @@ def _is_under(filename: str, folder: Path) -> bool:
     if filename.startswith("<"):  # <frozen importlib>, <string>
         return False
     path, package = Path(filename).resolve(), Path(__file__).resolve().parent.parent
-    return path.is_relative_to(folder.resolve()) and not path.is_relative_to(package) and "site-packages" not in path.parts
+    return (
+        path.is_relative_to(folder.resolve())
+        and not path.is_relative_to(package)
+        and "site-packages" not in path.parts
+    )

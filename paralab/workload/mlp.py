@@ -1,4 +1,5 @@
-"""`mlp`: the practicals' model, linear layers of one width DIM, on synthetic vectors around ten patterns."""
+"""`mlp`: the practicals' model, linear layers of one width DIM, on synthetic vectors around ten
+patterns."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from paralab.workload.workload import Workload
 CLASSES = 10
 
 
-def build(name: str, *, dim: int, layers: int, samples: int, batch_size: int, loss_divisor: int = 1) -> Workload:
+def build(
+    name: str, *, dim: int, layers: int, samples: int, batch_size: int, loss_divisor: int = 1
+) -> Workload:
     generator = torch.Generator().manual_seed(0)
     patterns = torch.randn(CLASSES, dim, generator=generator)
     labels = torch.randint(CLASSES, (samples,), generator=generator)

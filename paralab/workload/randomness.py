@@ -1,4 +1,5 @@
-"""Users' code that draws random numbers must draw the same ones in every process: the ranks share their data by this alone."""
+"""Users' code that draws random numbers must draw the same ones in every process: the ranks share
+their data by this alone."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def seeded(seed: int, position: int = 0) -> Iterator[None]:
     numpy = sys.modules.get("numpy")
     python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(value)  # not torch.manual_seed: it would seed the GPUs as well
+        torch.default_generator.manual_seed(
+            value
+        )  # not torch.manual_seed: it would seed the GPUs as well
         random.seed(value)
         if numpy:
             numpy.random.seed(value)
@@ -41,16 +44,33 @@ def seeded(seed: int, position: int = 0) -> Iterator[None]:
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Dropout switched off in this process, as modules, as functions and inside attention and recurrent layers.
+    """Dropout switched off in this process, as modules, as functions and inside attention and
+    recurrent layers.
 
-    Two trainings whose dropout draws different numbers cannot be compared, and a real mistake would hide behind it.
+    Two trainings whose dropout draws different numbers cannot be compared, and a real mistake would
+    hide behind it.
     """
-    names = ["dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"]
+    names = [
+        "dropout",
+        "alpha_dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "feature_alpha_dropout",
+    ]
     kept = {name: getattr(nn.functional, name) for name in [*names, "scaled_dot_product_attention"]}
     recurrent = {m: m.dropout for m in model.modules() if isinstance(m, nn.RNNBase)}
     attention = kept["scaled_dot_product_attention"]
 
-    def attend(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *more: Any, **named: Any) -> Any:
+    def attend(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        *more: Any,
+        **named: Any,
+    ) -> Any:
         return attention(query, key, value, attn_mask, 0.0, *more, **named)
 
     try:

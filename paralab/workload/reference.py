@@ -1,4 +1,5 @@
-"""How a workload is named on the command line: a built-in name, `path/to/file.py:function`, or a pickle from a notebook."""
+"""How a workload is named on the command line: a built-in name, `path/to/file.py:function`, or a
+pickle from a notebook."""
 
 from __future__ import annotations
 
@@ -16,22 +17,30 @@ def names_file(reference: str) -> bool:
 
 
 def check_reference(reference: str) -> str:
-    """Refuse early, without torch, what cannot be loaded; give the reference with an absolute path."""
+    """Refuse early, without torch, what cannot be loaded; give the reference with an absolute
+    path."""
     if reference.startswith(PICKLED):
         return reference
     if not names_file(reference):
         return full_name(reference)
     path, colon, attribute = split(reference)
     if not path.is_file():
-        raise UsageError(f"There is no file {str(path)!r}.", cure="path/to/file.py:function")
+        raise UsageError(f"There is no file {str(path)!r}.", fix="path/to/file.py:function")
     if not colon or not attribute:
-        raise UsageError(f"{reference!r} names a file but no function in it.", cure=f"{reference.rstrip(':')}:function")
+        raise UsageError(
+            f"{reference!r} names a file but no function in it.",
+            fix=f"{reference.rstrip(':')}:function",
+        )
     return f"{path.resolve()}:{attribute}"
 
 
 def user_folder(reference: str) -> Path:
     """Where the user's own files are: frames of a traceback from there are worth showing."""
-    return split(reference)[0].parent if names_file(reference) and not reference.startswith(PICKLED) else Path()
+    return (
+        split(reference)[0].parent
+        if names_file(reference) and not reference.startswith(PICKLED)
+        else Path()
+    )
 
 
 def split(reference: str) -> tuple[Path, str, str]:

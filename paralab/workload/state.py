@@ -1,7 +1,9 @@
-"""What a forward may change in its model besides the result: buffers, plain attributes, and generators it holds.
+"""What a forward may change in its model besides the result: buffers, plain attributes, and
+generators it holds.
 
-A forward that changes them gives another answer at the next call, or will one day: running statistics, a counter, a schedule that
-fades in. Splitting a batch changes how often the forward is called, and with how many samples, so such a model trains differently.
+A forward that changes them gives another answer at the next call, or will one day: running
+statistics, a counter, a schedule that fades in. Splitting a batch changes how often the forward is
+called, and with how many samples, so such a model trains differently.
 """
 
 from __future__ import annotations
@@ -28,11 +30,16 @@ def state_of(model: nn.Module) -> State:
 def changes(before: State, after: State) -> list[str]:
     """The names of what is different."""
     places = dict.fromkeys([*before, *after])
-    return [".".join(filter(None, place)) for place in places if not _same(before.get(place, _MISSING), after.get(place, _MISSING))]
+    return [
+        ".".join(filter(None, place))
+        for place in places
+        if not _same(before.get(place, _MISSING), after.get(place, _MISSING))
+    ]
 
 
 def put_back(model: nn.Module, state: State) -> None:
-    """Give every place its value of `state`. A buffer becomes a new tensor: a graph may still need the one that is there."""
+    """Give every place its value of `state`. A buffer becomes a new tensor: a graph may still need
+    the one that is there."""
     modules = dict(model.named_modules())
     copies: dict[int, torch.Tensor] = {}
     for (name, key), value in state.items():
@@ -62,7 +69,9 @@ class _Stream:
         self.value: Any = generator.get_state() if torch_s else generator.getstate()  # type: ignore[union-attr]
 
     def put_back(self, generator: Any) -> None:
-        (generator.set_state if isinstance(generator, torch.Generator) else generator.setstate)(self.value)
+        (generator.set_state if isinstance(generator, torch.Generator) else generator.setstate)(
+            self.value
+        )
 
 
 def _places(model: nn.Module) -> State:
@@ -105,13 +114,19 @@ def _copy(value: Any, copies: dict[int, torch.Tensor]) -> Any:
 
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+        return (
+            one.shape == other.shape
+            and one.dtype == other.dtype
+            and torch.equal(one.nan_to_num(), other.nan_to_num())
+        )
     if type(one) is not type(other):
         return False
     if isinstance(one, _Stream):
         return _same(one.value, other.value)
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+        return one.keys() == other.keys() and all(
+            _same(value, other[key]) for key, value in one.items()
+        )
     if isinstance(one, list | tuple | deque):
         return len(one) == len(other) and all(map(_same, one, other))
     return bool(one == other or (one != one and other != other))

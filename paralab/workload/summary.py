@@ -26,7 +26,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Unit:
-    """A sub-module whose parameters can be sharded together: whole while it is called, in pieces otherwise."""
+    """A sub-module whose parameters can be sharded together: whole while it is called, in pieces
+    otherwise."""
 
     name: str
     parameter_bytes: int
@@ -34,7 +35,8 @@ class Unit:
 
 @dataclass(frozen=True)
 class Summary:
-    """`layers` is empty when no strategy needed them; `uncut_reason` says why there are no more places to cut."""
+    """`layers` is empty when no strategy needed them; `uncut_reason` says why there are no more
+    places to cut."""
 
     name: str
     parameters: int
@@ -47,17 +49,25 @@ class Summary:
     batch_norms: int
     dropout: bool  # the forward draws random numbers, but not when dropout is switched off
     random: bool  # it draws them even then
-    flops_per_sample: float | None = None  # forward and backward: matrix products, convolutions, attention; None: none found
-    unused: tuple[str, ...] = ()  # trainable parameters that a trial step, or one of several samples, gave no gradient
+    flops_per_sample: float | None = (
+        None  # forward and backward: matrix products, convolutions, attention; None: none found
+    )
+    unused: tuple[
+        str, ...
+    ] = ()  # trainable parameters that a trial step, or one of several samples, gave no gradient
     sparse: tuple[str, ...] = ()  # parameters whose gradient is a sparse tensor
-    state: tuple[str, ...] = ()  # buffers and attributes that every forward changes, BatchNorm's aside
+    state: tuple[
+        str, ...
+    ] = ()  # buffers and attributes that every forward changes, BatchNorm's aside
     sometimes: tuple[str, ...] = ()  # sub-modules that only some calls of the forward use
     scalar_output: bool = False  # the output has a number in it that is not per sample
     layers: tuple[Layer, ...] = ()
     uncut_reason: str | None = None
     units: tuple[Unit, ...] = ()
     scalars: tuple[str, ...] = ()  # parameters without a dimension
-    optimizer_bytes_per_byte: float | None = None  # state that the optimiser keeps per byte of parameters; None: not known
+    optimizer_bytes_per_byte: float | None = (
+        None  # state that the optimizer keeps per byte of parameters; None: not known
+    )
     whole_tensors: bool = False  # the optimizer's step on a part of a parameter is not a part of its step on the whole
     whole_model: bool = False  # the optimizer's step on a parameter depends on other parameters
     split_problem: str | None = (
@@ -70,6 +80,6 @@ class Summary:
 
 
 def controls(batch_norms: int, random: bool, state: tuple[str, ...]) -> tuple[str, ...]:
-    """What a proof must hold still (`paralab.workload.control`)."""
+    """What a proof must hold still (`paralab.workload.proof_controls`)."""
     found = {"batch_norm": bool(batch_norms), "random": random, "state": bool(state)}
     return tuple(name for name, there in found.items() if there)

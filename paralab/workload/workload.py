@@ -1,4 +1,5 @@
-"""`Workload`: a model, its data and its loss, in plain PyTorch that knows nothing of parallelism."""
+"""`Workload`: a model, its data and its loss, in plain PyTorch that knows nothing of
+parallelism."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class Workload:
                 a map-style Dataset, or a function `get_batch(n)` that makes n samples
     loss        `loss(output, target)`: the mean over what `weight` counts
     optimizer   called with the parameters; default `SGD(lr=0.01, momentum=0.9)`
-    scheduler   called with the optimiser, gives a learning-rate scheduler that is stepped after every optimiser step
+    scheduler   called with the optimizer, gives a learning-rate scheduler that is stepped after every optimizer step
     weight      `weight(batch)`: how many terms the loss of this batch is the mean of, e.g. its unpadded tokens;
                 default: its samples. With it, unequal pieces of a batch are added up correctly.
     unpack      `unpack(batch) -> (input, target)`; default: pairs, `{"input", "target"}`, or a tensor that is both
@@ -62,22 +63,27 @@ def as_workload(value: object, name: str) -> Workload:
             problem = f"The workload {name} returned a dict with " + " and ".join(
                 ([f"unknown {wrong}"] if wrong else []) + ([f"no {missing}"] if missing else [])
             )
-            raise UsageError(problem, cure="model, data and loss are needed; may be given: " + ", ".join(known[3:]))
+            raise UsageError(
+                problem,
+                fix="model, data and loss are needed; may be given: " + ", ".join(known[3:]),
+            )
         value = Workload(**value)
     if not isinstance(value, Workload):
         raise UsageError(
             f"The workload {name} returned {type(value).__name__}, not a workload.",
-            cure="return paralab.Workload(model=..., data=..., loss=...) or a dict with these keys",
+            fix="return paralab.Workload(model=..., data=..., loss=...) or a dict with these keys",
         )
-    if not callable(value.model) or (hasattr(value.model, "parameters") and not isinstance(value.model, type)):
+    if not callable(value.model) or (
+        hasattr(value.model, "parameters") and not isinstance(value.model, type)
+    ):
         raise UsageError(
             f"The model of workload {name} is a {type(value.model).__name__}; every rank must build its own.",
-            cure="model=a function or class that returns the nn.Module, e.g. model=lambda: MyModel(width=64)",
+            fix="model=a function or class that returns the nn.Module, e.g. model=lambda: MyModel(width=64)",
         )
     if not callable(value.loss):
         raise UsageError(
             f"The loss of workload {name} is {type(value.loss).__name__}, which cannot be called.",
-            cure="loss=a function of (output, target), e.g. torch.nn.functional.cross_entropy",
+            fix="loss=a function of (output, target), e.g. torch.nn.functional.cross_entropy",
         )
     value.name = value.name or name
     return value

@@ -25,7 +25,10 @@ def plan(strategy="ddp", ranks=2, stages=1, micro_batches=1, accumulate=1, batch
             {
                 "rank": rank,
                 "local_rank": rank,
-                "devices": [{"name": n, "torch": "cpu", "role": "replica", "virtual": True, "shared": False} for n in names],
+                "devices": [
+                    {"name": n, "torch": "cpu", "role": "replica", "virtual": True, "shared": False}
+                    for n in names
+                ],
                 "samples_per_step": batch_size // ranks,
                 "split": [batch_size // ranks] * len(names),
             }
@@ -36,21 +39,48 @@ def plan(strategy="ddp", ranks=2, stages=1, micro_batches=1, accumulate=1, batch
 
 
 def write(folder, plan, step_of, steps=12, machine=None, workload=None, extra=None):
-    """`step_of(rank)`: the spans of one step as (event, start, end, fields), from 0 to STEP; every step is the same."""
+    """`step_of(rank)`: the spans of one step as (event, start, end, fields), from 0 to STEP; every
+    step is the same."""
     (folder / "events").mkdir(parents=True)
-    machine = {"cores": 2, "cpu": "a CPU", "gpus": [], "memory_bytes": 2**34, "python": "3.11", "cuda": None} | (machine or {})
-    workload = {"name": "mlp", "flops_per_sample": 1e6, "parameters": 100, "data_path": "none"} | (workload or {})
-    manifest = {"schema": 1, "plan": plan, "machine": machine, "workload": workload, "packages": {}, "command": ["paralab", "run"]}
+    machine = {
+        "cores": 2,
+        "cpu": "a CPU",
+        "gpus": [],
+        "memory_bytes": 2**34,
+        "python": "3.11",
+        "cuda": None,
+    } | (machine or {})
+    workload = {"name": "mlp", "flops_per_sample": 1e6, "parameters": 100, "data_path": "none"} | (
+        workload or {}
+    )
+    manifest = {
+        "schema": 1,
+        "plan": plan,
+        "machine": machine,
+        "workload": workload,
+        "packages": {},
+        "command": ["paralab", "run"],
+    }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     for rank in range(len(plan["ranks"])):
-        lines = [{"event": "start", "time": 0.0, "rank": rank, "pid": 100 + rank, "unix_seconds": 0.0}]
+        lines = [
+            {"event": "start", "time": 0.0, "rank": rank, "pid": 100 + rank, "unix_seconds": 0.0}
+        ]
         for step in range(steps):
             base = step * (STEP + 1)  # a second between two steps
             lines.append({"event": "data", "step": step, "start": base - 0.5, "end": base})
             spans = step_of(rank)
             reduced = [fields for event, _, _, fields in spans if event == "all_reduce"]
             for event, start, end, fields in spans:
-                lines.append({"event": event, "step": step, "start": base + start, "end": base + end, **fields})
+                lines.append(
+                    {
+                        "event": event,
+                        "step": step,
+                        "start": base + start,
+                        "end": base + end,
+                        **fields,
+                    }
+                )
             lines.append(
                 {
                     "event": "step",
@@ -67,5 +97,7 @@ def write(folder, plan, step_of, steps=12, machine=None, workload=None, extra=No
             )
         lines += extra(rank) if extra else []
         lines.append({"event": "end", "time": steps * (STEP + 1), "status": "completed"})
-        (folder / "events" / f"rank{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / "events" / f"rank{rank}.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines)
+        )
     return folder

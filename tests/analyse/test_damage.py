@@ -1,4 +1,5 @@
-"""Damaged event files: a line costs only itself, `show` says how many were lost, and result.json has the numbers."""
+"""Damaged event files: a line costs only itself, `show` says how many were lost, and result.json
+has the numbers."""
 
 import json
 import random
@@ -10,9 +11,13 @@ from click.testing import CliRunner
 
 from paralab.analyse.recording import Recording
 from paralab.analyse.result import result_of
-from paralab.cli import main
+from paralab.cli.main import main
 
-RUNS = sorted(path for path in Path(__file__).parent.parent.joinpath("runs").iterdir() if (path / "events").exists())
+RUNS = sorted(
+    path
+    for path in Path(__file__).parent.parent.joinpath("runs").iterdir()
+    if (path / "events").exists()
+)
 SIZE = 30
 BYTES = {
     "random": lambda dice: dice.randbytes(SIZE),
@@ -47,9 +52,15 @@ def test_thirty_damaged_bytes_anywhere_do_not_hide_the_run(run, tmp_path):
             path.write_bytes(whole[:at] + BYTES[kind](dice) + whole[at + SIZE :])
             assert sum(Recording.read(folder).damaged.values()) <= SIZE
             found = result_of(folder)
-            assert [found[key] for key in ("steps", "losses", "status")] == [result[key] for key in ("steps", "losses", "status")]
+            assert [found[key] for key in ("steps", "losses", "status")] == [
+                result[key] for key in ("steps", "losses", "status")
+            ]
             shown = show(folder)
-            assert bool(shown["sections"][0]["blocks"][0]["rows"]) == bool(result["steps"]), (path.name, kind, at)
+            assert bool(shown["sections"][0]["blocks"][0]["rows"]) == bool(result["steps"]), (
+                path.name,
+                kind,
+                at,
+            )
         path.write_bytes(whole)
 
 
@@ -76,7 +87,9 @@ def test_a_missing_file_is_made_good_by_the_result(tmp_path):
     assert result_of(folder)["steps"] == result["steps"]
     rows = show(folder)["sections"][0]["blocks"][0]["rows"]
     assert rows[0][2]["value"] == pytest.approx(result["step_seconds"]["median"])
-    report = CliRunner().invoke(main, ["show", str(folder), "--all", "--report", str(tmp_path / "page.html")])
+    report = CliRunner().invoke(
+        main, ["show", str(folder), "--all", "--report", str(tmp_path / "page.html")]
+    )
     assert report.exit_code == 0, report.output
 
 

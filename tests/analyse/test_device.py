@@ -1,4 +1,5 @@
-"""What a run was trained on is the plan's device: `scale --device cpu` on a machine with a GPU once said "on 1 GPU"."""
+"""What a run was trained on is the plan's device: `scale --device cpu` on a machine with a GPU once
+said "on 1 GPU"."""
 
 import json
 import shutil
@@ -8,16 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from paralab.analyse.batch_splits import splits
-from paralab.analyse.comparison import comparison_of, comparison_of_runs
-from paralab.analyse.lab import Lab
-from paralab.analyse.reading import document_of
-from paralab.analyse.setups import DP2
-from paralab.analyse.wording import machine_words
+from paralab.analyse.compare import comparison_of, comparison_of_runs
+from paralab.analyse.phrases import machine_words
+from paralab.course.batch_splits import splits
+from paralab.course.configurations import DP2
+from paralab.course.measurements import Measurements
+from paralab.experiment.run import constraints
 from paralab.machine.host import Gpu, Machine
 from paralab.plan.plan import Plan
-from paralab.training import constraints
-from tests.analyse.test_answers import comparison
+from paralab.show.open_folder import document_of
+from tests.course.test_answers import comparison
 
 RUNS = Path(__file__).parent.parent / "runs"
 GPU = {"name": "NVIDIA H200", "memory_bytes": 139 * 2**30, "capability": [9, 0]}
@@ -44,16 +45,28 @@ def test_a_gpu_that_was_not_used_is_not_named(tmp_path, name):
 
 
 def test_what_was_used_is_named(tmp_path):
-    cpu, gpu = with_a_gpu("ddp", tmp_path / "cpu"), with_a_gpu("ddp", tmp_path / "gpu", device="cuda")
+    cpu, gpu = (
+        with_a_gpu("ddp", tmp_path / "cpu"),
+        with_a_gpu("ddp", tmp_path / "gpu", device="cuda"),
+    )
     assert machine_words(comparison_of_runs([gpu])) == "1 GPU (NVIDIA H200)"
-    assert machine_words(comparison_of_runs([cpu, gpu])) == "1 GPU (NVIDIA H200) and 2 cores of AMD EPYC"
+    assert (
+        machine_words(comparison_of_runs([cpu, gpu]))
+        == "1 GPU (NVIDIA H200) and 2 cores of AMD EPYC"
+    )
     rows = comparison_of(with_a_gpu("low_precision", tmp_path / "compared"))["rows"]
     assert {row["device"] for row in rows} == {"cpu"}
 
 
 def test_the_manifest_lists_the_memory_that_the_plan_uses():
     manifest = json.loads((RUNS / "killed" / "manifest.json").read_text())
-    machine = Machine(**{**manifest["machine"], "backends": ("gloo",), "gpus": (Gpu("NVIDIA H200", 139 * 2**30, (9, 0)),)})
+    machine = Machine(
+        **{
+            **manifest["machine"],
+            "backends": ("gloo",),
+            "gpus": (Gpu("NVIDIA H200", 139 * 2**30, (9, 0)),),
+        }
+    )
     plan = Plan.from_json(manifest["plan"])
     summary = SimpleNamespace(**manifest["workload"])
     assert "H200" not in " ".join(constraints(plan, machine, summary))
@@ -65,7 +78,11 @@ def test_shares_of_the_cores_are_said_where_the_gpu_was_not_used():
     found["machine"]["gpus"] = [GPU]
 
     def told():
-        return next(block.text for block in splits(Lab.of(found, Path())) if getattr(block, "evidence", {}).get("gpus_here") == 1)
+        return next(
+            block.text
+            for block in splits(Measurements.of(found, Path()))
+            if getattr(block, "evidence", {}).get("gpus_here") == 1
+        )
 
     assert "shares of its cores" in told()
     by_name[DP2]["device"] = "cuda"

@@ -12,7 +12,9 @@ PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer
 def folder(tmp_path, *ranks):
     (tmp_path / "events").mkdir()
     for rank, events in enumerate(ranks):
-        (tmp_path / "events" / f"rank{rank}.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        (tmp_path / "events" / f"rank{rank}.jsonl").write_text(
+            "".join(json.dumps(event) + "\n" for event in events)
+        )
     return tmp_path
 
 
@@ -25,7 +27,11 @@ def step(number):
 
 
 def test_the_victim_is_not_the_cause_even_if_it_speaks_first(tmp_path):
-    where = folder(tmp_path, [step(0), error(1.0, PEER)], [step(0), step(1), error(2.0, "ValueError: bad label")])
+    where = folder(
+        tmp_path,
+        [step(0), error(1.0, PEER)],
+        [step(0), step(1), error(2.0, "ValueError: bad label")],
+    )
     cause = root_cause(where, [1, 1], where / "logs")
     assert (cause.rank, cause.what, cause.detail) == (1, "ValueError: bad label", "their line")
 
@@ -54,7 +60,9 @@ def test_a_rank_that_the_launcher_ended_is_not_the_cause(tmp_path):
 
 def test_the_rank_that_the_others_waited_for(tmp_path):
     timeout = "RuntimeError: Timed out waiting 600000ms for recv operation to complete"
-    where = folder(tmp_path, [step(0), error(1.0, timeout), {"event": "end", "status": "failed"}], [step(0)])
+    where = folder(
+        tmp_path, [step(0), error(1.0, timeout), {"event": "end", "status": "failed"}], [step(0)]
+    )
     cause = root_cause(where, [1, None], where / "logs")
     assert cause.rank == 1
     assert "did not arrive" in cause.what
@@ -75,11 +83,27 @@ IN_DATA = 'File "/home/me/train.py", line 9, in download'
         ("RuntimeError: Application timeout caused pair closure", IN_TORCH, 1),
         ("RuntimeError: Socket Timeout", IN_TORCH, 1),
         ("RuntimeError: wait timeout after 600000ms, keys: /default_pg/0//1", IN_TORCH, 1),
-        ("torch.distributed.DistNetworkError: The client socket has timed out after 60s", IN_TORCH, 1),
-        ("torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 clients joined.", IN_TORCH, 1),
-        ("RuntimeError: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)", IN_TORCH, 1),
+        (
+            "torch.distributed.DistNetworkError: The client socket has timed out after 60s",
+            IN_TORCH,
+            1,
+        ),
+        (
+            "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 clients joined.",
+            IN_TORCH,
+            1,
+        ),
+        (
+            "RuntimeError: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)",
+            IN_TORCH,
+            1,
+        ),
         ("RuntimeError: Rank 1 failed to pass monitoredBarrier in 600000 ms", IN_TORCH, 1),
-        ("ConnectionResetError: [Errno 104] Connection reset by peer", IN_DATA, 0),  # the user's own connection
+        (
+            "ConnectionResetError: [Errno 104] Connection reset by peer",
+            IN_DATA,
+            0,
+        ),  # the user's own connection
     ],
 )
 def test_what_only_a_victim_says(tmp_path, text, where, cause):

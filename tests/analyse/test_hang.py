@@ -15,7 +15,10 @@ OURS = [
     frame("/x/paralab/worker/__main__.py", 50, "main"),
     frame("/x/paralab/worker/passes.py", 30, "accumulate", "backward(loss)"),
 ]
-IN_BACKWARD = [*OURS, frame("/x/site-packages/torch/autograd/graph.py", 800, "_engine_run_backward")]
+IN_BACKWARD = [
+    *OURS,
+    frame("/x/site-packages/torch/autograd/graph.py", 800, "_engine_run_backward"),
+]
 IN_BARRIER = [*OURS, frame("/x/site-packages/torch/distributed/distributed_c10d.py", 900, "wait")]
 IN_THEIR_CODE = [*OURS, frame("/home/me/train.py", 12, "forward", "time.sleep(1000)")]
 
@@ -34,18 +37,49 @@ def entry(number, retired, name="gloo:all_reduce", group="1", size=(100, 10)):
 def spoken(folder, rank, stack, arrived, waiting, state="S"):
     (folder / f"rank{rank}.state").write_text(json.dumps({"state": state, "pid": 1}))
     if stack is not None:
-        entries = [entry(number, retired=not (waiting and number == arrived)) for number in range(1, arrived + 1)]
-        (folder / f"rank{rank}.json").write_text(json.dumps({"stacks": {"MainThread": stack}, "collectives": entries}))
+        entries = [
+            entry(number, retired=not (waiting and number == arrived))
+            for number in range(1, arrived + 1)
+        ]
+        (folder / f"rank{rank}.json").write_text(
+            json.dumps({"stacks": {"MainThread": stack}, "collectives": entries})
+        )
 
 
 CASES = {
-    #                     rank 0: stack, collectives, waits  rank 1                         named  words
-    "one does not arrive": ((IN_BACKWARD, 7, True, "S"), (IN_THEIR_CODE, 6, False, "S"), 1, "did not arrive"),
-    "the other one": ((IN_THEIR_CODE, 6, False, "R"), (IN_BACKWARD, 7, True, "S"), 0, "did not arrive"),
+    #                     rank 0: stack, collectives, waits  rank 1                         named
+    #   words
+    "one does not arrive": (
+        (IN_BACKWARD, 7, True, "S"),
+        (IN_THEIR_CODE, 6, False, "S"),
+        1,
+        "did not arrive",
+    ),
+    "the other one": (
+        (IN_THEIR_CODE, 6, False, "R"),
+        (IN_BACKWARD, 7, True, "S"),
+        0,
+        "did not arrive",
+    ),
     "one is stopped": ((IN_BACKWARD, 7, True, "S"), (None, 0, False, "T"), 1, "is stopped"),
-    "one holds the interpreter": ((IN_BACKWARD, 7, True, "S"), (None, 0, False, "R"), 1, "does not let go"),
-    "all have arrived": ((IN_BACKWARD, 7, True, "S"), (IN_BARRIER, 7, True, "S"), 0, "nobody is missing"),
-    "none waits": ((IN_THEIR_CODE, 3, False, "R"), (IN_THEIR_CODE, 3, False, "R"), 0, "did not come to the end"),
+    "one holds the interpreter": (
+        (IN_BACKWARD, 7, True, "S"),
+        (None, 0, False, "R"),
+        1,
+        "does not let go",
+    ),
+    "all have arrived": (
+        (IN_BACKWARD, 7, True, "S"),
+        (IN_BARRIER, 7, True, "S"),
+        0,
+        "nobody is missing",
+    ),
+    "none waits": (
+        (IN_THEIR_CODE, 3, False, "R"),
+        (IN_THEIR_CODE, 3, False, "R"),
+        0,
+        "did not come to the end",
+    ),
 }
 
 
@@ -93,7 +127,10 @@ DONE = [entry(1, True), entry(1, True, group="2")]
 MISMATCHES = {
     # rank 0: stack, its last collectives       rank 1                                               kinds of rank 0 and 1
     "another kind": (
-        (calling("reduce_scatter_tensor", 7), [*DONE, entry(2, False)]),  # which gloo records as an all_reduce
+        (
+            calling("reduce_scatter_tensor", 7),
+            [*DONE, entry(2, False)],
+        ),  # which gloo records as an all_reduce
         (calling("all_gather_into_tensor", 9), [*DONE, entry(2, False, "gloo:all_gather")]),
         ("reduce_scatter", "all_gather"),
     ),
@@ -113,7 +150,10 @@ MISMATCHES = {
         ("broadcast", "broadcast"),
     ),
     "one is through, as the source of a broadcast": (
-        (calling("barrier", 8), [*DONE, entry(2, True, "gloo:broadcast"), entry(3, False, "gloo:barrier", size=())]),
+        (
+            calling("barrier", 8),
+            [*DONE, entry(2, True, "gloo:broadcast"), entry(3, False, "gloo:barrier", size=())],
+        ),
         (calling("all_gather", 7), [*DONE, entry(2, False, "gloo:all_gather")]),
         ("broadcast", "all_gather"),
     ),
@@ -127,7 +167,11 @@ MISMATCHES = {
         (calling("barrier", 9), [*DONE, entry(1, False, "gloo:barrier", group="0", size=())]),
         ("all_reduce", "barrier"),
     ),
-    "no recorder": ((calling("reduce_scatter", 7), []), (calling("all_gather", 9), []), ("reduce_scatter", "all_gather")),
+    "no recorder": (
+        (calling("reduce_scatter", 7), []),
+        (calling("all_gather", 9), []),
+        ("reduce_scatter", "all_gather"),
+    ),
     "both receive": ((calling("recv", 7), DONE), (calling("recv", 9), DONE), ("recv", "recv")),
     "one receives": (
         (calling("recv", 7), DONE),
@@ -136,7 +180,10 @@ MISMATCHES = {
     ),
 }
 AGREEMENTS = {
-    "the same": ((calling("all_reduce", 7), [*DONE, entry(2, False)]), (calling("all_reduce", 7), [*DONE, entry(2, False)])),
+    "the same": (
+        (calling("all_reduce", 7), [*DONE, entry(2, False)]),
+        (calling("all_reduce", 7), [*DONE, entry(2, False)]),
+    ),
     "one sends, one receives": ((calling("send", 7), DONE), (calling("recv", 9), DONE)),
     "the same, recorded": (
         (calling("send", 7), [*DONE, entry(2, False, "nccl:send 0->1") | {"is_p2p": True}]),
@@ -152,7 +199,9 @@ AGREEMENTS = {
 def say(folder, said):
     for rank, (stack, entries) in enumerate(said):
         (folder / f"rank{rank}.state").write_text(json.dumps({"state": "S", "pid": 1}))
-        (folder / f"rank{rank}.json").write_text(json.dumps({"stacks": {"MainThread": stack}, "collectives": entries}))
+        (folder / f"rank{rank}.json").write_text(
+            json.dumps({"stacks": {"MainThread": stack}, "collectives": entries})
+        )
 
 
 @pytest.mark.parametrize("case", MISMATCHES)
@@ -164,7 +213,9 @@ def test_a_mismatch_names_both_ranks_collectives_and_lines(tmp_path, case):
     assert hang.mismatch.ranks == (0, 1)
     assert tuple(wait.kind for wait in hang.mismatch.waits) == kinds
     own = [stack[-3]["line"] if stack is not IN_BACKWARD else 30 for stack, _ in said]
-    assert [line.split()[0].rpartition(":")[2] for line in hang.mismatch.lines] == [str(line) for line in own]
+    assert [line.split()[0].rpartition(":")[2] for line in hang.mismatch.lines] == [
+        str(line) for line in own
+    ]
     assert "network" not in hang.why
 
 
@@ -177,7 +228,10 @@ def test_where_all_agree_the_network_is_the_suspect(tmp_path, case):
 
 def test_of_three_ranks_the_odd_one_is_named_first(tmp_path):
     most = (calling("all_reduce", 7), [*DONE, entry(2, False)])
-    say(tmp_path, [most, (calling("barrier", 9), [*DONE, entry(2, False, "gloo:barrier", size=())]), most])
+    say(
+        tmp_path,
+        [most, (calling("barrier", 9), [*DONE, entry(2, False, "gloo:barrier", size=())]), most],
+    )
     hang = who_hung(tmp_path, 3, late=[0, 1, 2])
     assert hang.mismatch
     assert (hang.rank, hang.mismatch.ranks[0], hang.mismatch.waits[0].kind) == (1, 1, "barrier")

@@ -1,11 +1,12 @@
-"""Where the time of a step went: every definition of docs/metrics.md on a step that can be read off."""
+"""Where the time of a step went: every definition of docs/metrics.md on a step that can be read
+off."""
 
 import json
 
 import pytest
 
+from paralab.analyse.figures import ideal_slots, schedule, split, timeline
 from paralab.analyse.metrics import metrics_of
-from paralab.analyse.pictures import ideal_slots, schedule, split, timeline
 from paralab.analyse.recording import Recording
 from paralab.plan.schedules import ideal_bubble
 from tests.analyse.recordings import STEP, plan, write
@@ -33,7 +34,9 @@ def test_communication_is_hidden_while_the_device_computes(tmp_path):
     found = measured(tmp_path / "run", plan(), two_buckets)
     assert found["steps_measured"] == 9
     assert found["forward_seconds"] == pytest.approx(2)
-    assert found["backward_seconds"] == pytest.approx(3)  # from 2 to 5: then its last bucket was ready
+    assert found["backward_seconds"] == pytest.approx(
+        3
+    )  # from 2 to 5: then its last bucket was ready
     assert found["communication_seconds"] == pytest.approx(5)  # from 3 to 8
     assert found["exposed_communication_seconds"] == pytest.approx(3)  # from 5 to 8
     assert found["overlap"] == pytest.approx(2 / 5)
@@ -46,7 +49,10 @@ def test_communication_is_hidden_while_the_device_computes(tmp_path):
     assert found["straggler"] is None
     assert found["data_seconds"] == pytest.approx(0.5)
     assert found["data_wait_seconds"] == pytest.approx(1)
-    assert [(b["bucket"], b["bytes"], b["ready_seconds"]) for b in found["buckets"]] == [(0, 100, 3), (1, 50, 5)]
+    assert [(b["bucket"], b["bytes"], b["ready_seconds"]) for b in found["buckets"]] == [
+        (0, 100, 3),
+        (1, 50, 5),
+    ]
     parts = ("compute", "optimizer", "exposed_communication", "exposed_waiting", "other")
     assert sum(found[f"{part}_seconds"] for part in parts) == pytest.approx(STEP)
 
@@ -65,7 +71,9 @@ def one_is_slow(rank):
 
 def test_waiting_for_a_slower_rank_is_not_communication(tmp_path):
     found = measured(tmp_path / "run", plan(), one_is_slow)
-    assert found["communication_seconds"] == pytest.approx(2)  # from 7, when the last rank was ready, to 9
+    assert found["communication_seconds"] == pytest.approx(
+        2
+    )  # from 7, when the last rank was ready, to 9
     assert [rank["exposed_waiting_seconds"] for rank in found["per_rank"]] == [pytest.approx(4), 0]
     assert found["straggler"] == {
         "rank": 1,
@@ -99,7 +107,11 @@ def pipelined(rank):
         return (event, start, start + 1, where)
 
     there = [slot("forward", stage, micro, stage + micro) for stage in (0, 1) for micro in (0, 1)]
-    back = [slot("backward", stage, micro, 3 + (1 - stage) + micro) for stage in (0, 1) for micro in (0, 1)]
+    back = [
+        slot("backward", stage, micro, 3 + (1 - stage) + micro)
+        for stage in (0, 1)
+        for micro in (0, 1)
+    ]
     return [*there, *back, ("optimizer", 6, 7, {})]
 
 
@@ -107,7 +119,10 @@ def test_the_bubble(tmp_path):
     shape = plan("pipeline", ranks=1, stages=2, micro_batches=2)
     found = measured(tmp_path / "run", shape, pipelined)
     assert found["bubble"] == {"measured": pytest.approx(1 / 3), "ideal": pytest.approx(1 / 3)}
-    assert [device["seconds"] for device in found["busy"]] == [pytest.approx(5), pytest.approx(4)]  # the first one steps, too
+    assert [device["seconds"] for device in found["busy"]] == [
+        pytest.approx(5),
+        pytest.approx(4),
+    ]  # the first one steps, too
     assert found["balance"] == pytest.approx(5 / 4)
     recording = Recording.read(tmp_path / "run")
     drawn = schedule(recording)
@@ -119,7 +134,9 @@ def test_the_bubble(tmp_path):
 
 def test_the_ideal_bubble():
     assert ideal_bubble(2, 4) == pytest.approx(1 / 5)
-    assert ideal_bubble(4, 1) == pytest.approx(3 / 4)  # model parallelism: one device works at a time
+    assert ideal_bubble(4, 1) == pytest.approx(
+        3 / 4
+    )  # model parallelism: one device works at a time
     slots = ideal_slots(2, 4)
     idle = 2 * max(s.end for s in slots) - len(slots)
     assert idle / (2 * max(s.end for s in slots)) == pytest.approx(ideal_bubble(2, 4))
@@ -145,7 +162,9 @@ def data_parallel(rank):
 def test_data_parallel_communicates_inside_the_process(tmp_path):
     shape = plan("dp", ranks=1)
     names = ("cpu:0", "cpu:1")
-    shape["ranks"][0]["devices"] = [{"name": n, "torch": "cpu", "role": "r", "virtual": True, "shared": False} for n in names]
+    shape["ranks"][0]["devices"] = [
+        {"name": n, "torch": "cpu", "role": "r", "virtual": True, "shared": False} for n in names
+    ]
     found = measured(tmp_path / "run", shape, data_parallel)
     assert found["communication_seconds"] == pytest.approx(3)
     assert found["exposed_communication_seconds"] == pytest.approx(3)
@@ -174,7 +193,10 @@ def test_flops_and_peak_by_exact_name(tmp_path):
 def test_load_is_the_mean_while_it_trained(tmp_path):
     def load(rank):
         samples = ((1, 9), (50, 1), (60, 2))
-        return [{"event": "load", "time": t, "cpu_share": share, "rss_bytes": 5, "devices": []} for t, share in samples]
+        return [
+            {"event": "load", "time": t, "cpu_share": share, "rss_bytes": 5, "devices": []}
+            for t, share in samples
+        ]
 
     found = measured(tmp_path / "run", plan(), two_buckets, extra=load)
     assert found["load"]["cores_per_rank"] == [1.5, 1.5]  # the sample at 1 s is warm-up
@@ -183,8 +205,17 @@ def test_load_is_the_mean_while_it_trained(tmp_path):
 def test_the_timeline_shows_exposed_waiting(tmp_path):
     recording = Recording.read(write(tmp_path / "run", plan(), one_is_slow))
     drawn = timeline(recording, steps=1)
-    assert drawn.lanes == ("rank 0 · cpu:0", "rank 0 · all-reduce", "rank 1 · cpu:1", "rank 1 · all-reduce")
-    exposed = {(s.label, s.lane, round(s.start, 3), round(s.end, 3)) for s in drawn.spans if s.kind == "wait"}
+    assert drawn.lanes == (
+        "rank 0 · cpu:0",
+        "rank 0 · all-reduce",
+        "rank 1 · cpu:1",
+        "rank 1 · all-reduce",
+    )
+    exposed = {
+        (s.label, s.lane, round(s.start, 3), round(s.end, 3))
+        for s in drawn.spans
+        if s.kind == "wait"
+    }
     assert {s.exposed for s in drawn.spans if s.label == "exposed communication"} == {True}
     assert not any(s.exposed for s in drawn.spans if s.label != "exposed communication")
     assert exposed == {
@@ -200,7 +231,13 @@ def test_a_split_is_drawn_to_scale():
     row = {
         "batch": {"size": 64, "accumulate": 2, "micro_batches": 1, "arithmetic": "64 = …"},
         "ranks": [
-            {"rank": r, "roles": ["replica"], "devices": [f"cpu:{r}"], "samples_per_step": n, "split": [n]}
+            {
+                "rank": r,
+                "roles": ["replica"],
+                "devices": [f"cpu:{r}"],
+                "samples_per_step": n,
+                "split": [n],
+            }
             for r, n in enumerate((22, 22, 20))
         ],
     }
@@ -210,36 +247,67 @@ def test_a_split_is_drawn_to_scale():
 
 
 def test_of_a_long_run_only_the_steps_with_details_are_measured(tmp_path):
-    """Every step has `data` and `step` events, but after the first 200 only one in ten has the others: a run of 1000 steps once had
-    no compute and no communication."""
+    """Every step has `data` and `step` events, but after the first 200 only one in ten has the
+    others: a run of 1000 steps once had no compute and no communication."""
     folder = write(tmp_path / "run", plan(), two_buckets, steps=40)
     for path in (folder / "events").iterdir():
         events = [json.loads(line) for line in path.read_text().splitlines()]
-        kept = [e for e in events if e.get("step", 0) < 20 or e["step"] % 10 == 0 or e["event"] in ("data", "step")]
+        kept = [
+            e
+            for e in events
+            if e.get("step", 0) < 20 or e["step"] % 10 == 0 or e["event"] in ("data", "step")
+        ]
         path.write_text("".join(json.dumps(event) + "\n" for event in kept))
     found = metrics_of(Recording.read(folder))
     assert found["steps_measured"] == 17 + 2
     assert found["communication_seconds"] == pytest.approx(5)
 
 
-# A process per stage (1f1b, 2 stages, 2 micro-batches), and an all-reduce of stage 1 while stage 0 still computes:
+# A process per stage (1f1b, 2 stages, 2 micro-batches), and an all-reduce of stage 1 while stage 0
+# still computes:
 #
 #            0   1   2   3   4   5   6   7
 # rank 0     F0  F1  ·   B0  ·   B1            2 + 1 of 6 idle
 # rank 1     ·   F0  B0  F1  B1  all-reduce
 def one_stage_each(rank):
     def slot(event, micro, start):
-        return (event, start, start + 1, {"device": f"cpu:{rank}", "stage": rank % 2, "micro": micro, "accumulation": 0})
+        return (
+            event,
+            start,
+            start + 1,
+            {"device": f"cpu:{rank}", "stage": rank % 2, "micro": micro, "accumulation": 0},
+        )
 
     if rank % 2 == 0:
-        work = [slot("forward", 0, 0), slot("forward", 1, 1), slot("backward", 0, 3), slot("backward", 1, 5)]
-        return [*work, ("all_reduce", 6, 6.5, {"bucket": 0, "bytes": 8, "stage": 0}), ("optimizer", 6.5, 7, {})]
-    work = [slot("forward", 0, 1), slot("backward", 0, 2), slot("forward", 1, 3), slot("backward", 1, 4)]
-    return [*work, ("all_reduce", 5.5, 6.5, {"bucket": 0, "bytes": 8, "stage": 1}), ("optimizer", 6.5, 7, {})]
+        work = [
+            slot("forward", 0, 0),
+            slot("forward", 1, 1),
+            slot("backward", 0, 3),
+            slot("backward", 1, 5),
+        ]
+        return [
+            *work,
+            ("all_reduce", 6, 6.5, {"bucket": 0, "bytes": 8, "stage": 0}),
+            ("optimizer", 6.5, 7, {}),
+        ]
+    work = [
+        slot("forward", 0, 1),
+        slot("backward", 0, 2),
+        slot("forward", 1, 3),
+        slot("backward", 1, 4),
+    ]
+    return [
+        *work,
+        ("all_reduce", 5.5, 6.5, {"bucket": 0, "bytes": 8, "stage": 1}),
+        ("optimizer", 6.5, 7, {}),
+    ]
 
 
 def test_the_bubble_of_a_pipeline_over_processes(tmp_path):
-    shape = plan("hybrid", ranks=4, micro_batches=2, schedule="1f1b", chunks=1) | {"stages": 2, "replicas": 2}
+    shape = plan("hybrid", ranks=4, micro_batches=2, schedule="1f1b", chunks=1) | {
+        "stages": 2,
+        "replicas": 2,
+    }
     for rank in shape["ranks"]:
         rank |= {"replica": rank["rank"] // 2, "stage": rank["rank"] % 2}
     found = measured(tmp_path / "run", shape, one_stage_each)

@@ -1,4 +1,5 @@
-"""The numbers of a run from its folder alone: tests/runs/ddp was recorded with `paralab run ddp --replicas 2 --accumulate 2 …`."""
+"""The numbers of a run from its folder alone: tests/runs/ddp was recorded with `paralab run ddp
+--replicas 2 --accumulate 2 …`."""
 
 import json
 import shutil
@@ -20,10 +21,15 @@ def test_a_recorded_run():
         (0, ["cpu:0"], True),
         (1, ["cpu:1"], True),
     ]
-    assert result["all_reduces_per_step"] == 1  # two passes, synchronised at the last
+    assert result["all_reduces_per_step"] == 1  # two passes, synchronized at the last
     assert result["bytes_per_step"] == 4352
     assert [split["shape"] for split in result["splits"]] == [[8, 16], [8, 16]]
-    assert 0 < result["step_seconds"]["p10"] <= result["step_seconds"]["median"] <= result["step_seconds"]["p90"]
+    assert (
+        0
+        < result["step_seconds"]["p10"]
+        <= result["step_seconds"]["median"]
+        <= result["step_seconds"]["p90"]
+    )
     assert [memory["device"] for memory in result["peak_bytes"]] == ["cpu:0", "cpu:1"]
 
 
@@ -45,7 +51,9 @@ def copy_without(tmp_path, keep):
 
 @pytest.mark.parametrize("last", [-1, 0, 2])
 def test_a_run_killed_at_any_moment_is_readable(tmp_path, last):
-    folder = copy_without(tmp_path, lambda event: event["event"] != "end" and event.get("step", -1) <= last)
+    folder = copy_without(
+        tmp_path, lambda event: event["event"] != "end" and event.get("step", -1) <= last
+    )
     result = result_of(folder)
     assert result["status"] == "killed"
     assert result["steps"] == last + 1

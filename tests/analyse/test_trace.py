@@ -1,4 +1,5 @@
-"""The trace that Perfetto opens: slices nest, arrows end in slices, all ranks share a clock, and the numbers are the events'."""
+"""The trace that Perfetto opens: slices nest, arrows end in slices, all ranks share a clock, and
+the numbers are the events'."""
 
 import json
 import shutil
@@ -20,10 +21,15 @@ def record(folder, ranks, devices):
     """A run folder with these events, and the recorded run's manifest with other devices."""
     (folder / "events").mkdir(parents=True)
     manifest = json.loads((RECORDED / "manifest.json").read_text())
-    manifest["plan"]["ranks"] = [{"rank": rank, "devices": [{"name": n} for n in names]} for rank, names in enumerate(devices)]
+    manifest["plan"]["ranks"] = [
+        {"rank": rank, "devices": [{"name": n} for n in names]}
+        for rank, names in enumerate(devices)
+    ]
     (folder / "manifest.json").write_text(json.dumps(manifest))
     for rank, events in enumerate(ranks):
-        (folder / "events" / f"rank{rank}.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        (folder / "events" / f"rank{rank}.jsonl").write_text(
+            "".join(json.dumps(event) + "\n" for event in events)
+        )
     return folder
 
 
@@ -37,19 +43,32 @@ def pipeline(tmp_path):
     """
 
     def work(event, start, stage, micro):
-        return span(event, start, start + 2, device=f"cpu:{stage}", stage=stage, micro=micro, accumulation=0)
+        return span(
+            event, start, start + 2, device=f"cpu:{stage}", stage=stage, micro=micro, accumulation=0
+        )
 
-    forward = [work("forward", 10 + 2 * (stage + micro), stage, micro) for stage in (0, 1) for micro in (0, 1)]
-    backward = [work("backward", 16 + 2 * (2 * (1 - stage) + micro), stage, micro) for stage in (0, 1) for micro in (0, 1)]
+    forward = [
+        work("forward", 10 + 2 * (stage + micro), stage, micro)
+        for stage in (0, 1)
+        for micro in (0, 1)
+    ]
+    backward = [
+        work("backward", 16 + 2 * (2 * (1 - stage) + micro), stage, micro)
+        for stage in (0, 1)
+        for micro in (0, 1)
+    ]
     step = span("step", 10, 25, loss=0.5, samples=4)
     load = {"event": "load", "time": 0.02, "cpu_share": 0.97, "rss_bytes": 300}
-    load["devices"] = [{"device": "cuda:0", "allocated_bytes": 200, "utilization": 0.5, "used_bytes": None}]
+    load["devices"] = [
+        {"device": "cuda:0", "allocated_bytes": 200, "utilization": 0.5, "used_bytes": None}
+    ]
     return record(tmp_path / "pipeline", [[*forward, *backward, load, step]], [["cpu:0", "cpu:1"]])
 
 
 @pytest.fixture
 def overlapping(tmp_path):
-    """Two ranks, three buckets; the second is under way together with the first and the third. Rank 1 is ready a millisecond later.
+    """Two ranks, three buckets; the second is under way together with the first and the third. Rank
+    1 is ready a millisecond later.
 
     bucket 0  ├─────┤
     bucket 1     ├──────┤
@@ -60,7 +79,10 @@ def overlapping(tmp_path):
     def rank(late):
         backward = span("backward", 9 + late, 19, device=f"cpu:{late}", accumulation=0)
         buckets = [(10, 14), (12, 17), (15, 18)]
-        reduced = [span("all_reduce", start + late, end, bucket=n, bytes=100 * n) for n, (start, end) in enumerate(buckets)]
+        reduced = [
+            span("all_reduce", start + late, end, bucket=n, bytes=100 * n)
+            for n, (start, end) in enumerate(buckets)
+        ]
         return [*reduced, backward, span("step", 9, 20, loss=0.25 + late, samples=4)]
 
     return record(tmp_path / "overlapping", [rank(0), rank(1)], [["cpu:0"], ["cpu:1"]])
@@ -68,7 +90,9 @@ def overlapping(tmp_path):
 
 @pytest.fixture(params=["recorded", "pipeline", "overlapping"])
 def trace(request):
-    return trace_of(RECORDED if request.param == "recorded" else request.getfixturevalue(request.param))
+    return trace_of(
+        RECORDED if request.param == "recorded" else request.getfixturevalue(request.param)
+    )
 
 
 def phase(trace, *letters):
@@ -100,15 +124,25 @@ def arrows(trace, name):
 
 
 def lane_names(trace):
-    return {(e["pid"], e["tid"]): e["args"]["name"] for e in phase(trace, "M") if e["name"] == "thread_name"}
+    return {
+        (e["pid"], e["tid"]): e["args"]["name"]
+        for e in phase(trace, "M")
+        if e["name"] == "thread_name"
+    }
 
 
 def test_it_follows_the_trace_event_format(trace):
-    """https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU, as far as it is used here."""
+    """https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU, as far as it
+    is used here."""
     text = json.dumps(trace, allow_nan=False)
     assert json.loads(text) == trace
     assert trace["displayTimeUnit"] in ("ms", "ns")
-    needed = {"X": {"ts", "dur", "tid"}, "C": {"ts", "args"}, "i": {"ts", "s", "tid"}, "M": {"args"}}
+    needed = {
+        "X": {"ts", "dur", "tid"},
+        "C": {"ts", "args"},
+        "i": {"ts", "s", "tid"},
+        "M": {"args"},
+    }
     needed |= {letter: {"ts", "id", "tid", "cat"} for letter in "stf"}
     for event in trace["traceEvents"]:
         assert event.keys() >= {"ph", "name", "pid"} | needed[event["ph"]], event
@@ -120,7 +154,12 @@ def test_it_follows_the_trace_event_format(trace):
         if event["ph"] == "C":
             assert all(isinstance(value, (int, float)) for value in event["args"].values())
         if event["ph"] == "M":
-            assert event["name"] in ("process_name", "process_sort_index", "thread_name", "thread_sort_index")
+            assert event["name"] in (
+                "process_name",
+                "process_sort_index",
+                "thread_name",
+                "thread_sort_index",
+            )
     assert set(slices_by_thread(trace)) <= set(lane_names(trace)), "a thread without a name"
 
 
@@ -130,7 +169,9 @@ def test_slices_of_a_thread_lie_within_or_after_one_another(trace):
         for start, end, event in sorted(slices, key=lambda slice_: (slice_[0], -slice_[1])):
             while open_ends and open_ends[-1] <= start:
                 open_ends.pop()
-            assert not open_ends or end <= open_ends[-1], f"{event} crosses another slice of thread {thread}"
+            assert not open_ends or end <= open_ends[-1], (
+                f"{event} crosses another slice of thread {thread}"
+            )
             open_ends.append(end)
 
 
@@ -141,10 +182,16 @@ def test_every_arrow_starts_once_ends_once_and_never_runs_back(trace):
     assert flows
     for parts in flows.values():
         letters = [flow["ph"] for flow in parts]
-        assert letters == ["s", *["t"] * (len(parts) - 2), "f"]  # in the order of the file, which is that of time
+        assert letters == [
+            "s",
+            *["t"] * (len(parts) - 2),
+            "f",
+        ]  # in the order of the file, which is that of time
         assert parts[-1]["bp"] == "e"
         assert [flow["ts"] for flow in parts] == sorted(flow["ts"] for flow in parts)
-        assert len({around(trace, flow)["cat"] for flow in parts}) == 1  # from a forward to a forward, and so on
+        assert (
+            len({around(trace, flow)["cat"] for flow in parts}) == 1
+        )  # from a forward to a forward, and so on
 
 
 def test_every_recorded_span_is_there_at_its_time_on_the_common_clock():
@@ -153,22 +200,37 @@ def test_every_recorded_span_is_there_at_its_time_on_the_common_clock():
     assert names == {1: "rank 0 · cpu:0", 2: "rank 1 · cpu:1"}
     for rank in (0, 1):
         lines = (RECORDED / "events" / f"rank{rank}.jsonl").read_text().splitlines()
-        spans = [event for line in lines if "start" in (event := json.loads(line)) and "end" in event]
-        wanted = Counter((e["event"], e["step"], round(e["start"] * 1e6), round((e["end"]) * 1e6)) for e in spans)
+        spans = [
+            event for line in lines if "start" in (event := json.loads(line)) and "end" in event
+        ]
+        wanted = Counter(
+            (e["event"], e["step"], round(e["start"] * 1e6), round((e["end"]) * 1e6)) for e in spans
+        )
         own = [event for event in phase(trace, "X") if event["pid"] == rank + 1]
-        assert Counter((e["cat"], e["args"]["step"], e["ts"], e["ts"] + e["dur"]) for e in own) == wanted
-    # One clock: the ranks are in the same all-reduce at the same moment. The number of one step is enough to see it.
-    one, other = [e for e in phase(trace, "X") if e["cat"] == "all_reduce" and e["args"]["step"] == 3]
+        assert (
+            Counter((e["cat"], e["args"]["step"], e["ts"], e["ts"] + e["dur"]) for e in own)
+            == wanted
+        )
+    # One clock: the ranks are in the same all-reduce at the same moment. The number of one step is
+    # enough to see it.
+    one, other = [
+        e for e in phase(trace, "X") if e["cat"] == "all_reduce" and e["args"]["step"] == 3
+    ]
     assert one["pid"] != other["pid"]
     assert max(one["ts"], other["ts"]) < min(one["ts"] + one["dur"], other["ts"] + other["dur"])
     assert [len(chain) for chain in arrows(trace, "all-reduce")] == [2] * 6
     assert lane_names(trace)[one["pid"], one["tid"]] == "communication"
     assert one["args"] == {"step": 3, "bucket": 0, "bytes": 4352}
-    losses = [event["args"]["of the batch"] for event in phase(trace, "C") if event["name"] == "loss"]
+    losses = [
+        event["args"]["of the batch"] for event in phase(trace, "C") if event["name"] == "loss"
+    ]
     assert len(losses) == 6
     steps = [e["args"]["loss"] for e in phase(trace, "X") if e["name"] == "step 0"]
     assert losses[0] == pytest.approx(sum(steps))  # the ranks' parts
-    assert sorted(e["name"] for e in phase(trace, "i")) == ["split [8, 16] on cpu:0", "split [8, 16] on cpu:1"]
+    assert sorted(e["name"] for e in phase(trace, "i")) == [
+        "split [8, 16] on cpu:0",
+        "split [8, 16] on cpu:1",
+    ]
 
 
 def test_a_micro_batch_goes_from_stage_to_stage_and_back(pipeline):
@@ -187,9 +249,15 @@ def test_a_micro_batch_goes_from_stage_to_stage_and_back(pipeline):
 
 
 def test_with_a_process_per_stage_it_goes_from_rank_to_rank_of_its_replica():
-    folder = RECORDED.parent / "hybrid"  # 2 replicas × 2 stages, --schedule 1f1b: ranks 0 and 1 are a replica, and 2 and 3
+    folder = (
+        RECORDED.parent / "hybrid"
+    )  # 2 replicas × 2 stages, --schedule 1f1b: ranks 0 and 1 are a replica, and 2 and 3
     found = Counter(
-        (chain[0]["name"], *((e["pid"] - 1, e["args"]["stage"]) for e in chain), len({e["args"]["micro"] for e in chain}))
+        (
+            chain[0]["name"],
+            *((e["pid"] - 1, e["args"]["stage"]) for e in chain),
+            len({e["args"]["micro"] for e in chain}),
+        )
         for chain in arrows(trace_of(folder), "micro-batch")
     )
     each = 3 * 4  # steps × micro-batches
@@ -203,24 +271,39 @@ def test_with_a_process_per_stage_it_goes_from_rank_to_rank_of_its_replica():
 
 def test_the_half_of_a_backward_pass_for_the_weights_sends_nothing_on(tmp_path):
     def backward(rank, start, **more):
-        return span("backward", start, start + 1, device=f"cpu:{rank}", stage=rank, micro=0, accumulation=0, **more)
+        return span(
+            "backward",
+            start,
+            start + 1,
+            device=f"cpu:{rank}",
+            stage=rank,
+            micro=0,
+            accumulation=0,
+            **more,
+        )
 
-    ranks = [[backward(0, 12), backward(0, 15, weights=True)], [backward(1, 10), backward(1, 11, weights=True)]]
+    ranks = [
+        [backward(0, 12), backward(0, 15, weights=True)],
+        [backward(1, 10), backward(1, 11, weights=True)],
+    ]
     folder = record(tmp_path / "zero-bubble", ranks, [["cpu:0"], ["cpu:1"]])
     manifest = json.loads((folder / "manifest.json").read_text())
     for rank in manifest["plan"]["ranks"]:
         rank["replica"] = 0
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert [[(e["pid"], e["ts"]) for e in chain] for chain in arrows(trace_of(folder), "micro-batch")] == [
-        [(2, 10_000), (1, 12_000)]
-    ]
+    assert [
+        [(e["pid"], e["ts"]) for e in chain] for chain in arrows(trace_of(folder), "micro-batch")
+    ] == [[(2, 10_000), (1, 12_000)]]
 
 
 def test_instants_are_on_a_lane_without_arrows():
-    """Perfetto takes an instant for a slice, and would end the arrow of the pass around it there."""
+    """Perfetto takes an instant for a slice, and would end the arrow of the pass around it
+    there."""
     trace = trace_of(RECORDED.parent / "pipeline")
     assert {lane_names(trace)[e["pid"], e["tid"]] for e in phase(trace, "i")} == {"steps"}
-    assert "steps" not in {lane_names(trace)[e["pid"], e["tid"]] for e in phase(trace, "s", "t", "f")}
+    assert "steps" not in {
+        lane_names(trace)[e["pid"], e["tid"]] for e in phase(trace, "s", "t", "f")
+    }
 
 
 def test_load_becomes_counters_and_the_unknown_draws_nothing(pipeline):
@@ -244,17 +327,24 @@ def test_all_reduces_that_overlap_have_their_own_lanes_and_meet_across_ranks(ove
         (2, "communication"),
     ]
     # From the rank that was ready first to the one that was ready last.
-    found = [[(e["args"]["bucket"], e["pid"]) for e in chain] for chain in arrows(trace, "all-reduce")]
+    found = [
+        [(e["args"]["bucket"], e["pid"]) for e in chain] for chain in arrows(trace, "all-reduce")
+    ]
     assert sorted(found) == [[(0, 1), (0, 2)], [(1, 1), (1, 2)], [(2, 1), (2, 2)]]
 
 
 def test_a_batch_goes_from_scatter_through_the_replicas_to_gather(tmp_path):
     def one_pass(at, number):
-        replicas = [span("replica_forward", at + 1, at + 3 + r, device=f"cpu:{r}", replica=r) for r in (0, 1)]
+        replicas = [
+            span("replica_forward", at + 1, at + 3 + r, device=f"cpu:{r}", replica=r)
+            for r in (0, 1)
+        ]
         around_all = span("forward", at, at + 6, device="cpu:0", accumulation=number)
         return [span("scatter", at, at + 1), *replicas, span("gather", at + 5, at + 6), around_all]
 
-    trace = trace_of(record(tmp_path / "dp", [[*one_pass(10, 0), *one_pass(20, 1)]], [["cpu:0", "cpu:1"]]))
+    trace = trace_of(
+        record(tmp_path / "dp", [[*one_pass(10, 0), *one_pass(20, 1)]], [["cpu:0", "cpu:1"]])
+    )
     found = [[(e["name"], e["ts"] // 1000) for e in chain] for chain in arrows(trace, "replica")]
     assert found == [
         [("scatter", 10), ("replica_forward", 11), ("gather", 15)],
@@ -262,7 +352,10 @@ def test_a_batch_goes_from_scatter_through_the_replicas_to_gather(tmp_path):
         [("scatter", 20), ("replica_forward", 21), ("gather", 25)],
         [("scatter", 20), ("replica_forward", 21), ("gather", 25)],
     ]
-    assert {e["args"]["replica"] for e in phase(trace, "X") if e["name"] == "replica_forward"} == {0, 1}
+    assert {e["args"]["replica"] for e in phase(trace, "X") if e["name"] == "replica_forward"} == {
+        0,
+        1,
+    }
 
 
 @pytest.mark.parametrize("kept_lines", [0, 1, 9])
@@ -274,23 +367,36 @@ def test_a_killed_run_has_the_trace_of_what_it_wrote(tmp_path, kept_lines):
         path.write_text("".join(line + "\n" for line in kept) + '{"event":"forw')
     (folder / "events" / "rank1.jsonl").unlink()
     trace = trace_of(folder)
-    assert {e["args"]["name"] for e in phase(trace, "M") if e["name"] == "process_name"} == {"rank 0 · cpu:0", "rank 1 · cpu:1"}
+    assert {e["args"]["name"] for e in phase(trace, "M") if e["name"] == "process_name"} == {
+        "rank 0 · cpu:0",
+        "rank 1 · cpu:1",
+    }
     assert len(phase(trace, "X")) == max(0, kept_lines - 2)  # the first two lines are no spans
     assert not [e for e in phase(trace, "C") if e["name"] == "loss"]
 
 
 def test_an_error_and_a_loss_that_is_no_number(tmp_path):
-    error = {"event": "error", "time": 0.03, "error": "ValueError: no", "detail": None, "traceback": "…"}
-    folder = record(tmp_path / "run", [[span("step", 1, 2, loss=float("nan"), samples=4), error]], [["cpu:0"]])
+    error = {
+        "event": "error",
+        "time": 0.03,
+        "error": "ValueError: no",
+        "detail": None,
+        "traceback": "…",
+    }
+    folder = record(
+        tmp_path / "run", [[span("step", 1, 2, loss=float("nan"), samples=4), error]], [["cpu:0"]]
+    )
     trace = trace_of(folder)
     json.dumps(trace, allow_nan=False)
-    assert [(e["name"], e["ts"], e["s"]) for e in phase(trace, "i")] == [("ValueError: no", 30_000, "p")]
+    assert [(e["name"], e["ts"], e["s"]) for e in phase(trace, "i")] == [
+        ("ValueError: no", 30_000, "p")
+    ]
     assert phase(trace, "X")[0]["args"]["loss"] == "nan"
     assert phase(trace, "C") == []
 
 
 def test_a_trace_that_cannot_be_written_does_not_cost_the_result(tmp_path, monkeypatch):
-    from paralab import training
+    from paralab.experiment import run as training
     from paralab.record.folder import RunFolder
 
     folder = tmp_path / "run"

@@ -1,12 +1,16 @@
-"""The corpus: scripts with one mistake each, and their healthy twins. What must be found stands in the scripts themselves.
+"""The corpus: scripts with one mistake each, and their healthy twins. What must be found stands in
+the scripts themselves.
 
     corpus/H03/broken.py              first line: `# ways: script, ranks` (of script, ranks, log)
-    corpus/H03/healthy.py             the same script with the cure, and nothing to find
-    corpus/H03/variant_helper.py      the same mistake in other clothes; or variant_trainer/train.py with modules beside it
+  corpus/H03/healthy.py             the same script with the fix, and nothing to find
+  corpus/H03/variant_helper.py      the same mistake in other clothes; or variant_trainer/train.py
+  with modules beside it
 
-A line that a finding must point at ends with `# finds H03`; `# finds H03 rank 1` also names the culprit that observed runs must
-name; `# finds H03 by script` holds for one way only. A script without marks has a mistake that has no line. Scripts are started by
-torchrun with two ranks; one whose second line is `# start: python` is started alone, `# start: never` needs GPUs and is only read.
+A line that a finding must point at ends with `# finds H03`; `# finds H03 rank 1` also names the
+culprit that observed runs must name; `# finds H03 by script` holds for one way only. A script
+without marks has a mistake that has no line. Scripts are started by torchrun with two ranks; one
+whose second line is `# start: python` is started alone, `# start: never` needs GPUs and is only
+read.
 """
 
 from __future__ import annotations
@@ -34,7 +38,8 @@ class Mark:
 
 @dataclass(frozen=True)
 class Case:
-    """`entry`: the id of the catalogue. `script`: what is started or read. Healthy twins have no ways and no marks."""
+    """`entry`: the id of the catalogue. `script`: what is started or read. Healthy twins have no
+    ways and no marks."""
 
     entry: str
     name: str  # broken, healthy, variant_…
@@ -48,12 +53,20 @@ class Case:
 
     def expected(self, way: str) -> set[tuple[str, str, int]]:
         """(id, file name, line) of every finding that must come by this way."""
-        return {(mark.id, mark.file.name, mark.line) for mark in self.marks if mark.way in (None, way)}
+        return {
+            (mark.id, mark.file.name, mark.line) for mark in self.marks if mark.way in (None, way)
+        }
 
 
 def marks_in(file: Path) -> list[Mark]:
     return [
-        Mark(found["id"], file, number, None if found["rank"] is None else int(found["rank"]), found["way"])
+        Mark(
+            found["id"],
+            file,
+            number,
+            None if found["rank"] is None else int(found["rank"]),
+            found["way"],
+        )
         for number, text in enumerate(file.read_text().splitlines(), 1)
         for found in _mark.finditer(text)
     ]
@@ -63,16 +76,33 @@ def _case(script: Path) -> Case:
     alone = script.name != "train.py"
     files = [script] if alone else sorted(script.parent.glob("**/*.py"))
     first, second = script.read_text().split("\n", 2)[:2]
-    start = next((line.removeprefix("# start: ") for line in (first, second) if line.startswith("# start: ")), "torchrun")
-    ways = tuple(word.strip() for word in first.removeprefix("# ways:").split(",")) if first.startswith("# ways:") else ()
+    start = next(
+        (
+            line.removeprefix("# start: ")
+            for line in (first, second)
+            if line.startswith("# start: ")
+        ),
+        "torchrun",
+    )
+    ways = (
+        tuple(word.strip() for word in first.removeprefix("# ways:").split(","))
+        if first.startswith("# ways:")
+        else ()
+    )
     folder = script.parent if alone else script.parent.parent
     marks = tuple(mark for file in files for mark in marks_in(file))
-    return Case(folder.name, script.stem if alone else script.parent.name, script, ways, marks, start)
+    return Case(
+        folder.name, script.stem if alone else script.parent.name, script, ways, marks, start
+    )
 
 
 def cases() -> list[Case]:
     """All of the corpus, in the order of the catalogue."""
-    alone = [path for path in CORPUS.glob("*/*.py") if path.name.startswith(("broken", "healthy", "variant_"))]
+    alone = [
+        path
+        for path in CORPUS.glob("*/*.py")
+        if path.name.startswith(("broken", "healthy", "variant_"))
+    ]
     return sorted(map(_case, [*alone, *CORPUS.glob("*/variant_*/train.py")]), key=str)
 
 

@@ -1,4 +1,5 @@
-"""A recording as it would have been read at any moment: ranks are read one after the other, and one may be far ahead of another."""
+"""A recording as it would have been read at any moment: ranks are read one after the other, and one
+may be far ahead of another."""
 
 from __future__ import annotations
 
@@ -16,9 +17,13 @@ TRIES = 10  # for a moment that could have been
 def moments(whole: Observation, count: int, seed: str) -> Iterator[Observation]:
     """`count` of them at most. No rank has left a collective that another one has not come to."""
     chosen = random.Random(seed)
-    times = [sorted({t for event in rank.events for t in (event.t, _end(event))}) for rank in whole.ranks]
+    times = [
+        sorted({t for event in rank.events for t in (event.t, _end(event))}) for rank in whole.ranks
+    ]
     for _ in range(count * TRIES):
-        ranks = [_at(rank, chosen.choice(mine)) for rank, mine in zip(whole.ranks, times, strict=True)]
+        ranks = [
+            _at(rank, chosen.choice(mine)) for rank, mine in zip(whole.ranks, times, strict=True)
+        ]
         if all(rank.events for rank in ranks) and _could_be(ranks):
             yield replace(whole, ranks=ranks, over=False, exit_code=None)
             count -= 1
@@ -32,14 +37,21 @@ def _end(event) -> float:
 
 def _at(rank: RankSeen, now: float) -> RankSeen:
     over = tuple(event for event in rank.events if _end(event) <= now)
-    doing = tuple(replace(event, seconds=None) for event in rank.events if event.t <= now < _end(event))
+    doing = tuple(
+        replace(event, seconds=None) for event in rank.events if event.t <= now < _end(event)
+    )
     return replace(rank, events=over, doing=doing, recent=(), lives=True, settled=False, said=None)
 
 
 def _could_be(ranks: list[RankSeen]) -> bool:
     left = [_numbers(rank.events, 1) for rank in ranks]
     come_to = [mine | _numbers(rank.doing, 0) for mine, rank in zip(left, ranks, strict=True)]
-    return all(other[group] >= number for mine in left for group, number in mine.items() for other in come_to)
+    return all(
+        other[group] >= number
+        for mine in left
+        for group, number in mine.items()
+        for other in come_to
+    )
 
 
 def _numbers(events, place: int) -> Counter[str]:

@@ -1,4 +1,5 @@
-"""Corpus scripts under observation, fast: the ranks are forked from one warm process that has imported torch (see warm.py)."""
+"""Corpus scripts under observation, fast: the ranks are forked from one warm process that has
+imported torch (see warm.py)."""
 
 import os
 import subprocess
@@ -18,8 +19,9 @@ ROOT = Path(__file__).parents[2]
 
 
 class Ranks:
-    """`observed(script)` runs a script on two ranks and gives what `observe` gives; `count=0`: as one process that no launcher has
-    started. The server is started at the first one. Several threads may ask at a time."""
+    """`observed(script)` runs a script on two ranks and gives what `observe` gives; `count=0`: as
+    one process that no launcher has started. The server is started at the first one. Several
+    threads may ask at a time."""
 
     def __init__(self):
         self.folder = tempfile.TemporaryDirectory(prefix="warm-")
@@ -33,15 +35,43 @@ class Ranks:
             return
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
         command = [sys.executable, str(WARM), "serve", self.socket]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
         assert self.process.stdout.readline() == b"ready\n"
 
-    def observed(self, script, *arguments, folder, stall_seconds=1.0, steps=None, deadline=30.0, count=2, **more):
+    def observed(
+        self,
+        script,
+        *arguments,
+        folder,
+        stall_seconds=1.0,
+        steps=None,
+        deadline=30.0,
+        count=2,
+        **more,
+    ):
         with self.lock:
             self.start()
-        command = ["env", f"WARM_RANKS={count}", sys.executable, "-S", str(WARM), self.socket, str(script), *map(str, arguments)]
+        command = [
+            "env",
+            f"WARM_RANKS={count}",
+            sys.executable,
+            "-S",
+            str(WARM),
+            self.socket,
+            str(script),
+            *map(str, arguments),
+        ]
         began = time.monotonic()
-        result = observe(command, steps=steps, stall_seconds=stall_seconds, folder=folder, end_when_hung=True, **more)
+        result = observe(
+            command,
+            steps=steps,
+            stall_seconds=stall_seconds,
+            folder=folder,
+            end_when_hung=True,
+            **more,
+        )
         assert time.monotonic() - began < deadline
         return result
 
@@ -61,7 +91,13 @@ def ranks():
 
 
 def waited_in(rank):
-    """The operation in which it hung: open still, or raised when the ranks were ended one after the other."""
+    """The operation in which it hung: open still, or raised when the ranks were ended one after the
+    other."""
     return max(
-        (event for event in (*rank.story, *rank.doing) if isinstance(event, (Backward, Collective))), key=lambda event: event.t
+        (
+            event
+            for event in (*rank.story, *rank.doing)
+            if isinstance(event, (Backward, Collective))
+        ),
+        key=lambda event: event.t,
     )

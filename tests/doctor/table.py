@@ -1,8 +1,10 @@
-"""Which way of looking finds which entry: the corpus is run every way, and the table goes into docs/doctor.md.
+"""Which way of looking finds which entry: the corpus is run every way, and the table goes into
+docs/doctor.md.
 
     python -m tests.doctor.table          (about five minutes on two cores)
 
-A cell says yes when the broken script of an entry is told with the entry's id and its healthy twin is not.
+A cell says yes when the broken script of an entry is told with the entry's id and its healthy twin
+is not.
 """
 
 from __future__ import annotations
@@ -28,12 +30,22 @@ AT_A_TIME = 2
 
 def in_scripts() -> set[str]:
     """Entries that are found by reading."""
-    found = {case.entry for case in broken("script") if case.entry in _ids(apply("script", read_script(case.script)))}
-    return found - {case.entry for case in healthy() if case.entry in _ids(apply("script", read_script(case.script)))}
+    found = {
+        case.entry
+        for case in broken("script")
+        if case.entry in _ids(apply("script", read_script(case.script)))
+    }
+    return found - {
+        case.entry
+        for case in healthy()
+        if case.entry in _ids(apply("script", read_script(case.script)))
+    }
 
 
 def in_logs() -> set[str]:
-    return {id_ for name in EXPECTED for id_ in _ids(apply("log", read_logs([LOGS / f"{name}.log"])))}
+    return {
+        id_ for name in EXPECTED for id_ in _ids(apply("log", read_logs([LOGS / f"{name}.log"])))
+    }
 
 
 def in_ranks(steps: int | None) -> set[str]:
@@ -45,13 +57,27 @@ def in_ranks(steps: int | None) -> set[str]:
 
     def ids(case: Case) -> set[str]:
         with tempfile.TemporaryDirectory() as folder:
-            seen = ranks.observed(case.script, folder=Path(folder, "seen"), steps=steps, deadline=120, count=STARTS[case.start])
+            seen = ranks.observed(
+                case.script,
+                folder=Path(folder, "seen"),
+                steps=steps,
+                deadline=120,
+                count=STARTS[case.start],
+            )
         return _ids(seen.findings)
 
     try:
         with ThreadPoolExecutor(AT_A_TIME) as pool:
-            found = {case.entry for case, told in zip(wrong, pool.map(ids, wrong), strict=True) if case.entry in told}
-            accused = {case.entry for case, told in zip(twins, pool.map(ids, twins), strict=True) if case.entry in told}
+            found = {
+                case.entry
+                for case, told in zip(wrong, pool.map(ids, wrong), strict=True)
+                if case.entry in told
+            }
+            accused = {
+                case.entry
+                for case, told in zip(twins, pool.map(ids, twins), strict=True)
+                if case.entry in told
+            }
     finally:
         ranks.close()
     return found - accused
@@ -63,7 +89,17 @@ def _ids(findings) -> set[str]:
 
 def table(script: set[str], dry: set[str], live: set[str], log: set[str]) -> str:
     columns = [script, dry, live, log, set(rules("run").values()), set(rules("machine").values())]
-    head = ["entry", "", "script", "dry run", "live", "log", "run folder", "machine", "what is not seen, and why"]
+    head = [
+        "entry",
+        "",
+        "script",
+        "dry run",
+        "live",
+        "log",
+        "run folder",
+        "machine",
+        "what is not seen, and why",
+    ]
     lines = [" | ".join(["", *head, ""]).strip(), "|---" * len(head) + "|"]
     for entry in ENTRIES.values():
         cells = ["yes" if entry.id in column else "" for column in columns]

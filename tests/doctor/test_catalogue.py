@@ -12,14 +12,18 @@ from paralab.doctor.rules import Way, rules
 from paralab.errors import UsageError
 
 MANY = {"H": 19, "L": 11, "S": 17, "T": 6, "G": 9, "A": 11, "D": 7, "P": 6, "C": 4}
-FAILURES = {id: known for id, known in ENTRIES.items() if id[0] in MANY}  # the others are waste, and traits of a machine
+FAILURES = {
+    id: known for id, known in ENTRIES.items() if id[0] in MANY
+}  # the others are waste, and traits of a machine
 
 
 def test_all_ninety_are_there_in_their_groups():
     assert sum(MANY.values()) == len(FAILURES) == 90
     many = Counter(id[0] for id in ENTRIES)
     assert many | MANY == many
-    assert list(ENTRIES) == [f"{group}{number:02}" for group in GROUPS for number in range(1, many[group] + 1)]
+    assert list(ENTRIES) == [
+        f"{group}{number:02}" for group in GROUPS for number in range(1, many[group] + 1)
+    ]
     assert all(id == known.id for id, known in ENTRIES.items())
 
 
@@ -52,7 +56,9 @@ def test_an_id_may_be_written_carelessly():
     assert entry("g1") is entry("G01") is ENTRIES["G01"]
 
 
-@pytest.mark.parametrize(("id", "words"), [("G77", "G01, G02"), ("X01", "There is no entry 'X01'"), ("", "no entry")])
+@pytest.mark.parametrize(
+    ("id", "words"), [("G77", "G01, G02"), ("X01", "There is no entry 'X01'"), ("", "no entry")]
+)
 def test_an_unknown_id_names_those_that_are_near(id, words):
     with pytest.raises(UsageError, match=re.escape(words)):
         entry(id)

@@ -1,4 +1,5 @@
-"""`paralab doctor` as a user types it: what is given decides who looks, wrong use is told, outputs are separate."""
+"""`paralab doctor` as a user types it: what is given decides who looks, wrong use is told, outputs
+are separate."""
 
 import json
 import os
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from paralab import cli, diagnosis
-from paralab.doctor import attaching, observing
+from paralab.cli import main as cli
+from paralab.doctor import attaching, diagnosis, observing
 from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.known import ENTRIES
 from paralab.doctor.logs import reading as log_reading
@@ -33,12 +34,18 @@ def undivided(path):
 
 class Observed:
     def __init__(self, findings, exit_code):
-        self.findings, self.exit_code, self.notes, self.cost = findings, exit_code, ("no GPU here",), 0.0123
+        self.findings, self.exit_code, self.notes, self.cost = (
+            findings,
+            exit_code,
+            ("no GPU here",),
+            0.0123,
+        )
 
 
 @pytest.fixture
 def typed(tmp_path, monkeypatch):
-    """Type a command; the parts that look are replaced, so that only what they are asked is seen."""
+    """Type a command; the parts that look are replaced, so that only what they are asked is
+    seen."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
     asked = []
@@ -88,21 +95,29 @@ def test_scripts_and_logs_may_be_given_together(typed, tmp_path):
 def test_what_stands_after_the_dashes_is_watched_as_it_is(typed):
     done = typed("--try", "3", "--stall", "5", "--", "torchrun", "train.py", "--json", "--", "x y")
     [(command, asked)] = done.asked
-    assert (command, asked["steps"], asked["stall_seconds"]) == (["torchrun", "train.py", "--json", "--", "x y"], 3, 5.0)
+    assert (command, asked["steps"], asked["stall_seconds"]) == (
+        ["torchrun", "train.py", "--json", "--", "x y"],
+        3,
+        5.0,
+    )
     assert not asked["folder"].exists(), "nothing is left behind that nobody asked for"
     assert done.exit_code == 1
     assert "error G01" in done.stdout
 
 
 @pytest.mark.parametrize(("stopped", "code", "note"), [(True, 0, False), (False, 1, True)])
-def test_a_trial_that_we_ended_is_healthy_and_a_command_that_failed_is_not(typed, monkeypatch, stopped, code, note):
+def test_a_trial_that_we_ended_is_healthy_and_a_command_that_failed_is_not(
+    typed, monkeypatch, stopped, code, note
+):
     code_told = None if stopped else -15
     monkeypatch.setattr(observing, "observe", lambda command, **options: Observed([], code_told))
     done = typed("--try", "3", "--", "torchrun", "train.py")
     assert done.exit_code == code
     assert "note no GPU here" in done.stdout
     assert "being watched took 1.2% of their time, as they measured it" in done.stdout
-    assert ("note The command ended with exit code -15, and no rule explains why." in done.stdout) is note
+    assert (
+        "note The command ended with exit code -15, and no rule explains why." in done.stdout
+    ) is note
 
 
 def test_a_job_that_hangs(typed):
@@ -118,8 +133,12 @@ def test_json_is_one_object(typed):
     assert told["fixed"] is None
 
 
-@pytest.mark.parametrize(("words", "goes_to"), [([], "out"), (["--json"], "err"), (["--sarif"], "err")])
-def test_what_the_watched_command_prints_is_never_mixed_with_an_object(typed, capfd, words, goes_to):
+@pytest.mark.parametrize(
+    ("words", "goes_to"), [([], "out"), (["--json"], "err"), (["--sarif"], "err")]
+)
+def test_what_the_watched_command_prints_is_never_mixed_with_an_object(
+    typed, capfd, words, goes_to
+):
     done = typed(*words, "--", "torchrun", "train.py")
     assert getattr(capfd.readouterr(), goes_to) == "epoch 1\n"
     assert "paralab doctor: error G01" in done.stderr, "while it runs"
@@ -143,7 +162,9 @@ def test_fix_says_what_it_changed(typed):
 
 
 def test_a_comment_silences_also_what_was_seen_in_a_run(typed, tmp_path):
-    (tmp_path / "train.py").write_text("loss = f(x)  # paralab: ignore[G01] f divides\nloss.backward()\n")
+    (tmp_path / "train.py").write_text(
+        "loss = f(x)  # paralab: ignore[G01] f divides\nloss.backward()\n"
+    )
     for words in (["train.py"], ["--", "torchrun", "train.py"]):
         told = json.loads(typed("--json", *words).stdout)
         assert told["findings"] == []
@@ -158,7 +179,9 @@ def test_a_comment_that_silences_nothing_is_told(typed, tmp_path, monkeypatch):
     assert "note train.py:1: ignore[G01] silences nothing" in done.stdout
 
 
-@pytest.mark.parametrize("words", [["--sarif", "train.py"], ["train.py", "--sarif"], ["train.py", "--sarif", "-"]])
+@pytest.mark.parametrize(
+    "words", [["--sarif", "train.py"], ["train.py", "--sarif"], ["train.py", "--sarif", "-"]]
+)
 def test_sarif_on_stdout(typed, words):
     told = json.loads(typed(*words).stdout)
     assert [result["ruleId"] for result in told["runs"][0]["results"]] == ["G01"]
@@ -218,7 +241,9 @@ def test_what_cannot_be_read_is_told(tmp_path, content, problem):
     assert problem in str(told.value)
 
 
-@pytest.mark.parametrize("start", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*- \xe9\n", b"x = 1\n\x0c\n", b"x = 1\r\n"])
+@pytest.mark.parametrize(
+    "start", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*- \xe9\n", b"x = 1\n\x0c\n", b"x = 1\r\n"]
+)
 def test_a_script_is_read_as_python_reads_it(tmp_path, start):
     path = tmp_path / "script.py"
     path.write_bytes(start + b"import torch\nscaler = torch.amp.GradScaler()\n")
@@ -237,7 +262,12 @@ def test_a_folder_of_scripts(tmp_path):
 def test_an_entry_is_explained(typed):
     done = typed("--explain", "h3")
     assert done.exit_code == 0
-    for words in ("H03  A collective that only some ranks call", "symptom", "wrong\n  if dist.get_rank() == 0:\n", "right\n"):
+    for words in (
+        "H03  A collective that only some ranks call",
+        "symptom",
+        "wrong\n  if dist.get_rank() == 0:\n",
+        "right\n",
+    ):
         assert words in done.stdout
     assert json.loads(typed("--explain", "H03", "--json").stdout)["entries"][0]["id"] == "H03"
     listed = typed("--explain", "all").stdout
@@ -251,13 +281,19 @@ def test_reading_a_script_needs_neither_torch_nor_rich_and_is_quick(tmp_path):
     assert 990 <= (tmp_path / "long.py").read_text().count("\n") <= 1010
     code = (
         "import sys, time; sys.argv = ['paralab', 'doctor', 'long.py', '--json']\n"
-        "from paralab.cli import main\n"
+        "from paralab.cli.main import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "assert not {'torch', 'rich', 'numpy'} & sys.modules.keys(), sorted(sys.modules)\n"
         "assert time.process_time() < 1, time.process_time()\n"  # of the CPU, start of Python included: others may use it too
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     json.loads(done.stdout)
 

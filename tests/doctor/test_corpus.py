@@ -1,4 +1,5 @@
-"""The corpus is what it says: every mistake has a healthy twin, says who finds it, and points at a line."""
+"""The corpus is what it says: every mistake has a healthy twin, says who finds it, and points at a
+line."""
 
 import pytest
 
@@ -13,7 +14,9 @@ def test_a_mistake_says_who_finds_it_and_where(case):
     assert set(case.ways) <= set(WAYS)
     assert all(mark.way is None or mark.way in case.ways for mark in case.marks)
     if "script" in case.ways:
-        assert case.entry in {id for id, _, _ in case.expected("script")}, "a static finding has a line"
+        assert case.entry in {id for id, _, _ in case.expected("script")}, (
+            "a static finding has a line"
+        )
     assert "paralab" not in case.script.read_text(), "a script of the corpus knows nothing of us"
 
 
@@ -25,6 +28,9 @@ def test_a_twin_has_no_marks(case):
 
 
 def test_every_entry_has_a_mistake_and_a_twin():
-    names = {entry: {case.name for case in cases() if case.entry == entry} for entry in {case.entry for case in cases()}}
+    names = {
+        entry: {case.name for case in cases() if case.entry == entry}
+        for entry in {case.entry for case in cases()}
+    }
     assert all({"broken", "healthy"} <= found for found in names.values()), names
     assert broken("script")

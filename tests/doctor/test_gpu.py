@@ -1,4 +1,5 @@
-"""What one GPU can show the doctor: real messages of NCCL and CUDA, and ranks whose tensors are on a device."""
+"""What one GPU can show the doctor: real messages of NCCL and CUDA, and ranks whose tensors are on
+a device."""
 
 import json
 import os
@@ -21,13 +22,24 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 def said(log, *command):
     """What the doctor says to the log of a command that fails, or that warns."""
     with log.open("w") as file:
-        subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        subprocess.run(
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            timeout=120,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
     return {finding.id: finding for finding in apply("log", read_logs([log]))}
 
 
 @pytest.mark.parametrize(("entry", "ranks"), [("L03", 2), ("H09", 1)])
 def test_messages_of_nccl(tmp_path, entry, ranks):
-    found = said(tmp_path / "job.log", *TORCHRUN, f"--nproc_per_node={ranks}", str(CORPUS / entry / "broken.py"))
+    found = said(
+        tmp_path / "job.log",
+        *TORCHRUN,
+        f"--nproc_per_node={ranks}",
+        str(CORPUS / entry / "broken.py"),
+    )
     assert entry in found, (tmp_path / "job.log").read_text()[-3000:]
 
 
@@ -88,7 +100,11 @@ def test_ranks_that_share_a_gpu_are_observed(tmp_path, called, found):
     (tmp_path / "train.py").write_text(TRAINING.replace("MODEL", called))
     command = ["doctor", "--json", "--", *TORCHRUN, "--nproc_per_node=2", "train.py"]
     result = run_paralab(*command, cwd=tmp_path, seconds=150)
-    errors = {finding["id"] for finding in json.loads(result.out)["findings"] if finding["severity"] == "error"}
+    errors = {
+        finding["id"]
+        for finding in json.loads(result.out)["findings"]
+        if finding["severity"] == "error"
+    }
     assert errors == found, result.out
 
 
@@ -121,9 +137,12 @@ if __name__ == "__main__":
 
 
 def test_workers_of_a_loader_with_pinned_memory_live(tmp_path):
-    """They are forked from a rank that has used CUDA, and may free none of its memory. Mixed precision on DataParallel is fine."""
+    """They are forked from a rank that has used CUDA, and may free none of its memory. Mixed
+    precision on DataParallel is fine."""
     (tmp_path / "train.py").write_text(PINNED)
-    result = run_paralab("doctor", "--json", "--", sys.executable, "train.py", cwd=tmp_path, seconds=150)
+    result = run_paralab(
+        "doctor", "--json", "--", sys.executable, "train.py", cwd=tmp_path, seconds=150
+    )
     assert (result.code, json.loads(result.out)["findings"]) == (0, []), result.err
 
 
@@ -134,6 +153,8 @@ def test_preflight_sees_the_gpu(tmp_path):
 
 
 def test_a_recorded_run_that_mostly_communicates(tmp_path):
-    folder = run_paralab("run", "ddp", "--steps", "8", "--device", "cuda", "--json", cwd=tmp_path).json["run_folder"]
+    folder = run_paralab(
+        "run", "ddp", "--steps", "8", "--device", "cuda", "--json", cwd=tmp_path
+    ).json["run_folder"]
     result = run_paralab("doctor", folder, "--json", cwd=tmp_path)
     assert any(finding["id"] == "W01" for finding in json.loads(result.out)["findings"]), result.out

@@ -1,4 +1,5 @@
-"""What looks like a hang and is none, and hangs that the corpus does not have. Every script is written in a few lines here."""
+"""What looks like a hang and is none, and hangs that the corpus does not have. Every script is
+written in a few lines here."""
 
 import os
 import signal
@@ -110,7 +111,11 @@ HEALTHY = {
 def test_a_healthy_script_is_not_accused(body, ranks, tmp_path):  # noqa: F811
     seen = run(ranks, tmp_path, body)
     assert seen.exit_code == 0, seen
-    assert not [finding for finding in seen.findings if finding.severity == "error" or finding.id in HANGS - {"H13"}]
+    assert not [
+        finding
+        for finding in seen.findings
+        if finding.severity == "error" or finding.id in HANGS - {"H13"}
+    ]
 
 
 def test_a_loop_without_a_loader_is_left_early(ranks, tmp_path):  # noqa: F811
@@ -190,11 +195,23 @@ def test_a_long_run_keeps_whole_steps_and_a_late_hang_is_still_named(ranks, tmp_
     assert numbers[:64] == list(range(1, 65))
     assert 64 + 1 <= len(numbers) < 200
     assert all(number % 8 == 0 for number in numbers[64:])
-    assert next(step for step in one.steps if step.number == 1024).gradients, "however dear, with digests"
-    assert [step.number for step in observation.ranks[0].of(Step)] == numbers, "the same on all ranks"
+    assert next(step for step in one.steps if step.number == 1024).gradients, (
+        "however dear, with digests"
+    )
+    assert [step.number for step in observation.ranks[0].of(Step)] == numbers, (
+        "the same on all ranks"
+    )
     for before, step in pairwise(one.of(Step)):
-        between = [type(event) for event in one.events if before.t < event.t < step.t and event.step == step.step - 1]
-        assert [kind for kind in between if kind in (ZeroGrad, Forward, Backward)] == [ZeroGrad, Forward, Backward], step.number
+        between = [
+            type(event)
+            for event in one.events
+            if before.t < event.t < step.t and event.step == step.step - 1
+        ]
+        assert [kind for kind in between if kind in (ZeroGrad, Forward, Backward)] == [
+            ZeroGrad,
+            Forward,
+            Backward,
+        ], step.number
 
 
 def test_lines_are_read_as_they_are_nested(tmp_path):
@@ -219,12 +236,19 @@ def test_lines_are_read_as_they_are_nested(tmp_path):
     )
 
     def at(text):
-        line = next(number for number, each in enumerate(file.read_text().splitlines(), 1) if text in each)
+        line = next(
+            number for number, each in enumerate(file.read_text().splitlines(), 1) if text in each
+        )
         return Place(str(file), line, "train")
 
     assert [(c.test, c.side) for c in conditions(at("report()"))] == [("rank == 0", "body")]
     assert opposite(Site((at("report()"),)), Site((at("wait()"),)))
     assert not opposite(Site((at("report()"),)), Site((at("step("),)))
     loop = at("for batch").line
-    assert [way.kind for way in ways_out_of_loops(Site((at("step("),)), loop, only_around=True)] == ["break"]
-    assert ways_out_of_loops(Site((at("step("),)), loop, only_around=False)[0].condition.test == "good()"
+    assert [
+        way.kind for way in ways_out_of_loops(Site((at("step("),)), loop, only_around=True)
+    ] == ["break"]
+    assert (
+        ways_out_of_loops(Site((at("step("),)), loop, only_around=False)[0].condition.test
+        == "good()"
+    )

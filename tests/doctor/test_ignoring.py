@@ -1,4 +1,5 @@
-"""Comments that silence: which statement they cover, and what is said about the comments themselves."""
+"""Comments that silence: which statement they cover, and what is said about the comments
+themselves."""
 
 import pytest
 
@@ -43,7 +44,11 @@ def silence(tmp_path, monkeypatch):
         (3, "H03", False),  # the line after it
         (3, "H07", False),
         (4, "H03", True),  # one line further
-        (5, "T01", False),  # the comment stands at the end of the statement, the finding at its start
+        (
+            5,
+            "T01",
+            False,
+        ),  # the comment stands at the end of the statement, the finding at its start
         (7, "T01", False),
         (9, "A01", True),
     ],
@@ -70,7 +75,9 @@ def test_capitals_and_spaces_do_not_matter(silence, comment):
 
 
 def test_other_words_about_paralab_are_no_such_comment(silence):
-    comments = silence("a()  # paralab ignores this\nb()  # paralab: see the docs\nc()  # paralab: Ignore G01, it is fine\n")
+    comments = silence(
+        "a()  # paralab ignores this\nb()  # paralab: see the docs\nc()  # paralab: Ignore G01, it is fine\n"
+    )
     (note,) = comments.notes(["train.py"], {"G01"})
     assert note.startswith("train.py:3: names no entry")
 
@@ -82,7 +89,9 @@ def test_a_finding_without_a_place_is_always_heard(silence):
 def test_the_reason_is_kept(silence):
     all_of = silence(SCRIPT)
     all_of.heard(at(1, "G01"))
-    assert [(each.finding.id, each.by.reason) for each in all_of.ignored] == [("G01", "divided by the loss function")]
+    assert [(each.finding.id, each.by.reason) for each in all_of.ignored] == [
+        ("G01", "divided by the loss function")
+    ]
 
 
 def test_what_is_wrong_with_the_comments(silence):
@@ -92,8 +101,17 @@ def test_what_is_wrong_with_the_comments(silence):
     )
     assert not comments.heard(at(1, "G01")), "a comment without a reason silences, and is told"
     notes = comments.notes(["train.py"], {"G01", "T02"})
-    assert [note.split(": ", 1)[0] for note in notes] == ["train.py:1", "train.py:2", "train.py:3", "train.py:4"]
-    for note, words in zip(notes, ("gives no reason", "names no entry", "no entry 'X99'", "silences nothing"), strict=True):
+    assert [note.split(": ", 1)[0] for note in notes] == [
+        "train.py:1",
+        "train.py:2",
+        "train.py:3",
+        "train.py:4",
+    ]
+    for note, words in zip(
+        notes,
+        ("gives no reason", "names no entry", "no entry 'X99'", "silences nothing"),
+        strict=True,
+    ):
         assert words in note
 
 

@@ -1,4 +1,5 @@
-"""Steps that are not watched: what they may cost, and that nothing is lost in them. Mistakes begin late here, in light steps."""
+"""Steps that are not watched: what they may cost, and that nothing is lost in them. Mistakes begin
+late here, in light steps."""
 
 import json
 import textwrap
@@ -8,7 +9,7 @@ import pytest
 from paralab.doctor.events import Backward, Batch, Collective, Cost, Step, ZeroGrad
 from paralab.doctor.observation import Observation, Reader
 from paralab.observe.budget import Budget, affordable
-from paralab.record.recent import OPEN, ROWS, Recent, read_recent
+from paralab.record.ring_log import OPEN, ROWS, Recent, read_recent
 from tests.doctor.ranks import ranks, waited_in  # noqa: F401
 from tests.doctor.test_hangs import HEAD, TAIL
 
@@ -44,7 +45,9 @@ def run_steps(steps, step_ms, watched_ms, light_ms, digests_ms=0.0, new_in=()):
     return watched, budget
 
 
-@pytest.mark.parametrize(("step_ms", "digests_ms"), [(2.0, 0.5), (5.0, 3.0), (40.0, 60.0), (100.0, 3.0)])
+@pytest.mark.parametrize(
+    ("step_ms", "digests_ms"), [(2.0, 0.5), (5.0, 3.0), (40.0, 60.0), (100.0, 3.0)]
+)
 def test_what_is_sampled_stays_within_its_share(step_ms, digests_ms):
     watched, budget = run_steps(8192, step_ms, 0.4, 0.0, digests_ms)
     assert watched[:64] == list(range(1, 65))
@@ -57,7 +60,9 @@ def test_what_is_sampled_stays_within_its_share(step_ms, digests_ms):
 
 def test_a_step_that_brings_something_new_is_followed_by_a_watched_one():
     watched, _ = run_steps(200, 50.0, 0.1, 0.01, new_in=[101, 110, 111, 112])
-    assert [step for step in watched if 96 < step <= 128] == [102, 104, 111, 112, 120, 128], "but not all, where all is new"
+    assert [step for step in watched if 96 < step <= 128] == [102, 104, 111, 112, 120, 128], (
+        "but not all, where all is new"
+    )
 
 
 def test_rows_come_back_and_the_open_one_is_known(tmp_path):
@@ -71,11 +76,14 @@ def test_rows_come_back_and_the_open_one_is_known(tmp_path):
     assert [row.seconds for row in rows] == [0.5] * (ROWS - 1) + [OPEN]
     assert (rows[0].first, rows[-1].call) == (11, (ROWS + 10) % 7)
     recent.end(1, 9.0)
-    assert all(row.seconds != 9.0 for row in read_recent(tmp_path / "rank0.recent")), "its place was taken"
+    assert all(row.seconds != 9.0 for row in read_recent(tmp_path / "rank0.recent")), (
+        "its place was taken"
+    )
 
 
 def test_only_steps_that_all_ranks_watched_are_judged(tmp_path):
-    """Rank 1 could afford fewer of them. What rank 0 has more belongs to the story, not to the events."""
+    """Rank 1 could afford fewer of them. What rank 0 has more belongs to the story, not to the
+    events."""
     for rank, kept in ((0, (1, 2, 8, 16)), (1, (1, 2, 16))):
         events = [{"event": "start", "t": 0.0, "step": 0, "rank": rank, "world": 2}]
         for step in kept:
@@ -84,7 +92,11 @@ def test_only_steps_that_all_ranks_watched_are_judged(tmp_path):
         lines = [json.dumps(event) for event in events]
         (tmp_path / f"rank{rank}.jsonl").write_text("\n".join(lines) + "\n")
     zero, one = Observation.read(tmp_path).ranks
-    assert [step.number for step in zero.of(Step)] == [step.number for step in one.of(Step)] == [1, 2, 16]
+    assert (
+        [step.number for step in zero.of(Step)]
+        == [step.number for step in one.of(Step)]
+        == [1, 2, 16]
+    )
     assert [b.seq[0] for b in zero.of(Backward)] == [1, 2, 16]
     assert [e.number for e in zero.story if isinstance(e, Step)] == [1, 2, 8, 16]
     (tmp_path / "rank1.jsonl").write_text("\n".join(lines[:5]) + "\n")
@@ -109,10 +121,16 @@ BODY = """
 
 def observed(ranks, tmp_path, late):  # noqa: F811
     script = tmp_path / "train.py"
-    body = textwrap.dedent(BODY).replace("    LATE\n", textwrap.indent(textwrap.dedent(late).lstrip("\n"), "    "))
+    body = textwrap.dedent(BODY).replace(
+        "    LATE\n", textwrap.indent(textwrap.dedent(late).lstrip("\n"), "    ")
+    )
     script.write_text(HEAD + body + TAIL)
     seen = ranks.observed(script, folder=tmp_path / "seen")
-    return seen, [finding for finding in seen.findings if finding.severity == "error"], script.read_text().splitlines()
+    return (
+        seen,
+        [finding for finding in seen.findings if finding.severity == "error"],
+        script.read_text().splitlines(),
+    )
 
 
 def line(finding, text):
@@ -167,11 +185,14 @@ def test_an_exception_in_a_light_step(ranks, tmp_path):  # noqa: F811
     )
     (finding,) = errors
     assert (finding.id, finding.rank, line(finding, text)) == ("H11", 0, 'raise KeyError("label")')
-    assert any("backward" in each and "failed" in each for each in finding.evidence), finding.evidence
+    assert any("backward" in each and "failed" in each for each in finding.evidence), (
+        finding.evidence
+    )
 
 
 def test_a_mistake_that_begins_late_is_found_and_the_cost_is_told(ranks, tmp_path):  # noqa: F811
-    """From step 200 on every rank's parameters go their own way. What was kept of light steps is nothing, of others all."""
+    """From step 200 on every rank's parameters go their own way. What was kept of light steps is
+    nothing, of others all."""
     seen, errors, _ = observed(
         ranks,
         tmp_path,
@@ -182,10 +203,14 @@ def test_a_mistake_that_begins_late_is_found_and_the_cost_is_told(ranks, tmp_pat
         """,
     )
     assert seen.exit_code == 0
-    assert [(finding.id, finding.severity) for finding in errors] == [("S08", "error")], seen.findings
+    assert [(finding.id, finding.severity) for finding in errors] == [("S08", "error")], (
+        seen.findings
+    )
     one = Observation.read(tmp_path / "seen").ranks[1]
     assert len(one.of(ZeroGrad)) == len(one.of(Step)) == len(one.of(Backward)) < 200
     costs = one.of(Cost)
     assert len(costs) == 400 // 64
     assert 0 < costs[-1].share < costs[0].share < 1
-    assert seen.cost == max(rank.last(Cost).share for rank in Observation.read(tmp_path / "seen").ranks)
+    assert seen.cost == max(
+        rank.last(Cost).share for rank in Observation.read(tmp_path / "seen").ranks
+    )

@@ -1,5 +1,6 @@
-"""What the scripts of the corpus print when they really run, put through the rules for logs: the mistake is told from it with its
-id and its line. Most ranks are forked from a warm process; those whose launcher must speak are started by torchrun."""
+"""What the scripts of the corpus print when they really run, put through the rules for logs: the
+mistake is told from it with its id and its line. Most ranks are forked from a warm process; those
+whose launcher must speak are started by torchrun."""
 
 import os
 import subprocess
@@ -21,7 +22,8 @@ LAUNCHED = {"H16-broken", "H19-variant_environment"}
 SMALL = "mount -t tmpfs -o size=1m tmpfs /dev/shm && exec"  # in a namespace of its own
 # The log knows the line that failed, the mark is at the one that is wrong.
 NOTICED_LATER = {"A03-variant_engine", "C01-broken", "C01-variant_checkpoint"}
-# What the launcher says of a rank that was killed, or ended before another's patience did: those logs are in logs/.
+# What the launcher says of a rank that was killed, or ended before another's patience did: those
+# logs are in logs/.
 NOT_HERE = {"H12-broken", "H13-broken"}
 WRONG = [case for case in broken("log") if case.start in STARTS and str(case) not in NOT_HERE]
 
@@ -30,14 +32,25 @@ def launched(case, folder, *command):
     log = folder / "job.log"
     with log.open("w") as file:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        subprocess.run([*command, case.script], stdout=file, stderr=file, timeout=60, check=False, env=environment)
+        subprocess.run(
+            [*command, case.script],
+            stdout=file,
+            stderr=file,
+            timeout=60,
+            check=False,
+            env=environment,
+        )
     return [log]
 
 
 @pytest.fixture(scope="module")
 def printed(request, tmp_path_factory):
     """The logs of each case that was asked for; they are started at once, a few at a time."""
-    items = [item for item in request.session.items if item.module is request.module and hasattr(item, "callspec")]
+    items = [
+        item
+        for item in request.session.items
+        if item.module is request.module and hasattr(item, "callspec")
+    ]
     cases = [case for item in items if (case := item.callspec.params["case"]).start in STARTS]
     ranks = Ranks()
     root = tmp_path_factory.mktemp("printed")  # once: several threads would fight for a number
@@ -46,8 +59,16 @@ def printed(request, tmp_path_factory):
         folder = root / str(case)
         folder.mkdir()
         if str(case) in LAUNCHED:
-            return launched(case, folder, sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2")
-        ranks.observed(case.script, folder=folder / "seen", stall_seconds=8, deadline=60, count=STARTS[case.start])
+            return launched(
+                case, folder, sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"
+            )
+        ranks.observed(
+            case.script,
+            folder=folder / "seen",
+            stall_seconds=8,
+            deadline=60,
+            count=STARTS[case.start],
+        )
         return sorted((folder / "seen").glob("rank*.txt"))
 
     try:
@@ -64,7 +85,11 @@ def assert_told(case, logs):
     own = [finding for finding in findings if finding.id == case.entry]
     assert own, [path.read_text()[-2000:] for path in logs]
     marked = {(str(mark.file), mark.line) for mark in case.marks if mark.way in (None, "log")}
-    named = {(finding.file, finding.line) for finding in own if finding.line is not None and finding.severity == "error"}
+    named = {
+        (finding.file, finding.line)
+        for finding in own
+        if finding.line is not None and finding.severity == "error"
+    }
     assert not marked or not named or named & marked or str(case) in NOTICED_LATER, own
 
 

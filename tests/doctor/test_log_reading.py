@@ -48,14 +48,24 @@ def written(folder, content, name="job.log"):
         ("[default3]:[rank3]: KeyError: 'a'", 3, None, "KeyError: 'a'"),
         ("[default0]:step 4", 0, None, "step 4"),
         ("W1115 12:00:00.123000 4711 torch/distributed/run.py:874] hello", None, None, "hello"),
-        ("[rank2]:[E1115 12:00:00.123456789 ProcessGroupNCCL.cpp:629] [Rank 2] x", 2, None, "[Rank 2] x"),
+        (
+            "[rank2]:[E1115 12:00:00.123456789 ProcessGroupNCCL.cpp:629] [Rank 2] x",
+            2,
+            None,
+            "[Rank 2] x",
+        ),
         (
             "[rank5]:[E1115 12:00:00.1 P.cpp:6] [PG ID 1 PG GUID 3(mesh_dp) Rank 0] x",
             5,
             None,
             "[PG ID 1 PG GUID 3(mesh_dp) Rank 0] x",
         ),
-        ("gpu07:4711:4802 [1] NCCL WARN broken", None, "gpu07", "gpu07:4711:4802 [1] NCCL WARN broken"),
+        (
+            "gpu07:4711:4802 [1] NCCL WARN broken",
+            None,
+            "gpu07",
+            "gpu07:4711:4802 [1] NCCL WARN broken",
+        ),
         ("[gpu0]: 71 C", None, None, "[gpu0]: 71 C"),
     ],
 )
@@ -65,7 +75,11 @@ def test_what_stands_before_a_line(text, rank, host, rest):
 
 
 def test_stamps_lie_on_one_clock():
-    stamps = ["W1115 12:00:01.500000 1 a.py:1] x", "[W1115 12:00:01.500000000 a.cpp:1] x", "2026-11-15 12:00:01,500 INFO x"]
+    stamps = [
+        "W1115 12:00:01.500000 1 a.py:1] x",
+        "[W1115 12:00:01.500000000 a.cpp:1] x",
+        "2026-11-15 12:00:01,500 INFO x",
+    ]
     assert len({parse("f", 1, text, None, None, False).time for text in stamps}) == 1
 
 
@@ -113,20 +127,27 @@ def test_a_torn_last_line_and_windows_text(tmp_path):
     assert told(written(tmp_path, CRASH[:-1])) == [("H11", 1, 12)]
     assert told(written(tmp_path, CRASH.replace("\n", "\r\n"))) == [("H11", 1, 12)]
     assert told(written(tmp_path, CRASH.encode("utf-16"))) == [("H11", 1, 12)]
-    coloured = CRASH.replace("KeyError", "\x1b[1;35mKeyError\x1b[0m").replace('"/home', '\x1b[35m"/home')
+    coloured = CRASH.replace("KeyError", "\x1b[1;35mKeyError\x1b[0m").replace(
+        '"/home', '\x1b[35m"/home'
+    )
     assert told(written(tmp_path, coloured)) == [("H11", 1, 12)]
     assert told(written(tmp_path, " 50%|##   | 3/6 [00:00<00:00]" + CRASH)) == [("H11", 1, 12)]
 
 
 def test_ranks_whose_lines_lie_between_each_other(tmp_path):
-    both = [line for pair in zip(CRASH.splitlines(), LOST.splitlines(), strict=False) for line in pair] + LOST.splitlines()[4:]
+    both = [
+        line for pair in zip(CRASH.splitlines(), LOST.splitlines(), strict=False) for line in pair
+    ] + LOST.splitlines()[4:]
     assert told(written(tmp_path, "\n".join(both) + "\n")) == [("H11", 1, 12)]
 
 
 def test_ranks_without_names_between_each_other(tmp_path):
-    """Before init_process_group no line bears a rank: the two tracebacks cannot be parted, but both say the same."""
+    """Before init_process_group no line bears a rank: the two tracebacks cannot be parted, but both
+    say the same."""
     lines = (LOGS / "L06_before_init.log").read_text().splitlines()
-    mixed = [line for pair in zip(lines[:10], lines[10:20], strict=True) for line in pair] + lines[20:]
+    mixed = [line for pair in zip(lines[:10], lines[10:20], strict=True) for line in pair] + lines[
+        20:
+    ]
     assert [(id, line) for id, _, line in told(written(tmp_path, "\n".join(mixed)))] == [("L06", 5)]
 
 
@@ -138,7 +159,9 @@ def test_a_file_per_rank(tmp_path):
 
 def test_the_first_of_two_own_errors_is_the_cause(tmp_path):
     """Stamps decide between files: rank 0 failed a minute before rank 1."""
-    early = "2026-11-15 12:00:00,000 INFO step 1\n" + CRASH.replace("rank1", "rank0").replace("KeyError", "ValueError")
+    early = "2026-11-15 12:00:00,000 INFO step 1\n" + CRASH.replace("rank1", "rank0").replace(
+        "KeyError", "ValueError"
+    )
     late = "2026-11-15 12:01:00,000 INFO step 1\n" + CRASH
     files = [written(tmp_path, late, "b.err"), written(tmp_path, early, "a.err")]
     assert told(*files) == [("H11", 0, 12)]
@@ -146,7 +169,9 @@ def test_the_first_of_two_own_errors_is_the_cause(tmp_path):
 
 def test_an_exception_that_was_caught_is_none(tmp_path):
     caught = (
-        "2026-11-15 12:00:00,000 ERROR cache: no index\n" + CRASH.replace("[rank1]: ", "") + "2026-11-15 12:00:01,000 INFO step 1\n"
+        "2026-11-15 12:00:00,000 ERROR cache: no index\n"
+        + CRASH.replace("[rank1]: ", "")
+        + "2026-11-15 12:00:01,000 INFO step 1\n"
     )
     assert told(written(tmp_path, caught)) == []
     printed = CRASH.replace("[rank1]: ", "") + "".join(f"step {n}\n" for n in range(20))
@@ -172,7 +197,9 @@ def test_wrong_use_is_told(tmp_path):
 
 def test_a_long_log_is_read_in_pieces(tmp_path, monkeypatch):
     """20 MB; 100 MB take the same memory and five times as long."""
-    monkeypatch.setattr("paralab.doctor.logs.reading.FULLY", 200)  # counting memory makes every line slow
+    monkeypatch.setattr(
+        "paralab.doctor.logs.reading.FULLY", 200
+    )  # counting memory makes every line slow
     line = b"2026-11-15 12:00:00,000 INFO train: rank 0 step 12 loss 0.1234 samples/s 3121\n"
     path = written(tmp_path, line * (20_000_000 // len(line)) + CRASH.encode() + LOST.encode())
     tracemalloc.start()
@@ -187,7 +214,9 @@ def test_a_long_log_is_read_in_pieces(tmp_path, monkeypatch):
 
 
 def test_a_warning_in_every_line_is_kept_a_few_times(tmp_path):
-    path = written(tmp_path, "train.py:3: UserWarning: Connection reset by peer, trying again\n" * 60_000)
+    path = written(
+        tmp_path, "train.py:3: UserWarning: Connection reset by peer, trying again\n" * 60_000
+    )
     logs = read_logs([path])
     assert len(logs.lines) < 1000
     assert apply("log", logs) == []
@@ -215,11 +244,16 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
     path = written(tmp_path, pickle.dumps({"entries": [Trap()]}), "nccl_trace_rank_0")
     with pytest.raises(UsageError, match=r"builtins\.exec"):
         read_logs([path])
-    assert told(written(tmp_path, pickle.dumps({"entries": []})[:-5], "nccl_trace_rank_1")) == []  # torn off
+    assert (
+        told(written(tmp_path, pickle.dumps({"entries": []})[:-5], "nccl_trace_rank_1")) == []
+    )  # torn off
 
 
 def test_an_exception_that_torch_logs_is_none(tmp_path):
-    """torch's own loggers write the rank and a stamp before every line; an interpreter that dies writes the rank alone."""
+    """torch's own loggers write the rank and a stamp before every line; an interpreter that dies
+    writes the rank alone."""
     lines = CRASH.replace("[rank1]: ", "").splitlines()
-    logged = [f"[rank1]:E1115 12:00:00.000000 4711 torch/_dynamo/utils.py:12] {line}" for line in lines]
+    logged = [
+        f"[rank1]:E1115 12:00:00.000000 4711 torch/_dynamo/utils.py:12] {line}" for line in lines
+    ]
     assert told(written(tmp_path, "\n".join(logged) + "\nstep 1\n" * 9)) == []

@@ -1,5 +1,5 @@
-"""Logs of broken jobs, most of them written by real runs: each is told with its id, its culprit and its line, no "
-"victim is blamed."""
+"""Logs of broken jobs, most of them written by real runs: each is told with its id, its culprit and
+its line, no " "victim is blamed."""
 
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from paralab.doctor.rules import apply
 
 LOGS = Path(__file__).parent / "logs"
 
-# log -> what is found, as (id, rank, line of train.py). Rank None: all ranks said it, or which one it was is not in the log.
+# log -> what is found, as (id, rank, line of train.py). Rank None: all ranks said it, or which one
+# it was is not in the log.
 EXPECTED = {
     "A02_twice": [("A02", None, 16)],
     "A03_no_update": [("A03", None, 16)],
@@ -74,7 +75,9 @@ EXPECTED = {
     "H13_barrier": [("H13", 0, None)],
     "H13_store": [("H13", 0, 31)],
     "H14_branch": [("H14", 1, 19), ("H16", 1, None)],
-    "H15_ahead": [("H15", None, None)],  # rank 1 is less far ahead than the others, and has come to where they wait
+    "H15_ahead": [
+        ("H15", None, None)
+    ],  # rank 1 is less far ahead than the others, and has come to where they wait
     "H15_all_equal": [("H15", None, None)],
     "H16_slow_end": [("H01", 1, 45), ("H16", 1, None)],
     "H17_not_destroyed": [("H17", 0, None)],
@@ -138,11 +141,15 @@ def test_every_log_has_an_expectation():
 @pytest.mark.parametrize("name", EXPECTED)
 def test_log(name):
     found = diagnosed(LOGS / f"{name}.log")
-    assert sorted(((f.id, f.rank, f.line) for f in found), key=str) == sorted(EXPECTED[name], key=str)
+    assert sorted(((f.id, f.rank, f.line) for f in found), key=str) == sorted(
+        EXPECTED[name], key=str
+    )
     text = (LOGS / f"{name}.log").read_text().splitlines()
     for finding in found:
         assert finding.evidence
-        for evidence in finding.evidence:  # "…/H01_uneven.log:19: RuntimeError: …" is that line of the file
+        for (
+            evidence
+        ) in finding.evidence:  # "…/H01_uneven.log:19: RuntimeError: …" is that line of the file
             place, _, words = evidence.partition(": ")
             assert words.removesuffix(" …") in text[int(place.rpartition(":")[2]) - 1]
         assert finding.file is None or finding.file.endswith("train.py")
@@ -150,9 +157,12 @@ def test_log(name):
 
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name.startswith("H")])
 def test_a_torn_log_accuses_nobody_else(name, tmp_path):
-    """The beginning or the end of a log alone: less may be found, but no rank that the whole log acquits is blamed for certain."""
+    """The beginning or the end of a log alone: less may be found, but no rank that the whole log
+    acquits is blamed for certain."""
     lines = (LOGS / f"{name}.log").read_bytes().splitlines(keepends=True)
-    guilty = {rank for _, rank, _ in EXPECTED[name]} | ({0, 1} if name in ("H11_sigsegv_silent", "H19_silent") else set())
+    guilty = {rank for _, rank, _ in EXPECTED[name]} | (
+        {0, 1} if name in ("H11_sigsegv_silent", "H19_silent") else set()
+    )
     torn = tmp_path / "job.log"
     for cut in range(3, len(lines), max(1, len(lines) // 4)):
         for part in (lines[:cut], lines[cut:]):
@@ -171,7 +181,9 @@ def test_one_rank_s_words_alone_accuse_nobody(tmp_path):
 def test_paralab_s_own_logs():
     runs = LOGS.parent.parent / "runs"
     assert told(runs / "raised" / "logs") == [("H11", 1, 60)]
-    assert told(runs / "killed" / "logs") == [("H02", None, None)]  # what was killed says nothing; the run folder tells more
+    assert told(runs / "killed" / "logs") == [
+        ("H02", None, None)
+    ]  # what was killed says nothing; the run folder tells more
 
 
 def test_the_catalogue_s_own_words_for_a_timeout(tmp_path):
@@ -224,7 +236,11 @@ LATE = "unbound_buffer.cc:78] Timed out waiting 4000ms for recv operation to com
 @pytest.mark.parametrize(
     ("condition", "what", "expected"),
     [
-        ("if dist.get_rank() == 0:", LOST, [("H03", 0, 6)]),  # it waits alone, and the others are right
+        (
+            "if dist.get_rank() == 0:",
+            LOST,
+            [("H03", 0, 6)],
+        ),  # it waits alone, and the others are right
         ("if dist.get_rank() == 0:", LATE, [("H03", 0, 6)]),
         ("if model:", LOST, [("H02", 1, None)]),  # all should be here, and one is gone
         ("if model:", LATE, [("H03", 1, 6)]),

@@ -1,4 +1,5 @@
-"""The way into foreign programs, through real launchers; and that nothing of the program changes."""
+"""The way into foreign programs, through real launchers; and that nothing of the program
+changes."""
 
 import os
 import signal
@@ -18,9 +19,9 @@ from paralab.doctor.memory import Unreadable, stacks
 from paralab.doctor.observation import Observation
 from paralab.doctor.observing import observe
 from paralab.errors import UsageError
-from paralab.record.journal import PIECE, Journal
+from paralab.record.mmap_log import PIECE, Journal
+from paralab.record.open_operations import Slot, read_slot
 from paralab.record.reader import Tail
-from paralab.record.slot import Slot, read_slot
 from tests.conftest import ROOT
 from tests.doctor.ranks import waited_in
 
@@ -46,7 +47,8 @@ def living(text):
 
 
 def test_torchrun_hangs_and_is_named_before_the_timeout(tmp_path, capfd):
-    """Patience 2 s, the group's timeout 20 s: the rank, the collective and both lines are named within 5 s of the patience."""
+    """Patience 2 s, the group's timeout 20 s: the rank, the collective and both lines are named
+    within 5 s of the patience."""
     script = HERE / "corpus" / "H03" / "variant_early_return.py"
     told = []
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
@@ -57,7 +59,9 @@ def test_torchrun_hangs_and_is_named_before_the_timeout(tmp_path, capfd):
         say=lambda finding: told.append((time.time(), finding)),
         end_when_hung=True,
     )
-    at, finding = next((at, finding) for at, finding in told if finding.severity == "error")  # a slow start is a suspect
+    at, finding = next(
+        (at, finding) for at, finding in told if finding.severity == "error"
+    )  # a slow start is a suspect
     assert (finding.id, finding.rank, finding.file) == ("H03", 0, str(script))
     assert "barrier" in finding.why
     assert "backward" in finding.why, "the other side's line"
@@ -66,12 +70,15 @@ def test_torchrun_hangs_and_is_named_before_the_timeout(tmp_path, capfd):
     assert at - waiting.t < 2 + 5
     assert seen.stopped
     assert not living(str(script))
-    assert sorted(path.name for path in (tmp_path / "seen").glob("*.jsonl")) == ["rank0.jsonl", "rank1.jsonl"], "not the launcher"
+    assert sorted(path.name for path in (tmp_path / "seen").glob("*.jsonl")) == [
+        "rank0.jsonl",
+        "rank1.jsonl",
+    ], "not the launcher"
 
 
 def test_spawned_ranks_workers_and_a_sitecustomize_of_the_user(tmp_path, capfd, monkeypatch):
-    """mp.spawn in a plain `python train.py`, a DataLoader worker that is spawned, a sitecustomize that was there before, and the
-    program's own exit code and output."""
+    """mp.spawn in a plain `python train.py`, a DataLoader worker that is spawned, a sitecustomize
+    that was there before, and the program's own exit code and output."""
     (tmp_path / "site").mkdir()
     written(tmp_path / "site" / "sitecustomize.py", "import os\nos.environ['WAS_THERE'] = 'yes'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
@@ -99,14 +106,21 @@ def test_spawned_ranks_workers_and_a_sitecustomize_of_the_user(tmp_path, capfd, 
             sys.exit(3)
         """,
     )
-    seen = observe([sys.executable, str(script), str(tmp_path / "meeting")], folder=tmp_path / "seen")
+    seen = observe(
+        [sys.executable, str(script), str(tmp_path / "meeting")], folder=tmp_path / "seen"
+    )
     out = capfd.readouterr().out
     assert seen.exit_code == 3
     assert sorted(out.splitlines()) == ["rank 0 yes []", "rank 1 yes []"]
     observation = Observation.read(tmp_path / "seen")
     assert [rank.rank for rank in observation.ranks] == [0, 1]
-    assert all(len(rank.of(Batch)) == 2 and rank.made == 2 and rank.ended for rank in observation.ranks), seen.notes
-    assert sorted(path.name for path in (tmp_path / "seen").glob("*.jsonl")) == ["rank0.jsonl", "rank1.jsonl"]
+    assert all(
+        len(rank.of(Batch)) == 2 and rank.made == 2 and rank.ended for rank in observation.ranks
+    ), seen.notes
+    assert sorted(path.name for path in (tmp_path / "seen").glob("*.jsonl")) == [
+        "rank0.jsonl",
+        "rank1.jsonl",
+    ]
 
 
 def test_a_trial_of_a_gpu_script_ends_after_its_steps_and_spares_files(tmp_path, capfd):
@@ -172,12 +186,16 @@ def test_an_error_of_ours_is_written_down_and_the_program_goes_on(tmp_path):
     with pytest.raises(ZeroDivisionError):
         failing()
     rank.flush()
-    assert Observation.read(tmp_path).ranks[0].events[-1].error == "ZeroDivisionError: division by zero"
+    assert (
+        Observation.read(tmp_path).ranks[0].events[-1].error
+        == "ZeroDivisionError: division by zero"
+    )
 
 
 def test_no_memory_is_kept_that_the_program_gives_back(tmp_path, capfd):
-    """Not a batch, a loss, a model or an optimiser, and also not until Python looks for cycles: a DataLoader's workers that found
-    pinned memory in such a cycle were ended by CUDA. Neither while steps are watched, nor after."""
+    """Not a batch, a loss, a model or an optimizer, and also not until Python looks for cycles: a
+    DataLoader's workers that found pinned memory in such a cycle were ended by CUDA. Neither while
+    steps are watched, nor after."""
     script = written(
         tmp_path / "train.py",
         """
@@ -229,7 +247,9 @@ def test_no_memory_is_kept_that_the_program_gives_back(tmp_path, capfd):
     seen = observe(command, folder=tmp_path / "seen")
     assert (seen.exit_code, capfd.readouterr().out) == (0, plain)
     assert plain.endswith(f"{[None] * 6}\n")
-    assert Observation.read(tmp_path / "seen").ranks[0].made == 160, "the second model's steps follow the first one's"
+    assert Observation.read(tmp_path / "seen").ranks[0].made == 160, (
+        "the second model's steps follow the first one's"
+    )
 
 
 def test_a_warning_names_the_caller_of_torch_and_not_us(tmp_path, monkeypatch):
@@ -242,7 +262,12 @@ def test_a_warning_names_the_caller_of_torch_and_not_us(tmp_path, monkeypatch):
     shown = []
     monkeypatch.setattr(warnings, "showwarning", lambda *args: shown.append(args[2:4]))
     show_warnings_of_callers()
-    old = observed(Rank(str(tmp_path), None), lambda: warnings.warn("old", FutureWarning, stacklevel=2), "loss", dict)
+    old = observed(
+        Rank(str(tmp_path), None),
+        lambda: warnings.warn("old", FutureWarning, stacklevel=2),
+        "loss",
+        dict,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         old()
@@ -250,7 +275,8 @@ def test_a_warning_names_the_caller_of_torch_and_not_us(tmp_path, monkeypatch):
 
 
 def test_a_module_that_we_hang_on_can_be_saved_copied_and_compiled(tmp_path):
-    """Once torch.save(model.module) failed under observation. What it writes is loaded where there is no paralab."""
+    """Once torch.save(model.module) failed under observation. What it writes is loaded where there
+    is no paralab."""
     import copy
 
     import torch
@@ -259,7 +285,9 @@ def test_a_module_that_we_hang_on_can_be_saved_copied_and_compiled(tmp_path):
 
     module = torch.nn.Linear(2, 1)
     called = []
-    module.register_forward_pre_hook(Guarded(Rank(str(tmp_path), None), lambda *args: called.append(args), in_light_steps=False))
+    module.register_forward_pre_hook(
+        Guarded(Rank(str(tmp_path), None), lambda *args: called.append(args), in_light_steps=False)
+    )
     torch.save(module, tmp_path / "model.pt")
     assert b"paralab" not in (tmp_path / "model.pt").read_bytes()
     again = torch.load(tmp_path / "model.pt", weights_only=False)
@@ -273,7 +301,8 @@ def test_a_module_that_we_hang_on_can_be_saved_copied_and_compiled(tmp_path):
 
 
 def test_what_was_written_is_there_at_once_and_room_grows(tmp_path):
-    """Read while it is being written, over several pieces; zeros after the last line are no events."""
+    """Read while it is being written, over several pieces; zeros after the last line are no
+    events."""
     journal = Journal(tmp_path / "rank0.jsonl")
     tail = Tail(tmp_path / "rank0.jsonl", watched=True)
     journal.append(b'{"event":"first"}')
@@ -293,7 +322,8 @@ def test_what_was_written_is_there_at_once_and_room_grows(tmp_path):
 
 
 def test_nothing_is_lost_that_is_written_while_it_is_read(tmp_path):
-    """A line of which the end is there and the beginning is not yet: the page was copied while it was filled."""
+    """A line of which the end is there and the beginning is not yet: the page was copied while it
+    was filled."""
     path = tmp_path / "rank0.jsonl"
     first, second = (b'{"event":"%d"}\n' % number for number in (1, 2))
     tail = Tail(path, watched=True)
@@ -303,7 +333,7 @@ def test_nothing_is_lost_that_is_written_while_it_is_read(tmp_path):
     assert tail.new() == [{"event": "2"}]
     count = 30_000
     writes = (
-        "import sys, pathlib; from paralab.record.journal import Journal; journal = Journal(pathlib.Path(sys.argv[1]))\n"
+        "import sys, pathlib; from paralab.record.mmap_log import Journal; journal = Journal(pathlib.Path(sys.argv[1]))\n"
         f'for number in range({count}): journal.append(b\'{{"event":"%d"}}\' % number)\n'
         "journal.close()"
     )
@@ -338,7 +368,11 @@ def test_the_layout_is_measured_among_other_threads():
         thread.start()
     try:
         memory._measured.cache_clear()
-        assert any(frame.function == "wait" for stack in memory.stacks(os.getpid()).values() for frame in stack)
+        assert any(
+            frame.function == "wait"
+            for stack in memory.stacks(os.getpid()).values()
+            for frame in stack
+        )
     finally:
         over.set()
         for thread in threads:
@@ -346,14 +380,24 @@ def test_the_layout_is_measured_among_other_threads():
 
 
 def test_attach_reads_the_stacks_of_a_job_that_it_did_not_start(tmp_path):
-    """Ranks that need no torch: one waits in something named as torch names it, the other is elsewhere."""
+    """Ranks that need no torch: one waits in something named as torch names it, the other is
+    elsewhere."""
     script = written(tmp_path / "train é.py", RANK)
-    common = {**os.environ, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": f"test-{os.getpid()}"}
-    ranks = [subprocess.Popen([sys.executable, str(script)], env={**common, "RANK": str(rank)}) for rank in range(2)]
+    common = {
+        **os.environ,
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_PORT": f"test-{os.getpid()}",
+    }
+    ranks = [
+        subprocess.Popen([sys.executable, str(script)], env={**common, "RANK": str(rank)})
+        for rank in range(2)
+    ]
     try:
         until = time.monotonic() + 20
         while time.monotonic() < until and not all(
-            _is_in(rank.pid, name) for rank, name in zip(ranks, ("all_reduce", "prepare"), strict=True)
+            _is_in(rank.pid, name)
+            for rank, name in zip(ranks, ("all_reduce", "prepare"), strict=True)
         ):
             time.sleep(0.1)
         assert ranks_of(ranks[1].pid) == {0: ranks[0].pid, 1: ranks[1].pid}
@@ -367,7 +411,9 @@ def test_attach_reads_the_stacks_of_a_job_that_it_did_not_start(tmp_path):
     assert (finding.id, finding.severity, finding.rank) == ("H13", "suspect", 1)
     assert finding.file == str(script)
     assert script.read_text().splitlines()[finding.line - 1].strip() == "time.sleep(60)"
-    assert any("all_reduce" in line and 'names["all_reduce"]()' in line for line in finding.evidence)
+    assert any(
+        "all_reduce" in line and 'names["all_reduce"]()' in line for line in finding.evidence
+    )
 
 
 def _is_in(pid, function):
@@ -387,9 +433,14 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 7), (signal.SIGKILL, None)], ids=["Ctrl-C", "kill -9 of the doctor"])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 7), (signal.SIGKILL, None)],
+    ids=["Ctrl-C", "kill -9 of the doctor"],
+)
 def test_signals_reach_the_command_and_nothing_is_left(tmp_path, number, code):
-    """Ctrl-C is the command's to handle; if the doctor itself is killed, the command is told to end."""
+    """Ctrl-C is the command's to handle; if the doctor itself is killed, the command is told to
+    end."""
     mark = f"mark-{os.getpid()}-{int(number)}"
     script = written(tmp_path / "train.py", SLEEPS.format(mark=mark))
     words = [sys.executable, str(script)]
@@ -397,7 +448,9 @@ def test_signals_reach_the_command_and_nothing_is_left(tmp_path, number, code):
         "from pathlib import Path; from paralab.doctor.observing import observe; "
         f"print(observe({words!r}, folder=Path({str(tmp_path / 'seen')!r})).exit_code)"
     )
-    doctor = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=HERE.parents[1])
+    doctor = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=HERE.parents[1]
+    )
     assert doctor.stdout.readline() == "ready\n"
     doctor.send_signal(number)
     out = doctor.stdout.read()

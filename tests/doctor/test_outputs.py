@@ -1,4 +1,5 @@
-"""What a diagnosis becomes: words in a terminal, one JSON object, SARIF. The findings are made up, the printers are not."""
+"""What a diagnosis becomes: words in a terminal, one JSON object, SARIF. The findings are made up,
+the printers are not."""
 
 import ast
 import json
@@ -7,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from paralab.diagnosis import look_at
+from paralab.doctor.diagnosis import look_at
 from paralab.doctor.finding import Edit, Finding, ordered
 from paralab.doctor.ignoring import Ignore, Ignored
 from paralab.doctor.report import Diagnosis
-from paralab.show import doctor as terminal
-from paralab.show.sarif import as_sarif
+from paralab.doctor.show import findings as terminal
+from paralab.doctor.show.sarif import as_sarif
 from tests.doctor.cases import CORPUS
 
 SCRIPT = """\
@@ -29,11 +30,21 @@ DIVIDED = Finding(
     "loss = criterion(model(x), y) / 4",
     "my train.py",
     2,
-    evidence=("my train.py:2: loss = criterion(model(x), y)", "line 4 steps every 4 batches [bold]"),
+    evidence=(
+        "my train.py:2: loss = criterion(model(x), y)",
+        "line 4 steps every 4 batches [bold]",
+    ),
     edits=(Edit("my train.py", 2, 2, ("    loss = criterion(model(x), y) / 4",)),),
 )
-FLUSH = Finding("G06", "suspect", "If len(loader) is no multiple of 4, …", "step after the last batch", "my train.py", 4)
-SLOW = Finding("G02", "warning", "every pass synchronises", "no_sync()", gain=0.25)
+FLUSH = Finding(
+    "G06",
+    "suspect",
+    "If len(loader) is no multiple of 4, …",
+    "step after the last batch",
+    "my train.py",
+    4,
+)
+SLOW = Finding("G02", "warning", "every pass synchronizes", "no_sync()", gain=0.25)
 LATE = Finding("H03", "error", "only rank 1 calls it", "call it on all", "elsewhere.py", 7, rank=1)
 SET = Finding(
     "T02",
@@ -54,7 +65,13 @@ def diagnosis(tmp_path, monkeypatch):
     ignored = Ignored(Finding("G09", "error", "w", "f", "my train.py", 5), by)
     findings = tuple(ordered([FLUSH, LATE, SLOW, DIVIDED, SET]))
     return Diagnosis(
-        "my train.py", ("script",), findings, "1 script", "what only a run shows", (ignored,), ("my train.py:9: no reason",)
+        "my train.py",
+        ("script",),
+        findings,
+        "1 script",
+        "what only a run shows",
+        (ignored,),
+        ("my train.py:9: no reason",),
     )
 
 
@@ -81,8 +98,13 @@ def test_in_the_terminal_everything_is_said(diagnosis, capsys):
 
 
 def test_health_is_told_with_its_limits(capsys):
-    terminal.print_diagnosis(Diagnosis("train.py", ("script",), (), "1 script", "what only a run shows"))
-    assert capsys.readouterr().out == "nothing found in train.py. Looked at: 1 script. Not looked at: what only a run shows.\n"
+    terminal.print_diagnosis(
+        Diagnosis("train.py", ("script",), (), "1 script", "what only a run shows")
+    )
+    assert (
+        capsys.readouterr().out
+        == "nothing found in train.py. Looked at: 1 script. Not looked at: what only a run shows.\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,12 +119,27 @@ def test_health_is_told_with_its_limits(capsys):
     ],
 )
 def test_exit_codes(findings, command, strict, code):
-    assert Diagnosis("x", ("ranks",), findings, "", "", command_exit_code=command).exit_code(strict) == code
+    assert (
+        Diagnosis("x", ("ranks",), findings, "", "", command_exit_code=command).exit_code(strict)
+        == code
+    )
 
 
 def test_json_carries_what_is_documented(diagnosis):
     told = json.loads(json.dumps(diagnosis.to_json()))
-    fields = {"id", "title", "severity", "file", "line", "rank", "why", "fix", "evidence", "gain", "patch"}
+    fields = {
+        "id",
+        "title",
+        "severity",
+        "file",
+        "line",
+        "rank",
+        "why",
+        "fix",
+        "evidence",
+        "gain",
+        "patch",
+    }
     assert all(finding.keys() == fields for finding in told["findings"])
     one = next(finding for finding in told["findings"] if finding["id"] == "G01")
     assert one["patch"].splitlines()[:2] == ["--- a/my train.py", "+++ b/my train.py"]
@@ -132,14 +169,26 @@ def test_sarif_has_what_code_hosts_need(diagnosis):
         (place,) = result["locations"]  # a code host drops what has none
         assert place["physicalLocation"]["region"]["startLine"] >= 1
         assert place["physicalLocation"]["artifactLocation"]["uriBaseId"] == "%SRCROOT%"
-        assert re.fullmatch(r"[0-9a-f]{32}:1", result["partialFingerprints"]["primaryLocationLineHash"])
+        assert re.fullmatch(
+            r"[0-9a-f]{32}:1", result["partialFingerprints"]["primaryLocationLineHash"]
+        )
     level = {result["ruleId"]: result["level"] for result in run["results"]}
-    assert level == {"H03": "error", "G01": "error", "G02": "warning", "T02": "warning", "G06": "note", "G09": "error"}
+    assert level == {
+        "H03": "error",
+        "G01": "error",
+        "G02": "warning",
+        "T02": "warning",
+        "G06": "note",
+        "G09": "error",
+    }
     silenced = [result["ruleId"] for result in run["results"] if "suppressions" in result]
     assert silenced == ["G09"]
     place = run["results"][1]["locations"][0]["physicalLocation"]
     assert place["artifactLocation"]["uri"] == "my%20train.py"
-    assert place["region"] == {"startLine": 2, "snippet": {"text": "    loss = criterion(model(x), y)"}}
+    assert place["region"] == {
+        "startLine": 2,
+        "snippet": {"text": "    loss = criterion(model(x), y)"},
+    }
 
 
 def test_equal_lines_have_fingerprints_of_their_own(tmp_path, monkeypatch):
@@ -151,17 +200,25 @@ def test_equal_lines_have_fingerprints_of_their_own(tmp_path, monkeypatch):
     Path("train.py").write_text("import os\n" + script.replace(mark, mark + mark))
     twice = as_sarif(look_at([Path("train.py")]))["runs"][0]["results"]
     line = once["partialFingerprints"]["primaryLocationLineHash"].removesuffix(":1")
-    assert [result["partialFingerprints"]["primaryLocationLineHash"] for result in twice] == [f"{line}:1", f"{line}:2"]
+    assert [result["partialFingerprints"]["primaryLocationLineHash"] for result in twice] == [
+        f"{line}:1",
+        f"{line}:2",
+    ]
 
 
 def test_the_fixes_in_sarif_say_the_same_as_the_patch(diagnosis):
-    """Applied as a code host would do it, by line and column, they give a script with the cure in it."""
+    """Applied as a code host would do it, by line and column, they give a script with the fix in
+    it."""
     (run,) = as_sarif(diagnosis)["runs"]
     text = SCRIPT
     for result in run["results"]:
-        for change in (change for fix in result.get("fixes", ()) for change in fix["artifactChanges"]):
+        for change in (
+            change for fix in result.get("fixes", ()) for change in fix["artifactChanges"]
+        ):
             for replacement in change["replacements"]:
-                text = _replaced(text, replacement["deletedRegion"], replacement["insertedContent"]["text"])
+                text = _replaced(
+                    text, replacement["deletedRegion"], replacement["insertedContent"]["text"]
+                )
     assert text == "sampler.set_epoch(0)\n" + SCRIPT.replace("y)\n", "y) / 4\n")
     ast.parse(text)
 

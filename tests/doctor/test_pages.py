@@ -1,7 +1,7 @@
 """docs/doctor/ is what the catalogue says today."""
 
 from paralab.doctor.known import ENTRIES
-from paralab.show.entry import pages
+from paralab.doctor.show.entry import pages
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "docs" / "doctor"
@@ -10,7 +10,9 @@ FOLDER = ROOT / "docs" / "doctor"
 def test_a_page_per_entry_is_up_to_date():
     wanted = pages()
     assert {path.name for path in FOLDER.glob("*.md")} == wanted.keys()
-    old = [name for name, text in wanted.items() if (FOLDER / name).read_text(encoding="utf-8") != text]
+    old = [
+        name for name, text in wanted.items() if (FOLDER / name).read_text(encoding="utf-8") != text
+    ]
     assert not old, f"{old} differ from the catalogue; run `python3 tasks.py docs`"
 
 

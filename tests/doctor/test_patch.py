@@ -1,4 +1,5 @@
-"""Cures: what a diff says, what --fix writes, and that a file which is not as expected stays as it is."""
+"""Cures: what a diff says, what --fix writes, and that a file which is not as expected stays as it
+is."""
 
 import os
 import stat
@@ -29,7 +30,10 @@ def edit(first, last, *lines, file="f.py"):
         ([edit(3, 3)], "one|two|four|"),
         ([edit(4, 4, "FOUR"), edit(1, 1, "ONE", "1")], "ONE|1|two|three|FOUR|"),
         ([edit(2, 1, "before two"), edit(2, 2, "TWO")], "one|before two|TWO|three|four|"),
-        ([edit(2, 2, "TWO"), edit(2, 2, "TWO")], "one|TWO|three|four|"),  # the same cure, found twice
+        (
+            [edit(2, 2, "TWO"), edit(2, 2, "TWO")],
+            "one|TWO|three|four|",
+        ),  # the same fix, found twice
     ],
 )
 def test_lines_are_replaced_inserted_and_removed(edits, after):
@@ -52,7 +56,10 @@ def test_a_line_after_a_last_line_without_an_end():
     assert edited("a\nb", [edit(3, 2, "c")]) == "a\nb\nc\n"
 
 
-@pytest.mark.parametrize("wrong", [[edit(2, 3, "x"), edit(3, 3, "y")], [edit(2, 1, "x"), edit(2, 1, "y")], [edit(9, 9, "z")]])
+@pytest.mark.parametrize(
+    "wrong",
+    [[edit(2, 3, "x"), edit(3, 3, "y")], [edit(2, 1, "x"), edit(2, 1, "y")], [edit(9, 9, "z")]],
+)
 def test_edits_that_do_not_fit_are_refused(wrong):
     with pytest.raises(DoesNotFit):
         edited(TEXT, wrong)
@@ -83,8 +90,12 @@ DIVIDE = edit(1, 1, "loss = f(x) / 4", file="train.py")
 
 def test_the_diff_is_one_that_patch_can_apply(script):
     text = diff([DIVIDE], Sources())
-    assert text.startswith("--- a/train.py\n+++ b/train.py\n@@ -1,3 +1,3 @@\n-loss = f(x)\n+loss = f(x) / 4\n")
-    done = subprocess.run(["git", "apply", "-"], input=text, text=True, cwd=script.parent, capture_output=True)
+    assert text.startswith(
+        "--- a/train.py\n+++ b/train.py\n@@ -1,3 +1,3 @@\n-loss = f(x)\n+loss = f(x) / 4\n"
+    )
+    done = subprocess.run(
+        ["git", "apply", "-"], input=text, text=True, cwd=script.parent, capture_output=True
+    )
     assert done.returncode == 0, done.stderr
     assert script.read_text() == "loss = f(x) / 4\nloss.backward()\nstep()\n"
 
@@ -92,7 +103,9 @@ def test_the_diff_is_one_that_patch_can_apply(script):
 def test_also_for_a_last_line_without_an_end(script):
     script.write_text("loss = f(x)\nstep()")
     text = diff([edit(2, 2, "leap()", file="train.py")], Sources())
-    done = subprocess.run(["git", "apply", "-"], input=text, text=True, cwd=script.parent, capture_output=True)
+    done = subprocess.run(
+        ["git", "apply", "-"], input=text, text=True, cwd=script.parent, capture_output=True
+    )
     assert done.returncode == 0, done.stderr
     assert script.read_text() == "loss = f(x)\nleap()"
 
@@ -150,7 +163,10 @@ def test_a_fix_that_would_break_the_script_is_refused(script):
 def test_cures_of_the_same_lines_wait_and_suspicions_are_not_acted_on(script):
     other = edit(1, 1, "loss = g(x)", file="train.py")
     last = edit(3, 3, "leap()", file="train.py")
-    done = fix([finding(DIVIDE), finding(other, id="A01"), finding(last, id="G09", severity="suspect")], Sources())
+    done = fix(
+        [finding(DIVIDE), finding(other, id="A01"), finding(last, id="G09", severity="suspect")],
+        Sources(),
+    )
     assert done.ids == ("G01",)
     assert "A01" in done.left[0]
     assert "run it once more" in done.left[0]

@@ -1,5 +1,5 @@
-"""The preflight: every machine rule bites on facts that are laid out and is silent on sound ones; and this machine, really "
-"looked at."""
+"""The preflight: every machine rule bites on facts that are laid out and is silent on sound ones;
+and this machine, really " "looked at."""
 
 import os
 import resource
@@ -14,10 +14,10 @@ import pytest
 from paralab.doctor import surroundings, trials
 from paralab.doctor.preflight import Facts, Limits, look, table
 from paralab.doctor.rules import apply, rules
+from paralab.doctor.show.preflight import print_looked
 from paralab.doctor.surroundings import Address, Disk, Interface, Memory, Port, launch_of
 from paralab.doctor.trials import Gpu, Link, Pair, Torch
 from paralab.machine.precision import Probe
-from paralab.show.preflight import print_looked
 
 GIB = 2**30
 H200 = Gpu("NVIDIA H200", 141 * GIB, 132)
@@ -52,7 +52,9 @@ def machine(environment=None, **parts):
 
 def with_gpus(*gpus, environment=None, **parts):
     torch = Torch("2.13.0+cu130", "13.0", ("gloo", "nccl"), gpus, 1)
-    return machine(environment, torch=torch, driver_gpus=gpus, **{"cores": 64, "machine_cores": 64, **parts})
+    return machine(
+        environment, torch=torch, driver_gpus=gpus, **{"cores": 64, "machine_cores": 64, **parts}
+    )
 
 
 def found(facts):
@@ -62,7 +64,9 @@ def found(facts):
 MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", **MEETING}
 EIGHT = {**TORCHRUN, "OMP_NUM_THREADS": "8"}
-ILLEGAL = Probe(True, "a trial process was killed by SIGILL; …", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"})
+ILLEGAL = Probe(
+    True, "a trial process was killed by SIGILL; …", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
+)
 NCCL_LINK = Link("nccl", ("cuda:0", "cuda:1"), 25 * 2**20, 0.001, 0.0001)
 DEAD = replace(NCCL_LINK, seconds=None, copy_seconds=None, problem="no answer within 20 s")
 
@@ -70,23 +74,54 @@ DEAD = replace(NCCL_LINK, seconds=None, copy_seconds=None, problem="no answer wi
 def test_sound_machines_give_nothing():
     assert found(machine()) == []
     assert found(with_gpus(H200, H200, pairs=(Pair(NCCL_LINK, None),))) == []
-    assert found(machine(TORCHRUN, address=Address("127.0.0.1", "127.0.0.1"))) == [], "one machine may meet on its own address"
-    assert found(machine({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "OMP_NUM_THREADS": "1"}, cores=2)) == []
+    assert found(machine(TORCHRUN, address=Address("127.0.0.1", "127.0.0.1"))) == [], (
+        "one machine may meet on its own address"
+    )
+    assert (
+        found(machine({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "OMP_NUM_THREADS": "1"}, cores=2))
+        == []
+    )
     served = Port(29500, True, False, 77, "torchrun")  # by torchrun itself
     assert found(machine({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}, port=served)) == []
-    tasks = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NNODES": "1", "SLURM_GPUS_PER_TASK": "1"}
+    tasks = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_NTASKS": "4",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_NNODES": "1",
+        "SLURM_GPUS_PER_TASK": "1",
+    }
     assert found(with_gpus(H200, environment={**tasks, "CUDA_VISIBLE_DEVICES": "0"})) == []
 
 
 @pytest.mark.parametrize(
     ("facts", "expected", "words"),
     [
-        (machine(port=Port(29512, True, False, 4711, "python old.py")), ("L01", "error"), "taken by process 4711 (python old.py)"),
+        (
+            machine(port=Port(29512, True, False, 4711, "python old.py")),
+            ("L01", "error"),
+            "taken by process 4711 (python old.py)",
+        ),
         (machine(port=Port(29500, False, False)), ("L01", "suspect"), "customary port 29500"),
-        (machine({"RANK": "1", "WORLD_SIZE": "2"}), ("L02", "error"), "not MASTER_ADDR and MASTER_PORT"),
-        (machine({"WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}), ("L02", "error"), "variable RANK expected"),
-        (machine({**TORCHRUN, "RANK": "2"}), ("L02", "error"), "RANK=2 does not exist among WORLD_SIZE=2"),
-        (machine(TORCHRUN, address=Address("nod01", None, None, "unknown name")), ("H18", "error"), "nod01 does not resolve"),
+        (
+            machine({"RANK": "1", "WORLD_SIZE": "2"}),
+            ("L02", "error"),
+            "not MASTER_ADDR and MASTER_PORT",
+        ),
+        (
+            machine({"WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}),
+            ("L02", "error"),
+            "variable RANK expected",
+        ),
+        (
+            machine({**TORCHRUN, "RANK": "2"}),
+            ("L02", "error"),
+            "RANK=2 does not exist among WORLD_SIZE=2",
+        ),
+        (
+            machine(TORCHRUN, address=Address("nod01", None, None, "unknown name")),
+            ("H18", "error"),
+            "nod01 does not resolve",
+        ),
         (
             machine({**TORCHRUN, "WORLD_SIZE": "4"}, address=Address("localhost", "127.0.0.1")),
             ("H18", "error"),
@@ -98,54 +133,150 @@ def test_sound_machines_give_nothing():
             "Rank 1 cannot connect to n1:29500 (refused)",
         ),
         (machine(host_address=None), ("H18", "suspect"), "own name, lab, does not resolve"),
-        (machine({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}), ("H19", "error"), "torch 2.13.0+cpu dies of it"),
-        (with_gpus(H200, environment={"TORCH_DISTRIBUTED_DEBUG": "detail"}), ("H19", "suspect"), "Certain if your backend is gloo"),
-        (machine(driver_gpus=(H200,)), ("L05", "error"), "has 1 GPU, and torch 2.13.0+cpu is built without CUDA"),
-        (machine(torch=replace(CPU_TORCH, backends=())), ("L05", "error"), "without torch.distributed"),
-        (with_gpus(H200, H200, environment={"CUDA_VISIBLE_DEVICES": "0,0"}), ("L03", "error"), "names GPU 0 twice"),
-        (with_gpus(H200, H200, environment={"CUDA_VISIBLE_DEVICES": "0,2"}), ("L03", "error"), "ignores 2 and all after it"),
-        (with_gpus(H200, environment=EIGHT), ("L03", "error"), "2 ranks on this machine, and torch sees 1 GPU"),
-        (machine(EIGHT, torch=replace(CPU_TORCH, threads=8)), ("L09", "warning"), "2 ranks × 8 compute"),
-        (machine({**TORCHRUN, "OMP_NUM_THREADS": "1"}), ("L09", "suspect"), "one thread where 4 are free"),
-        (with_gpus(H200, H200, cores=2), ("T06", "suspect"), "2 cores (of 64 of this machine) for 2 ranks"),
+        (
+            machine({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}),
+            ("H19", "error"),
+            "torch 2.13.0+cpu dies of it",
+        ),
+        (
+            with_gpus(H200, environment={"TORCH_DISTRIBUTED_DEBUG": "detail"}),
+            ("H19", "suspect"),
+            "Certain if your backend is gloo",
+        ),
+        (
+            machine(driver_gpus=(H200,)),
+            ("L05", "error"),
+            "has 1 GPU, and torch 2.13.0+cpu is built without CUDA",
+        ),
+        (
+            machine(torch=replace(CPU_TORCH, backends=())),
+            ("L05", "error"),
+            "without torch.distributed",
+        ),
+        (
+            with_gpus(H200, H200, environment={"CUDA_VISIBLE_DEVICES": "0,0"}),
+            ("L03", "error"),
+            "names GPU 0 twice",
+        ),
+        (
+            with_gpus(H200, H200, environment={"CUDA_VISIBLE_DEVICES": "0,2"}),
+            ("L03", "error"),
+            "ignores 2 and all after it",
+        ),
+        (
+            with_gpus(H200, environment=EIGHT),
+            ("L03", "error"),
+            "2 ranks on this machine, and torch sees 1 GPU",
+        ),
+        (
+            machine(EIGHT, torch=replace(CPU_TORCH, threads=8)),
+            ("L09", "warning"),
+            "2 ranks × 8 compute",
+        ),
+        (
+            machine({**TORCHRUN, "OMP_NUM_THREADS": "1"}),
+            ("L09", "suspect"),
+            "one thread where 4 are free",
+        ),
+        (
+            with_gpus(H200, H200, cores=2),
+            ("T06", "suspect"),
+            "2 cores (of 64 of this machine) for 2 ranks",
+        ),
         (machine(precisions={"bf16": ILLEGAL}), ("L10", "error"), "killed by SIGILL"),
-        (machine(shared_bytes=64 * 2**20), ("L11", "suspect"), "/dev/shm has 64.0 MiB; 2 ranks × 2 loader workers"),
-        (with_gpus(H200, Gpu("NVIDIA T4", 16 * GIB, 40)), ("D07", "warning"), "GPU 1 (NVIDIA T4, 16.0 GiB) is weaker"),
+        (
+            machine(shared_bytes=64 * 2**20),
+            ("L11", "suspect"),
+            "/dev/shm has 64.0 MiB; 2 ranks × 2 loader workers",
+        ),
+        (
+            with_gpus(H200, Gpu("NVIDIA T4", 16 * GIB, 40)),
+            ("D07", "warning"),
+            "GPU 1 (NVIDIA T4, 16.0 GiB) is weaker",
+        ),
         (machine(cgroup=Memory(4 * GIB, 3 * GIB, 0)), ("H12", "suspect"), "1.0 GiB of the 4.0 GiB"),
         (machine(cgroup=Memory(None, GIB, 3)), ("H12", "suspect"), "killed 3 processes"),
-        (machine(disks=(Disk("/data", False, 9 * GIB),)), ("M01", "error"), "/data cannot be written"),
-        (machine(disks=(Disk("/data", True, 2**20),)), ("M01", "suspect"), "/data has 1.0 MiB left"),
-        (machine(limits=Limits(256, None)), ("M02", "suspect"), "may open 256 files"),
-        (machine(limits=Limits(65536, 2**23), infiniband=("mlx5_0",)), ("M02", "suspect"), "InfiniBand (mlx5_0)"),
-        (machine(link=Link("gloo", ("rank 0", "rank 1"), 25 * 2**20, 2.0, 0.005)), ("M03", "suspect"), "400 times as long"),
-        (machine(link=Link("gloo", ("rank 0", "rank 1"), 1, None, None, "no answer")), ("M03", "suspect"), "did not come through"),
         (
-            machine({"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}, interfaces=(Interface("eth0", True, 1000),)),
+            machine(disks=(Disk("/data", False, 9 * GIB),)),
+            ("M01", "error"),
+            "/data cannot be written",
+        ),
+        (
+            machine(disks=(Disk("/data", True, 2**20),)),
+            ("M01", "suspect"),
+            "/data has 1.0 MiB left",
+        ),
+        (machine(limits=Limits(256, None)), ("M02", "suspect"), "may open 256 files"),
+        (
+            machine(limits=Limits(65536, 2**23), infiniband=("mlx5_0",)),
+            ("M02", "suspect"),
+            "InfiniBand (mlx5_0)",
+        ),
+        (
+            machine(link=Link("gloo", ("rank 0", "rank 1"), 25 * 2**20, 2.0, 0.005)),
+            ("M03", "suspect"),
+            "400 times as long",
+        ),
+        (
+            machine(link=Link("gloo", ("rank 0", "rank 1"), 1, None, None, "no answer")),
+            ("M03", "suspect"),
+            "did not come through",
+        ),
+        (
+            machine(
+                {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"},
+                interfaces=(Interface("eth0", True, 1000),),
+            ),
             ("M03", "warning"),
             "1 Gbit/s: a bucket of 25 MiB takes at least 210 ms",
         ),
-        (with_gpus(H200, H200, pairs=(Pair(DEAD, NCCL_LINK),)), ("H15", "error"), "do with NCCL_P2P_DISABLE=1"),
-        (with_gpus(H200, H200, pairs=(Pair(DEAD, DEAD),)), ("H15", "suspect"), "with NCCL_P2P_DISABLE=1 neither"),
-        (with_gpus(H200, H200, pairs=(Pair(replace(NCCL_LINK, seconds=1.0), None),)), ("M03", "suspect"), "exchange 25.0 MiB/s"),
+        (
+            with_gpus(H200, H200, pairs=(Pair(DEAD, NCCL_LINK),)),
+            ("H15", "error"),
+            "do with NCCL_P2P_DISABLE=1",
+        ),
+        (
+            with_gpus(H200, H200, pairs=(Pair(DEAD, DEAD),)),
+            ("H15", "suspect"),
+            "with NCCL_P2P_DISABLE=1 neither",
+        ),
+        (
+            with_gpus(H200, H200, pairs=(Pair(replace(NCCL_LINK, seconds=1.0), None),)),
+            ("M03", "suspect"),
+            "exchange 25.0 MiB/s",
+        ),
     ],
 )
 def test_each_rule_bites_alone(facts, expected, words):
     (finding,) = apply("machine", facts)
     assert (finding.id, finding.severity) == expected
     assert words in finding.why
-    assert any(row.findings == (finding.id,) for row in table(facts, [finding])), "the table shows it where it was seen"
+    assert any(row.findings == (finding.id,) for row in table(facts, [finding])), (
+        "the table shows it where it was seen"
+    )
     if finding.severity == "suspect":
         assert "Certain" in finding.why
 
 
 def test_the_tasks_of_slurm_against_world_size():
-    step = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NNODES": "2"}
+    step = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_NTASKS": "4",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_NNODES": "2",
+    }
     assert ("H18", "error") in found(machine({**step, **TORCHRUN}))
-    assert found(machine({**step, **TORCHRUN, "TORCHELASTIC_RUN_ID": "x"})) == [], "srun torchrun: a task per node"
+    assert found(machine({**step, **TORCHRUN, "TORCHELASTIC_RUN_ID": "x"})) == [], (
+        "srun torchrun: a task per node"
+    )
 
 
 def test_gpus_that_are_hidden_from_torch():
-    hidden = machine({"CUDA_VISIBLE_DEVICES": ""}, torch=Torch("2.13", "13.0", ("gloo", "nccl"), (), 1), driver_gpus=(H200,))
+    hidden = machine(
+        {"CUDA_VISIBLE_DEVICES": ""},
+        torch=Torch("2.13", "13.0", ("gloo", "nccl"), (), 1),
+        driver_gpus=(H200,),
+    )
     assert found(hidden) == [("L03", "warning")]
     assert found(machine({"CUDA_VISIBLE_DEVICES": ""})) == []
 
@@ -164,7 +295,13 @@ def test_an_illegal_instruction_comes_with_its_tried_cure():
         (TORCHRUN, 2, 2, None, "RANK and WORLD_SIZE"),
         ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "x"}, 2, 2, None, "torchrun"),
         ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"}, 4, 2, 2, "Slurm"),
-        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS_PER_NODE": "8", "SLURM_NNODES": "2"}, None, 8, 2, "Slurm"),
+        (
+            {"SLURM_JOB_ID": "1", "SLURM_NTASKS_PER_NODE": "8", "SLURM_NNODES": "2"},
+            None,
+            8,
+            2,
+            "Slurm",
+        ),
     ],
 )
 def test_what_a_launcher_says(environment, ranks, local, nodes, by):
@@ -190,7 +327,9 @@ def test_an_address_is_resolved_and_tried_by_those_who_connect():
         listener.listen()
         there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
         assert surroundings.look_at_address({**there, "RANK": "1"}).connects is True
-        assert surroundings.look_at_address({**there, "RANK": "0"}).connects is None, "rank 0 opens it itself"
+        assert surroundings.look_at_address({**there, "RANK": "0"}).connects is None, (
+            "rank 0 opens it itself"
+        )
     assert surroundings.look_at_address({**there, "RANK": "1"}).connects is False
     assert surroundings.look_at_address({}) is None
 
@@ -213,8 +352,16 @@ def test_a_container_with_a_limit(tmp_path):
 
 def test_gpu_pairs_go_round_the_ring(monkeypatch):
     tried = []
-    monkeypatch.setattr(trials, "two_ranks", lambda backend, devices, environment=None: (None, tried.append(devices) or NCCL_LINK))
-    for gpus, ring in [(2, {(0, 1)}), (3, {(0, 1), (1, 2), (2, 0)}), (4, {(0, 1), (1, 2), (2, 3), (3, 0)})]:
+    monkeypatch.setattr(
+        trials,
+        "two_ranks",
+        lambda backend, devices, environment=None: (None, tried.append(devices) or NCCL_LINK),
+    )
+    for gpus, ring in [
+        (2, {(0, 1)}),
+        (3, {(0, 1), (1, 2), (2, 0)}),
+        (4, {(0, 1), (1, 2), (2, 3), (3, 0)}),
+    ]:
         tried.clear()
         assert len(trials.gpu_pairs(gpus)) == len(ring)
         assert set(tried) == ring
@@ -230,7 +377,9 @@ def test_a_trial_that_hangs_is_ended(monkeypatch):
 
 
 def children_of(pid):
-    done = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True)
+    done = subprocess.run(
+        ["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True
+    )
     return [line for line in done.stdout.splitlines() if "paralab.observe" in line]
 
 
@@ -241,12 +390,16 @@ def test_this_machine_is_looked_at_in_time_and_nothing_is_left_running(capsys):
     # 15 s on two idle cores; on a busy machine only the time that was really used tells.
     assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 30
     assert children_of(os.getpid()) == []
-    busy = facts.link.problem is not None and facts.link.problem.startswith("no answer")  # within its deadline
+    busy = facts.link.problem is not None and facts.link.problem.startswith(
+        "no answer"
+    )  # within its deadline
     assert facts.link.seconds or busy, facts.link
     assert "torch" in facts.unknown if facts.torch is None else "gloo" in facts.torch.backends
     assert facts.torch is not None or busy
     assert facts.cores >= 1
-    assert all(name in facts.precisions or f"{name} on CPU" in facts.unknown for name in ("bf16", "fp16"))
+    assert all(
+        name in facts.precisions or f"{name} on CPU" in facts.unknown for name in ("bf16", "fp16")
+    )
     findings = apply("machine", facts)
     print_looked(table(facts, findings))
     shown = capsys.readouterr().out
@@ -255,4 +408,7 @@ def test_this_machine_is_looked_at_in_time_and_nothing_is_left_running(capsys):
 
 
 def test_every_rule_has_a_module_of_its_way():
-    assert all(Path(sys.modules[check.__module__].__file__).parent.name == "machine_rules" for check in rules("machine"))
+    assert all(
+        Path(sys.modules[check.__module__].__file__).parent.name == "machine_rules"
+        for check in rules("machine")
+    )

@@ -1,5 +1,6 @@
-"""The corpus on observed ranks, hangs apart (test_ranks.py): every mistake is found with its id, its line and its culprit, and is
-the only error; in its healthy twin it is not found, and nothing is an error."""
+"""The corpus on observed ranks, hangs apart (test_ranks.py): every mistake is found with its id,
+its line and its culprit, and is the only error; in its healthy twin it is not found, and nothing is
+an error."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,24 +16,39 @@ pytestmark = pytest.mark.timeout(600)
 AT_A_TIME = 3
 STARTS = {"torchrun": 2, "python": 0}
 COVERED = {*rules("ranks").values(), *rules("log").values()}  # what ranks raise is read as a log is
-RUN = [case for case in [*broken("ranks"), *healthy()] if case.entry[0] != "H" and case.start in STARTS]
+RUN = [
+    case for case in [*broken("ranks"), *healthy()] if case.entry[0] != "H" and case.start in STARTS
+]
 WRONG = [case for case in RUN if case.ways]
 # Twins of scripts that are only read, and need a GPU, are not run.
 HEALTHY = [case for case in RUN if not case.ways and case.entry in {wrong.entry for wrong in WRONG}]
 # What people do who know what they do, and what looks like a mistake from afar.
-IN_ORDER = [Case("none", script.stem, script, (), ()) for script in sorted((CORPUS.parent / "healthy_ranks").glob("*.py"))]
+IN_ORDER = [
+    Case("none", script.stem, script, (), ())
+    for script in sorted((CORPUS.parent / "healthy_ranks").glob("*.py"))
+]
 
 
 @pytest.fixture(scope="module")
 def seen(request, tmp_path_factory):
     """What was found in each case that was asked for; they are started at once, a few at a time."""
-    items = [item for item in request.session.items if item.module is request.module and hasattr(item, "callspec")]
+    items = [
+        item
+        for item in request.session.items
+        if item.module is request.module and hasattr(item, "callspec")
+    ]
     cases = {str(case): case for item in items if (case := item.callspec.params["case"])}
     ranks = Ranks()
     root = tmp_path_factory.mktemp("seen")  # once: several threads would fight for a number
 
     def observe(case):
-        return ranks.observed(case.script, folder=root / str(case), stall_seconds=30, deadline=60, count=STARTS[case.start])
+        return ranks.observed(
+            case.script,
+            folder=root / str(case),
+            stall_seconds=30,
+            deadline=60,
+            count=STARTS[case.start],
+        )
 
     try:
         with ThreadPoolExecutor(AT_A_TIME) as pool:
@@ -43,7 +59,13 @@ def seen(request, tmp_path_factory):
 
 
 def told(findings):
-    return "\n".join(f"{f.id} {f.severity} {f.file}:{f.line} rank {f.rank}: {f.why} {f.evidence}" for f in findings) or "nothing"
+    return (
+        "\n".join(
+            f"{f.id} {f.severity} {f.file}:{f.line} rank {f.rank}: {f.why} {f.evidence}"
+            for f in findings
+        )
+        or "nothing"
+    )
 
 
 @pytest.mark.parametrize("case", WRONG, ids=str)
@@ -54,8 +76,15 @@ def test_the_mistake_is_found_and_nothing_else_is_an_error(case, seen):
     assert own, told(result.findings) + str(result.notes)
     for mark in case.marks:
         if mark.way in (None, "ranks"):
-            assert any((f.file, f.line) == (str(mark.file), mark.line) and mark.rank in (None, f.rank) for f in own), told(own)
-    others = [finding for finding in result.findings if finding.severity == "error" and finding.id != case.entry]
+            assert any(
+                (f.file, f.line) == (str(mark.file), mark.line) and mark.rank in (None, f.rank)
+                for f in own
+            ), told(own)
+    others = [
+        finding
+        for finding in result.findings
+        if finding.severity == "error" and finding.id != case.entry
+    ]
     assert not others, told(others)
     assert all(finding.why and finding.fix and finding.evidence for finding in own)
     assert not result.notes
@@ -64,7 +93,11 @@ def test_the_mistake_is_found_and_nothing_else_is_an_error(case, seen):
 @pytest.mark.parametrize("case", HEALTHY, ids=str)
 def test_the_twin_is_healthy(case, seen):
     result = seen[str(case)]
-    accused = [finding for finding in result.findings if finding.severity == "error" or finding.id == case.entry]
+    accused = [
+        finding
+        for finding in result.findings
+        if finding.severity == "error" or finding.id == case.entry
+    ]
     assert not accused, told(accused)
     assert not result.notes
     assert result.exit_code == 0
@@ -74,7 +107,9 @@ def test_the_twin_is_healthy(case, seen):
 def test_what_is_in_order_is_not_accused(case, seen):
     """Waiting (W…) is left out: on a busy machine it is so."""
     result = seen[str(case)]
-    assert not [finding for finding in result.findings if finding.id[0] != "W"], told(result.findings)
+    assert not [finding for finding in result.findings if finding.id[0] != "W"], told(
+        result.findings
+    )
     assert not result.notes
     assert result.exit_code == 0
 
@@ -85,7 +120,11 @@ def test_whenever_the_ranks_are_read_nothing_else_is_an_error(case, seen):
     result = seen[str(case)]
     whole = Observation.read(result.folder)
     for moment in moments(whole, 12, str(case)):
-        accused = [f for f in apply("ranks", moment) if f.severity == "error" and f.id not in {own.id for own in result.findings}]
+        accused = [
+            f
+            for f in apply("ranks", moment)
+            if f.severity == "error" and f.id not in {own.id for own in result.findings}
+        ]
         assert not accused, told(accused) + str([rank.events[-1] for rank in moment.ranks])
 
 

@@ -1,4 +1,5 @@
-"""Rules on observed ranks where two CPU ranks cannot show the case: more ranks, GPUs, and the arithmetic behind the words."""
+"""Rules on observed ranks where two CPU ranks cannot show the case: more ranks, GPUs, and the
+arithmetic behind the words."""
 
 import subprocess
 from dataclasses import fields, replace
@@ -41,10 +42,24 @@ def seen(*ranks, gpus=0):
     """Each rank is a list of events; `t` is their order."""
     made = []
     for number, events in enumerate(ranks):
-        timed = tuple(type(e)(**{**vars(e), "t": float(i), "seconds": 0.1}) for i, e in enumerate(events, 1))
+        timed = tuple(
+            type(e)(**{**vars(e), "t": float(i), "seconds": 0.1}) for i, e in enumerate(events, 1)
+        )
         start = Start(rank=number, world=len(ranks), host="lab", gpus=gpus, cores=64)
-        parts = {"rank": number, "start": start, "events": timed, "doing": (), "lives": None, "state": None, "progress": 0}
-        made.append(RankSeen(**{each.name: parts[each.name] for each in fields(RankSeen) if each.name in parts}))
+        parts = {
+            "rank": number,
+            "start": start,
+            "events": timed,
+            "doing": (),
+            "lives": None,
+            "state": None,
+            "progress": 0,
+        }
+        made.append(
+            RankSeen(
+                **{each.name: parts[each.name] for each in fields(RankSeen) if each.name in parts}
+            )
+        )
     return Observation(Path(), made, len(ranks), True, 0)
 
 
@@ -53,7 +68,13 @@ def found(observation):
 
 
 def wrap(world=2, **more):
-    model = {"names": ["w", "b"], "shapes": [[4, 8], [4]], "trainable": [True, True], "ranks": list(range(world)), "model": 0}
+    model = {
+        "names": ["w", "b"],
+        "shapes": [[4, 8], [4]],
+        "trainable": [True, True],
+        "ranks": list(range(world)),
+        "model": 0,
+    }
     return Wrap(site=site(10), **{**model, **more})
 
 
@@ -65,12 +86,20 @@ def training(gradient, before=(), world=2, steps=3, parameters=None, sync=True):
         events += [
             Forward(site=site(20), model=0, sync=sync, size=32, step=number - 1),
             Backward(site=site(21), loss=1.0, step=number - 1, seq=[number, number]),
-            Step(site=site(22), number=number, step=number, names=["w", "b"], gradients=digest, parameters=parameters or digest),
+            Step(
+                site=site(22),
+                number=number,
+                step=number,
+                names=["w", "b"],
+                gradients=digest,
+                parameters=parameters or digest,
+            ),
         ]
     return events
 
 
-# --- the arithmetic ------------------------------------------------------------------------------------------------------------
+# --- the arithmetic
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -81,7 +110,9 @@ def test_a_schedule_gives_the_first_parts_one_row_more(batch, number, sizes):
     assert parts(batch, number) == sizes
 
 
-@pytest.mark.parametrize(("batch", "devices", "count"), [(8, 4, 4), (9, 4, 3), (36, 7, 6), (3, 4, 3), (0, 4, 0)])
+@pytest.mark.parametrize(
+    ("batch", "devices", "count"), [(8, 4, 4), (9, 4, 3), (36, 7, 6), (3, 4, 3), (0, 4, 0)]
+)
 def test_data_parallel_fills_from_the_first_device(batch, devices, count):
     assert chunks(batch, devices) == count
 
@@ -103,7 +134,8 @@ def test_a_majority_knows_the_odd_one():
     assert odd_one_out({0: "a", 1: "b", 2: "c"}) is None
 
 
-# --- what one step applies -----------------------------------------------------------------------------------------------------
+# --- what one step applies
+# -----------------------------------------------------------------------------------------------------
 
 
 def sizes(*events):
@@ -112,17 +144,26 @@ def sizes(*events):
 
 
 def test_a_window_ends_with_a_step_and_forgets_what_was_cleared():
-    backward, step, other = Backward(site=site(21)), Step(site=site(22)), Step(site=site(23), optimiser=1)
+    backward, step, other = (
+        Backward(site=site(21)),
+        Step(site=site(22)),
+        Step(site=site(23), optimizer=1),
+    )
     assert sizes(backward, backward, step, backward, step) == [2, 1]
-    assert sizes(backward, ZeroGrad(optimiser=0), backward, step) == [1], "a batch that was thrown away"
-    assert sizes(backward, ZeroGrad(optimiser=1), backward, step) == [2], "another optimiser's gradients"
+    assert sizes(backward, ZeroGrad(optimizer=0), backward, step) == [1], (
+        "a batch that was thrown away"
+    )
+    assert sizes(backward, ZeroGrad(optimizer=1), backward, step) == [2], (
+        "another optimizer's gradients"
+    )
     assert sizes(backward, ZeroGrad(), backward, step) == [1], "all gradients of a module"
     assert sizes(backward, step, other, backward) == [1, 0, 1]
     skipped = Amp(op="step", skipped=True)
     assert sizes(backward, backward, skipped, backward, backward, step) == [2, 2]
 
 
-# --- more ranks than two -------------------------------------------------------------------------------------------------------
+# --- more ranks than two
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_of_three_ranks_the_one_with_another_model_is_named():
@@ -140,7 +181,8 @@ def test_of_three_ranks_the_one_that_does_not_step_is_named():
 
 
 def test_ranks_that_were_not_read_at_the_same_moment_have_not_parted():
-    """Rank 0 was read inside its second step; until rank 1 was read, that one had made its third."""
+    """Rank 0 was read inside its second step; until rank 1 was read, that one had made its
+    third."""
     whole = training(1.0)
     for read in range(1, len(whole)):
         assert found(seen(whole[:read], whole)) == [], read
@@ -151,7 +193,8 @@ def _ended(rank):
     return rank
 
 
-# --- causes of one symptom -----------------------------------------------------------------------------------------------------
+# --- causes of one symptom
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_equal_gradients_are_in_order():
@@ -177,8 +220,12 @@ def test_a_job_that_runs_is_accused_of_what_was_found_twice(tmp_path, monkeypatc
 
 def test_a_model_that_was_moved_after_wrapping_explains_them():
     moved = Moved(site=site(15), model=0, before="cuda:0 float32", after="cpu float32")
-    assert found(seen(training(1.0, [moved]), training(2.0, [moved]))) == [("S12", "error", 15, None)]
-    assert found(seen(training(1.0, [moved]), training(1.0, [moved]))) == [], "moved, and no harm done"
+    assert found(seen(training(1.0, [moved]), training(2.0, [moved]))) == [
+        ("S12", "error", 15, None)
+    ]
+    assert found(seen(training(1.0, [moved]), training(1.0, [moved]))) == [], (
+        "moved, and no harm done"
+    )
 
 
 def test_parameters_that_differ_although_gradients_do_not():
@@ -200,7 +247,8 @@ def test_sizes_that_differ_explain_what_a_rank_raised_later():
     assert found(seen(zero, one)) == [("H06", "error", 12, None)]
 
 
-# --- GPUs ----------------------------------------------------------------------------------------------------------------------
+# --- GPUs
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_every_rank_loads_onto_one_gpu():
@@ -213,22 +261,40 @@ def test_every_rank_loads_onto_one_gpu():
 
 @pytest.mark.parametrize(("size", "expected"), [(8, []), (9, [("D03", "warning", 20, None)])])
 def test_a_batch_that_does_not_fill_all_gpus(size, expected):
-    wrapped = Wrap(site=site(10), kind="data_parallel", model=0, options={"device_ids": ["0", "1", "2", "3"]})
+    wrapped = Wrap(
+        site=site(10), kind="data_parallel", model=0, options={"device_ids": ["0", "1", "2", "3"]}
+    )
     assert found(seen([wrapped, Forward(site=site(20), model=0, size=size)], gpus=4)) == expected
 
 
 def test_a_batch_norm_that_got_one_sample():
-    raised = Raised(type="ValueError", message="Expected more than 1 value per channel when training", stack=[["t.py", 7, "f"]])
+    raised = Raised(
+        type="ValueError",
+        message="Expected more than 1 value per channel when training",
+        stack=[["t.py", 7, "f"]],
+    )
     (finding,) = [f for f in apply("ranks", seen([wrap()], [wrap(), raised])) if f.id == "S09"]
     assert (finding.severity, finding.line, finding.rank) == ("error", 7, 1)
 
 
-# --- passes over loaders -------------------------------------------------------------------------------------------------------
+# --- passes over loaders
+# -------------------------------------------------------------------------------------------------------
 
 
 def evaluation(samples, total, replicas=2):
-    loader = Loader(site=site(40), samples=total, replicas=replicas, sampler="DistributedSampler", made=[["train.py", 5, "main"]])
-    return [wrap(), loader, Forward(site=site(41), model=0, training=False, grad=False, size=4), Epoch(samples=samples, batches=2)]
+    loader = Loader(
+        site=site(40),
+        samples=total,
+        replicas=replicas,
+        sampler="DistributedSampler",
+        made=[["train.py", 5, "main"]],
+    )
+    return [
+        wrap(),
+        loader,
+        Forward(site=site(41), model=0, training=False, grad=False, size=4),
+        Epoch(samples=samples, batches=2),
+    ]
 
 
 def test_samples_that_are_evaluated_twice():

@@ -1,5 +1,6 @@
-"""Hangs and partings of the corpus on observed ranks: every mistake that has a rule is found with its id, line and culprit; healthy
-twins have no error. The other entries are in test_rank_corpus.py."""
+"""Hangs and partings of the corpus on observed ranks: every mistake that has a rule is found with
+its id, line and culprit; healthy twins have no error. The other entries are in
+test_rank_corpus.py."""
 
 import pytest
 
@@ -9,7 +10,11 @@ from tests.doctor.ranks import ranks  # noqa: F401
 
 pytestmark = pytest.mark.timeout(90)
 COVERED = set(rules("ranks").values())
-WRONG = [case for case in broken("ranks") if case.entry[0] == "H" and case.entry in COVERED and case.start == "torchrun"]
+WRONG = [
+    case
+    for case in broken("ranks")
+    if case.entry[0] == "H" and case.entry in COVERED and case.start == "torchrun"
+]
 
 
 @pytest.mark.parametrize("case", WRONG, ids=str)
@@ -20,16 +25,23 @@ def test_a_mistake_is_found(case, ranks, tmp_path):  # noqa: F811
     for mark in case.marks:
         if mark.way in (None, "ranks"):
             assert any(
-                (finding.file, finding.line) == (str(mark.file), mark.line) and mark.rank in (None, finding.rank)
+                (finding.file, finding.line) == (str(mark.file), mark.line)
+                and mark.rank in (None, finding.rank)
                 for finding in found
             ), found
     others = [
-        finding for finding in seen.findings if finding.id[0] == "H" and finding.id != case.entry and finding.severity == "error"
+        finding
+        for finding in seen.findings
+        if finding.id[0] == "H" and finding.id != case.entry and finding.severity == "error"
     ]
     assert not others, "a victim is named"
 
 
-@pytest.mark.parametrize("case", [case for case in healthy() if case.entry[0] == "H" and case.start == "torchrun"], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [case for case in healthy() if case.entry[0] == "H" and case.start == "torchrun"],
+    ids=str,
+)
 def test_a_healthy_twin_has_no_error(case, ranks, tmp_path):  # noqa: F811
     seen = ranks.observed(case.script, folder=tmp_path / "seen")
     assert not [finding for finding in seen.findings if finding.severity == "error"]

@@ -1,4 +1,5 @@
-"""What the doctor says of recorded runs. The folders in tests/runs were made by real runs, with faults that were really had."""
+"""What the doctor says of recorded runs. The folders in tests/runs were made by real runs, with
+faults that were really had."""
 
 import dataclasses
 import json
@@ -27,7 +28,12 @@ def diagnosed(folder):
         ("raised", "H11", 1, "ValueError: a planted error"),
         ("left_early", "H02", 1, "ended itself with code 0"),
         ("stopped", "W07", 1, "is stopped (SIGSTOP, or Ctrl-Z)"),
-        ("scaled_nan", "A08", None, "not finite from step 4 on (4 of 8 steps); GradScaler's scale fell"),
+        (
+            "scaled_nan",
+            "A08",
+            None,
+            "not finite from step 4 on (4 of 8 steps); GradScaler's scale fell",
+        ),
     ],
 )
 def test_the_root_cause_comes_first_and_no_victim_is_blamed(run, id, rank, words):
@@ -40,22 +46,31 @@ def test_the_root_cause_comes_first_and_no_victim_is_blamed(run, id, rank, words
 
 
 def test_too_few_steps_are_not_judged():
-    """Of one measured step of this run, rank 0 came last by 8 ms: it was no straggler, and rank 1 was the one that stopped."""
+    """Of one measured step of this run, rank 0 came last by 8 ms: it was no straggler, and rank 1
+    was the one that stopped."""
     assert [finding.id for finding in diagnosed(RUNS / "stopped")] == ["W07"]
 
 
 def test_the_evidence_of_a_hang_is_where_the_others_wait():
-    assert "rank 0 waits in all_reduce of 1,088 values" in diagnosed(RUNS / "stopped")[0].evidence[0]
+    assert (
+        "rank 0 waits in all_reduce of 1,088 values" in diagnosed(RUNS / "stopped")[0].evidence[0]
+    )
 
 
-@pytest.mark.parametrize(("code", "id"), [("dist.all_reduce(loss)", "H04"), ("while True: pass", "W07")])
+@pytest.mark.parametrize(
+    ("code", "id"), [("dist.all_reduce(loss)", "H04"), ("while True: pass", "W07")]
+)
 def test_a_rank_that_does_not_arrive_waits_elsewhere_or_stands_still(tmp_path, code, id):
     folder = write(tmp_path / "hung", plan(), lambda rank: spans(8.5))
     problem = "Rank 1 did not arrive where the others wait for it: step 3 took 3.0 s, longer than its deadline of 3 s."
-    (folder / "failures.jsonl").write_text(json.dumps({"attempt": 0, "problem": problem, "unix_seconds": 0}) + "\n")
+    (folder / "failures.jsonl").write_text(
+        json.dumps({"attempt": 0, "problem": problem, "unix_seconds": 0}) + "\n"
+    )
     said = folder / "testimonies" / "0"
     said.mkdir(parents=True)
-    waits = [{"file": "torch/distributed/c10d.py", "line": 9, "function": "wait", "code": "work.wait()"}]
+    waits = [
+        {"file": "torch/distributed/c10d.py", "line": 9, "function": "wait", "code": "work.wait()"}
+    ]
     runs = [{"file": "train.py", "line": 5, "function": "main", "code": code}]
     for rank, number, stack in ((0, 8, waits), (1, 7, runs + waits if id == "H04" else runs)):
         call = {
@@ -65,7 +80,9 @@ def test_a_rank_that_does_not_arrive_waits_elsewhere_or_stands_still(tmp_path, c
             "state": "started",
         }
         (said / f"rank{rank}.state").write_text(json.dumps({"state": "R"}))
-        (said / f"rank{rank}.json").write_text(json.dumps({"stacks": {"MainThread": stack}, "collectives": [call]}))
+        (said / f"rank{rank}.json").write_text(
+            json.dumps({"stacks": {"MainThread": stack}, "collectives": [call]})
+        )
     (finding,) = diagnosed(folder)
     assert (finding.id, finding.rank) == (id, 1)
 
@@ -90,7 +107,9 @@ def test_waste_is_found_with_its_share(run, id, gain):
 
 
 def test_the_straggler_is_the_rank_that_sleeps():
-    assert next(finding for finding in diagnosed(RUNS / "straggler") if finding.id == "W03").rank == 1
+    assert (
+        next(finding for finding in diagnosed(RUNS / "straggler") if finding.id == "W03").rank == 1
+    )
 
 
 def test_a_single_device_has_nothing_to_say():
@@ -107,9 +126,17 @@ def spans(first_bucket_ready=8.0, backward=(4.0, 8.0), done=9.0, bytes=2**24, ra
 
 
 def test_laid_out_a_healthy_run_gives_nothing_and_one_large_bucket_two_findings(tmp_path):
-    healthy = write(tmp_path / "healthy", plan(), lambda rank: spans(first_bucket_ready=8.5, done=9.0))
-    assert diagnosed(healthy) == []  # half a second of ten, 16 MiB that are gone before anybody waits
-    slow = write(tmp_path / "slow", plan(), lambda rank: spans(first_bucket_ready=6.0, backward=(4.0, 6.0), done=9.0))
+    healthy = write(
+        tmp_path / "healthy", plan(), lambda rank: spans(first_bucket_ready=8.5, done=9.0)
+    )
+    assert (
+        diagnosed(healthy) == []
+    )  # half a second of ten, 16 MiB that are gone before anybody waits
+    slow = write(
+        tmp_path / "slow",
+        plan(),
+        lambda rank: spans(first_bucket_ready=6.0, backward=(4.0, 6.0), done=9.0),
+    )
     found = {finding.id: finding for finding in diagnosed(slow)}
     assert set(found) == {"W01", "W02"}
     assert found["W01"].gain == pytest.approx(0.3)  # 3 of 10 s
@@ -121,16 +148,31 @@ def test_laid_out_a_healthy_run_gives_nothing_and_one_large_bucket_two_findings(
 def test_laid_out_threads_over_the_cores_and_a_needless_search(tmp_path):
     four = write(tmp_path / "four", plan(ranks=4), lambda rank: spans(first_bucket_ready=8.5))
     assert [finding.id for finding in diagnosed(four)] == ["L09"]
-    searched = write(tmp_path / "searched", plan(find_unused=True), lambda rank: spans(first_bucket_ready=8.5))
+    searched = write(
+        tmp_path / "searched", plan(find_unused=True), lambda rank: spans(first_bucket_ready=8.5)
+    )
     assert [finding.id for finding in diagnosed(searched)] == ["S04"]
-    needed = write(tmp_path / "needed", plan(find_unused=True), lambda rank: spans(8.5), workload={"unused": ["head.bias"]})
+    needed = write(
+        tmp_path / "needed",
+        plan(find_unused=True),
+        lambda rank: spans(8.5),
+        workload={"unused": ["head.bias"]},
+    )
     assert diagnosed(needed) == []
 
 
 def test_laid_out_ranks_that_share_cores_are_no_stragglers(tmp_path):
-    late = write(tmp_path / "late", plan(ranks=4), lambda rank: spans(first_bucket_ready=5.0, rank_delay=3.5 * (rank == 3)))
+    late = write(
+        tmp_path / "late",
+        plan(ranks=4),
+        lambda rank: spans(first_bucket_ready=5.0, rank_delay=3.5 * (rank == 3)),
+    )
     assert "W03" not in {finding.id for finding in diagnosed(late)}
-    alone = write(tmp_path / "alone", plan(ranks=2), lambda rank: spans(first_bucket_ready=5.0, rank_delay=3.5 * (rank == 1)))
+    alone = write(
+        tmp_path / "alone",
+        plan(ranks=2),
+        lambda rank: spans(first_bucket_ready=5.0, rank_delay=3.5 * (rank == 1)),
+    )
     assert [(f.id, f.rank) for f in diagnosed(alone) if f.id == "W03"] == [("W03", 1)]
 
 
@@ -144,7 +186,11 @@ def test_a_comparison_tells_low_precision_that_is_slower():
 def test_a_run_without_an_end_is_suspected_to_be_killed(tmp_path):
     folder = write(tmp_path / "cut", plan(), lambda rank: spans(first_bucket_ready=8.5))
     for path in (folder / "events").glob("*.jsonl"):
-        path.write_text("".join(line + "\n" for line in path.read_text().splitlines() if '"end", "time"' not in line))
+        path.write_text(
+            "".join(
+                line + "\n" for line in path.read_text().splitlines() if '"end", "time"' not in line
+            )
+        )
     (finding,) = diagnosed(folder)
     assert (finding.id, finding.severity) == ("H12", "suspect")
     assert "12 of 12 steps" in finding.why

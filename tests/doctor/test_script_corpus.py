@@ -1,4 +1,5 @@
-"""Reading a script finds the mistake in it, at its line, whatever clothes it wears; in its healthy twin it finds nothing."""
+"""Reading a script finds the mistake in it, at its line, whatever clothes it wears; in its healthy
+twin it finds nothing."""
 
 import time
 from pathlib import Path
@@ -9,7 +10,13 @@ from paralab.doctor.rules import apply
 from paralab.doctor.script.reading import read_script
 from tests.doctor.cases import HEALTHY, broken, cases, healthy
 
-LONG = sorted([*HEALTHY.glob("*.py"), *HEALTHY.glob("*/train.py"), *(HEALTHY.parent / "healthy_ranks").glob("*.py")])
+LONG = sorted(
+    [
+        *HEALTHY.glob("*.py"),
+        *HEALTHY.glob("*/train.py"),
+        *(HEALTHY.parent / "healthy_ranks").glob("*.py"),
+    ]
+)
 
 
 def read(path):
@@ -26,7 +33,9 @@ def test_a_mistake_is_found_at_its_line(case):
     expected = case.expected("script")
     assert expected <= {place(finding) for finding in findings}
     more = [finding for finding in findings if place(finding) not in expected]
-    assert not [finding for finding in more if finding.severity == "error" or finding.id == case.entry], more
+    assert not [
+        finding for finding in more if finding.severity == "error" or finding.id == case.entry
+    ], more
     for finding in findings:
         assert finding.why, finding
         assert finding.fix, finding
@@ -38,7 +47,9 @@ def test_a_healthy_twin_has_no_finding(case):
     assert read(case.script) == []
 
 
-@pytest.mark.parametrize("case", [case for case in cases() if case.ways and "script" not in case.ways], ids=str)
+@pytest.mark.parametrize(
+    "case", [case for case in cases() if case.ways and "script" not in case.ways], ids=str
+)
 def test_a_mistake_that_cannot_be_read_is_not_taken_for_another(case):
     assert [finding for finding in read(case.script) if finding.severity == "error"] == []
 
@@ -52,9 +63,13 @@ def test_a_thousand_lines_are_read_within_a_second(tmp_path):
     text = (HEALTHY / "imagenet" / "train.py").read_text()
     lines = text.splitlines()
     more = range((1000 - len(lines)) // 4 + 1)
-    functions = "\n".join(f"def extra{number}(x):\n    y = x + {number}\n    return y\n" for number in more)
+    functions = "\n".join(
+        f"def extra{number}(x):\n    y = x + {number}\n    return y\n" for number in more
+    )
     long = tmp_path / "train.py"
-    long.write_text(text.replace('if __name__ == "__main__":', functions + '\n\nif __name__ == "__main__":'))
+    long.write_text(
+        text.replace('if __name__ == "__main__":', functions + '\n\nif __name__ == "__main__":')
+    )
     assert len(long.read_text().splitlines()) >= 1000
     read(long)  # the rules' modules are imported once
     started = time.process_time()

@@ -1,4 +1,5 @@
-"""The cures that come with findings of script rules: applied to the broken script, the finding is gone and nothing new is wrong."""
+"""The fixes that come with findings of script rules: applied to the broken script, the finding is
+gone and nothing new is wrong."""
 
 import shutil
 from pathlib import Path
@@ -10,8 +11,24 @@ from paralab.doctor.rules import apply
 from paralab.doctor.script.reading import read_script
 from tests.doctor.cases import broken
 
-# Entries whose broken.py comes with a cure: the least that must hold.
-CURED = {"A01", "A03", "A04", "A11", "C01", "C04", "D01", "D05", "G01", "H07", "S02", "S06", "S08", "T02", "T03"}
+# Entries whose broken.py comes with a fix: the least that must hold.
+CURED = {
+    "A01",
+    "A03",
+    "A04",
+    "A11",
+    "C01",
+    "C04",
+    "D01",
+    "D05",
+    "G01",
+    "H07",
+    "S02",
+    "S06",
+    "S08",
+    "T02",
+    "T03",
+}
 
 
 def read(path):

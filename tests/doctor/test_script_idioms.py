@@ -1,4 +1,5 @@
-"""Idioms of real training scripts, in a few lines each: healthy ones that look like mistakes, and mistakes in unusual clothes."""
+"""Idioms of real training scripts, in a few lines each: healthy ones that look like mistakes, and
+mistakes in unusual clothes."""
 
 from pathlib import Path
 
@@ -1082,12 +1083,17 @@ def test_mistakes_in_unusual_clothes_are_found(name, tmp_path):
 def test_a_device_that_is_chosen_elsewhere_is_chosen(tmp_path):
     def ids(code):
         path = Path(tmp_path) / "train.py"
-        path.write_text(START.replace('dist.init_process_group("gloo")', code) + "train_epoch(0)\n" + END)
+        path.write_text(
+            START.replace('dist.init_process_group("gloo")', code) + "train_epoch(0)\n" + END
+        )
         return [finding.id for finding in apply("script", read_script(path))]
 
     start = 'dist.init_process_group("nccl")\n'
     assert ids(start + "dist.barrier()") == ["H09"]
-    assert ids("import toolbox\n" + start + 'device = toolbox.get_device("cuda")\ndist.barrier()') == []
+    assert (
+        ids("import toolbox\n" + start + 'device = toolbox.get_device("cuda")\ndist.barrier()')
+        == []
+    )
     assert ids(start + "def meet():\n    dist.barrier()") == []  # called by whom, after what?
 
 
@@ -1095,7 +1101,9 @@ def test_what_a_scaler_remembers_is_on_no_device(tmp_path):
     resume = "torch.cuda.set_device(args.local_rank)\n{} = torch.load(args.out)\n{}.load_state_dict({})\ntrain_epoch(0)"
     code = "scaler = torch.amp.GradScaler('cuda')\n" + resume.format("state", "scaler", "state")
     assert read(code, tmp_path)[1] == []
-    assert [finding.id for finding in read(resume.format("state", "plain", "state"), tmp_path)[1]] == ["C04"]
+    assert [
+        finding.id for finding in read(resume.format("state", "plain", "state"), tmp_path)[1]
+    ] == ["C04"]
 
 
 def test_what_cannot_be_worked_out_is_a_suspicion(tmp_path):

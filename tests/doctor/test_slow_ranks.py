@@ -1,4 +1,5 @@
-"""Slow training of observed ranks: windows laid out on one clock, so that who waits for what can be read off."""
+"""Slow training of observed ranks: windows laid out on one clock, so that who waits for what can be
+read off."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -19,20 +20,41 @@ def site(line):
 
 
 def training(window, rank=0, steps=STEPS, before=(), threads=1, cores=8, host="lab"):
-    """`window(rank)`: the events of one step, with `t` from its begin. The optimiser steps in the last millisecond."""
+    """`window(rank)`: the events of one step, with `t` from its begin. The optimizer steps in the
+    last millisecond."""
     events = [*before]
     for number in range(steps):
         begin = number * STEP
         for event in window(rank):
             events.append(type(event)(**{**vars(event), "t": begin + event.t, "step": number}))
-        events.append(Step(t=begin + STEP - 0.001, step=number + 1, seconds=0.001, number=number + 1, site=site(40)))
+        events.append(
+            Step(
+                t=begin + STEP - 0.001,
+                step=number + 1,
+                seconds=0.001,
+                number=number + 1,
+                site=site(40),
+            )
+        )
     start = Start(rank=rank, world=2, host=host, threads=threads, cores=cores, t=-1.0)
-    parts = {"rank": rank, "start": start, "events": tuple(events), "doing": (), "lives": None, "state": None, "progress": 0}
-    return RankSeen(**{each.name: parts[each.name] for each in fields(RankSeen) if each.name in parts})
+    parts = {
+        "rank": rank,
+        "start": start,
+        "events": tuple(events),
+        "doing": (),
+        "lives": None,
+        "state": None,
+        "progress": 0,
+    }
+    return RankSeen(
+        **{each.name: parts[each.name] for each in fields(RankSeen) if each.name in parts}
+    )
 
 
 def observation(window, ranks=2, over=True, **options):
-    return Observation(Path(), [training(window, rank, **options) for rank in range(ranks)], ranks, over, 0)
+    return Observation(
+        Path(), [training(window, rank, **options) for rank in range(ranks)], ranks, over, 0
+    )
 
 
 def found(seen):
@@ -45,7 +67,10 @@ def backward(t=0.04, seconds=0.03, buckets=1, line=30, **more):
 
 
 def test_a_healthy_training_has_nothing():
-    assert found(observation(lambda rank: [Batch(t=0.0, wait=0.001), backward(t=0.04 + 0.001 * rank)])) == []
+    assert (
+        found(observation(lambda rank: [Batch(t=0.0, wait=0.001), backward(t=0.04 + 0.001 * rank)]))
+        == []
+    )
 
 
 def test_who_comes_last_is_named():
@@ -60,7 +85,16 @@ def test_who_comes_last_is_named():
 
 def test_the_steps_of_a_toy_are_not_judged(monkeypatch):
     monkeypatch.setattr("tests.doctor.test_slow_ranks.STEP", 0.015)
-    assert found(observation(lambda rank: [Collective(t=0.001, op="all_reduce", seq=[3, 3], seconds=0.01, site=site(33))])) == []
+    assert (
+        found(
+            observation(
+                lambda rank: [
+                    Collective(t=0.001, op="all_reduce", seq=[3, 3], seconds=0.01, site=site(33))
+                ]
+            )
+        )
+        == []
+    )
 
 
 def test_clocks_of_two_machines_are_not_compared():
@@ -71,20 +105,38 @@ def test_clocks_of_two_machines_are_not_compared():
 
 def test_collectives_of_the_users_own_that_take_long():
     def window(rank):
-        return [Collective(t=0.05, op="all_reduce", seq=[3, 3], seconds=0.03 + 0.01 * (rank == 0), site=site(33))]
+        return [
+            Collective(
+                t=0.05,
+                op="all_reduce",
+                seq=[3, 3],
+                seconds=0.03 + 0.01 * (rank == 0),
+                site=site(33),
+            )
+        ]
 
     (finding,) = found(observation(window))
     assert (finding.id, finding.line) == ("W01", 33)
-    assert finding.gain == pytest.approx(0.3), "rank 0's further 10 ms are a wait for rank 1, and not sending"
+    assert finding.gain == pytest.approx(0.3), (
+        "rank 0's further 10 ms are a wait for rank 1, and not sending"
+    )
 
 
 def wrapped(buckets, transfer=0.03, hidden=0.0, compute=0.05):
-    """What DDP says of its passes 4 to 10; rank 0 waits 20 ms more for rank 1, which is not sending."""
+    """What DDP says of its passes 4 to 10; rank 0 waits 20 ms more for rank 1, which is not
+    sending."""
 
     def seen(rank):
-        took = {"compute": compute, "transfer": transfer + 0.02 * (rank == 0), "hidden": hidden, "buckets": buckets}
+        took = {
+            "compute": compute,
+            "transfer": transfer + 0.02 * (rank == 0),
+            "hidden": hidden,
+            "buckets": buckets,
+        }
         said = [Reduced(model=0, iteration=number, **took) for number in range(4, 11)]
-        return training(lambda rank: [backward()], rank, before=[Wrap(model=0, site=site(10)), *said])
+        return training(
+            lambda rank: [backward()], rank, before=[Wrap(model=0, site=site(10)), *said]
+        )
 
     return found(Observation(Path(), [seen(0), seen(1)], 2))
 

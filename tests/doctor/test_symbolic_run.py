@@ -1,4 +1,5 @@
-"""The symbolic run: meaning, not spelling. Every test is a few lines of a script and what must be known about them."""
+"""The symbolic run: meaning, not spelling. Every test is a few lines of a script and what must be
+known about them."""
 
 import gc
 import textwrap
@@ -44,7 +45,9 @@ def test_a_wrapped_model_is_known_whatever_it_is_called(read, wrapping):
         setup_ddp="from torch.nn.parallel import DistributedDataParallel as D\ndef wrapped(m):\n    return D(m)\n",
     )
     (backward,) = script.methods("backward")
-    (forward,) = [call for call in questions.sources(backward.receiver) if questions.is_forward(call)]
+    (forward,) = [
+        call for call in questions.sources(backward.receiver) if questions.is_forward(call)
+    ]
     assert forward.target == f"{DDP}.__call__"
     assert "ddp" in questions.roles(forward.receiver)
 
@@ -134,7 +137,9 @@ def test_contexts_follow_functions_classes_and_modules(read):
     )
     (backward,) = script.methods("backward")
     assert questions.loop_over(backward, "loader") is not None
-    assert len(list(backward.inside(Loop))) == 2  # the epochs too, though they are in another function
+    assert (
+        len(list(backward.inside(Loop))) == 2
+    )  # the epochs too, though they are in another function
     assert questions.under(backward, "no_sync") is not None
     assert backward.file.name == "engine.py"
 
@@ -180,7 +185,11 @@ def test_a_loss_knows_how_it_was_scaled(read):
     (scale,) = script.calls_of(f"{SCALER}.scale")
     assert scale.written == f"{SCALER}.scale"
     assert backward.receiver is scale.result
-    division = next(origin for origin in questions.origins(backward.receiver) if getattr(origin, "op", "") == "Div")
+    division = next(
+        origin
+        for origin in questions.origins(backward.receiver)
+        if getattr(origin, "op", "") == "Div"
+    )
     assert questions.number(division.parents[1]) == 4
 
 
@@ -222,14 +231,18 @@ def test_spawned_functions_get_a_rank(read):
 
 
 def test_decorators_count_as_with_blocks(read):
-    script = read("import torch\n@torch.no_grad()\ndef validate(model):\n    model(1)\nvalidate(torch.nn.Linear(1, 1))\n")
+    script = read(
+        "import torch\n@torch.no_grad()\ndef validate(model):\n    model(1)\nvalidate(torch.nn.Linear(1, 1))\n"
+    )
     (forward,) = [call for call in script.calls if questions.is_forward(call)]
     assert questions.under(forward, "no_grad")
     assert next(forward.inside(With))
 
 
 def test_scripts_that_go_round_in_circles_end(read):
-    script = read("def f(n):\n    return g(n)\ndef g(n):\n    return f(n) + f(n + 1)\nf(0)\nwhile True:\n    f(1)\n")
+    script = read(
+        "def f(n):\n    return g(n)\ndef g(n):\n    return f(n) + f(n + 1)\nf(0)\nwhile True:\n    f(1)\n"
+    )
     assert len(script.happened) < 200
 
 
@@ -240,7 +253,8 @@ def test_what_is_not_python_is_a_wrong_use(read, text):
 
 
 def test_a_script_that_was_read_and_judged_is_let_go(tmp_path):
-    """Answers are kept with what was asked about: caches of whole modules held every script of a large tree."""
+    """Answers are kept with what was asked about: caches of whole modules held every script of a
+    large tree."""
     path = tmp_path / "train.py"
     path.write_text((CORPUS / "H03" / "broken.py").read_text())
     script = read_script(path)

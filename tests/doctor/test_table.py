@@ -1,4 +1,5 @@
-"""docs/doctor.md shows what the corpus shows. Observed ranks take minutes, so only their bars are held here."""
+"""docs/doctor.md shows what the corpus shows. Observed ranks take minutes, so only their bars are
+held here."""
 
 import re
 
@@ -8,7 +9,11 @@ from tests.doctor.table import BEGIN, END, PAGE, in_logs, in_scripts
 
 def rows():
     shown = PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in shown.splitlines() if line.startswith("| [")]
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in shown.splitlines()
+        if line.startswith("| [")
+    ]
     return {re.match(r"\[(\w+)\]", cells[0])[1]: cells for cells in lines}
 
 

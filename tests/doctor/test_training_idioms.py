@@ -1,5 +1,5 @@
-"""Idioms of training loops, in a few lines each: healthy ones that look like mistakes with data, accumulation or precision, and
-mistakes in unusual clothes."""
+"""Idioms of training loops, in a few lines each: healthy ones that look like mistakes with data,
+accumulation or precision, and mistakes in unusual clothes."""
 
 import textwrap
 from pathlib import Path
@@ -963,7 +963,10 @@ ALL_HEALTHY = {
 ALL_BROKEN = {
     **{name: START + text for name, text in BROKEN.items()},
     **{name: SCALER + text for name, text in BROKEN_WITH_SCALER.items()},
-    **{name: RANKS + text + "dist.destroy_process_group()\n" for name, text in BROKEN_WITH_RANKS.items()},
+    **{
+        name: RANKS + text + "dist.destroy_process_group()\n"
+        for name, text in BROKEN_WITH_RANKS.items()
+    },
 }
 
 
@@ -982,7 +985,9 @@ def test_a_healthy_idiom_is_left_alone(name, tmp_path):
 @pytest.mark.parametrize("name", ALL_BROKEN)
 def test_a_mistake_is_found_in_unusual_clothes(name, tmp_path):
     path, found = findings(ALL_BROKEN[name], tmp_path)
-    assert {(mark.id, mark.line) for mark in marks_in(path)} == {(finding.id, finding.line) for finding in found}
+    assert {(mark.id, mark.line) for mark in marks_in(path)} == {
+        (finding.id, finding.line) for finding in found
+    }
 
 
 EPOCHS = "for epoch in range(3):"
@@ -992,7 +997,11 @@ EPOCHS = "for epoch in range(3):"
     ("start", "severity", "fate"),
     [
         ("", "warning", "are never used."),
-        (EPOCHS, "error", "are added to the first step of the next epoch; those of the last epoch are never used."),
+        (
+            EPOCHS,
+            "error",
+            "are added to the first step of the next epoch; those of the last epoch are never used.",
+        ),
         (
             f"{EPOCHS}\n    optimizer.zero_grad()",
             "warning",
@@ -1008,12 +1017,16 @@ def test_what_becomes_of_the_rest_of_an_epoch_is_said_as_it_is(start, severity, 
             optimizer.step()
             optimizer.zero_grad()
 """
-    _, (found,) = findings(START + start + "\n" + (turns if start else textwrap.dedent(turns)), tmp_path)
+    _, (found,) = findings(
+        START + start + "\n" + (turns if start else textwrap.dedent(turns)), tmp_path
+    )
     assert (found.id, found.severity) == ("G06", severity)
     assert found.why.endswith(f"There are 8 batches: the gradients of the last 2 {fate}")
 
 
-@pytest.mark.parametrize(("given", "severity"), [("", "error"), ("averaging.Every(2).after(model)", "suspect")])
+@pytest.mark.parametrize(
+    ("given", "severity"), [("", "error"), ("averaging.Every(2).after(model)", "suspect")]
+)
 def test_a_library_that_gets_the_model_may_average_it(given, severity, tmp_path):
     text = f"""import averaging
 for x, y in loader:

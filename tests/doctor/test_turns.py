@@ -43,11 +43,20 @@ GUARDS = {
 }
 LOOPS = {
     "enumerate from one": ("for i, (x,) in enumerate(loader, 1):", "    if i % n == 0:"),
-    "left out by continue": ("for i, (x,) in enumerate(loader):", "    if (i + 1) % n:\n        continue\n    if True:"),
+    "left out by continue": (
+        "for i, (x,) in enumerate(loader):",
+        "    if (i + 1) % n:\n        continue\n    if True:",
+    ),
     "a counter": ("k = 0\nfor (x,) in loader:", "    k += 1\n    if k % n == 0:"),
-    "a counter that starts again": ("k = 0\nfor (x,) in loader:", "    k = k + 1\n    if k == n:\n        k = 0"),
+    "a counter that starts again": (
+        "k = 0\nfor (x,) in loader:",
+        "    k = k + 1\n    if k == n:\n        k = 0",
+    ),
     "a range": ("for i in range(100):\n    x = torch.zeros(2, 2)", "    if not (i + 1) % n:"),
-    "an attribute": ("class T:\n    k = 0\nt = T()\nfor (x,) in loader:", "    t.k += 1\n    if t.k % n == 0:"),
+    "an attribute": (
+        "class T:\n    k = 0\nt = T()\nfor (x,) in loader:",
+        "    t.k += 1\n    if t.k % n == 0:",
+    ),
 }
 
 
@@ -61,7 +70,9 @@ def test_when_a_guard_is_taken(guard, tmp_path):
 @pytest.mark.parametrize("name", LOOPS)
 def test_counters_of_every_kind(name, tmp_path):
     head, guard = LOOPS[name]
-    window = window_of(f"{head}\n    model(x).mean().backward()\n{guard}\n        opt.step()\n", tmp_path)
+    window = window_of(
+        f"{head}\n    model(x).mean().backward()\n{guard}\n        opt.step()\n", tmp_path
+    )
     assert drawn(window.step, window, window.turns(2)) == "···×···×··"
 
 
@@ -76,12 +87,21 @@ for i, (x,) in enumerate(loader):
 """
     window = window_of(code, tmp_path)
     turns = window.turns(2)
-    quiet = "".join("×" if is_under(window.backward.call, "no_sync", turn) is True else "·" for turn in turns)
+    quiet = "".join(
+        "×" if is_under(window.backward.call, "no_sync", turn) is True else "·" for turn in turns
+    )
     assert drawn(window.step, window, turns) == "···×···×·×"
     assert quiet == "×××·×××·×·"
 
 
-LENGTHS = {"(1, 2)": 2, "range(3, 11)": 8, "[f(i) for i in range(6)]": 6, "loader": 10, "torch.zeros(5, 3).float()": 5, "f()": None}
+LENGTHS = {
+    "(1, 2)": 2,
+    "range(3, 11)": 8,
+    "[f(i) for i in range(6)]": 6,
+    "loader": 10,
+    "torch.zeros(5, 3).float()": 5,
+    "f()": None,
+}
 
 
 @pytest.mark.parametrize("code", LENGTHS)

@@ -1,22 +1,29 @@
-"""Where time is wasted, judged on plain numbers: each judgement bites, with its numbers, and stays silent below its bar."""
+"""Where time is wasted, judged on plain numbers: each judgement bites, with its numbers, and stays
+silent below its bar."""
 
 import pytest
 
-from paralab.analyse.uncertainty import Ratio
+from paralab.analyse.confidence import Ratio
 from paralab.doctor import waste
 
 MIB = 2**20
 
 
 def test_communication_over_a_tenth_of_the_step():
-    found = waste.over_a_tenth(communication=0.04, exposed=0.03, step=0.1, how="2 all-reduces of together 24.0 MiB")
+    found = waste.over_a_tenth(
+        communication=0.04, exposed=0.03, step=0.1, how="2 all-reduces of together 24.0 MiB"
+    )
     assert (found.id, found.severity, found.gain) == ("W01", "warning", pytest.approx(0.3))
     assert "40%" in found.why
     assert "30 ms" in found.why
     assert "24.0 MiB" in found.why
     assert waste.over_a_tenth(communication=0.009, exposed=0.009, step=0.1, how="") is None
-    assert waste.over_a_tenth(communication=0.04, exposed=0.001, step=0.1, how="") is None, "hidden, so it costs nothing"
-    assert waste.over_a_tenth(communication=0.04, exposed=0.03, step=0, how="") is None, "no step was measured"
+    assert waste.over_a_tenth(communication=0.04, exposed=0.001, step=0.1, how="") is None, (
+        "hidden, so it costs nothing"
+    )
+    assert waste.over_a_tenth(communication=0.04, exposed=0.03, step=0, how="") is None, (
+        "no step was measured"
+    )
 
 
 @pytest.mark.parametrize(
@@ -33,27 +40,48 @@ def test_what_buckets_leave_exposed(buckets, transfer, backward, left):
 
 def test_one_bucket_overlaps_with_nothing():
     found = waste.one_bucket([24 * MIB], backward=0.05, transfer=0.03, exposed=0.03, step=0.1)
-    assert (found.id, found.gain) == ("W02", pytest.approx(0.225))  # a quarter of 30 ms stays exposed
+    assert (found.id, found.gain) == (
+        "W02",
+        pytest.approx(0.225),
+    )  # a quarter of 30 ms stays exposed
     assert "bucket_cap_mb=6" in found.fix
     assert "50 ms" in found.why
     assert "30 ms" in found.why
-    nearly = waste.one_bucket([2 * MIB, 22 * MIB], backward=0.05, transfer=0.03, exposed=0.03, step=0.1)
+    nearly = waste.one_bucket(
+        [2 * MIB, 22 * MIB], backward=0.05, transfer=0.03, exposed=0.03, step=0.1
+    )
     assert "one of 2 buckets holds 92%" in nearly.why
 
 
 def test_buckets_that_overlap_or_cannot_be_cut_are_left_alone():
-    assert waste.one_bucket([6 * MIB] * 4, backward=0.05, transfer=0.03, exposed=0.03, step=0.1) is None
-    assert waste.one_bucket([4096], backward=0.05, transfer=0.03, exposed=0.03, step=0.1) is None, "all latency: two are slower"
-    assert waste.one_bucket([24 * MIB], backward=0.05, transfer=0.001, exposed=0.001, step=0.1) is None, "nothing to gain"
+    assert (
+        waste.one_bucket([6 * MIB] * 4, backward=0.05, transfer=0.03, exposed=0.03, step=0.1)
+        is None
+    )
+    assert waste.one_bucket([4096], backward=0.05, transfer=0.03, exposed=0.03, step=0.1) is None, (
+        "all latency: two are slower"
+    )
+    assert (
+        waste.one_bucket([24 * MIB], backward=0.05, transfer=0.001, exposed=0.001, step=0.1) is None
+    ), "nothing to gain"
     assert waste.one_bucket([], backward=0.05, transfer=0.0, exposed=0.0, step=0.1) is None
 
 
 def test_a_straggler_is_named_and_doubted_when_it_may_be_chance():
     found = waste.straggler(rank=3, waited=0.03, step=0.1, last_in=19, of=20)
-    assert (found.id, found.severity, found.rank, found.gain) == ("W03", "warning", 3, pytest.approx(0.3))
+    assert (found.id, found.severity, found.rank, found.gain) == (
+        "W03",
+        "warning",
+        3,
+        pytest.approx(0.3),
+    )
     assert waste.straggler(rank=3, waited=0.015, step=0.1, last_in=19, of=20).severity == "suspect"
-    assert waste.straggler(rank=3, waited=0.03, step=0.1, last_in=4, of=4).severity == "suspect", "four steps are few"
-    assert waste.straggler(rank=3, waited=0.03, step=0.1, last_in=16, of=20).severity == "suspect", "not always"
+    assert waste.straggler(rank=3, waited=0.03, step=0.1, last_in=4, of=4).severity == "suspect", (
+        "four steps are few"
+    )
+    assert (
+        waste.straggler(rank=3, waited=0.03, step=0.1, last_in=16, of=20).severity == "suspect"
+    ), "not always"
     # Seen on a busy machine, with two ranks that did the same:
     assert waste.straggler(rank=1, waited=0.00407, step=0.0069, last_in=9, of=12) is None
     assert waste.straggler(rank=3, waited=0.005, step=0.1, last_in=19, of=20) is None
@@ -84,12 +112,20 @@ def test_more_threads_than_cores():
 
 
 def test_too_few_micro_batches():
-    found = waste.idle_stages(measured=0.52, stages=2, micro_batches=1, schedule="gpipe", samples=64)
+    found = waste.idle_stages(
+        measured=0.52, stages=2, micro_batches=1, schedule="gpipe", samples=64
+    )
     assert found.id == "P05"
     assert "8 micro-batches" in found.fix
     assert found.gain == pytest.approx(0.52 - 1 / 9)
-    assert waste.idle_stages(measured=0.2, stages=2, micro_batches=8, schedule="gpipe", samples=64) is None
-    assert waste.idle_stages(measured=0.5, stages=2, micro_batches=1, schedule="gpipe", samples=1) is None, "nothing to cut"
+    assert (
+        waste.idle_stages(measured=0.2, stages=2, micro_batches=8, schedule="gpipe", samples=64)
+        is None
+    )
+    assert (
+        waste.idle_stages(measured=0.5, stages=2, micro_batches=1, schedule="gpipe", samples=1)
+        is None
+    ), "nothing to cut"
 
 
 def test_stages_that_idle_more_than_their_schedule_makes_them():
@@ -100,13 +136,22 @@ def test_stages_that_idle_more_than_their_schedule_makes_them():
     assert waste.uneven_stages(measured=0.25, ideal=0.2, busy=[0.05, 0.05]) is None
 
 
-def test_a_synchronisation_in_every_pass():
+def test_a_synchronization_in_every_pass():
     found = waste.synced_every_pass(all_reduces=8, buckets=2, passes=4, exposed=0.04, step=0.1)
     assert (found.id, found.gain) == ("G02", pytest.approx(0.3))
     assert "4 times" in found.why
-    assert waste.synced_every_pass(all_reduces=8, buckets=2, passes=4, exposed=0.04, step=0.1, stages=2).id == "P06"
-    assert waste.synced_every_pass(all_reduces=2, buckets=2, passes=4, exposed=0.04, step=0.1) is None
-    assert waste.synced_every_pass(all_reduces=2, buckets=1, passes=1, exposed=0.04, step=0.1) is None, "no accumulation"
+    assert (
+        waste.synced_every_pass(
+            all_reduces=8, buckets=2, passes=4, exposed=0.04, step=0.1, stages=2
+        ).id
+        == "P06"
+    )
+    assert (
+        waste.synced_every_pass(all_reduces=2, buckets=2, passes=4, exposed=0.04, step=0.1) is None
+    )
+    assert (
+        waste.synced_every_pass(all_reduces=2, buckets=1, passes=1, exposed=0.04, step=0.1) is None
+    ), "no accumulation"
 
 
 def test_low_precision_that_is_slower():
@@ -124,7 +169,9 @@ def test_a_loss_that_is_lost():
     assert (found.id, found.severity) == ("A08", "error")
     assert "from step 11 on (2 of 3 steps)" in found.why
     assert waste.lost_loss([1.0, None, None], []).id == "W06"
-    assert waste.lost_loss([1.0, 0.9, 0.8, 0.8], [16.0, 8.0, 4.0, 2.0]).id == "A08", "the scale falls for ever"
+    assert waste.lost_loss([1.0, 0.9, 0.8, 0.8], [16.0, 8.0, 4.0, 2.0]).id == "A08", (
+        "the scale falls for ever"
+    )
     assert waste.lost_loss([1.0, 0.9], [65536.0, 32768.0]) is None, "GradScaler looks for its scale"
     assert waste.lost_loss([1.0, None, 0.9], []) is None, "one bad batch"
     assert waste.falling([4, 8, 4, 2, 1]) == 3

@@ -1,7 +1,8 @@
-"""A process that has imported torch and forks ranks from itself, so that a case takes a second and not six. Run as a program.
+"""A process that has imported torch and forks ranks from itself, so that a case takes a second and
+not six. Run as a program.
 
-    python warm.py serve SOCKET             imports torch, then serves
-    python -S warm.py SOCKET SCRIPT [ARG…]  two ranks of a script, started by the server; stands in for torchrun
+    python warm.py serve SOCKET             imports torch, then serves python -S warm.py SOCKET
+  SCRIPT [ARG…]  two ranks of a script, started by the server; stands in for torchrun
 
 The ranks belong to the client: when it goes, they go.
 """
@@ -21,21 +22,33 @@ import traceback
 import warnings
 
 # WARM_RANKS: how many ranks (2); 0: one process that no launcher has started
-PASSED_ON = ("PARALAB_OBSERVE", "PARALAB_TRIAL_STEPS", "PARALAB_TRIAL_CPU", "PYTHONPATH", "WARM_RANKS")
+PASSED_ON = (
+    "PARALAB_OBSERVE",
+    "PARALAB_TRIAL_STEPS",
+    "PARALAB_TRIAL_CPU",
+    "PYTHONPATH",
+    "WARM_RANKS",
+)
 
 
 def client(path, script, *arguments):
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        request = {"script": script, "arguments": arguments, "environment": environment, "cwd": os.getcwd()}
+        request = {
+            "script": script,
+            "arguments": arguments,
+            "environment": environment,
+            "cwd": os.getcwd(),
+        }
         connection.sendall(json.dumps(request).encode() + b"\n")
         answer = connection.makefile().readline()
     return int(answer or 1)
 
 
 def free_port():
-    """One that no other case of this server picks at the same moment: it follows from the process."""
+    """One that no other case of this server picks at the same moment: it follows from the
+    process."""
     for port in range(10000 + os.getpid() % 10000, 30000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -53,13 +66,21 @@ def rank_of(request, rank, port):
         os.environ.update(request["environment"])
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         if world := request["ranks"]:
-            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
+            os.environ.update(
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE=str(world),
+                LOCAL_WORLD_SIZE=str(world),
+            )
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, OMP_NUM_THREADS="1")
             sys.modules["torch"].set_num_threads(1)  # torch has read OMP_NUM_THREADS before
         else:  # ranks that the script starts itself are forked as well, and need not import torch again
             processes = sys.modules["torch.multiprocessing"]
             processes.spawn = functools.partial(processes.start_processes, start_method="fork")
-        log = os.open(os.path.join(request["environment"].get("PARALAB_OBSERVE", "."), f"rank{rank}.txt"), os.O_CREAT | os.O_WRONLY)
+        log = os.open(
+            os.path.join(request["environment"].get("PARALAB_OBSERVE", "."), f"rank{rank}.txt"),
+            os.O_CREAT | os.O_WRONLY,
+        )
         os.dup2(log, 1)
         os.dup2(log, 2)
         warnings.resetwarnings()  # the server ignores those of imports; a rank shows its own

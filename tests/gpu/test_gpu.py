@@ -1,4 +1,5 @@
-"""What only a GPU can show: the real nn.DataParallel, CUDA-event timing, GradScaler's skipped steps, two kinds of device."""
+"""What only a GPU can show: the real nn.DataParallel, CUDA-event timing, GradScaler's skipped
+steps, two kinds of device."""
 
 import copy
 import itertools
@@ -10,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from paralab.analyse.intervals import length
 from paralab.analyse.recording import Recording
+from paralab.analyse.time_intervals import length
 from paralab.worker.profile import FIRST, STEPS
 from tests.conftest import run_paralab
 
@@ -19,22 +20,41 @@ pytestmark = pytest.mark.gpu
 
 
 def test_real_dataparallel_splits_inside_the_model(tmp_path):
-    result = run_paralab("run", "dp", "--replicas", "3", "--steps", "3", "--device", "cuda", "--json", cwd=tmp_path).json
+    result = run_paralab(
+        "run", "dp", "--replicas", "3", "--steps", "3", "--device", "cuda", "--json", cwd=tmp_path
+    ).json
     if torch.cuda.device_count() < 3:
         assert any("does the work of several devices" in warning for warning in result["warnings"])
-    assert sorted(split["shape"] for split in result["splits"]) == [[20, 1024], [22, 1024], [22, 1024]]
+    assert sorted(split["shape"] for split in result["splits"]) == [
+        [20, 1024],
+        [22, 1024],
+        [22, 1024],
+    ]
     assert all(split["physical"].startswith("cuda:") for split in result["splits"])
 
 
 def test_events_are_timed_on_the_device(tmp_path):
     result = run_paralab(
-        "run", "single", "--workload", "mlp:large", "--steps", "12", "--device", "cuda", "--json", cwd=tmp_path
+        "run",
+        "single",
+        "--workload",
+        "mlp:large",
+        "--steps",
+        "12",
+        "--device",
+        "cuda",
+        "--json",
+        cwd=tmp_path,
     ).json
     lines = (tmp_path / result["run_folder"] / "events" / "rank0.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
     steps = [event for event in events if event["event"] == "step"]
     for step in steps:
-        inside = [e for e in events if e.get("step") == step["step"] and e["event"] in ("forward", "backward", "optimizer")]
+        inside = [
+            e
+            for e in events
+            if e.get("step") == step["step"] and e["event"] in ("forward", "backward", "optimizer")
+        ]
         assert len(inside) == 3
         spent = sum(e["end"] - e["start"] for e in inside)
         assert 0.5 < spent / (step["end"] - step["start"]) < 1.05
@@ -63,18 +83,41 @@ def workload():
 
 @pytest.mark.parametrize("strategy", ["single", "dp", "mp", "pipeline"])
 def test_measuring_does_not_make_the_host_wait(tmp_path, strategy):
-    """Reading the loss of a past step with item() waited for the step behind it: 2 % of gpt:124m on an H200."""
+    """Reading the loss of a past step with item() waited for the step behind it: 2 % of gpt:124m on
+    an H200."""
     (tmp_path / "waiting.py").write_text(
-        NO_WAITING.replace("nn.Linear(64, 64)", "nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))")
+        NO_WAITING.replace(
+            "nn.Linear(64, 64)", "nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))"
+        )
     )
     done = run_paralab(
-        "run", strategy, "--workload", "waiting.py:workload", "--steps", "30", "--device", "cuda", "--json", cwd=tmp_path
+        "run",
+        strategy,
+        "--workload",
+        "waiting.py:workload",
+        "--steps",
+        "30",
+        "--device",
+        "cuda",
+        "--json",
+        cwd=tmp_path,
     )
     assert done.code == 0, done.err
 
 
 def test_a_scale_that_overflows_skips_steps_and_recovers(tmp_path):
-    options = ["--workload", "gpt:tiny", "--precision", "fp16", "--loss-scale", "1e9", "--steps", "40", "--device", "cuda"]
+    options = [
+        "--workload",
+        "gpt:tiny",
+        "--precision",
+        "fp16",
+        "--loss-scale",
+        "1e9",
+        "--steps",
+        "40",
+        "--device",
+        "cuda",
+    ]
     result = run_paralab("run", "ddp", "--replicas", "2", *options, "--json", cwd=tmp_path).json
     assert 0 < result["skipped_steps"] < 40
     assert result["losses"][-1] < result["losses"][0]
@@ -85,16 +128,17 @@ def test_a_scale_that_overflows_skips_steps_and_recovers(tmp_path):
 
 
 def test_stages_on_two_kinds_of_device_train_like_one(tmp_path):
-    """One GPU and the CPU as two real devices: tensors must be carried over, forward and back, also past the main path."""
+    """One GPU and the CPU as two real devices: tensors must be carried over, forward and back, also
+    past the main path."""
     from paralab.plan.grid import Device
     from paralab.plan.plan import Plan, RankPlan, Stage
     from paralab.record.writer import EventWriter
     from paralab.worker.clock import Clock
-    from paralab.worker.job import Job, Micro
     from paralab.worker.memory import ActivationMeter
     from paralab.worker.precision import Precision
     from paralab.worker.probes import Probe
-    from paralab.worker.stages import Staged
+    from paralab.worker.rank_context import Job, Micro
+    from paralab.worker.strategies.pipeline_threads import Staged
     from paralab.workload.workload import Workload
 
     class Masked(nn.Module):
@@ -120,10 +164,24 @@ def test_stages_on_two_kinds_of_device_train_like_one(tmp_path):
     alone = Net().double()
     spread = copy.deepcopy(alone)
     x, y = torch.randn(12, 8, dtype=torch.float64), torch.randn(12, 8, dtype=torch.float64)
-    devices = tuple(Device(name, name, f"stage {n}", False, False) for n, name in enumerate(("cuda:0", "cpu")))
+    devices = tuple(
+        Device(name, name, f"stage {n}", False, False) for n, name in enumerate(("cuda:0", "cpu"))
+    )
     rank = RankPlan(0, 0, devices, 12, (12, 12))
-    parts = (Stage("", ("first", "norm"), 2, 1.0, 0), Stage("second", ("second.linear",), 1, 1.0, 0))
-    numbers = dict(batch_size=12, accumulate=1, micro_batches=3, steps=1, epochs=None, samples=12, num_steps=1, seed=0)
+    parts = (
+        Stage("", ("first", "norm"), 2, 1.0, 0),
+        Stage("second", ("second.linear",), 1, 1.0, 0),
+    )
+    numbers = dict(
+        batch_size=12,
+        accumulate=1,
+        micro_batches=3,
+        steps=1,
+        epochs=None,
+        samples=12,
+        num_steps=1,
+        seed=0,
+    )
     settings = dict(
         precision="fp64",
         loss_scale=None,
@@ -133,11 +191,17 @@ def test_stages_on_two_kinds_of_device_train_like_one(tmp_path):
         placement="spread",
         threads_per_device=1,
     )
-    texts = dict(backend=None, arithmetic="", environment={}, reasons=(), remarks=(), differences=())
-    plan = Plan("pipeline", "", 1, 2, **numbers, **settings, ranks=(rank,), stage_parts=parts, **texts)
+    texts = dict(
+        backend=None, arithmetic="", environment={}, reasons=(), remarks=(), differences=()
+    )
+    plan = Plan(
+        "pipeline", "", 1, 2, **numbers, **settings, ranks=(rank,), stage_parts=parts, **texts
+    )
     workload = Workload(Net, (x, y), nn.functional.mse_loss, name="net")
     probe = Probe(Clock(0.0), EventWriter(tmp_path / "rank0.jsonl"))
-    job = Job(plan, rank, workload, Precision(plan), probe, ActivationMeter((), False), lambda *_: None)
+    job = Job(
+        plan, rank, workload, Precision(plan), probe, ActivationMeter((), False), lambda *_: None
+    )
     micros = [Micro(x[rows], y[rows], 1 / 3) for rows in (slice(0, 4), slice(4, 8), slice(8, 12))]
     loss = Staged(job, spread).forward_backward([micros])
     expected = nn.functional.mse_loss(alone(x), y)
@@ -151,25 +215,54 @@ def test_stages_on_two_kinds_of_device_train_like_one(tmp_path):
 def profiled(folder):
     """(recording, the profiler's spans of rank 0 in seconds, the steps that it saw)"""
     trace = json.loads((folder / "profile" / "rank0.json").read_text())["traceEvents"]
-    spans = [(e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6, e["cat"], e["name"]) for e in trace if e.get("ph") == "X"]
+    spans = [
+        (e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6, e["cat"], e["name"])
+        for e in trace
+        if e.get("ph") == "X"
+    ]
     return Recording.read(folder), spans, range(FIRST, FIRST + STEPS)
 
 
 def test_computing_agrees_with_the_profiler(tmp_path):
-    """A model whose kernels keep the GPU busy: where the host cannot keep up, a span has gaps in which no kernel runs."""
+    """A model whose kernels keep the GPU busy: where the host cannot keep up, a span has gaps in
+    which no kernel runs."""
     options = ["--workload", "gpt:124m", "--steps", "9", "--profile"]
     result = run_paralab("run", "single", *options, "--device", "cuda", "--json", cwd=tmp_path).json
     recording, _, steps = profiled(tmp_path / result["run_folder"])
-    trace = json.loads((tmp_path / result["run_folder"] / "profile" / "rank0.json").read_text())["traceEvents"]
-    # The device is behind the host: of what it did in the profiler's time, only what these steps have launched is theirs.
-    window = [e for e in trace if e.get("ph") == "X" and e["name"].startswith("ProfilerStep#") and e["cat"] == "user_annotation"]
+    trace = json.loads((tmp_path / result["run_folder"] / "profile" / "rank0.json").read_text())[
+        "traceEvents"
+    ]
+    # The device is behind the host: of what it did in the profiler's time, only what these steps
+    # have launched is theirs.
+    window = [
+        e
+        for e in trace
+        if e.get("ph") == "X"
+        and e["name"].startswith("ProfilerStep#")
+        and e["cat"] == "user_annotation"
+    ]
     begin, end = min(e["ts"] for e in window), max(e["ts"] + e["dur"] for e in window)
-    launched = {e["args"]["correlation"] for e in trace if e.get("cat") == "cuda_runtime" and begin <= e["ts"] <= end}
-    launched |= {e["args"]["correlation"] for e in trace if e.get("cat") == "cuda_driver" and begin <= e["ts"] <= end}
-    kernels = [e for e in trace if e.get("cat") == "kernel" and e["args"]["correlation"] in launched]
+    launched = {
+        e["args"]["correlation"]
+        for e in trace
+        if e.get("cat") == "cuda_runtime" and begin <= e["ts"] <= end
+    }
+    launched |= {
+        e["args"]["correlation"]
+        for e in trace
+        if e.get("cat") == "cuda_driver" and begin <= e["ts"] <= end
+    }
+    kernels = [
+        e for e in trace if e.get("cat") == "kernel" and e["args"]["correlation"] in launched
+    ]
     theirs = length((e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6) for e in kernels)
     names = ("forward", "backward", "optimizer")
-    mine = sum(s["end"] - s["start"] for step in steps for s in recording.spans(0, step) if s["event"] in names)
+    mine = sum(
+        s["end"] - s["start"]
+        for step in steps
+        for s in recording.spans(0, step)
+        if s["event"] in names
+    )
     assert mine == pytest.approx(theirs, rel=0.05)
 
 
@@ -178,14 +271,32 @@ def test_communication_agrees_with_the_profiler(tmp_path):
     options = ["--workload", "mlp:large", "--steps", "12", "--profile"]
     result = run_paralab("run", "ddp", *options, "--device", "cuda", "--json", cwd=tmp_path).json
     recording, spans, steps = profiled(tmp_path / result["run_folder"])
-    theirs = length((start, end) for start, end, kind, name in spans if name == "gloo:all_reduce" and kind == "user_annotation")
-    mine = sum(length((s["start"], s["end"]) for s in recording.spans(0, step) if s["event"] == "all_reduce") for step in steps)
+    theirs = length(
+        (start, end)
+        for start, end, kind, name in spans
+        if name == "gloo:all_reduce" and kind == "user_annotation"
+    )
+    mine = sum(
+        length(
+            (s["start"], s["end"]) for s in recording.spans(0, step) if s["event"] == "all_reduce"
+        )
+        for step in steps
+    )
     assert mine == pytest.approx(theirs, rel=0.05)
 
 
 def test_load_comes_from_nvml(tmp_path):
     result = run_paralab(
-        "run", "single", "--workload", "mlp:large", "--steps", "300", "--device", "cuda", "--json", cwd=tmp_path
+        "run",
+        "single",
+        "--workload",
+        "mlp:large",
+        "--steps",
+        "300",
+        "--device",
+        "cuda",
+        "--json",
+        cwd=tmp_path,
     ).json
     load = result["metrics"]["load"]
     assert load["not_measured"] is None
@@ -200,17 +311,34 @@ def test_load_comes_from_nvml(tmp_path):
     ids=" ".join,
 )
 def test_strategies_over_processes_share_a_gpu(tmp_path, strategy):
-    """Ranks on one GPU meet over gloo, which copies through the host; the training is that of one device all the same."""
-    proof = run_paralab("verify", *strategy, "--workload", "gpt:tiny", "--device", "cuda", "--json", cwd=tmp_path).json
+    """Ranks on one GPU meet over gloo, which copies through the host; the training is that of one
+    device all the same."""
+    proof = run_paralab(
+        "verify", *strategy, "--workload", "gpt:tiny", "--device", "cuda", "--json", cwd=tmp_path
+    ).json
     assert proof["passed"]
     assert any(case["equal"] for case in proof["cases"])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_training_on_a_gpu_is_saved_and_goes_on(tmp_path, precision):
-    run = ["run", "ddp", "--replicas", "2", "--workload", "gpt:tiny", "--precision", precision, "--device", "cuda", "--json"]
+    run = [
+        "run",
+        "ddp",
+        "--replicas",
+        "2",
+        "--workload",
+        "gpt:tiny",
+        "--precision",
+        precision,
+        "--device",
+        "cuda",
+        "--json",
+    ]
     whole = run_paralab(*run, "--steps", "12", cwd=tmp_path).json
-    half = run_paralab(*run, "--steps", "6", "--checkpoint", "ckpt", "--checkpoint-every", "3", cwd=tmp_path).json
+    half = run_paralab(
+        *run, "--steps", "6", "--checkpoint", "ckpt", "--checkpoint-every", "3", cwd=tmp_path
+    ).json
     rest = run_paralab(*run, "--steps", "12", "--checkpoint", "ckpt", "--resume", cwd=tmp_path).json
     assert rest["begun_at_step"] == 6
     assert half["losses"] + rest["losses"] == pytest.approx(whole["losses"], rel=1e-3)
@@ -218,9 +346,24 @@ def test_a_training_on_a_gpu_is_saved_and_goes_on(tmp_path, precision):
 
 def test_fsdp_does_not_share_a_gpu(tmp_path):
     """Gloo's reduce-scatter of CUDA tensors ended ranks with SIGSEGV (torch 2.11)."""
-    refused = run_paralab("run", "fsdp", "--replicas", "9", "--workload", "mlp:tiny", "--device", "cuda", cwd=tmp_path)
+    refused = run_paralab(
+        "run", "fsdp", "--replicas", "9", "--workload", "mlp:tiny", "--device", "cuda", cwd=tmp_path
+    )
     assert (refused.code, "ranks would share a GPU" in refused.err) == (2, True)
-    assert run_paralab("run", "fsdp", "--replicas", "1", "--workload", "mlp:tiny", "--device", "cuda", cwd=tmp_path).code == 0
+    assert (
+        run_paralab(
+            "run",
+            "fsdp",
+            "--replicas",
+            "1",
+            "--workload",
+            "mlp:tiny",
+            "--device",
+            "cuda",
+            cwd=tmp_path,
+        ).code
+        == 0
+    )
 
 
 def hunters(folder):
@@ -231,19 +374,52 @@ def hunters(folder):
 def test_the_same_command_trains_the_same_model(tmp_path, strategy):
     """Replicas that share a GPU are threads, and drew their dropout in whatever order they came."""
     hunters(tmp_path)
-    options = ["--workload", "hunters.py:dropping", "--steps", "8", "--device", "cuda", "--save-weights"]
+    options = [
+        "--workload",
+        "hunters.py:dropping",
+        "--steps",
+        "8",
+        "--device",
+        "cuda",
+        "--save-weights",
+    ]
     options += ["--replicas", "3"] if strategy == "dp" else []
     for name in ("one", "two"):
         assert run_paralab("run", strategy, *options, "--out", name, cwd=tmp_path).code == 0
-    one, two = (torch.load(tmp_path / name / "weights.pt", weights_only=True) for name in ("one", "two"))
+    one, two = (
+        torch.load(tmp_path / name / "weights.pt", weights_only=True) for name in ("one", "two")
+    )
     assert all(torch.equal(value, two[name]) for name, value in one.items())
 
 
 @pytest.mark.parametrize("workload", ["noisy", "statistics_used", "stateful", "padded", "late"])
 def test_a_forward_is_held_fixed_on_a_gpu(tmp_path, workload):
     hunters(tmp_path)
-    options = ["--accumulate", "2", "--replicas", "2", "--micro-batches", "2", "--steps", "3", "--device", "cuda", "--json"]
-    proof = run_paralab("verify", "all", "--workload", f"hunters.py:{workload}", *options, cwd=tmp_path).json
-    assert {case["strategy"] for case in proof["cases"]} >= {"single", "dp", "ddp", "mp", "pipeline", "hybrid"}
+    options = [
+        "--accumulate",
+        "2",
+        "--replicas",
+        "2",
+        "--micro-batches",
+        "2",
+        "--steps",
+        "3",
+        "--device",
+        "cuda",
+        "--json",
+    ]
+    proof = run_paralab(
+        "verify", "all", "--workload", f"hunters.py:{workload}", *options, cwd=tmp_path
+    ).json
+    assert {case["strategy"] for case in proof["cases"]} >= {
+        "single",
+        "dp",
+        "ddp",
+        "mp",
+        "pipeline",
+        "hybrid",
+    }
     if workload in ("noisy", "statistics_used", "stateful"):
-        assert any(case["excused"] and case["excused"]["max_difference"] > 1e-8 for case in proof["cases"])
+        assert any(
+            case["excused"] and case["excused"]["max_difference"] > 1e-8 for case in proof["cases"]
+        )

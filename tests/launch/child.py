@@ -10,9 +10,21 @@ import torch
 
 
 def main():
-    told = {"pid": os.getpid(), "parent": os.getppid(), "session": os.getsid(0), "threads": torch.get_num_threads()}
-    told |= {"arguments": sys.argv[1:], "given": os.environ.get("GIVEN"), "taken": os.environ.get("TAKEN")}
-    told |= {"random": __import__("random").random(), "descriptors": sorted(map(int, os.listdir("/proc/self/fd")))}
+    told = {
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "session": os.getsid(0),
+        "threads": torch.get_num_threads(),
+    }
+    told |= {
+        "arguments": sys.argv[1:],
+        "given": os.environ.get("GIVEN"),
+        "taken": os.environ.get("TAKEN"),
+    }
+    told |= {
+        "random": __import__("random").random(),
+        "descriptors": sorted(map(int, os.listdir("/proc/self/fd"))),
+    }
     print(json.dumps(told), flush=True)
     if sys.argv[1:] == ["fail"]:
         raise ValueError("as asked")

@@ -1,4 +1,5 @@
-"""Success, failure, Ctrl-C and kills: a readable folder, the root cause first, no process left (the fixture checks that)."""
+"""Success, failure, Ctrl-C and kills: a readable folder, the root cause first, no process left (the
+fixture checks that)."""
 
 import json
 import os
@@ -14,7 +15,9 @@ import pytest
 from paralab.analyse.hang import who_hung
 from tests.conftest import ROOT, run_paralab
 
-pytestmark = pytest.mark.usefixtures("own_torch")  # they look at the processes that a command starts
+pytestmark = pytest.mark.usefixtures(
+    "own_torch"
+)  # they look at the processes that a command starts
 
 SLOW = """
 import os, time, torch
@@ -50,9 +53,27 @@ def slow(tmp_path):
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "paralab", "run", "ddp", "--workload", "slow.py:workload", "--out", "run", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "paralab",
+        "run",
+        "ddp",
+        "--workload",
+        "slow.py:workload",
+        "--out",
+        "run",
+        *arguments,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def wait_for_steps(folder: Path, number: int) -> None:
@@ -64,7 +85,11 @@ def wait_for_steps(folder: Path, number: int) -> None:
 
 
 def ranks_of(process: subprocess.Popen) -> list[psutil.Process]:
-    return [child for child in psutil.Process(process.pid).children(recursive=True) if child.name().startswith("rank ")]
+    return [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if child.name().startswith("rank ")
+    ]
 
 
 def test_ctrl_c_ends_all_ranks_and_leaves_a_readable_folder(slow):
@@ -106,7 +131,9 @@ def test_a_killed_rank_is_named(slow):
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_the_rank_that_failed_is_the_cause_with_the_users_line(slow, rank):
     environment = {"FAILING_RANK": rank}
-    done = run_paralab("run", "ddp", "--workload", "slow.py:workload", cwd=slow, environment=environment)
+    done = run_paralab(
+        "run", "ddp", "--workload", "slow.py:workload", cwd=slow, environment=environment
+    )
     assert done.code == 1
     assert f"Rank {rank} failed in step 3: ValueError: a label that is no class" in done.err
     assert "in fail" in done.err
@@ -115,7 +142,9 @@ def test_the_rank_that_failed_is_the_cause_with_the_users_line(slow, rank):
 
 def test_a_rank_that_leaves_is_the_cause(slow):
     environment = {"FAILING_RANK": "1", "HOW": "exit"}
-    done = run_paralab("run", "ddp", "--workload", "slow.py:workload", cwd=slow, environment=environment)
+    done = run_paralab(
+        "run", "ddp", "--workload", "slow.py:workload", cwd=slow, environment=environment
+    )
     assert done.code == 1
     assert "Rank 1 failed in step 3: ended with code 7" in done.err
 
@@ -138,7 +167,16 @@ def workload():
 
 def test_an_error_in_one_stage_of_a_pipeline_does_not_hang(tmp_path):
     (tmp_path / "late.py").write_text(FAILS_LATE)
-    done = run_paralab("run", "pipeline", "--workload", "late.py:workload", "--micro-batches", "4", cwd=tmp_path, seconds=60)
+    done = run_paralab(
+        "run",
+        "pipeline",
+        "--workload",
+        "late.py:workload",
+        "--micro-batches",
+        "4",
+        cwd=tmp_path,
+        seconds=60,
+    )
     assert done.code == 1
     assert "ValueError: in the last stage" in done.err
 
@@ -162,7 +200,16 @@ def workload():
 
 def test_a_mismatch_is_not_blamed_on_the_network(tmp_path):
     (tmp_path / "mismatch.py").write_text(MISMATCH)
-    run = ("run", "ddp", "--workload", "mismatch.py:workload", "--step-deadline", "2", "--out", "run")
+    run = (
+        "run",
+        "ddp",
+        "--workload",
+        "mismatch.py:workload",
+        "--step-deadline",
+        "2",
+        "--out",
+        "run",
+    )
     assert run_paralab(*run, cwd=tmp_path).code == 1
     found = who_hung(tmp_path / "run" / "testimonies" / "0", 2, late=[0, 1]).mismatch
     assert found

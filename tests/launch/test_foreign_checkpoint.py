@@ -1,6 +1,8 @@
-"""A checkpoint from somebody else runs nothing: an attack is planted in every file of a real one, with checksums that fit.
+"""A checkpoint from somebody else runs nothing: an attack is planted in every file of a real one,
+with checksums that fit.
 
-`checkpoint verify` accepted such a checkpoint once, and `run --resume` ran the command that was planted in its .metadata."""
+`checkpoint verify` accepted such a checkpoint once, and `run --resume` ran the command that was
+planted in its .metadata."""
 
 import hashlib
 import io
@@ -15,15 +17,26 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from paralab.errors import ParalabError
-from paralab.launch.starting import loading_once
+from paralab.experiment.run import run
+from paralab.launch.processes import loading_once
+from paralab.launch.restart import RestartPolicy
 from paralab.plan.request import Request
 from paralab.record.checkpoints import checkpoints
-from paralab.recovery import Survival
-from paralab.training import run
 from tests.conftest import run_paralab
 
 TRAINING = Request(strategy="single", workload="mlp:tiny", steps=4, batch_size=8)
-COMMAND = ["run", "single", "--workload", "mlp:tiny", "--steps", "4", "--batch-size", "8", "--checkpoint", "kept"]
+COMMAND = [
+    "run",
+    "single",
+    "--workload",
+    "mlp:tiny",
+    "--steps",
+    "4",
+    "--batch-size",
+    "8",
+    "--checkpoint",
+    "kept",
+]
 NAME = "step-00000002"
 
 
@@ -48,7 +61,8 @@ def metadata_of(folder):
 
 
 def rewritten(folder, change):
-    """The data file anew, with what `change(name, bytes)` makes of every tensor; the metadata point to it."""
+    """The data file anew, with what `change(name, bytes)` makes of every tensor; the metadata point
+    to it."""
     metadata = metadata_of(folder)
     old, new = (folder / "__0_0.distcp").read_bytes(), b""
     for index, place in metadata.storage_data.items():
@@ -56,7 +70,9 @@ def rewritten(folder, change):
         metadata.storage_data[index] = replace(place, offset=len(new), length=len(content))
         if index.fqn == "shared" or index.fqn.startswith("rank."):
             entry = metadata.state_dict_metadata[index.fqn]
-            entry.size = entry.chunks[0].sizes = torch.load(io.BytesIO(content), weights_only=False).shape
+            entry.size = entry.chunks[0].sizes = torch.load(
+                io.BytesIO(content), weights_only=False
+            ).shape
         new += content
     (folder / "__0_0.distcp").write_bytes(new)
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
@@ -114,7 +130,8 @@ def pickled_in(which):
     return plant
 
 
-# Which file, and whether `checkpoint verify` can know: the tensors are only read when they are loaded.
+# Which file, and whether `checkpoint verify` can know: the tensors are only read when they are
+# loaded.
 ATTACKS = {
     "a pickle as .metadata": (raw_metadata, False),
     "an attack inside .metadata": (inside_metadata, False),
@@ -146,11 +163,12 @@ def room(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def outcomes(room):
-    """Every attack by its name: what the check says, and the exit code and the words of a run that resumes. "none": untouched, but
-    rewritten and signed like the others. All trainings are forked from one process that has loaded torch."""
+    """Every attack by its name: what the check says, and the exit code and the words of a run that
+    resumes. "none": untouched, but rewritten and signed like the others. All trainings are forked
+    from one process that has loaded torch."""
     found = {}
     with loading_once():
-        run(replace(TRAINING, steps=2), out=room / "run", survival=Survival(room / "whole"))
+        run(replace(TRAINING, steps=2), out=room / "run", survival=RestartPolicy(room / "whole"))
         for name in ("none", *ATTACKS):
             kept = planted(room, name)
             (checked,) = checkpoints(kept, check=True)
@@ -174,7 +192,7 @@ def planted(room, name):
 
 def resumed(kept):
     try:
-        run(TRAINING, out=kept / "run", survival=Survival(kept, resume=True))
+        run(TRAINING, out=kept / "run", survival=RestartPolicy(kept, resume=True))
     except ParalabError as error:
         return error.exit_code, str(error)
     return 0, ""

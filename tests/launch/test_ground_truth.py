@@ -1,4 +1,5 @@
-"""Numbers that can be believed: measured against what is known from elsewhere, a cable's rate, a planted delay, torch.profiler."""
+"""Numbers that can be believed: measured against what is known from elsewhere, a cable's rate, a
+planted delay, torch.profiler."""
 
 import json
 import os
@@ -6,8 +7,8 @@ import os
 import pytest
 
 from bench.link import link, why_not
-from paralab.analyse.intervals import length
 from paralab.analyse.recording import Recording
+from paralab.analyse.time_intervals import length
 from paralab.worker.profile import FIRST, STEPS
 from tests.conftest import run_paralab
 
@@ -30,12 +31,15 @@ def workload():
 
 
 def test_communication_takes_as_long_as_the_cable_needs(tmp_path):
-    """Two hosts (network namespaces) on a cable of 400 Mbit/s: 25 MB per step, both ways at once."""
+    """Two hosts (network namespaces) on a cable of 400 Mbit/s: 25 MB per step, both ways at
+    once."""
     reason = why_not()
     if reason and not os.environ.get("PARALAB_REQUIRE_LINK"):
         pytest.skip(reason)
     with link(MBIT_PER_SECOND) as (options, environment):
-        done = run_paralab("run", "ddp", *options, "--steps", "6", "--json", cwd=tmp_path, environment=environment)
+        done = run_paralab(
+            "run", "ddp", *options, "--steps", "6", "--json", cwd=tmp_path, environment=environment
+        )
     result = done.json
     expected = result["bytes_per_step"] * 8 / (MBIT_PER_SECOND * 1e6)
     assert result["metrics"]["communication_seconds"] == pytest.approx(expected, rel=0.10)
@@ -45,21 +49,31 @@ def test_communication_takes_as_long_as_the_cable_needs(tmp_path):
 
 def test_a_planted_slow_rank_is_named(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
-    result = run_paralab("run", "ddp", "--workload", "slow.py:workload", "--steps", "12", "--json", cwd=tmp_path).json
+    result = run_paralab(
+        "run", "ddp", "--workload", "slow.py:workload", "--steps", "12", "--json", cwd=tmp_path
+    ).json
     late = result["metrics"]["straggler"]
     assert late["rank"] == 1
     assert 0.5 * 0.03 < late["waited_seconds"] < 3 * 0.03
 
 
 def test_communication_agrees_with_the_profiler(tmp_path):
-    result = run_paralab("run", "ddp", "--workload", "mlp", "--steps", "10", "--profile", "--json", cwd=tmp_path).json
+    result = run_paralab(
+        "run", "ddp", "--workload", "mlp", "--steps", "10", "--profile", "--json", cwd=tmp_path
+    ).json
     recording = Recording.read(tmp_path / result["run_folder"])
     trace = json.loads((recording.folder / "profile" / "rank0.json").read_text())["traceEvents"]
     theirs = length(
-        (e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6) for e in trace if e.get("ph") == "X" and e["name"] == "gloo:all_reduce"
+        (e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6)
+        for e in trace
+        if e.get("ph") == "X" and e["name"] == "gloo:all_reduce"
     )
     mine = sum(
-        length((s["start"], s["end"]) for s in recording.spans(0, step) if s["event"] == "all_reduce")
+        length(
+            (s["start"], s["end"]) for s in recording.spans(0, step) if s["event"] == "all_reduce"
+        )
         for step in range(FIRST, FIRST + STEPS)
     )
-    assert mine == pytest.approx(theirs, rel=0.10)  # the profiler slows the callback down that notes the end
+    assert mine == pytest.approx(
+        theirs, rel=0.10
+    )  # the profiler slows the callback down that notes the end

@@ -1,4 +1,5 @@
-"""Signals: the launcher alone hears them, whoever else gets them; what was ignored stays ignored; saved means saved."""
+"""Signals: the launcher alone hears them, whoever else gets them; what was ignored stays ignored;
+saved means saved."""
 
 import fcntl
 import json
@@ -12,12 +13,14 @@ import time
 import psutil
 import pytest
 
+from paralab.launch.restart import stopping_in_order
+from paralab.machine.signals import StopSignal, exit_code_of, name_of
 from paralab.record.checkpoints import checkpoints
-from paralab.recovery import stopping_in_order
-from paralab.signals import StopSignal, exit_code_of, name_of
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.usefixtures("own_torch")  # they look at the processes that a command starts
+pytestmark = pytest.mark.usefixtures(
+    "own_torch"
+)  # they look at the processes that a command starts
 
 WORKLOAD = """
 import time, torch
@@ -45,7 +48,9 @@ def begin(folder, *options, steps=3, **how):
     (folder / "w.py").write_text(WORKLOAD)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **how}
-    process = subprocess.Popen([sys.executable, "-m", "paralab", *RUN, *options], cwd=folder, env=environment, **how)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paralab", *RUN, *options], cwd=folder, env=environment, **how
+    )
     wait_for(folder, steps)
     return process
 
@@ -63,13 +68,17 @@ def wait_for(folder, steps):
 
 
 def is_saved(folder):
-    """The last step that every rank has finished is the one that was saved, and every byte of it is there."""
+    """The last step that every rank has finished is the one that was saved, and every byte of it is
+    there."""
     reached = min(steps_of(folder, rank) for rank in (0, 1))
-    return [(each.step, each.problem) for each in checkpoints(folder / "kept", check=True)] == [(reached, None)]
+    return [(each.step, each.problem) for each in checkpoints(folder / "kept", check=True)] == [
+        (reached, None)
+    ]
 
 
 def test_a_signal_to_every_process_at_once_saves(tmp_path):
-    """As `scancel` does it: also the process that ranks are forked from, the ranks, and the workers of their loaders."""
+    """As `scancel` does it: also the process that ranks are forked from, the ranks, and the workers
+    of their loaders."""
     process = begin(tmp_path, "--checkpoint", "kept")
     everybody = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     assert len(everybody) >= 1 + 1 + 2 + 2, everybody
@@ -91,7 +100,13 @@ def test_a_closed_terminal_saves(tmp_path):
     def take_the_terminal():
         fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 
-    how = {"stdin": slave, "stdout": slave, "stderr": slave, "start_new_session": True, "preexec_fn": take_the_terminal}
+    how = {
+        "stdin": slave,
+        "stdout": slave,
+        "stderr": slave,
+        "start_new_session": True,
+        "preexec_fn": take_the_terminal,
+    }
     process = begin(tmp_path, "--checkpoint", "kept", **how)
     os.close(slave)
     os.close(master)
@@ -114,14 +129,19 @@ def test_an_ignored_signal_stays_ignored_and_another_one_is_named(tmp_path):
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1]
+)
 def test_the_first_signal_of_any_kind_asks(number):
     before = signal.getsignal(number)
     with stopping_in_order(enabled=True) as asked:
         signal.raise_signal(number)
         assert asked == [number]
     assert signal.getsignal(number) == before
-    assert (exit_code_of(number), name_of(number) == "Ctrl-C") == (128 + number, number == signal.SIGINT)
+    assert (exit_code_of(number), name_of(number) == "Ctrl-C") == (
+        128 + number,
+        number == signal.SIGINT,
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,9 +149,19 @@ def test_the_first_signal_of_any_kind_asks(number):
     [
         (signal.SIGTERM, signal.SIGINT, 0.1, True),
         (signal.SIGINT, signal.SIGINT, 0.1, True),
-        (signal.SIGTERM, signal.SIGTERM, 0.1, False),  # GNU timeout signals its child, and then its process group
+        (
+            signal.SIGTERM,
+            signal.SIGTERM,
+            0.1,
+            False,
+        ),  # GNU timeout signals its child, and then its process group
         (signal.SIGTERM, signal.SIGTERM, 60, True),
-        (signal.SIGUSR1, signal.SIGTERM, 60, False),  # Slurm: a warning, and the time limit a minute later
+        (
+            signal.SIGUSR1,
+            signal.SIGTERM,
+            60,
+            False,
+        ),  # Slurm: a warning, and the time limit a minute later
         (signal.SIGHUP, signal.SIGHUP, 60, False),
     ],
 )

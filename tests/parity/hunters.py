@@ -1,4 +1,5 @@
-"""Workloads that once got a false proof, trained wrongly, or hung. Each is a small model that its function's docstring explains."""
+"""Workloads that once got a false proof, trained wrongly, or hung. Each is a small model that its
+function's docstring explains."""
 
 import torch
 from torch import nn
@@ -10,18 +11,31 @@ Y = (X.sum(1) > 0).long()
 
 
 def net(*more):
-    return nn.Sequential(nn.Linear(16, 24), nn.ReLU(), *more, nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 2))
+    return nn.Sequential(
+        nn.Linear(16, 24), nn.ReLU(), *more, nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 2)
+    )
 
 
 def base(**fields):
     sgd = lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9)  # noqa: E731
-    return {"model": net, "data": (X, Y), "loss": F.cross_entropy, "optimizer": sgd, "batch_size": 12} | fields
+    return {
+        "model": net,
+        "data": (X, Y),
+        "loss": F.cross_entropy,
+        "optimizer": sgd,
+        "batch_size": 12,
+    } | fields
 
 
 class Layers(nn.Module):
     def __init__(self):
         super().__init__()
-        self.a, self.b, self.c, self.o = nn.Linear(16, 24), nn.Linear(24, 24), nn.Linear(24, 24), nn.Linear(24, 2)
+        self.a, self.b, self.c, self.o = (
+            nn.Linear(16, 24),
+            nn.Linear(24, 24),
+            nn.Linear(24, 24),
+            nn.Linear(24, 2),
+        )
 
     def forward(self, x):
         return self.o(torch.relu(self.c(torch.relu(self.b(torch.relu(self.a(x)))))))
@@ -51,7 +65,8 @@ class Sequences(Dataset):
 
 
 def padded():
-    """The mask is computed from the inputs before every cut, and used past them. The first layers are frozen."""
+    """The mask is computed from the inputs before every cut, and used past them. The first layers
+    are frozen."""
 
     class Masked(Layers):
         def __init__(self):
@@ -60,15 +75,23 @@ def padded():
             self.b.requires_grad_(False)
 
         def forward(self, x, lengths):
-            mask = (torch.arange(x.shape[1], device=x.device)[None] < lengths[:, None]).to(x.dtype)[..., None]
+            mask = (torch.arange(x.shape[1], device=x.device)[None] < lengths[:, None]).to(x.dtype)[
+                ..., None
+            ]
             h = torch.relu(self.c(torch.relu(self.b(torch.relu(self.a(x)))))) * mask
             return self.o(h.sum(1) / lengths[:, None].to(x.dtype))
 
     def collate(items):
         x = nn.utils.rnn.pad_sequence([item[0] for item in items], batch_first=True)
-        return x, torch.tensor([len(item[0]) for item in items]), torch.tensor([item[1] for item in items])
+        return (
+            x,
+            torch.tensor([len(item[0]) for item in items]),
+            torch.tensor([item[1] for item in items]),
+        )
 
-    return base(model=Masked, data=Sequences(), collate=collate, unpack=lambda batch: (batch[:2], batch[2]))
+    return base(
+        model=Masked, data=Sequences(), collate=collate, unpack=lambda batch: (batch[:2], batch[2])
+    )
 
 
 class Statistic(nn.Module):
@@ -88,7 +111,8 @@ class Statistic(nn.Module):
 
 
 def stateful():
-    """Buffers that nothing reads in training, and a counter in an attribute that scales the output. Neither is randomness."""
+    """Buffers that nothing reads in training, and a counter in an attribute that scales the output.
+    Neither is randomness."""
 
     class Counting(nn.Module):
         calls = 0
@@ -129,7 +153,10 @@ def unused():
             return torch.relu(self.used(x))
 
     decay = lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=0.5)  # noqa: E731
-    return base(model=lambda: nn.Sequential(nn.Linear(16, 24), Spare(), Spare(), Spare(), nn.Linear(24, 2)), optimizer=decay)
+    return base(
+        model=lambda: nn.Sequential(nn.Linear(16, 24), Spare(), Spare(), Spare(), nn.Linear(24, 2)),
+        optimizer=decay,
+    )
 
 
 def routed():
@@ -151,7 +178,8 @@ def routed():
 
 
 def late():
-    """Some batches leave out a submodule, all of their samples alike; the first one does not, so no trial sees it."""
+    """Some batches leave out a submodule, all of their samples alike; the first one does not, so no
+    trial sees it."""
 
     class Late(Layers):
         def forward(self, x):
@@ -177,12 +205,17 @@ def batch_norm_summed():
 
 
 def noisy_root():
-    return base(model=lambda: net(Noise()), loss=lambda output, target: F.cross_entropy(output, target).sqrt())
+    return base(
+        model=lambda: net(Noise()),
+        loss=lambda output, target: F.cross_entropy(output, target).sqrt(),
+    )
 
 
 def class_weights():
     weight = torch.tensor([1.0, 5.0])
-    return base(loss=lambda output, target: F.cross_entropy(output, target, weight=weight.to(output.dtype)))
+    return base(
+        loss=lambda output, target: F.cross_entropy(output, target, weight=weight.to(output.dtype))
+    )
 
 
 def contrastive():
@@ -201,7 +234,9 @@ def balanced_experts():
             share = torch.softmax(self.a(x), 1)
             return super().forward(x), (share.mean(0) * share.mean(0).detach()).sum()
 
-    return base(model=Balanced, loss=lambda output, target: F.cross_entropy(output[0], target) + output[1])
+    return base(
+        model=Balanced, loss=lambda output, target: F.cross_entropy(output[0], target) + output[1]
+    )
 
 
 def mixing():
@@ -254,11 +289,17 @@ def experts_late():
 
 def dropping():
     drop = lambda: nn.Dropout(0.4)  # noqa: E731
-    model = lambda: nn.Sequential(nn.Linear(16, 64), nn.ReLU(), drop(), nn.Linear(64, 64), nn.ReLU(), drop(), nn.Linear(64, 2))  # noqa: E731
+    model = lambda: nn.Sequential(  # noqa: E731
+        nn.Linear(16, 64), nn.ReLU(), drop(), nn.Linear(64, 64), nn.ReLU(), drop(), nn.Linear(64, 2)
+    )
     return base(model=model)
 
 
 def sparse():
     ids = torch.randint(40, (96, 5))
-    model = lambda: nn.Sequential(nn.EmbeddingBag(40, 16, sparse=True), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))  # noqa: E731
-    return base(model=model, data=(ids, Y), optimizer=lambda parameters: torch.optim.SGD(parameters, 0.5))
+    model = lambda: nn.Sequential(  # noqa: E731
+        nn.EmbeddingBag(40, 16, sparse=True), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2)
+    )
+    return base(
+        model=model, data=(ids, Y), optimizer=lambda parameters: torch.optim.SGD(parameters, 0.5)
+    )

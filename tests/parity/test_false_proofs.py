@@ -1,4 +1,5 @@
-"""Proofs that were once false, and trainings that were once wrong without a word. The workloads are in `hunters.py`."""
+"""Proofs that were once false, and trainings that were once wrong without a word. The workloads are
+in `hunters.py`."""
 
 import json
 import os
@@ -15,12 +16,20 @@ HERE = Path(__file__).parent
 
 
 def verified(folder, workloads, strategy="all", **options):
-    """`paralab.verify` of several workloads in one launch: {workload: {(strategy, schedule): cases}} and the whole proof."""
+    """`paralab.verify` of several workloads in one launch: {workload: {(strategy, schedule):
+    cases}} and the whole proof."""
     shutil.copy(HERE / "hunters.py", folder)
     names = [f"hunters.py:{name}" for name in workloads]
     code = f"import json, paralab; print(json.dumps(paralab.verify({names}, {strategy!r}, **{options})))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=220)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=220,
+    )
     assert done.returncode == 0, done.stderr
     proof = json.loads(done.stdout)
     found = {name: {} for name in workloads}
@@ -43,11 +52,20 @@ def right(tmp_path_factory):
 @pytest.mark.parametrize("name", RIGHT)
 def test_it_is_proved_equal_under_every_strategy(right, name):
     found, proof = right
-    assert [case["cause"] for cases in found[name].values() for case in cases if not case["equal"]] == []
-    # DDP's stages wait for the gradient of every parameter, and FSDP's ranks must take the same branches.
-    missing = {"unused": {("hybrid", None)}, "routed": {("hybrid", None), ("fsdp", None)}}.get(name, set())
+    assert [
+        case["cause"] for cases in found[name].values() for case in cases if not case["equal"]
+    ] == []
+    # DDP's stages wait for the gradient of every parameter, and FSDP's ranks must take the same
+    # branches.
+    missing = {"unused": {("hybrid", None)}, "routed": {("hybrid", None), ("fsdp", None)}}.get(
+        name, set()
+    )
     names = ("single", "dp", "ddp", "fsdp", "mp", "pipeline", "hybrid")
-    wanted = {(strategy, None) for strategy in names} | {("pipeline", "gpipe"), ("pipeline", "1f1b"), ("hybrid", "1f1b")}
+    wanted = {(strategy, None) for strategy in names} | {
+        ("pipeline", "gpipe"),
+        ("pipeline", "1f1b"),
+        ("hybrid", "1f1b"),
+    }
     assert found[name].keys() >= wanted - missing
     assert proof["steps"] == 3
 
@@ -70,40 +88,77 @@ def test_buffers_are_compared_and_named(wrong):
 
 def test_a_stateful_forward_is_not_called_random(right):
     state = right[1]["state"]
-    assert {name.rpartition(".")[2] for name in state["hunters.py:stateful"]} == {"mean", "seen", "calls"}
+    assert {name.rpartition(".")[2] for name in state["hunters.py:stateful"]} == {
+        "mean",
+        "seen",
+        "calls",
+    }
     assert state.keys() == {"hunters.py:stateful"}
 
 
 @pytest.fixture(scope="module")
 def scheduled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lengths")
-    return verified(folder, ["lengths", "late"], accumulate=1, replicas=2, micro_batches=2, steps=24)
+    return verified(
+        folder, ["lengths", "late"], accumulate=1, replicas=2, micro_batches=2, steps=24
+    )
 
 
 def test_recurring_lengths_find_their_own_shapes(scheduled):
     cases = scheduled[0]["lengths"]
     assert {("pipeline", "1f1b"), ("pipeline", "gpipe"), ("hybrid", "1f1b")} <= cases.keys()
-    assert all(case["equal"] and case["steps"] == 24 for chosen in cases.values() for case in chosen)
+    assert all(
+        case["equal"] and case["steps"] == 24 for chosen in cases.values() for case in chosen
+    )
 
 
 def test_a_branch_that_leaves_out_a_stage_is_trained_or_refused_and_never_hangs(scheduled):
     found, proof = scheduled
     assert all(
-        case["equal"] for key in (("dp", None), ("fsdp", None), ("mp", None), ("pipeline", None)) for case in found["late"][key]
+        case["equal"]
+        for key in (("dp", None), ("fsdp", None), ("mp", None), ("pipeline", None))
+        for case in found["late"][key]
     )
-    # DDP would step with gradients that were not reduced, and complain one step later, or never after the last one.
+    # DDP would step with gradients that were not reduced, and complain one step later, or never
+    # after the last one.
     stopped = [case for key in (("ddp", None), ("hybrid", None)) for case in found["late"][key]]
-    assert all("step 7" in case["cause"] and "b.weight, b.bias, and" in case["cause"] for case in stopped)
+    assert all(
+        "step 7" in case["cause"] and "b.weight, b.bias, and" in case["cause"] for case in stopped
+    )
     refused = [case for case in proof["skipped"] if case["options"]["workload"].endswith("late")]
-    assert {case["options"].get("schedule") for case in refused} >= {"gpipe", "1f1b", "interleaved", "zero-bubble"}
-    assert all("part 1" in case["reason"] for case in refused if case["options"].get("schedule") in ("gpipe", "1f1b"))
+    assert {case["options"].get("schedule") for case in refused} >= {
+        "gpipe",
+        "1f1b",
+        "interleaved",
+        "zero-bubble",
+    }
+    assert all(
+        "part 1" in case["reason"]
+        for case in refused
+        if case["options"].get("schedule") in ("gpipe", "1f1b")
+    )
 
 
 @pytest.fixture(scope="module")
 def wrong(tmp_path_factory):
-    names = ["batch_norm_summed", "noisy_root", "class_weights", "contrastive", "balanced_experts", "mixing"]
+    names = [
+        "batch_norm_summed",
+        "noisy_root",
+        "class_weights",
+        "contrastive",
+        "balanced_experts",
+        "mixing",
+    ]
     names += ["noisy", "statistics", "statistics_used"]
-    return verified(tmp_path_factory.mktemp("wrong"), names, "ddp", accumulate=1, replicas=2, samples=24, steps=2)
+    return verified(
+        tmp_path_factory.mktemp("wrong"),
+        names,
+        "ddp",
+        accumulate=1,
+        replicas=2,
+        samples=24,
+        steps=2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +187,16 @@ def test_an_excuse_alone_is_no_mistake(wrong, name):
 
 
 def test_low_precision_excuses_rounding_and_nothing_else(tmp_path):
-    found, proof = verified(tmp_path, ["root", "adam"], "ddp", accumulate=1, replicas=2, samples=24, steps=2, precision="bf16")
+    found, proof = verified(
+        tmp_path,
+        ["root", "adam"],
+        "ddp",
+        accumulate=1,
+        replicas=2,
+        samples=24,
+        steps=2,
+        precision="bf16",
+    )
     [root], [adam] = found["root"]["ddp", None], found["adam"]["ddp", None]
     assert not root["equal"]
     assert adam["equal"]
@@ -141,20 +205,45 @@ def test_low_precision_excuses_rounding_and_nothing_else(tmp_path):
     assert not proof["passed"]
 
 
-@pytest.mark.parametrize(("name", "step", "units"), [("experts", 0, ()), ("experts_late", 40, ("'e.0'",))])
+@pytest.mark.parametrize(
+    ("name", "step", "units"), [("experts", 0, ()), ("experts_late", 40, ("'e.0'",))]
+)
 def test_fsdp_ranks_that_part_stop_before_shards_are_mixed(tmp_path, name, step, units):
     shutil.copy(HERE / "hunters.py", tmp_path)
-    done = run_paralab("run", "fsdp", "--workload", f"hunters.py:{name}", "--steps", "48", "--out", "run", cwd=tmp_path, seconds=60)
+    done = run_paralab(
+        "run",
+        "fsdp",
+        "--workload",
+        f"hunters.py:{name}",
+        "--steps",
+        "48",
+        "--out",
+        "run",
+        cwd=tmp_path,
+        seconds=60,
+    )
     assert done.code == 1
     assert f"in step {step}" in done.err
     assert "rank 0" in done.err or "rank 1" in done.err
     assert all(unit in done.err for unit in units)
-    errors = [json.loads(line) for path in (tmp_path / "run/events").glob("*") for line in path.read_text().splitlines()]
+    errors = [
+        json.loads(line)
+        for path in (tmp_path / "run/events").glob("*")
+        for line in path.read_text().splitlines()
+    ]
     assert not any(event["event"] == "step" and event["step"] > step for event in errors)
 
 
 def test_sparse_gradients_train_on_one_device_and_under_ddp(tmp_path):
-    found, proof = verified(tmp_path, ["sparse"], accumulate=2, replicas=2, micro_batches=2, samples=24, steps=2)
+    found, proof = verified(
+        tmp_path, ["sparse"], accumulate=2, replicas=2, micro_batches=2, samples=24, steps=2
+    )
     assert {strategy for strategy, _ in found["sparse"]} == {"single", "ddp"}
     assert all(case["equal"] for cases in found["sparse"].values() for case in cases)
-    assert {case["strategy"] for case in proof["skipped"]} == {"dp", "fsdp", "mp", "pipeline", "hybrid"}
+    assert {case["strategy"] for case in proof["skipped"]} == {
+        "dp",
+        "fsdp",
+        "mp",
+        "pipeline",
+        "hybrid",
+    }

@@ -1,4 +1,5 @@
-"""The master test: every strategy trains like one device; and a strategy that does not is caught and named."""
+"""The master test: every strategy trains like one device; and a strategy that does not is caught
+and named."""
 
 import collections
 import json
@@ -11,7 +12,8 @@ from tests.conftest import ROOT, run_paralab
 
 @pytest.fixture(scope="module")
 def proof(tmp_path_factory):
-    """`paralab verify all`: both kinds of workload, all strategies, all combinations, in three launches."""
+    """`paralab verify all`: both kinds of workload, all strategies, all combinations, in three
+    launches."""
     return run_paralab("verify", "all", "--json", cwd=tmp_path_factory.mktemp("verify")).json
 
 
@@ -28,12 +30,27 @@ def test_the_cases_are_those_that_are_promised(proof):
     for case in proof["cases"]:
         options = case["options"]
         uneven = "+" in case["arithmetic"]
-        seen[case["strategy"]].add((options["accumulate"], uneven, options["varying_weights"], options["partial_last_batch"]))
+        seen[case["strategy"]].add(
+            (
+                options["accumulate"],
+                uneven,
+                options["varying_weights"],
+                options["partial_last_batch"],
+            )
+        )
     schedules = {(case["strategy"], case["options"].get("schedule")) for case in proof["cases"]}
-    assert {("pipeline", name) for name in ("gpipe", "1f1b", "interleaved", "zero-bubble")} <= schedules
+    assert {
+        ("pipeline", name) for name in ("gpipe", "1f1b", "interleaved", "zero-bubble")
+    } <= schedules
     assert {("hybrid", name) for name in ("1f1b", "zero-bubble")} <= schedules
     for strategy in ("dp", "ddp", "fsdp", "pipeline", "hybrid"):
-        every = {(a, u, v, p) for a in (1, 4) for u in (False, True) for v in (False, True) for p in (False, True)}
+        every = {
+            (a, u, v, p)
+            for a in (1, 4)
+            for u in (False, True)
+            for v in (False, True)
+            for p in (False, True)
+        }
         assert seen[strategy] == every, strategy
     for strategy in ("single", "mp"):  # nothing is shared out: no split to be uneven
         assert {(a, v, p) for a, _, v, p in seen[strategy]} == {
@@ -44,7 +61,17 @@ def test_the_cases_are_those_that_are_promised(proof):
 def test_fp32_is_equal_relative_to_the_update(tmp_path):
     # Three whole batches, and one of two samples; the other splits are proved in fp64.
     options = ["--accumulate", "4", "--samples", "98", "--replicas", "3", "--micro-batches", "2"]
-    found = run_paralab("verify", "all", "--workload", "gpt:tiny", "--precision", "fp32", *options, "--json", cwd=tmp_path).json
+    found = run_paralab(
+        "verify",
+        "all",
+        "--workload",
+        "gpt:tiny",
+        "--precision",
+        "fp32",
+        *options,
+        "--json",
+        cwd=tmp_path,
+    ).json
     assert found["passed"]
     assert all(case["equal"] for case in found["cases"])
     assert {case["tolerance"] for case in found["cases"]} == {1e-5}
@@ -53,14 +80,27 @@ def test_fp32_is_equal_relative_to_the_update(tmp_path):
 @pytest.mark.parametrize("example", ["tagger", "huggingface"])
 def test_the_examples_are_equal(tmp_path, example):
     if example == "huggingface":
-        pytest.importorskip("transformers", reason="the example wraps a model of transformers: pip install transformers")
+        pytest.importorskip(
+            "transformers",
+            reason="the example wraps a model of transformers: pip install transformers",
+        )
     workload = f"{ROOT}/examples/{example}.py:workload"
-    # One pass and other splits are covered by the built-in workloads; four passes, and two samples after three whole batches, are
-    # the harder case.
+    # One pass and other splits are covered by the built-in workloads; four passes, and two samples
+    # after three whole batches, are the harder case.
     options = ["--accumulate", "4", "--samples", "98", "--replicas", "2", "--micro-batches", "2"]
-    found = run_paralab("verify", "all", "--workload", workload, *options, "--json", cwd=tmp_path).json
+    found = run_paralab(
+        "verify", "all", "--workload", workload, *options, "--json", cwd=tmp_path
+    ).json
     assert all(case["equal"] for case in found["cases"])
-    assert {case["strategy"] for case in found["cases"]} == {"single", "dp", "ddp", "fsdp", "mp", "pipeline", "hybrid"}
+    assert {case["strategy"] for case in found["cases"]} == {
+        "single",
+        "dp",
+        "ddp",
+        "fsdp",
+        "mp",
+        "pipeline",
+        "hybrid",
+    }
 
 
 BROKEN = """
@@ -77,15 +117,15 @@ def net():
     }
 
 def undivided_loss():
-    from paralab.worker.job import Job
+    from paralab.worker.rank_context import Job
     Job.weighted_loss = lambda self, output, micro: self.workload.loss(output, micro.targets)
     return net()
 
 def one_mistake_in_every_strategy():
-    from paralab.worker import ddp, fsdp
-    from paralab.worker.data_parallel import VirtualDataParallel
-    from paralab.worker.scheduled import Scheduled
-    from paralab.worker.stages import Staged
+    from paralab.worker.strategies import ddp, fsdp
+    from paralab.worker.strategies.data_parallel import VirtualDataParallel
+    from paralab.worker.strategies.pipeline_processes import Scheduled
+    from paralab.worker.strategies.pipeline_threads import Staged
 
     def silent(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         state.reduced.update(map(id, bucket.parameters()))
@@ -122,7 +162,7 @@ def means_of_means():
     return net()
 
 def stale_replicas():
-    from paralab.worker.data_parallel import VirtualDataParallel
+    from paralab.worker.strategies.data_parallel import VirtualDataParallel
     VirtualDataParallel._replicate = lambda self: None
     return net()
 """
@@ -130,11 +170,29 @@ def stale_replicas():
 
 @pytest.fixture(scope="module")
 def caught(tmp_path_factory):
-    """One launch in which every strategy that shares out work does it wrongly, each in its own way."""
+    """One launch in which every strategy that shares out work does it wrongly, each in its own
+    way."""
     folder = tmp_path_factory.mktemp("broken")
     (folder / "broken.py").write_text(BROKEN)
-    options = ["--accumulate", "1", "--samples", "64", "--replicas", "2", "--micro-batches", "2", "--json"]
-    done = run_paralab("verify", "all", "--workload", "broken.py:one_mistake_in_every_strategy", *options, cwd=folder)
+    options = [
+        "--accumulate",
+        "1",
+        "--samples",
+        "64",
+        "--replicas",
+        "2",
+        "--micro-batches",
+        "2",
+        "--json",
+    ]
+    done = run_paralab(
+        "verify",
+        "all",
+        "--workload",
+        "broken.py:one_mistake_in_every_strategy",
+        *options,
+        cwd=folder,
+    )
     assert done.code == 1, done.err
     return json.loads(done.out)
 
@@ -143,11 +201,11 @@ def caught(tmp_path_factory):
     ("strategy", "schedule", "cause"),
     [
         ("dp", None, "not added up correctly"),
-        ("ddp", None, "missing synchronisation: after training, the 2 ranks"),
+        ("ddp", None, "missing synchronization: after training, the 2 ranks"),
         ("fsdp", None, "wrong scale: 0.5 ×"),
         ("pipeline", None, "the loss of the first step differs"),
-        ("hybrid", None, "missing synchronisation"),
-        ("hybrid", "1f1b", "missing synchronisation"),
+        ("hybrid", None, "missing synchronization"),
+        ("hybrid", "1f1b", "missing synchronization"),
         ("single", None, None),
         ("mp", None, None),
         ("pipeline", "1f1b", None),
@@ -155,7 +213,11 @@ def caught(tmp_path_factory):
 )
 def test_every_broken_strategy_is_caught_and_named_and_no_other(caught, strategy, schedule, cause):
     assert not caught["passed"]
-    chosen = [case for case in caught["cases"] if (case["strategy"], case["options"].get("schedule")) == (strategy, schedule)]
+    chosen = [
+        case
+        for case in caught["cases"]
+        if (case["strategy"], case["options"].get("schedule")) == (strategy, schedule)
+    ]
     assert chosen
     for case in chosen:
         assert case["equal"] == (cause is None), case
@@ -173,7 +235,17 @@ def test_every_broken_strategy_is_caught_and_named_and_no_other(caught, strategy
 )
 def test_a_broken_strategy_is_caught_and_named(tmp_path: Path, fault, strategy, options, cause):
     (tmp_path / "broken.py").write_text(BROKEN)
-    arguments = ["verify", strategy, "--workload", f"broken.py:{fault}", "--accumulate", "1", "--samples", "64", *options]
+    arguments = [
+        "verify",
+        strategy,
+        "--workload",
+        f"broken.py:{fault}",
+        "--accumulate",
+        "1",
+        "--samples",
+        "64",
+        *options,
+    ]
     done = run_paralab(*arguments, cwd=tmp_path)
     assert done.code == 1, done.out + done.err
     assert "WRONG" in done.out

@@ -1,4 +1,5 @@
-"""A process per pipeline stage: what `verify all` does not reach. (It proves every schedule on mlp and gpt.)"""
+"""A process per pipeline stage: what `verify all` does not reach. (It proves every schedule on mlp
+and gpt.)"""
 
 import json
 
@@ -80,14 +81,28 @@ def growing():
 @pytest.mark.parametrize(
     ("strategy", "schedule", "model", "options"),
     [
-        ("pipeline", "zero-bubble", "masked", ["--stages", "3", "--samples", "30"]),  # 13 + 13 + 4 over 3 micro-batches
+        (
+            "pipeline",
+            "zero-bubble",
+            "masked",
+            ["--stages", "3", "--samples", "30"],
+        ),  # 13 + 13 + 4 over 3 micro-batches
         ("hybrid", "interleaved", "varying", ["--steps", "6"]),
     ],
 )
 def test_models_that_are_not_sequences_of_layers(tmp_path, strategy, schedule, model, options):
     (tmp_path / "models.py").write_text(MODELS)
     options += ["--accumulate", "1", "--micro-batches", "3", "--json"]
-    found = run_paralab("verify", strategy, "--schedule", schedule, "--workload", f"models.py:{model}", *options, cwd=tmp_path).json
+    found = run_paralab(
+        "verify",
+        strategy,
+        "--schedule",
+        schedule,
+        "--workload",
+        f"models.py:{model}",
+        *options,
+        cwd=tmp_path,
+    ).json
     assert found["cases"]
     assert all(case["equal"] for case in found["cases"]), found["cases"]
 
@@ -108,17 +123,33 @@ def test_all_stages_skip_the_same_steps_and_the_weights_are_gathered(tmp_path):
         "--steps",
         "8",
     ]
-    found = run_paralab("run", "hybrid", *options, "--save-weights", "--out", "run", "--json", cwd=tmp_path).json
+    found = run_paralab(
+        "run", "hybrid", *options, "--save-weights", "--out", "run", "--json", cwd=tmp_path
+    ).json
     events = [
-        [json.loads(line) for line in (tmp_path / f"run/events/rank{rank}.jsonl").read_text().splitlines()] for rank in range(4)
+        [
+            json.loads(line)
+            for line in (tmp_path / f"run/events/rank{rank}.jsonl").read_text().splitlines()
+        ]
+        for rank in range(4)
     ]
     skipped = [[event["skipped"] for event in rank if event["event"] == "step"] for rank in events]
     assert skipped[0][0]
     assert not skipped[0][-1]
     assert all(rank == skipped[0] for rank in skipped)
-    bad = [next(event["not_finite"] for event in rank if event["event"] == "gradients") for rank in events]
-    assert [number > 0 for number in bad] == [True, False, True, False]  # without an agreement the others would have stepped
+    bad = [
+        next(event["not_finite"] for event in rank if event["event"] == "gradients")
+        for rank in events
+    ]
+    assert [number > 0 for number in bad] == [
+        True,
+        False,
+        True,
+        False,
+    ]  # without an agreement the others would have stepped
     assert found["samples_per_step"] == 16  # not once per stage
     state = torch.load(tmp_path / "run/weights.pt", weights_only=True)
-    assert list(state) == [f"{layer}.{kind}" for layer in ("first", "second", "last") for kind in ("weight", "bias")]
+    assert list(state) == [
+        f"{layer}.{kind}" for layer in ("first", "second", "last") for kind in ("weight", "bias")
+    ]
     assert not any(value.is_meta for value in state.values())

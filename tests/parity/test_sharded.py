@@ -1,4 +1,5 @@
-"""FSDP: what a rank keeps falls with the ranks, what travels and when, and models that are hard to shard train like one device."""
+"""FSDP: what a rank keeps falls with the ranks, what travels and when, and models that are hard to
+shard train like one device."""
 
 import json
 from pathlib import Path
@@ -12,10 +13,16 @@ UNITS = 4  # of mlp:tiny: four layers of one width
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """One launch: ddp, and fsdp on more and more ranks, with and without accumulation. (rows by name, run folder)"""
+    """One launch: ddp, and fsdp on more and more ranks, with and without accumulation. (rows by
+    name, run folder)"""
     folder = tmp_path_factory.mktemp("sharded")
     fsdp = [f"fsdp --replicas {ranks}" for ranks in (1, 2, 4)]
-    passes = ["fsdp --accumulate 4", "fsdp --accumulate 4 --sync-every-pass", "fsdp --precision bf16", "fsdp --precision fp16"]
+    passes = [
+        "fsdp --accumulate 4",
+        "fsdp --accumulate 4 --sync-every-pass",
+        "fsdp --precision bf16",
+        "fsdp --precision fp16",
+    ]
     common = ["--workload", "mlp:tiny", "--steps", "4", "--rounds", "1", "--json"]
     found = run_paralab("compare", "ddp --replicas 2", *fsdp, *passes, *common, cwd=folder).json
     return {row["name"]: row for row in found["rows"]}, folder / found["run_folder"]
@@ -37,11 +44,13 @@ def test_what_a_rank_keeps_falls_with_the_ranks(table):
     assert held(rows["fsdp ×2"], "activations") == held(rows["ddp ×2"], "activations")
 
 
-def test_accumulating_without_synchronisation_keeps_whole_gradients(table):
+def test_accumulating_without_synchronization_keeps_whole_gradients(table):
     rows, _ = table
     whole = held(rows["ddp ×2"], "gradients")
     assert held(rows["fsdp ×2 · accumulate 4"], "unreduced") == whole
-    assert held(rows["fsdp ×2 · accumulate 4 · sync every pass"], "unreduced") == pytest.approx(whole / UNITS, rel=0.1)
+    assert held(rows["fsdp ×2 · accumulate 4 · sync every pass"], "unreduced") == pytest.approx(
+        whole / UNITS, rel=0.1
+    )
     assert held(rows["fsdp ×2"], "unreduced") == pytest.approx(whole / UNITS, rel=0.1)
 
 
@@ -53,11 +62,16 @@ def test_what_travels_and_how_often(table):
         row = rows[name]
         return row["all_gathers_per_step"], row["reduce_scatters_per_step"], row["bytes_per_step"]
 
-    # Every pass gathers every unit twice; gradients are reduced once per step, or in every pass if asked for.
+    # Every pass gathers every unit twice; gradients are reduced once per step, or in every pass if
+    # asked for.
     assert travelled("fsdp ×1") == (0, 0, 0)
     assert travelled("fsdp ×2") == (2 * UNITS, UNITS, 3 * whole)
     assert travelled("fsdp ×2 · accumulate 4") == (8 * UNITS, UNITS, 9 * whole)
-    assert travelled("fsdp ×2 · accumulate 4 · sync every pass") == (8 * UNITS, 4 * UNITS, 12 * whole)
+    assert travelled("fsdp ×2 · accumulate 4 · sync every pass") == (
+        8 * UNITS,
+        4 * UNITS,
+        12 * whole,
+    )
     # Parameters travel in bf16, gradients in fp32.
     assert travelled("fsdp ×2 · bf16") == (2 * UNITS, UNITS, 2 * whole)
 
@@ -72,18 +86,25 @@ def test_the_same_training_and_nearly_the_same_losses_in_low_precision(table):
 
 
 def test_collectives_are_no_computing(table):
-    """gloo holds the thread that computes: an all-gather inside a forward pass is communication, and exposed."""
+    """gloo holds the thread that computes: an all-gather inside a forward pass is communication,
+    and exposed."""
     rows, folder = table
     run = folder / rows["fsdp ×2 · accumulate 4"]["runs"][0]
-    events = [json.loads(line) for line in (run / "events" / "rank0.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (run / "events" / "rank0.jsonl").read_text().splitlines()
+    ]
     one = [event for event in events if event.get("step") == 2]
     forwards = [event for event in one if event["event"] == "forward"]
     gathers = [event for event in one if event["event"] == "all_gather"]
-    inside = [g for g in gathers for f in forwards if f["start"] <= g["start"] and g["end"] <= f["end"]]
+    inside = [
+        g for g in gathers for f in forwards if f["start"] <= g["start"] and g["end"] <= f["end"]
+    ]
     assert len(inside) == 4 * UNITS
     assert {gather["unit"] for gather in gathers} == {"0", "2", "4", "6"}
     last = max(event["start"] for event in one if event["event"] == "backward")
-    assert all(event["start"] >= last for event in one if event["event"] == "reduce_scatter"), "reduced before the last pass"
+    assert all(event["start"] >= last for event in one if event["event"] == "reduce_scatter"), (
+        "reduced before the last pass"
+    )
     metrics = rows["fsdp ×2 · accumulate 4"]["metrics"]
     assert metrics["communication_seconds"] > 0
     assert metrics["overlap"] == pytest.approx(0, abs=0.01)
@@ -133,15 +154,29 @@ def test_frozen_unused_tied_and_borrowed_parameters(tmp_path: Path):
     options = ["--workload", "odd.py:odd", "--replicas", "3", "--accumulate", "3", "--json"]
     found = run_paralab("verify", "fsdp", *options, cwd=tmp_path).json
     assert all(case["equal"] for case in found["cases"])
-    assert [case["options"]["partial_last_batch"] for case in found["cases"]] == [False, True]  # then two ranks are idle
-    plan = json.loads((tmp_path / found["run_folder"] / "manifest.json").read_text())["cases"][0]["plan"]
+    assert [case["options"]["partial_last_batch"] for case in found["cases"]] == [
+        False,
+        True,
+    ]  # then two ranks are idle
+    plan = json.loads((tmp_path / found["run_folder"] / "manifest.json").read_text())["cases"][0][
+        "plan"
+    ]
     # Tied, borrowed, called twice or never: gathered with the whole model.
     assert plan["shard_units"] == ["frozen", "recurrent", "blocks.0", "blocks.1", "blocks.2"]
 
 
 def test_saved_weights_are_those_of_ddp(tmp_path: Path):
     torch = pytest.importorskip("torch")
-    options = ["--workload", "cnn:tiny", "--steps", "3", "--precision", "fp64", "--save-weights", "--json"]
+    options = [
+        "--workload",
+        "cnn:tiny",
+        "--steps",
+        "3",
+        "--precision",
+        "fp64",
+        "--save-weights",
+        "--json",
+    ]
     saved = []
     for strategy in ("ddp", "fsdp"):
         folder = run_paralab("run", strategy, *options, cwd=tmp_path).json["run_folder"]

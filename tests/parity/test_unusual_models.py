@@ -1,4 +1,5 @@
-"""Models that were not written with paralab in mind, each a past mistake: verified like any other."""
+"""Models that were not written with paralab in mind, each a past mistake: verified like any
+other."""
 
 import json
 import os
@@ -122,9 +123,15 @@ MODELS = ["in_place", "checkpointed", "dropping", "answering", "mapping_with_nam
 def verified(folder, workloads, **options):
     """`paralab.verify` of several models in one launch. (the proof, its manifest)"""
     (folder / "unusual.py").write_text(UNUSUAL)
-    command = [sys.executable, "-c", f"import json, paralab; print(json.dumps(paralab.verify({workloads}, **{options})))"]
+    command = [
+        sys.executable,
+        "-c",
+        f"import json, paralab; print(json.dumps(paralab.verify({workloads}, **{options})))",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     return found, json.loads((folder / found["run_folder"] / "manifest.json").read_text())
@@ -134,7 +141,11 @@ def verified(folder, workloads, **options):
 def proof(tmp_path_factory):
     # 97 = 32 + 32 + 32 + 1: one rank of two has nothing to do at the end
     options = {"accumulate": 1, "samples": 97, "replicas": 2, "micro_batches": 2}
-    return verified(tmp_path_factory.mktemp("unusual"), [f"unusual.py:{name}" for name in [*MODELS, "one_block"]], **options)
+    return verified(
+        tmp_path_factory.mktemp("unusual"),
+        [f"unusual.py:{name}" for name in [*MODELS, "one_block"]],
+        **options,
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -142,15 +153,25 @@ def test_it_trains_like_one_device(proof, name):
     found, manifest = proof
     cases = [case for case in found["cases"] if case["options"]["workload"] == f"unusual.py:{name}"]
     assert [case for case in cases if not case["equal"]] == []
-    assert {case["strategy"] for case in cases} == {"single", "dp", "ddp", "fsdp", "mp", "pipeline", "hybrid"}
-    [summary] = [summary for summary in manifest["workload"] if summary["name"] == f"unusual.py:{name}"]
+    assert {case["strategy"] for case in cases} == {
+        "single",
+        "dp",
+        "ddp",
+        "fsdp",
+        "mp",
+        "pipeline",
+        "hybrid",
+    }
+    [summary] = [
+        summary for summary in manifest["workload"] if summary["name"] == f"unusual.py:{name}"
+    ]
     assert summary["dropout"] == (name == "dropping")
     assert found["dropout"] == "switched off on both sides"
 
 
 def test_cuts_that_are_refused_are_not_tried_with_every_schedule(proof):
-    """Wherever the three cuts of `one_block` fall, one is inside the block. A refusal ends all ranks, which are started again for
-    what is left: it is found out once for the same cuts."""
+    """Wherever the three cuts of `one_block` fall, one is inside the block. A refusal ends all
+    ranks, which are started again for what is left: it is found out once for the same cuts."""
     found, manifest = proof
     refused = [case for case in found["skipped"] if UNCUT in case["reason"]]
     mine = [case for case in refused if case["options"]["workload"] == "unusual.py:one_block"]
@@ -160,7 +181,11 @@ def test_cuts_that_are_refused_are_not_tried_with_every_schedule(proof):
         ("hybrid", "zero-bubble"),
     }
     asked = [(case["strategy"], case["options"]) for case in refused]
-    plans = [case["plan"] for case in manifest["cases"] if (case["plan"]["strategy"], case["options"]) in asked]
+    plans = [
+        case["plan"]
+        for case in manifest["cases"]
+        if (case["plan"]["strategy"], case["options"]) in asked
+    ]
     cuts = {(plan["workload"], *(part["start"] for part in plan["stage_parts"])) for plan in plans}
     run = Path(manifest["folder"], found["run_folder"])
     untried = [case for case in run.glob("case*") if not any((case / "events").iterdir())]
@@ -169,7 +194,17 @@ def test_cuts_that_are_refused_are_not_tried_with_every_schedule(proof):
 
 
 def test_dropout_does_not_hide_a_mistake(file):
-    done = run_paralab("verify", "dp", "--workload", "unusual.py:dropping_summed", "--accumulate", "4", "--replicas", "2", cwd=file)
+    done = run_paralab(
+        "verify",
+        "dp",
+        "--workload",
+        "unusual.py:dropping_summed",
+        "--accumulate",
+        "4",
+        "--replicas",
+        "2",
+        cwd=file,
+    )
     assert done.code == 1
     assert "WRONG" in done.out
     assert "dropout was switched off" in done.out
@@ -178,7 +213,12 @@ def test_dropout_does_not_hide_a_mistake(file):
 @pytest.fixture(scope="module")
 def batch_norms(tmp_path_factory):
     # 112 = 32 + 32 + 32 + 16
-    found, _ = verified(tmp_path_factory.mktemp("norms"), ["cnn:tiny", "unusual.py:batch_norm_1d"], accumulate=1, samples=112)
+    found, _ = verified(
+        tmp_path_factory.mktemp("norms"),
+        ["cnn:tiny", "unusual.py:batch_norm_1d"],
+        accumulate=1,
+        samples=112,
+    )
     return found
 
 
@@ -191,7 +231,15 @@ def test_batchnorm_is_frozen_for_the_proof_and_its_difference_is_told_apart(batc
     assert all(case["equal"] and case["control"] == ["batch_norm"] for case in split)
     assert all(case["excused"]["max_difference"] > 1e-6 for case in split)
     assert all(any("running_mean" in name for name in case["excused"]["buffers"]) for case in split)
-    assert {case["strategy"] for case in cases} == {"single", "dp", "ddp", "fsdp", "mp", "pipeline", "hybrid"}
+    assert {case["strategy"] for case in cases} == {
+        "single",
+        "dp",
+        "ddp",
+        "fsdp",
+        "mp",
+        "pipeline",
+        "hybrid",
+    }
 
 
 def test_batch_norm_of_few_samples_fails_in_no_case(batch_norms):
@@ -201,9 +249,19 @@ def test_batch_norm_of_few_samples_fails_in_no_case(batch_norms):
 
 
 def test_a_case_that_fails_does_not_take_the_others_with_it(file):
-    """Single samples in every pass: BatchNorm refuses those; the cases with larger passes still get their verdict."""
+    """Single samples in every pass: BatchNorm refuses those; the cases with larger passes still get
+    their verdict."""
     options = ["--accumulate", "1", "--batch-size", "6", "--samples", "18"]
-    done = run_paralab("verify", "pipeline", "--workload", "unusual.py:batch_norm_1d", *options, "--micro-batches", "4", cwd=file)
+    done = run_paralab(
+        "verify",
+        "pipeline",
+        "--workload",
+        "unusual.py:batch_norm_1d",
+        *options,
+        "--micro-batches",
+        "4",
+        cwd=file,
+    )
     assert done.code == 1
     assert "it failed: Rank 0 failed" in done.out
     assert "Expected more than 1 value per channel" in done.out
@@ -211,7 +269,8 @@ def test_a_case_that_fails_does_not_take_the_others_with_it(file):
 
 @pytest.fixture(scope="module")
 def plain():
-    """Weights of gpt:tiny after five steps of a loop that is not ours. (Reference and cases of `verify` share our loop.)"""
+    """Weights of gpt:tiny after five steps of a loop that is not ours. (Reference and cases of
+    `verify` share our loop.)"""
     workload = load_workload("gpt:tiny")
     torch.manual_seed(7)
     model = workload.model().double()
@@ -229,7 +288,19 @@ def plain():
 
 @pytest.mark.parametrize("strategy", ["single", "hybrid"])
 def test_it_is_what_plain_pytorch_trains(tmp_path, strategy, plain):
-    options = ["--workload", "gpt:tiny", "--seed", "7", "--steps", "5", "--precision", "fp64", "--save-weights", "--out", "run"]
+    options = [
+        "--workload",
+        "gpt:tiny",
+        "--seed",
+        "7",
+        "--steps",
+        "5",
+        "--precision",
+        "fp64",
+        "--save-weights",
+        "--out",
+        "run",
+    ]
     assert run_paralab("run", strategy, *options, cwd=tmp_path).code == 0
     mine = torch.load(tmp_path / "run" / "weights.pt", weights_only=True)
     assert mine.keys() == plain.keys()
@@ -246,13 +317,22 @@ print(paralab.run(mine, "ddp", replicas=2, steps=3, out="run")["steps"])
 
 
 @pytest.mark.parametrize("cloudpickle", [True, False])
-def test_a_script_that_calls_paralab_at_its_top_level_does_not_start_itself_again(tmp_path, cloudpickle):
+def test_a_script_that_calls_paralab_at_its_top_level_does_not_start_itself_again(
+    tmp_path, cloudpickle
+):
     """It did, without end: the ranks import the script to find the workload in it."""
     (tmp_path / "script.py").write_text(SCRIPT)
     if not cloudpickle:
         (tmp_path / "cloudpickle.py").write_text("raise ImportError")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     if cloudpickle:
         assert done.stdout == "3\n", done.stderr
     else:

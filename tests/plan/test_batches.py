@@ -5,7 +5,14 @@ import itertools
 import pytest
 import torch
 
-from paralab.plan.batches import chunk_sizes, global_batches, num_steps, pieces, replica_span, shares
+from paralab.plan.batches import (
+    chunk_sizes,
+    global_batches,
+    num_steps,
+    pieces,
+    replica_span,
+    shares,
+)
 
 
 @pytest.mark.parametrize(
@@ -61,11 +68,17 @@ def test_the_last_batch_of_an_epoch_is_smaller_and_not_dropped():
         (1, 0, 4),
         (1, 4, 4),
     ]
-    assert drawn(batch_size=4, samples=10, steps=None, epochs=1) == [(0, 0, 4), (0, 4, 4), (0, 8, 2)]
+    assert drawn(batch_size=4, samples=10, steps=None, epochs=1) == [
+        (0, 0, 4),
+        (0, 4, 4),
+        (0, 8, 2),
+    ]
     assert drawn(batch_size=4, samples=None, steps=2, epochs=None) == [(0, 0, 4), (0, 4, 4)]
 
 
-@pytest.mark.parametrize(("steps", "epochs", "expected"), [(5, None, 5), (None, 2, 6), (5, 1, 3), (2, 1, 2)])
+@pytest.mark.parametrize(
+    ("steps", "epochs", "expected"), [(5, None, 5), (None, 2, 6), (5, 1, 3), (2, 1, 2)]
+)
 def test_num_steps_counts_them(steps, epochs, expected):
     given = {"batch_size": 4, "samples": 10, "steps": steps, "epochs": epochs}
     assert num_steps(**given) == expected == len(list(global_batches(**given)))

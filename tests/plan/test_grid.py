@@ -26,7 +26,9 @@ def test_one_process_or_one_per_replica():
 
 def test_fewer_gpus_than_asked_are_shared_and_say_so():
     [row] = grid("dp", 3, 1, "spread", 1)
-    assert [(device.name, device.shared, device.virtual) for device in row] == [("cuda:0", True, False)] * 3
+    assert [(device.name, device.shared, device.virtual) for device in row] == [
+        ("cuda:0", True, False)
+    ] * 3
 
 
 def test_cpu_devices_are_virtual_when_there_are_several():

@@ -1,4 +1,5 @@
-"""A request, a machine and a summary give a plan, or the sentence that says what to write instead."""
+"""A request, a machine and a summary give a plan, or the sentence that says what to write
+instead."""
 
 from dataclasses import replace
 
@@ -13,19 +14,49 @@ from paralab.plan.request import Request
 from paralab.plan.resolve import resolve
 from paralab.workload.summary import Layer, Summary, Unit
 
-CPU = Machine(4, 2**34, "a CPU", "linux", "3.11", "2.13", None, (), ("gloo",), "this torch is built without CUDA")
+CPU = Machine(
+    4,
+    2**34,
+    "a CPU",
+    "linux",
+    "3.11",
+    "2.13",
+    None,
+    (),
+    ("gloo",),
+    "this torch is built without CUDA",
+)
 GPU = Gpu("NVIDIA H200", 2**37, (9, 0))
 OLD = Gpu("Tesla V100", 2**34, (7, 0))
 
 
 def machine(*gpus):
-    return Machine(16, 2**37, "a CPU", "linux", "3.11", "2.13", "13.0", gpus, ("gloo", "nccl"), None)
+    return Machine(
+        16, 2**37, "a CPU", "linux", "3.11", "2.13", "13.0", gpus, ("gloo", "nccl"), None
+    )
 
 
 def summary(**changes):
-    layers = tuple(Layer(str(n), (str(n),), seconds, 100) for n, seconds in enumerate([3.0, 1.0, 1.0, 1.0, 2.0]))
-    given = {"batch_norms": 0, "dropout": False, "random": False, "layers": layers, "samples": 1000, "batch_size": 64}
-    facts = {"name": "net", "parameters": 500, "parameter_bytes": 2000, "data_path": "here", "weighted": False, "optimizer": "SGD"}
+    layers = tuple(
+        Layer(str(n), (str(n),), seconds, 100)
+        for n, seconds in enumerate([3.0, 1.0, 1.0, 1.0, 2.0])
+    )
+    given = {
+        "batch_norms": 0,
+        "dropout": False,
+        "random": False,
+        "layers": layers,
+        "samples": 1000,
+        "batch_size": 64,
+    }
+    facts = {
+        "name": "net",
+        "parameters": 500,
+        "parameter_bytes": 2000,
+        "data_path": "here",
+        "weighted": False,
+        "optimizer": "SGD",
+    }
     return Summary(**facts | given | changes)
 
 
@@ -38,14 +69,22 @@ def plan(strategy, on=CPU, of=None, probe=lambda name: Probe(True, "tried"), cut
     [
         ("single", {}, "64 = 64 samples"),
         ("single", {"accumulate": 4}, "64 = 4 accumulation steps × 16 samples"),
-        ("ddp", {"replicas": 2, "accumulate": 4}, "64 = 2 ranks × 4 accumulation steps × 8 samples"),
+        (
+            "ddp",
+            {"replicas": 2, "accumulate": 4},
+            "64 = 2 ranks × 4 accumulation steps × 8 samples",
+        ),
         ("ddp", {"replicas": 3}, "64 = 22 + 22 + 20 samples on 3 ranks"),
         ("dp", {"replicas": 2}, "64 = 2 replicas × 32 samples"),
         ("dp", {"replicas": 5}, "64 = 13 + 13 + 13 + 13 + 12 samples on 5 replicas"),
         ("mp", {}, "64 = 64 samples"),
         ("pipeline", {"micro_batches": 3}, "64 = 22 + 21 + 21 samples in 3 micro-batches"),
         ("hybrid", {"micro_batches": 4}, "64 = 2 ranks × 4 micro-batches × 8 samples"),
-        ("hybrid", {"replicas": 3, "micro_batches": 2}, "64 = 22 + 22 + 20 samples on 3 ranks, each in 2 micro-batches"),
+        (
+            "hybrid",
+            {"replicas": 3, "micro_batches": 2},
+            "64 = 22 + 22 + 20 samples on 3 ranks, each in 2 micro-batches",
+        ),
     ],
 )
 def test_the_arithmetic_is_a_sentence(strategy, options, sentence):
@@ -53,7 +92,7 @@ def test_the_arithmetic_is_a_sentence(strategy, options, sentence):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "options", "problem", "cure"),
+    ("strategy", "options", "problem", "fix"),
     [
         ("ddp", {"replicas": 100}, "64 < 100", "--batch-size 100 or more"),
         ("mp", {"stages": 6}, "5 parts at most", "--stages 5 or fewer"),
@@ -71,11 +110,11 @@ def test_the_arithmetic_is_a_sentence(strategy, options, sentence):
         ("single", {"loss_scale": 8.0}, "needs fp16", "--precision fp16"),
     ],
 )
-def test_a_wrong_request_is_refused_with_its_numbers_and_the_cure(strategy, options, problem, cure):
+def test_a_wrong_request_is_refused_with_its_numbers_and_the_cure(strategy, options, problem, fix):
     with pytest.raises(UsageError) as refused:
         plan(strategy, **options)
     assert problem in refused.value.problem
-    assert cure in (refused.value.cure or "")
+    assert fix in (refused.value.fix or "")
     assert refused.value.exit_code == 2
 
 
@@ -102,7 +141,9 @@ def test_a_cpu_device_is_a_fixed_share_of_the_cores():
     assert plan("single", threads_per_device=1).threads_per_device == 1
     crowded = plan("ddp", replicas=8)
     assert crowded.threads_per_device == 1
-    assert any("share cores: 8 devices × 1 threads > 4 cores" in remark for remark in crowded.remarks)
+    assert any(
+        "share cores: 8 devices × 1 threads > 4 cores" in remark for remark in crowded.remarks
+    )
 
 
 def test_backends():
@@ -120,9 +161,16 @@ def test_every_gpu_has_to_know_the_precision():
 
 def test_low_precision_on_a_cpu_is_tried_first():
     narrow = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
-    assert plan("single", precision="bf16", probe=lambda name: Probe(True, "ok", narrow)).environment == narrow
+    assert (
+        plan("single", precision="bf16", probe=lambda name: Probe(True, "ok", narrow)).environment
+        == narrow
+    )
     with pytest.raises(UsageError, match="was killed by SIGILL"):
-        plan("single", precision="bf16", probe=lambda name: Probe(False, "a trial process was killed by SIGILL"))
+        plan(
+            "single",
+            precision="bf16",
+            probe=lambda name: Probe(False, "a trial process was killed by SIGILL"),
+        )
 
 
 def test_what_will_differ_is_said_beforehand():
@@ -140,11 +188,15 @@ def test_what_is_sharded_is_said_and_what_cannot_be_is_refused():
     found = plan("fsdp", of=summary(units=units))
     assert found.shard_units == ("embedding", "block")
     because = "the sub-modules that hold most: 1.6 KiB of 2.0 KiB of parameters; 400 B stay with the whole model"
-    assert [(r.value, r.because) for r in found.reasons if r.choice == "shard units"] == [("2: embedding, block", because)]
-    assert [r.value for r in plan("fsdp").reasons if r.choice == "shard units"] == ["the whole model"]
+    assert [(r.value, r.because) for r in found.reasons if r.choice == "shard units"] == [
+        ("2: embedding, block", because)
+    ]
+    assert [r.value for r in plan("fsdp").reasons if r.choice == "shard units"] == [
+        "the whole model"
+    ]
     with pytest.raises(UsageError, match="cannot shard the parameter 'scale'") as refused:
         plan("fsdp", of=summary(scalars=("scale",)))
-    assert "shape (1,)" in refused.value.cure
+    assert "shape (1,)" in refused.value.fix
     with pytest.raises(UsageError, match=r"fsdp needs PyTorch 2.10; this is 2.9.1\+cpu"):
         plan("fsdp", on=replace(CPU, torch="2.9.1+cpu"))
 
@@ -154,23 +206,34 @@ def test_every_choice_has_a_reason_and_the_plan_survives_json():
 
     made = plan("hybrid", precision="bf16")
     assert all(reason.because for reason in made.reasons)
-    assert {"device", "replicas", "stages", "micro-batches", "backend", "bucket"} <= {r.choice for r in made.reasons}
+    assert {"device", "replicas", "stages", "micro-batches", "backend", "bucket"} <= {
+        r.choice for r in made.reasons
+    }
     assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
 
 
 def launched(*gpus, cores=8.0):
     """Ranks that are there already, two per node; each sees these GPUs."""
-    return [Place(f"n{rank // 2 + 1}", rank % 2, tuple(seen), cores) for rank, seen in enumerate(gpus)]
+    return [
+        Place(f"n{rank // 2 + 1}", rank % 2, tuple(seen), cores) for rank, seen in enumerate(gpus)
+    ]
 
 
 def joined(strategy, places, on=CPU, **options):
-    return resolve(Request(strategy, **options), on, summary(), lambda name: Probe(True, "tried"), None, places)
+    return resolve(
+        Request(strategy, **options), on, summary(), lambda name: Probe(True, "tried"), None, places
+    )
 
 
 def test_launched_ranks_are_the_replicas_where_they_are():
     found = joined("ddp", launched("", "", "", "", cores=8.0))
     assert found.replicas == 4
-    assert [(rank.node, rank.local_rank) for rank in found.ranks] == [("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1)]
+    assert [(rank.node, rank.local_rank) for rank in found.ranks] == [
+        ("n1", 0),
+        ("n1", 1),
+        ("n2", 0),
+        ("n2", 1),
+    ]
     assert found.threads_per_device == 8
     assert joined("hybrid", launched("", "", cores=8.0)).threads_per_device == 4  # two stages each
     assert joined("ddp", launched("", "", cores=0.5)).threads_per_device == 1
@@ -178,7 +241,9 @@ def test_launched_ranks_are_the_replicas_where_they_are():
 
 def test_launched_ranks_use_nccl_where_each_has_a_gpu():
     assert "nccl" in joined("ddp", launched("AB", "AB", "CD", "CD"), on=machine(GPU, GPU)).backend
-    assert "nccl" in joined("ddp", launched("A", "B", "C", "D"), on=machine(GPU)).backend  # srun --gpus-per-task=1
+    assert (
+        "nccl" in joined("ddp", launched("A", "B", "C", "D"), on=machine(GPU)).backend
+    )  # srun --gpus-per-task=1
     assert joined("ddp", launched("A", "A"), on=machine(GPU)).backend == "gloo"
 
 

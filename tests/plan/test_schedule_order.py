@@ -1,4 +1,5 @@
-"""The order of a pipeline's passes: as a picture, as torch makes it, and the bubble that follows from it."""
+"""The order of a pipeline's passes: as a picture, as torch makes it, and the bubble that follows
+from it."""
 
 from types import SimpleNamespace
 
@@ -8,7 +9,15 @@ from torch.distributed import pipelining
 
 from paralab.errors import UsageError
 from paralab.plan.plan import Plan
-from paralab.plan.schedules import PARTS_PER_RANK, SCHEDULES, ideal_bubble, idle_share, misfit, order, simulate
+from paralab.plan.schedules import (
+    PARTS_PER_RANK,
+    SCHEDULES,
+    ideal_bubble,
+    idle_share,
+    misfit,
+    order,
+    simulate,
+)
 from paralab.workload.summary import Layer
 from tests.plan.test_resolve import plan, summary
 
@@ -55,13 +64,23 @@ def test_the_schedules_can_be_seen():
 
 
 def torch_order(schedule, stages, micro_batches):
-    """What torch.distributed.pipelining would run, without starting a process: per rank (part, kind, micro-batch)."""
+    """What torch.distributed.pipelining would run, without starting a process: per rank (part,
+    kind, micro-batch)."""
     chunks = PARTS_PER_RANK[schedule]
-    common = {"group_size": stages, "group_rank": 0, "num_stages": stages * chunks, "submod": nn.Identity(), "is_last": False}
+    common = {
+        "group_size": stages,
+        "group_rank": 0,
+        "num_stages": stages * chunks,
+        "submod": nn.Identity(),
+        "is_last": False,
+    }
     parts = [SimpleNamespace(stage_index=chunk * stages, **common) for chunk in range(chunks)]
     made = TORCH[schedule](parts if chunks > 1 else parts[0], micro_batches)
     ranks = [actions for _, actions in sorted(made.pipeline_order.items())]
-    named = [[(a.stage_index, a.computation_type.value, a.microbatch_index) for a in actions if a] for actions in ranks]
+    named = [
+        [(a.stage_index, a.computation_type.value, a.microbatch_index) for a in actions if a]
+        for actions in ranks
+    ]
     return [[action for action in actions if action[1] in "FBIW"] for actions in named]
 
 
@@ -70,9 +89,16 @@ def test_the_order_is_the_one_that_torch_makes(schedule):
     for stages, micro_batches in SIZES:
         if misfit(schedule, stages, micro_batches):
             continue
-        ours, theirs = order(schedule, stages, micro_batches), torch_order(schedule, stages, micro_batches)
-        if schedule == "1f1b":  # torch numbers the last rank's forward passes from 1 (it runs them from 0): kinds are compared
-            assert [[kind for _, kind, _ in actions] for actions in ours] == [[kind for _, kind, _ in rank] for rank in theirs]
+        ours, theirs = (
+            order(schedule, stages, micro_batches),
+            torch_order(schedule, stages, micro_batches),
+        )
+        if (
+            schedule == "1f1b"
+        ):  # torch numbers the last rank's forward passes from 1 (it runs them from 0): kinds are compared
+            assert [[kind for _, kind, _ in actions] for actions in ours] == [
+                [kind for _, kind, _ in rank] for rank in theirs
+            ]
         else:
             assert [[tuple(action) for action in actions] for actions in ours] == theirs
 
@@ -83,7 +109,10 @@ def test_the_formula_is_what_the_order_gives(schedule, full_backward):
     for stages, micro_batches in SIZES:
         if not misfit(schedule, stages, micro_batches):
             simulated = idle_share(simulate(order(schedule, stages, micro_batches), full_backward))
-            assert ideal_bubble(stages, micro_batches, schedule) == pytest.approx(simulated), (stages, micro_batches)
+            assert ideal_bubble(stages, micro_batches, schedule) == pytest.approx(simulated), (
+                stages,
+                micro_batches,
+            )
 
 
 def test_torch_refuses_what_we_refuse():
@@ -97,7 +126,11 @@ def test_torch_refuses_what_we_refuse():
                     torch_order(schedule, stages, micro_batches)
                 except ValueError:
                     refused = True
-                assert refused == bool(misfit(schedule, stages, micro_batches)), (schedule, stages, micro_batches)
+                assert refused == bool(misfit(schedule, stages, micro_batches)), (
+                    schedule,
+                    stages,
+                    micro_batches,
+                )
 
 
 def layers(number):
@@ -105,41 +138,87 @@ def layers(number):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "options", "problem", "cure"),
+    ("strategy", "options", "problem", "fix"),
     [
         ("pipeline", {"schedule": "1f2b"}, "Did you mean '1f1b'", "zero-bubble"),
         ("ddp", {"schedule": "1f1b"}, "means nothing for ddp", "pipeline, hybrid"),
-        ("pipeline", {"schedule": "1f1b", "stages": 4, "micro_batches": 3}, "3 < 4 stages", "--micro-batches 8"),
-        ("pipeline", {"schedule": "interleaved", "micro_batches": 5}, "5 is no multiple of 2", "multiple of 2"),
-        ("pipeline", {"schedule": "zero-bubble", "stages": 3}, "3 stages × 2 = 6", "--schedule 1f1b, or --stages 2"),
-        ("pipeline", {"schedule": "gpipe", "placement": "same"}, "a process and a device for every stage", "leave one"),
-        ("hybrid", {"schedule": "gpipe", "bucket_view": True}, "--bucket-view is an option of DDP", "leave one"),
+        (
+            "pipeline",
+            {"schedule": "1f1b", "stages": 4, "micro_batches": 3},
+            "3 < 4 stages",
+            "--micro-batches 8",
+        ),
+        (
+            "pipeline",
+            {"schedule": "interleaved", "micro_batches": 5},
+            "5 is no multiple of 2",
+            "multiple of 2",
+        ),
+        (
+            "pipeline",
+            {"schedule": "zero-bubble", "stages": 3},
+            "3 stages × 2 = 6",
+            "--schedule 1f1b, or --stages 2",
+        ),
+        (
+            "pipeline",
+            {"schedule": "gpipe", "placement": "same"},
+            "a process and a device for every stage",
+            "leave one",
+        ),
+        (
+            "hybrid",
+            {"schedule": "gpipe", "bucket_view": True},
+            "--bucket-view is an option of DDP",
+            "leave one",
+        ),
     ],
 )
-def test_a_schedule_that_does_not_fit_is_refused(strategy, options, problem, cure):
+def test_a_schedule_that_does_not_fit_is_refused(strategy, options, problem, fix):
     with pytest.raises(UsageError) as refused:
         plan(strategy, **options)
     assert problem in refused.value.problem
-    assert cure in (refused.value.cure or "")
+    assert fix in (refused.value.fix or "")
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_default_number_of_micro_batches_fits(schedule):
     for stages in (2, 3, 4):
         for batch in (4, 5, 7, 64):
-            made = plan("pipeline", of=summary(layers=layers(8)), stages=stages, batch_size=batch, schedule=schedule)
+            made = plan(
+                "pipeline",
+                of=summary(layers=layers(8)),
+                stages=stages,
+                batch_size=batch,
+                schedule=schedule,
+            )
             assert misfit(schedule, stages, made.micro_batches) is None
 
 
 def test_a_process_per_stage():
-    made = plan("hybrid", of=summary(layers=layers(8)), schedule="interleaved", replicas=2, stages=2, batch_size=13)
-    assert [(r.rank, r.replica, r.stage, r.samples_per_step, [d.name for d in r.devices]) for r in made.ranks] == [
+    made = plan(
+        "hybrid",
+        of=summary(layers=layers(8)),
+        schedule="interleaved",
+        replicas=2,
+        stages=2,
+        batch_size=13,
+    )
+    assert [
+        (r.rank, r.replica, r.stage, r.samples_per_step, [d.name for d in r.devices])
+        for r in made.ranks
+    ] == [
         (0, 0, 0, 7, ["cpu:0"]),
         (1, 0, 1, 7, ["cpu:1"]),
         (2, 1, 0, 6, ["cpu:2"]),
         (3, 1, 1, 6, ["cpu:3"]),
     ]
-    assert [part.modules for part in made.stage_parts] == [("0", "1"), ("2", "3"), ("4", "5"), ("6", "7")]
+    assert [part.modules for part in made.stage_parts] == [
+        ("0", "1"),
+        ("2", "3"),
+        ("4", "5"),
+        ("6", "7"),
+    ]
     assert made.arithmetic == "13 = 7 + 6 samples on 2 replicas, each in 4 micro-batches"
     assert made.backend == "gloo"
     assert Plan.from_json(made.to_json()) == made

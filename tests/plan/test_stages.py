@@ -37,27 +37,46 @@ def test_no_other_split_is_faster(stages):
 
 
 def test_what_every_stage_keeps():
-    """Activations of 10 bytes per sample and layer: gpipe keeps all micro-batches, 1f1b as many as there are stages behind it."""
+    """Activations of 10 bytes per sample and layer: gpipe keeps all micro-batches, 1f1b as many as
+    there are stages behind it."""
     layers = tuple(Layer(str(n), (str(n),), 1.0, 100, 10.0) for n in range(3))
-    given = {"of": summary(layers=layers, optimizer_bytes_per_byte=2.0), "stages": 3, "batch_size": 12, "micro_batches": 6}
+    given = {
+        "of": summary(layers=layers, optimizer_bytes_per_byte=2.0),
+        "stages": 3,
+        "batch_size": 12,
+        "micro_batches": 6,
+    }
     loads = stage_loads(plan("pipeline", **given, schedule="1f1b"))
-    assert [(load.micro_batches_kept, load.activations) for load in loads] == [(3, 60.0), (2, 40.0), (1, 20.0)]
+    assert [(load.micro_batches_kept, load.activations) for load in loads] == [
+        (3, 60.0),
+        (2, 40.0),
+        (1, 20.0),
+    ]
     assert [load.activations for load in stage_loads(plan("pipeline", **given))] == [120.0] * 3
-    assert [(load.parameters, load.gradients, load.optimizer) for load in loads] == [(100, 100, 200.0)] * 3
+    assert [(load.parameters, load.gradients, load.optimizer) for load in loads] == [
+        (100, 100, 200.0)
+    ] * 3
     assert stage_loads(plan("ddp")) == []
 
 
 def layers(seconds, flops):
-    return [Layer(f"l{n}", (f"l{n}",), s, 100, 10.0, f) for n, (s, f) in enumerate(zip(seconds, flops, strict=True))]
+    return [
+        Layer(f"l{n}", (f"l{n}",), s, 100, 10.0, f)
+        for n, (s, f) in enumerate(zip(seconds, flops, strict=True))
+    ]
 
 
 def test_noise_does_not_move_the_cuts_and_a_clear_difference_does():
-    """Four equal layers, timed on a busy machine; then one of them is really slow, and no operation counts that."""
+    """Four equal layers, timed on a busy machine; then one of them is really slow, and no operation
+    counts that."""
     flops = [1e9] * 4
     quiet, noisy, slow = [1.0, 1.0, 1.0, 1.0], [1.3, 1.2, 0.5, 0.6], [3.0, 3.0, 0.5, 0.5]
     assert balance(layers(quiet, flops), 2, 8)[0] == [(0, 2), (2, 4)]
     assert split_by_time(noisy, 2) == [(0, 1), (1, 4)]  # by time alone the cut moves …
-    assert balance(layers(noisy, flops), 2, 8)[0] == [(0, 2), (2, 4)]  # … and with the count it stays
+    assert balance(layers(noisy, flops), 2, 8)[0] == [
+        (0, 2),
+        (2, 4),
+    ]  # … and with the count it stays
     assert balance(layers(slow, flops), 2, 8) == ([(0, 1), (1, 4)], "measured time")
     assert balance(layers(quiet, [None] * 4), 2, 8)[1] == "measured time"
 
@@ -66,5 +85,11 @@ def test_a_resumed_run_keeps_the_cuts_of_its_checkpoint():
     found = summary(layers=tuple(layers([3.0, 3.0, 0.5, 0.5], [1e9] * 4)))
     assert plan("pipeline", of=found, stages=2).cuts == ["l0", "l1"]
     assert plan("pipeline", of=found, stages=2, cuts=["l0", "l3"]).cuts == ["l0", "l3"]
-    assert plan("pipeline", of=found, stages=3, cuts=["l0", "l3"]).cuts != ["l0", "l3"]  # of another number of stages
-    assert plan("pipeline", of=found, stages=2, cuts=["l0", "gone"]).cuts == ["l0", "l1"]  # of another model
+    assert plan("pipeline", of=found, stages=3, cuts=["l0", "l3"]).cuts != [
+        "l0",
+        "l3",
+    ]  # of another number of stages
+    assert plan("pipeline", of=found, stages=2, cuts=["l0", "gone"]).cuts == [
+        "l0",
+        "l1",
+    ]  # of another model

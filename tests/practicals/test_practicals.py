@@ -1,6 +1,8 @@
-"""The practicals' scripts, run as a student runs them; asserted is what a student reads in the output.
+"""The practicals' scripts, run as a student runs them; asserted is what a student reads in the
+output.
 
-Every script starts once per set-up (module-scoped fixtures): a launch costs seconds, an assertion nothing.
+Every script starts once per set-up (module-scoped fixtures): a launch costs seconds, an assertion
+nothing.
 """
 
 import os
@@ -18,10 +20,21 @@ DEADLINE_SECONDS = 60
 TINY = {"DIM": "16", "STEPS": "3", "BATCH_SIZE": "64"}
 
 
-def launch(script: Path, ranks: int, arguments: tuple[str, ...] = (), **env: str) -> tuple[int, str]:
-    """Run a script under python (ranks = 0) or torchrun: exit code and output. Leaves no process behind."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks else []
-    clean = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+def launch(
+    script: Path, ranks: int, arguments: tuple[str, ...] = (), **env: str
+) -> tuple[int, str]:
+    """Run a script under python (ranks = 0) or torchrun: exit code and output. Leaves no process
+    behind."""
+    torchrun = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+        if ranks
+        else []
+    )
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    }
     process = subprocess.Popen(
         [sys.executable, *torchrun, str(script), *arguments],
         env=clean | {"OMP_NUM_THREADS": "1"} | TINY | env,
@@ -36,7 +49,9 @@ def launch(script: Path, ranks: int, arguments: tuple[str, ...] = (), **env: str
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         pytest.fail(f"{script.name} was still running after {DEADLINE_SECONDS} s:\n{output}")
-    with pytest.raises(ProcessLookupError):  # a clean end: nobody of the launch's process group lives on
+    with pytest.raises(
+        ProcessLookupError
+    ):  # a clean end: nobody of the launch's process group lives on
         os.killpg(process.pid, 0)
     return process.returncode, output
 
@@ -59,7 +74,8 @@ def final_loss(output: str) -> float:
     return loss
 
 
-# --- Practical 5: DataParallel -----------------------------------------------------------------------------
+# --- Practical 5: DataParallel
+# -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +89,11 @@ def three_replicas() -> str:
 
 
 def seen_by_the_model(output: str) -> list[int]:
-    return sorted(map(int, numbers(r"Inside model on device \S+, shape: torch\.Size\(\[(\d+), 16\]\)", output)))
+    return sorted(
+        map(
+            int, numbers(r"Inside model on device \S+, shape: torch\.Size\(\[(\d+), 16\]\)", output)
+        )
+    )
 
 
 def test_single_shows_one_device_with_the_whole_batch(single: str) -> None:
@@ -94,11 +114,16 @@ def test_dataparallel_trains_like_the_single_device(single: str, three_replicas:
     assert final_loss(three_replicas) == pytest.approx(final_loss(single), abs=2e-6)
 
 
-def test_without_a_gpu_dataparallel_says_that_it_is_emulated(single: str, three_replicas: str) -> None:
-    assert ("EMULATED" in three_replicas and "virtual" in three_replicas) == ("device cpu" in single)
+def test_without_a_gpu_dataparallel_says_that_it_is_emulated(
+    single: str, three_replicas: str
+) -> None:
+    assert ("EMULATED" in three_replicas and "virtual" in three_replicas) == (
+        "device cpu" in single
+    )
 
 
-# --- Practical 6: DistributedDataParallel ------------------------------------------------------------------
+# --- Practical 6: DistributedDataParallel
+# ------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +143,8 @@ def test_ddp_gives_every_rank_half_of_the_batch_and_the_same_weights(ddp: str) -
 
 
 def test_ddp_reduces_every_gradient_inside_backward(ddp: str) -> None:
-    # 16 -> 64 -> 64 -> 16 with biases: (16*64 + 64) + (64*64 + 64) + (64*16 + 16) = 6288 gradients of 4 bytes
+    # 16 -> 64 -> 64 -> 16 with biases: (16*64 + 64) + (64*64 + 64) + (64*16 + 16) = 6288 gradients
+    # of 4 bytes
     megabytes = numbers(r"All-reduce \d of the last step: ([\d.]+) MB", ddp)
     assert len(megabytes) > 1, "a bucket size of 0.001 MB must give several buckets"
     assert sum(megabytes) == pytest.approx(6288 * 4 / 1e6, abs=0.02)
@@ -135,9 +161,10 @@ def test_ddp_says_when_samples_are_dropped(ddp: str) -> None:
     assert "only 64 of 65 samples per step: the rest is dropped" in uneven
 
 
-# --- Practical 7: accumulation and mixed precision ---------------------------------------------------------
+# --- Practical 7: accumulation and mixed precision
+# ---------------------------------------------------------
 
-ACCUMULATION = {"ACCUM_STEPS": "4", "STEPS": "12"}  # 12 backward passes, 3 optimiser steps
+ACCUMULATION = {"ACCUM_STEPS": "4", "STEPS": "12"}  # 12 backward passes, 3 optimizer steps
 
 
 @pytest.fixture(scope="module")
@@ -150,25 +177,32 @@ def without_no_sync() -> str:
     return run("practical7_accumulation.py", ranks=2, NO_SYNC="0", **ACCUMULATION)
 
 
-def test_no_sync_synchronises_only_before_the_optimiser_step(with_no_sync: str) -> None:
+def test_no_sync_synchronizes_only_before_the_optimizer_step(with_no_sync: str) -> None:
     assert "64 = 2 ranks x 4 accumulation steps x 8 samples" in with_no_sync
-    assert "no_sync() used: 3 of 12 steps synchronised" in with_no_sync
-    assert "Optimiser steps: 3 | all-reduces: 3 " in with_no_sync
+    assert "no_sync() used: 3 of 12 steps synchronized" in with_no_sync
+    assert "Optimizer steps: 3 | all-reduces: 3 " in with_no_sync
 
 
-def test_removing_no_sync_synchronises_every_step(without_no_sync: str) -> None:
-    assert "no_sync() REMOVED: 12 of 12 steps synchronised" in without_no_sync
-    assert "Optimiser steps: 3 | all-reduces: 12 " in without_no_sync
+def test_removing_no_sync_synchronizes_every_step(without_no_sync: str) -> None:
+    assert "no_sync() REMOVED: 12 of 12 steps synchronized" in without_no_sync
+    assert "Optimizer steps: 3 | all-reduces: 12 " in without_no_sync
 
 
-def test_gradients_are_local_until_they_are_synchronised(with_no_sync: str) -> None:
+def test_gradients_are_local_until_they_are_synchronized(with_no_sync: str) -> None:
     norms: dict[str, set[str]] = {}
     for step, norm in re.findall(r"step (\d) \| rank \d \| gradient norm (\S+)", with_no_sync):
         norms.setdefault(step, set()).add(norm)
-    assert {step: len(different) for step, different in norms.items()} == {"1": 2, "2": 2, "3": 2, "4": 1}
+    assert {step: len(different) for step, different in norms.items()} == {
+        "1": 2,
+        "2": 2,
+        "3": 2,
+        "4": 1,
+    }
 
 
-def test_accumulation_trains_like_the_whole_batch_at_once(single: str, with_no_sync: str, without_no_sync: str) -> None:
+def test_accumulation_trains_like_the_whole_batch_at_once(
+    single: str, with_no_sync: str, without_no_sync: str
+) -> None:
     assert final_loss(with_no_sync) == pytest.approx(final_loss(single), abs=2e-6)
     assert final_loss(without_no_sync) == pytest.approx(final_loss(single), abs=2e-6)
 
@@ -185,29 +219,39 @@ def zero_gradients(setup: str, output: str) -> float:
 def test_float16_gradients_underflow_and_the_scaler_rescues_them(amp: str) -> None:
     if "products fail on this CPU" in amp:
         pytest.skip("this CPU cannot multiply float16 matrices")
-    exact, lost, rescued = (zero_gradients(s, amp) for s in ("float32", "float16, NO GradScaler", "float16, GradScaler"))
+    exact, lost, rescued = (
+        zero_gradients(s, amp) for s in ("float32", "float16, NO GradScaler", "float16, GradScaler")
+    )
     assert lost > 10 * (exact + 1)
     assert rescued < lost / 10
 
 
 def test_mixed_precision_reports_speed_size_and_difference(amp: str) -> None:
-    rows = {line.split(" |")[0].strip(): line.split("|") for line in amp.splitlines() if " ms | " in line}
+    rows = {
+        line.split(" |")[0].strip(): line.split("|")
+        for line in amp.splitlines()
+        if " ms | " in line
+    }
     assert list(rows) == ["float32", "float16, NO GradScaler", "float16, GradScaler"]
     assert rows["float32"][2].strip() == "1.00x"
     assert float(rows["float32"][-1]) == 0 < float(rows["float16, GradScaler"][-1]) < 0.01
 
 
 def test_without_scaler_or_usable_cpu_amp_says_so_and_never_crashes(tmp_path: Path) -> None:
-    # On some virtual machines the first float16 product dies with SIGILL. Here the probe's process does.
+    # On some virtual machines the first float16 product dies with SIGILL. Here the probe's process
+    # does.
     dying_probe = "import os, sys\nif '-c' in sys.orig_argv: os.kill(os.getpid(), 4)\n"
     (tmp_path / "sitecustomize.py").write_text(dying_probe)
-    output = run("practical7_amp.py", USE_SCALER="0", PYTHONPATH=str(tmp_path), CUDA_VISIBLE_DEVICES="")
+    output = run(
+        "practical7_amp.py", USE_SCALER="0", PYTHONPATH=str(tmp_path), CUDA_VISIBLE_DEVICES=""
+    )
     assert "float16 products fail on this CPU" in output
     assert "NO GradScaler" in output
     assert ", GradScaler" not in output
 
 
-# --- Practical 10: hybrid ----------------------------------------------------------------------------------
+# --- Practical 10: hybrid
+# ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +278,8 @@ def test_every_rank_holds_two_devices_and_flows_four_micro_batches(hybrid: str) 
     assert sorted(re.findall(r"Rank: (\d) \| micro-batch (\d)/4: 8 samples", hybrid)) == [
         (rank, number) for rank in "01" for number in "1234"
     ]
-    # 3 steps x 4 micro-batches; 3 steps x 6 parameter tensors, once per step after the last micro-batch
+    # 3 steps x 4 micro-batches; 3 steps x 6 parameter tensors, once per step after the last
+    # micro-batch
     assert hybrid.count("3 steps: 12 forward and 12 backward passes, 18 all-reduces, ") == 2
 
 
@@ -245,14 +290,16 @@ def test_ranks_hold_the_same_gradient_only_after_averaging(hybrid: str) -> None:
     assert len(set(averaged)) == 1
 
 
-def test_four_micro_batches_on_two_ranks_train_like_the_single_device(single: str, hybrid: str) -> None:
+def test_four_micro_batches_on_two_ranks_train_like_the_single_device(
+    single: str, hybrid: str
+) -> None:
     assert final_loss(hybrid) == pytest.approx(final_loss(single), abs=2e-6)
 
 
-def test_one_process_takes_all_samples_and_synchronises_with_nobody(one_process: str) -> None:
+def test_one_process_takes_all_samples_and_synchronizes_with_nobody(one_process: str) -> None:
     assert "Rank: 1" not in one_process
     assert "3 steps: 3 forward and 3 backward passes, 0 all-reduces" in one_process
-    assert "no synchronisation happens" in one_process
+    assert "no synchronization happens" in one_process
 
 
 def test_same_device_uses_one_device(hybrid: str, hybrid_uneven: str) -> None:
@@ -260,13 +307,21 @@ def test_same_device_uses_one_device(hybrid: str, hybrid_uneven: str) -> None:
     assert hybrid.count(" 2 device(s) used") == 2 or "share" in hybrid
 
 
-def test_unequal_shares_and_micro_batches_train_like_one_whole_batch(hybrid_uneven: str, one_process: str) -> None:
+def test_unequal_shares_and_micro_batches_train_like_one_whole_batch(
+    hybrid_uneven: str, one_process: str
+) -> None:
     # 61 samples: rank 0 takes 31 = 16 + 15, rank 1 takes 30 = 15 + 15
-    assert sorted(map(int, re.findall(r"micro-batch \d/2: (\d+) samples", hybrid_uneven))) == [15, 15, 15, 16]
+    assert sorted(map(int, re.findall(r"micro-batch \d/2: (\d+) samples", hybrid_uneven))) == [
+        15,
+        15,
+        15,
+        16,
+    ]
     assert final_loss(hybrid_uneven) == pytest.approx(final_loss(one_process), abs=2e-6)
 
 
-# --- Handbook: train_with_ddp ------------------------------------------------------------------------------
+# --- Handbook: train_with_ddp
+# ------------------------------------------------------------------------------
 
 TRAIN_WITH_DDP = ROOT / "examples" / "train_with_ddp.py"
 
@@ -276,7 +331,9 @@ def test_train_with_ddp_logs_once_and_equals_one_process() -> None:
     outputs = [launch(TRAIN_WITH_DDP, ranks, small) for ranks in (0, 2)]
     assert [code for code, _ in outputs] == [0, 0], outputs
     losses = [numbers(r"validation loss ([\d.]+)", output) for _, output in outputs]
-    assert [len(of_run) for of_run in losses] == [3, 3], "rank 0 alone logs: before training and 2 epochs"
+    assert [len(of_run) for of_run in losses] == [3, 3], (
+        "rank 0 alone logs: before training and 2 epochs"
+    )
     assert losses[1] == pytest.approx(losses[0], abs=2e-6)
     assert losses[0][-1] < losses[0][0] / 2
 
@@ -288,11 +345,15 @@ def test_train_with_ddp_ends_cleanly_on_an_error() -> None:
     assert "destroy_process_group() was not called" not in output
 
 
-# --- The text of the scripts -------------------------------------------------------------------------------
+# --- The text of the scripts
+# -------------------------------------------------------------------------------
 
 QUOTED = {
     "practical5_single.py": ['print(f"Inside model on device {x.device}, shape: {x.shape}")'],
-    "practical5_dp.py": ['print(f"Inside model on device {x.device}, shape: {x.shape}")', "nn.DataParallel("],
+    "practical5_dp.py": [
+        'print(f"Inside model on device {x.device}, shape: {x.shape}")',
+        "nn.DataParallel(",
+    ],
     "practical6_ddp.py": [
         "x, y = get_batch(BATCH_SIZE // dist.get_world_size(), DIM, device)",
         "| Local Rank: {local_rank}",

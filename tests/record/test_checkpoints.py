@@ -1,4 +1,5 @@
-"""Checkpoints on disk: a folder is believed only when its manifest is there and every byte fits it."""
+"""Checkpoints on disk: a folder is believed only when its manifest is there and every byte fits
+it."""
 
 import json
 import pickle
@@ -30,7 +31,9 @@ def make(directory, step, manifest=True):
     (folder / "__0_0.distcp").write_bytes(bytes(range(256)) * step)
     (folder / ".metadata").write_bytes(METADATA)
     if manifest:
-        write_manifest(folder, step=step, samples_seen=step * 8, topology={"strategy": "ddp", "world_size": 2})
+        write_manifest(
+            folder, step=step, samples_seen=step * 8, topology={"strategy": "ddp", "world_size": 2}
+        )
     return folder
 
 
@@ -51,7 +54,10 @@ DAMAGE = {
     "a short file": (lambda folder: cut(folder / "__0_0.distcp"), "has 767 bytes instead of 768"),
     "a missing file": (lambda folder: (folder / ".metadata").unlink(), ".metadata is missing"),
     "no manifest": (lambda folder: (folder / "manifest.json").unlink(), "half-written"),
-    "half a manifest": (lambda folder: cut(folder / "manifest.json"), "its manifest cannot be read"),
+    "half a manifest": (
+        lambda folder: cut(folder / "manifest.json"),
+        "its manifest cannot be read",
+    ),
 }
 
 
@@ -63,7 +69,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path, d
     harm, words = DAMAGE[damage]
     harm(newest)
     good, bad = last_good(tmp_path)
-    assert bad[0].half_written == (damage == "no manifest")  # anything else once was a checkpoint, and is kept
+    assert bad[0].half_written == (
+        damage == "no manifest"
+    )  # anything else once was a checkpoint, and is kept
     assert good.step == 2
     assert [checkpoint.step for checkpoint in bad] == [3]
     assert words in bad[0].problem
@@ -97,7 +105,9 @@ def pickled(**dtypes):
     entries, places = {}, {}
     offsets, size = torch.Size([0, 0]), torch.Size([3, 2])
     for name, dtype in dtypes.items():
-        entries[name] = TensorStorageMetadata(TensorProperties(dtype), size, [ChunkStorageMetadata(offsets, size)])
+        entries[name] = TensorStorageMetadata(
+            TensorProperties(dtype), size, [ChunkStorageMetadata(offsets, size)]
+        )
         places[MetadataIndex(name, offsets)] = _StorageInfo("__0_0.distcp", 10 * len(places), 10)
     return pickle.dumps(Metadata(entries, storage_data=places))
 
@@ -106,10 +116,17 @@ def test_metadata_is_read_into_plain_data(tmp_path):
     import torch
 
     found = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    dtypes = {name: value for name, value in found.items() if not name.startswith(("torch.q", "torch.bits"))}  # no parameter's
+    dtypes = {
+        name: value
+        for name, value in found.items()
+        if not name.startswith(("torch.q", "torch.bits"))
+    }  # no parameter's
     (tmp_path / ".metadata").write_bytes(pickled(**dtypes))
     index = read_metadata(tmp_path)
-    assert index.tensors == {name: TensorEntry(name.removeprefix("torch."), (3, 2), (Chunk((0, 0), (3, 2)),)) for name in dtypes}
+    assert index.tensors == {
+        name: TensorEntry(name.removeprefix("torch."), (3, 2), (Chunk((0, 0), (3, 2)),))
+        for name in dtypes
+    }
     index.check({"__0_0.distcp": 10 * len(dtypes)})
     with pytest.raises(UnsafeMetadata):  # the last tensor would end behind the end of the file
         index.check({"__0_0.distcp": 10 * len(dtypes) - 1})
@@ -120,7 +137,13 @@ def test_damaged_metadata_raise_one_kind_of_error(tmp_path):
 
     whole = pickled(weight=torch.float32)
     ends = [place for _, _, place in pickletools.genops(whole)][:-1]
-    for content in (*(whole[:end] for end in ends), *(whole[:end] + b"." for end in ends), b"", b"\x80\x04N.", b"(dp0\n."):
+    for content in (
+        *(whole[:end] for end in ends),
+        *(whole[:end] + b"." for end in ends),
+        b"",
+        b"\x80\x04N.",
+        b"(dp0\n.",
+    ):
         (tmp_path / ".metadata").write_bytes(content)
         with pytest.raises(UnsafeMetadata):
             read_metadata(tmp_path)

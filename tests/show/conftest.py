@@ -1,4 +1,5 @@
-"""A real browser for what is to be looked at in one: Playwright and a Chromium, or a word that they are missing."""
+"""A real browser for what is to be looked at in one: Playwright and a Chromium, or a word that they
+are missing."""
 
 from __future__ import annotations
 
@@ -10,7 +11,13 @@ from typing import Any, NoReturn
 
 import pytest
 
-QUIET = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update")
+QUIET = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+)
 Missing = Callable[[str], NoReturn]
 
 
@@ -28,9 +35,9 @@ def browser(missing: Missing) -> Iterator[Any]:
     except ImportError:
         missing("needs Playwright: pip install playwright")
     with sync_playwright() as playwright:
-        found = [shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")] + [
-            playwright.chromium.executable_path
-        ]
+        found = [
+            shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")
+        ] + [playwright.chromium.executable_path]
         program = next((path for path in found if path and Path(path).exists()), None)
         if program is None:
             missing("needs a Chromium: apt-get install chromium, or playwright install chromium")

@@ -1,4 +1,5 @@
-"""A document with every kind of block, as an analysis would make it: numbers invented, proportions real, labels nasty."""
+"""A document with every kind of block, as an analysis would make it: numbers invented, proportions
+real, labels nasty."""
 
 from __future__ import annotations
 
@@ -59,30 +60,63 @@ def comparison() -> Table:
             Cell(name, name),
             Cell(str(devices), devices),
             Cell(seconds(median), median),
-            Cell("not measured" if median is None else f"{base / median:.2f} ×", None if median is None else base / median),
-            Cell(rate(None if median is None else 64 / median), None if median is None else 64 / median),
+            Cell(
+                "not measured" if median is None else f"{base / median:.2f} ×",
+                None if median is None else base / median,
+            ),
+            Cell(
+                rate(None if median is None else 64 / median),
+                None if median is None else 64 / median,
+            ),
             Cell(size(peak), peak),
-            Cell("needs a GPU: none here" if median is None else "same training", median is not None),
+            Cell(
+                "needs a GPU: none here" if median is None else "same training", median is not None
+            ),
         )
         for name, devices, median, _, _, peak in STRATEGIES
     )
-    columns = ("strategy", "devices", "step time (median)", "speed-up", "samples/s", "peak memory per device", "remark")
-    return Table("Eight strategies, the same training", columns, rows, "Strategies took turns; 5 warm-up steps are left out.")
+    columns = (
+        "strategy",
+        "devices",
+        "step time (median)",
+        "speed-up",
+        "samples/s",
+        "peak memory per device",
+        "remark",
+    )
+    return Table(
+        "Eight strategies, the same training",
+        columns,
+        rows,
+        "Strategies took turns; 5 warm-up steps are left out.",
+    )
 
 
 def speed() -> Bars:
     base = STRATEGIES[0][2]
     bars = tuple(
-        Bar(name, None) if median is None else Bar(name, base / median, base / high, base / low, f"{base / median:.2f} ×")
+        Bar(name, None)
+        if median is None
+        else Bar(name, base / median, base / high, base / low, f"{base / median:.2f} ×")
         for name, _, median, low, high, _ in STRATEGIES
     )
-    return Bars("Speed-up over one device", bars, "×", reference=1.0, note="Error bars: p10 to p90 of the steps.")
+    return Bars(
+        "Speed-up over one device",
+        bars,
+        "×",
+        reference=1.0,
+        note="Error bars: p10 to p90 of the steps.",
+    )
 
 
 def step_times() -> Distribution:
     groups = tuple(
         Group(
-            name, tuple(median * (0.96 + 0.05 * a + 0.25 * b**9) for a, b in zip(_random(45, n), _random(45, n + 50), strict=True))
+            name,
+            tuple(
+                median * (0.96 + 0.05 * a + 0.25 * b**9)
+                for a, b in zip(_random(45, n), _random(45, n + 50), strict=True)
+            ),
         )
         for n, (name, _, median, *_) in enumerate(STRATEGIES)
         if median is not None
@@ -91,7 +125,8 @@ def step_times() -> Distribution:
 
 
 def timeline() -> Timeline:
-    """Three DDP steps on two ranks. The second rank is slower, so the first one waits; the last bucket is never hidden."""
+    """Three DDP steps on two ranks. The second rank is slower, so the first one waits; the last
+    bucket is never hidden."""
     spans, steps, begin = [], [], 812.4036
     for step in range(5, 8):
         start = begin
@@ -102,41 +137,115 @@ def timeline() -> Timeline:
             forward_end = data_end + 0.0142 * slow
             backward_end = forward_end + 0.0251 * slow
             spans.append(Span(work, "data", "data", start, data_end, details={"samples": 32}))
-            spans.append(Span(work, "forward", "forward", data_end, forward_end, details={"samples": 32}))
+            spans.append(
+                Span(work, "forward", "forward", data_end, forward_end, details={"samples": 32})
+            )
             spans.append(Span(work, "backward", "backward", forward_end, backward_end))
             joint = start + 0.0011 + 0.0142 * 1.12
             for bucket, share in enumerate((0.3, 0.55, 0.8, 1.0)):
                 ready = joint + 0.0251 * 1.12 * share
                 end = ready + (0.0052 if bucket < 3 else 0.0064)
-                details = {"bucket": bucket, "bucket_bytes": 26_214_400 if bucket else 8_388_608, "op": "avg"}
-                spans.append(Span(wire, "all_reduce", f"all-reduce {bucket}", ready, end, exposed=bucket == 3, details=details))
+                details = {
+                    "bucket": bucket,
+                    "bucket_bytes": 26_214_400 if bucket else 8_388_608,
+                    "op": "avg",
+                }
+                spans.append(
+                    Span(
+                        wire,
+                        "all_reduce",
+                        f"all-reduce {bucket}",
+                        ready,
+                        end,
+                        exposed=bucket == 3,
+                        details=details,
+                    )
+                )
             done = joint + 0.0251 * 1.12 + 0.0064
-            spans.append(Span(work, "wait", "wait", backward_end, done, exposed=True, details={"for": f"rank {1 - rank} {NASTY}"}))
-            spans.append(Span(work, "optimizer", "optimiser", done, done + 0.0031, details={"parameters": 25_600_000}))
+            spans.append(
+                Span(
+                    work,
+                    "wait",
+                    "wait",
+                    backward_end,
+                    done,
+                    exposed=True,
+                    details={"for": f"rank {1 - rank} {NASTY}"},
+                )
+            )
+            spans.append(
+                Span(
+                    work,
+                    "optimizer",
+                    "optimizer",
+                    done,
+                    done + 0.0031,
+                    details={"parameters": 25_600_000},
+                )
+            )
         begin = done + 0.0031 + 0.0004
         steps.append((step, start, begin))
-    lanes = ("rank 0 · cpu:0", "rank 0 · communication", "rank 1 · cpu:1 (virtual)", "rank 1 · communication")
-    return Timeline("Steps 5 to 7 of ddp", lanes, tuple(spans), tuple(steps), "`wait` is the main thread inside `backward()`.")
+    lanes = (
+        "rank 0 · cpu:0",
+        "rank 0 · communication",
+        "rank 1 · cpu:1 (virtual)",
+        "rank 1 · communication",
+    )
+    return Timeline(
+        "Steps 5 to 7 of ddp",
+        lanes,
+        tuple(spans),
+        tuple(steps),
+        "`wait` is the main thread inside `backward()`.",
+    )
 
 
 def losses() -> Lines:
     noise = _random(120, 9)
-    curve = tuple((float(n), 2.3 * math.exp(-n / 40) + 0.32 + 0.05 * (noise[n] - 0.5)) for n in range(120))
+    curve = tuple(
+        (float(n), 2.3 * math.exp(-n / 40) + 0.32 + 0.05 * (noise[n] - 0.5)) for n in range(120)
+    )
     bf16 = tuple((x, y * (1 + 0.012 * math.sin(x / 5))) for x, y in curve)
-    lines = (Line("single", curve), Line("ddp", curve), Line("stages", curve), Line("ddp + bf16", bf16))
-    return Lines("Loss", lines, "step", "loss", "number", note="Three curves lie on each other: it is the same training.")
+    lines = (
+        Line("single", curve),
+        Line("ddp", curve),
+        Line("stages", curve),
+        Line("ddp + bf16", bf16),
+    )
+    return Lines(
+        "Loss",
+        lines,
+        "step",
+        "loss",
+        "number",
+        note="Three curves lie on each other: it is the same training.",
+    )
 
 
 def buckets() -> Lines:
     sizes = (0.25, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 400.0)
     times = (0.081, 0.064, 0.058, 0.0534, 0.0519, 0.0512, 0.0526, 0.0561, 0.0634)
-    whole = Line("ddp", tuple(zip(sizes, times, strict=True)), tuple(t * 0.97 for t in times), tuple(t * 1.06 for t in times))
-    return Lines("Step time over bucket size", (whole,), "bucket size in MiB", "step time", "seconds", log_x=True)
+    whole = Line(
+        "ddp",
+        tuple(zip(sizes, times, strict=True)),
+        tuple(t * 0.97 for t in times),
+        tuple(t * 1.06 for t in times),
+    )
+    return Lines(
+        "Step time over bucket size",
+        (whole,),
+        "bucket size in MiB",
+        "step time",
+        "seconds",
+        log_x=True,
+    )
 
 
 def differences() -> Lines:
     points = tuple((float(n), 2.2e-16 * (1 + n % 4)) for n in range(20))
-    return Lines("Largest difference from one device", (Line("ddp", points),), "step", "difference", "number")
+    return Lines(
+        "Largest difference from one device", (Line("ddp", points),), "step", "difference", "number"
+    )
 
 
 def memory() -> Lines:
@@ -145,13 +254,30 @@ def memory() -> Lines:
 
 
 def schedule() -> Schedule:
-    """GPipe: 2 stages × 4 micro-batches, a backward takes two slots; measured, the last backward comes late."""
+    """GPipe: 2 stages × 4 micro-batches, a backward takes two slots; measured, the last backward
+    comes late."""
     ideal = [Slot(stage, m, False, stage + m, stage + m + 1) for stage in (0, 1) for m in range(4)]
-    ideal += [Slot(1, m, True, 5 + 2 * m, 7 + 2 * m) for m in range(4)] + [Slot(0, m, True, 7 + 2 * m, 9 + 2 * m) for m in range(4)]
+    ideal += [Slot(1, m, True, 5 + 2 * m, 7 + 2 * m) for m in range(4)] + [
+        Slot(0, m, True, 7 + 2 * m, 9 + 2 * m) for m in range(4)
+    ]
     measured = tuple(
-        Slot(s.stage, s.micro, s.backward, 3.2 + s.start * 0.0042, 3.2 + s.end * 0.0042 - 0.0004 - 0.0003 * s.stage) for s in ideal
+        Slot(
+            s.stage,
+            s.micro,
+            s.backward,
+            3.2 + s.start * 0.0042,
+            3.2 + s.end * 0.0042 - 0.0004 - 0.0003 * s.stage,
+        )
+        for s in ideal
     )
-    return Schedule("GPipe, 2 stages × 4 micro-batches", ("stage 0 · cpu:0", "stage 1 · cpu:1"), measured, tuple(ideal), 0.342, 0.2)
+    return Schedule(
+        "GPipe, 2 stages × 4 micro-batches",
+        ("stage 0 · cpu:0", "stage 1 · cpu:1"),
+        measured,
+        tuple(ideal),
+        0.342,
+        0.2,
+    )
 
 
 def answers() -> tuple[Block, ...]:
@@ -159,7 +285,12 @@ def answers() -> tuple[Block, ...]:
         Answer(
             "Is one all-reduce per parameter faster than one per bucket?",
             "161 small all-reduces take 81 ms per step, 4 buckets take 51.2 ms. Each small one pays the latency anew.",
-            {"per_parameter_seconds": 0.081, "bucketed_seconds": 0.0512, "all_reduces": [161, 4], "exposed_share": 0.125},
+            {
+                "per_parameter_seconds": 0.081,
+                "bucketed_seconds": 0.0512,
+                "all_reduces": [161, 4],
+                "exposed_share": 0.125,
+            },
             verdict=False,
         ),
         Answer(
@@ -180,17 +311,32 @@ FINDINGS = (
     Finding(
         "fastest",
         "`hybrid` is the fastest: 40.1 ms per step, 2.3 times as fast as one device, on 4 devices.",
-        {"step_seconds": 0.0401, "single_step_seconds": 0.0921, "speed_up": 2.297, "num_devices": 4},
+        {
+            "step_seconds": 0.0401,
+            "single_step_seconds": 0.0921,
+            "speed_up": 2.297,
+            "num_devices": 4,
+        },
     ),
     Finding(
         "cost",
         "In `ddp`, a rank waits 6.4 ms of every 51.2 ms step for gradients that nothing hides.",
         {"exposed_seconds": 0.0064, "step_seconds": 0.0512, "exposed_share": 0.125},
     ),
-    Finding("limit", "Rank 1 is 12 % slower than rank 0: they share cores with other work.", {"slower_share": 0.12}),
-    Finding("next", "Try `--bucket-mib 25 --precision bf16`: the two best settings were never run together.", {"bucket_mib": 25}),
     Finding(
-        "same", "All 7 measured strategies train the same model: largest difference 3e-16.", {"max_difference": 3.1e-16, "cases": 7}
+        "limit",
+        "Rank 1 is 12 % slower than rank 0: they share cores with other work.",
+        {"slower_share": 0.12},
+    ),
+    Finding(
+        "next",
+        "Try `--bucket-mib 25 --precision bf16`: the two best settings were never run together.",
+        {"bucket_mib": 25},
+    ),
+    Finding(
+        "same",
+        "All 7 measured strategies train the same model: largest difference 3e-16.",
+        {"max_difference": 3.1e-16, "cases": 7},
     ),
     Finding("warning", "`fsdp` was not measured: it needs a GPU, and torch sees none.", {}),
 )
@@ -198,7 +344,11 @@ FINDINGS = (
 
 def sample() -> Document:
     sections = (
-        Section("Comparison", (comparison(), speed(), step_times()), "Same weights, same samples, same global batches of 64."),
+        Section(
+            "Comparison",
+            (comparison(), speed(), step_times()),
+            "Same weights, same samples, same global batches of 64.",
+        ),
         Section("Where the time goes", (timeline(), buckets(), *answers())),
         Section("The training", (losses(), differences(), memory())),
         Section(
@@ -207,11 +357,19 @@ def sample() -> Document:
                 Split(
                     "64 samples over 3 devices",
                     64,
-                    (Part("rank 0 · cpu:0", (8, 8, 6)), Part("rank 1 · cpu:1", (8, 8, 5)), Part("rank 2 · cpu:2", (8, 8, 5))),
+                    (
+                        Part("rank 0 · cpu:0", (8, 8, 6)),
+                        Part("rank 1 · cpu:1", (8, 8, 5)),
+                        Part("rank 2 · cpu:2", (8, 8, 5)),
+                    ),
                     "64 = 22 + 21 + 21: the first ranks take what is left over.",
                 ),
                 schedule(),
-                Table(NASTY, ("name", NASTY), ((Cell(NASTY, NASTY), Cell("", None)), (Cell("nan", math.nan), Cell("", 3)))),
+                Table(
+                    NASTY,
+                    ("name", NASTY),
+                    ((Cell(NASTY, NASTY), Cell("", None)), (Cell("nan", math.nan), Cell("", 3))),
+                ),
             ),
         ),
     )
@@ -222,7 +380,11 @@ def sample() -> Document:
         ("run folder", "runs/2026-11-15-compare-gpt"),
     )
     return Document(
-        "gpt:small under eight strategies", "2 CPU ranks (virtual devices), batch 64, float32.", FINDINGS, sections, facts
+        "gpt:small under eight strategies",
+        "2 CPU ranks (virtual devices), batch 64, float32.",
+        FINDINGS,
+        sections,
+        facts,
     )
 
 
@@ -233,9 +395,17 @@ def without_numbers() -> Document:
         Table("rows missing", ("a", "b"), ()),
         Answer("?", "", {}),
         Bars("bars", (), "seconds"),
-        Bars("unknown bars", (Bar("a", None), Bar("zero", 0.0), Bar("nan", math.nan, math.nan, math.nan)), "seconds"),
+        Bars(
+            "unknown bars",
+            (Bar("a", None), Bar("zero", 0.0), Bar("nan", math.nan, math.nan, math.nan)),
+            "seconds",
+        ),
         Distribution("distribution", (), "seconds"),
-        Distribution("empty groups", (Group("a", ()), Group("one", (0.1,)), Group("nan", (math.nan,))), "bytes"),
+        Distribution(
+            "empty groups",
+            (Group("a", ()), Group("one", (0.1,)), Group("nan", (math.nan,))),
+            "bytes",
+        ),
         Timeline("timeline", (), (), ()),
         Timeline("no spans", ("rank 0",), (), ((0, 1.0, 1.0),)),
         Timeline("an instant", ("rank 0",), (Span(0, "unheard of", "x", 1.0, 1.0),), ()),
@@ -245,9 +415,16 @@ def without_numbers() -> Document:
         Lines("empty line", (Line("a", ()),), "x", "y", "bytes"),
         Lines("one point", (Line("a", ((0.0, 0.0),)),), "x", "y", "share"),
         Lines(
-            "log of zero", (Line("a", ((0.0, 1.0), (1.0, math.nan), (2.0, math.inf), (3.0, 2.0))),), "x", "y", "number", log_x=True
+            "log of zero",
+            (Line("a", ((0.0, 1.0), (1.0, math.nan), (2.0, math.inf), (3.0, 2.0))),),
+            "x",
+            "y",
+            "number",
+            log_x=True,
         ),
         Schedule("schedule", (), (), (), 0.0, 0.0),
         Schedule("not measured", ("stage 0",), (), (Slot(0, 0, False, 0, 1),), math.nan, 0.0),
     )
-    return replace(sample(), findings=(), sections=(Section("nothing", ()), Section("empty", blocks)), facts=())
+    return replace(
+        sample(), findings=(), sections=(Section("nothing", ()), Section("empty", blocks)), facts=()
+    )

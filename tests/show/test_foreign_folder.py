@@ -1,4 +1,5 @@
-"""Run folders, logs, scripts and checkpoints from somebody else: a terminal obeys nothing in them, and no page or sheet runs it.
+"""Run folders, logs, scripts and checkpoints from somebody else: a terminal obeys nothing in them,
+and no page or sheet runs it.
 
 `show` printed escape sequences from a run folder as they were, and `--markdown` wrote raw HTML."""
 
@@ -17,7 +18,7 @@ from rich.text import Text
 
 from paralab.analyse.blocks import Answer, Cell, Document, Finding, Section
 from paralab.analyse.blocks import Table as TableBlock
-from paralab.analyse.sheet import parse
+from paralab.course.check import parse
 from paralab.record.checkpoints import step_folder
 from paralab.show.console import VisibleConsole
 from paralab.show.markdown import as_markdown, safe
@@ -42,7 +43,9 @@ def foreign(name, folder, spared):
     shutil.copytree(ROOT / "tests" / "runs" / name, folder)
     for path in folder.rglob("*.json*"):
         lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-        path.write_text("".join(json.dumps(planted(json.loads(line), spared)) + "\n" for line in lines))
+        path.write_text(
+            "".join(json.dumps(planted(json.loads(line), spared)) + "\n" for line in lines)
+        )
     for path in folder.rglob("*.txt"):
         path.write_text(path.read_text() + ATTACK.replace("\ud800", "") + "\n")
 
@@ -50,7 +53,13 @@ def foreign(name, folder, spared):
 def printed(*arguments, cwd):
     """The exit code, and everything that reached the terminal."""
     command = [sys.executable, "-m", "paralab", *arguments]
-    done = subprocess.run(command, cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=60)
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        timeout=60,
+    )
     text = (done.stdout + done.stderr).decode()
     assert "Traceback" not in text
     assert not CONTROL.search(text)
@@ -60,7 +69,9 @@ def printed(*arguments, cwd):
 @pytest.mark.parametrize("name", ["ddp", "killed", "low_precision"])
 def test_nothing_in_a_run_folder_reaches_the_terminal_or_a_page_as_it_is(tmp_path, name):
     foreign(name, tmp_path / "run", STRUCTURE)
-    code, text = printed("show", "run", "--all", "--markdown", "sheet.md", "--report", "page.html", cwd=tmp_path)
+    code, text = printed(
+        "show", "run", "--all", "--markdown", "sheet.md", "--report", "page.html", cwd=tmp_path
+    )
     assert code == 0
     assert "␛]0;title" in text  # shown, not left out
     assert printed("show", "run", cwd=tmp_path)[0] == 0
@@ -82,8 +93,12 @@ def test_the_doctor_shows_foreign_runs_scripts_and_logs(tmp_path):
     foreign("killed", tmp_path / "run", STRUCTURE)
     attack = ATTACK.replace("\ud800", "").replace("\r", "").replace("\u2028", "")
     script = "import torch.distributed as dist\ndist.init_process_group('nccl')\nif dist.get_rank() == 0:\n    dist.barrier()"
-    (tmp_path / "train.py").write_text(script.replace(")\n", f")  # {attack}\n") + f"  # {attack}\n")
-    (tmp_path / "log.txt").write_text(f"[rank1]: {attack}\n[rank1]: RuntimeError: {attack} Address already in use\n")
+    (tmp_path / "train.py").write_text(
+        script.replace(")\n", f")  # {attack}\n") + f"  # {attack}\n"
+    )
+    (tmp_path / "log.txt").write_text(
+        f"[rank1]: {attack}\n[rank1]: RuntimeError: {attack} Address already in use\n"
+    )
     code, text = printed("doctor", "run", "train.py", "log.txt", cwd=tmp_path)
     assert code == 1
     assert "␛]0;title" in text
@@ -93,8 +108,17 @@ def test_checkpoints_are_listed_without_their_escapes(tmp_path):
     folder = step_folder(tmp_path, 2)
     folder.mkdir()
     (folder / f"{ATTACK[:20]}.distcp").write_bytes(b"")
-    files = {name: {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()} for name in (f"{ATTACK[:20]}.distcp", ".metadata")}
-    about = {"step": 2, "samples_seen": 16, "created": ATTACK, "topology": {"strategy": ATTACK, "world_size": 2}, "files": files}
+    files = {
+        name: {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+        for name in (f"{ATTACK[:20]}.distcp", ".metadata")
+    }
+    about = {
+        "step": 2,
+        "samples_seen": 16,
+        "created": ATTACK,
+        "topology": {"strategy": ATTACK, "world_size": 2},
+        "files": files,
+    }
     own = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     (folder / "manifest.json").write_text(json.dumps(about | {"sha256": own}))
     (folder / ".metadata").write_bytes(b"")
@@ -119,9 +143,13 @@ def test_a_terminal_gets_only_the_escapes_of_our_own():
 
 def test_markdown_is_escaped_and_read_back():
     title = f"a | b {HTML} [x](javascript:y) \\| \\< end"
-    table = TableBlock(title, ("set-up", title), ((Cell("one"), Cell(f"{title}\nnext line")),), note=title)
+    table = TableBlock(
+        title, ("set-up", title), ((Cell("one"), Cell(f"{title}\nnext line")),), note=title
+    )
     section = Section(title, (table, Answer(title, title, {})), text=title)
-    text = as_markdown(Document(title, title, (Finding("warning", title, {}),), (section,), ((title, title),)))
+    text = as_markdown(
+        Document(title, title, (Finding("warning", title, {}),), (section,), ((title, title),))
+    )
     assert not re.search(r"<|\]\(", text)
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert [line.count("|") for line in rows] == [3, 3, 3]
@@ -131,6 +159,8 @@ def test_markdown_is_escaped_and_read_back():
     assert list(read[title].answers) == [title]
 
 
-@pytest.mark.parametrize("given", ["plain", "1.45–2.11 (95 %)", "`--replicas 2` > 1", "[1, 2]", "A & B"])
+@pytest.mark.parametrize(
+    "given", ["plain", "1.45–2.11 (95 %)", "`--replicas 2` > 1", "[1, 2]", "A & B"]
+)
 def test_ordinary_words_stay_as_they_are(given):
     assert safe(given) == given

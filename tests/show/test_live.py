@@ -1,4 +1,5 @@
-"""The live view shows the numbers of the events, fits its terminal, and says plain lines where there is none."""
+"""The live view shows the numbers of the events, fits its terminal, and says plain lines where
+there is none."""
 
 import fcntl
 import json
@@ -30,11 +31,18 @@ GiB = 2**30
 def span(event, step, start_ms, end_ms, **fields):
     """Every step takes 100 ms; the numbers are those of its first."""
     at = step / 10
-    return {"event": event, "step": step, "start": at + start_ms / 1e3, "end": at + end_ms / 1e3, **fields}
+    return {
+        "event": event,
+        "step": step,
+        "start": at + start_ms / 1e3,
+        "end": at + end_ms / 1e3,
+        **fields,
+    }
 
 
 def step_events(step, device):
-    """Per step: 10 ms of data, then 80 ms: 60 ms of passes, and two all-reduces that cover 20 ms together.
+    """Per step: 10 ms of data, then 80 ms: 60 ms of passes, and two all-reduces that cover 20 ms
+    together.
 
     data     ├──┤
     passes        ├───────────────────┤
@@ -48,21 +56,40 @@ def step_events(step, device):
         span("backward", step, 40, 70, device=device, accumulation=0),
         span("all_reduce", step, 50, 60, bucket=0, bytes=10),
         span("all_reduce", step, 55, 70, bucket=1, bytes=10),
-        span("step", step, 10, 90, samples=16, loss=2.0 - 0.1 * step, skipped=False, all_reduces=2, bytes=20),
+        span(
+            "step",
+            step,
+            10,
+            90,
+            samples=16,
+            loss=2.0 - 0.1 * step,
+            skipped=False,
+            all_reduces=2,
+            bytes=20,
+        ),
     ]
 
 
 def load_event(cpu_share, rss_bytes, **gpu):
-    return {"event": "load", "time": 0.5, "cpu_share": cpu_share, "rss_bytes": rss_bytes, "devices": [gpu] if gpu else []}
+    return {
+        "event": "load",
+        "time": 0.5,
+        "cpu_share": cpu_share,
+        "rss_bytes": rss_bytes,
+        "devices": [gpu] if gpu else [],
+    }
 
 
 @pytest.fixture
 def follow(tmp_path):
-    """A follower of the recorded run's plan, fed with events per rank: what a run writes while it is under way."""
+    """A follower of the recorded run's plan, fed with events per rank: what a run writes while it
+    is under way."""
     folder = tmp_path / "run"
     (folder / "events").mkdir(parents=True)
     manifest = json.loads((RECORDED / "manifest.json").read_text())
-    manifest["machine"]["gpus"] = [{"name": "a GPU", "memory_bytes": 10 * GiB, "capability": [9, 0]}]
+    manifest["machine"]["gpus"] = [
+        {"name": "a GPU", "memory_bytes": 10 * GiB, "capability": [9, 0]}
+    ]
 
     def feed(*ranks, devices=(("cpu:0",), ("cpu:1",))):
         plan = manifest["plan"] | {"num_steps": 40, "find_unused": False}
@@ -71,7 +98,9 @@ def follow(tmp_path):
         (folder / "manifest.json").write_text(json.dumps(manifest))
         follower = Follower(Plan.from_json(plan), RunFolder(folder))
         for rank, events in enumerate(ranks):
-            (folder / "events" / f"rank{rank}.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+            (folder / "events" / f"rank{rank}.jsonl").write_text(
+                "".join(json.dumps(event) + "\n" for event in events)
+            )
         follower.poll()
         return follower
 
@@ -120,7 +149,10 @@ def test_the_picture_holds_them_at_every_width(follow, width):
 
 
 def test_load_events_are_preferred_to_busy_shares(follow):
-    follower = follow([*ten_steps("cpu:0"), load_event(0.97, 3 * GiB)], [*ten_steps("cpu:1"), load_event(0.5, GiB)])
+    follower = follow(
+        [*ten_steps("cpu:0"), load_event(0.97, 3 * GiB)],
+        [*ten_steps("cpu:1"), load_event(0.5, GiB)],
+    )
     assert [rank.mean_load for rank in follower.ranks] == [0.97, 0.5]
     text = drawn(follower, 120)
     assert "CPU load" in text
@@ -131,7 +163,12 @@ def test_load_events_are_preferred_to_busy_shares(follow):
 
 
 def test_a_gpu_has_its_own_load_and_memory(follow):
-    gpu = {"device": "cuda:0", "allocated_bytes": 5 * GiB, "utilization": 0.83, "used_bytes": 6 * GiB}
+    gpu = {
+        "device": "cuda:0",
+        "allocated_bytes": 5 * GiB,
+        "utilization": 0.83,
+        "used_bytes": 6 * GiB,
+    }
     unknown = {"device": "cuda:0", "allocated_bytes": GiB, "utilization": None, "used_bytes": None}
     ranks = [[*ten_steps("cuda:0"), load_event(0.9, GiB, **entry)] for entry in (gpu, unknown)]
     follower = follow(*ranks, devices=(("cuda:0",), ("cuda:0",)))
@@ -147,7 +184,9 @@ def test_devices_of_one_process_are_told_apart(follow):
     events = [event for event in ten_steps("cpu:0") if event["event"] != "backward"]
     events += step_events(10, "cpu:2")
     load = load_event(1.7, GiB)
-    follower = follow([*events, load], [*ten_steps("cpu:1"), load], devices=(("cpu:0", "cpu:2"), ("cpu:1",)))
+    follower = follow(
+        [*events, load], [*ten_steps("cpu:1"), load], devices=(("cpu:0", "cpu:2"), ("cpu:1",))
+    )
     rank = follower.ranks[0]
     assert rank.load_of("cpu:0") == (pytest.approx(10 * 30 / (11 * 80)), "busy")
     assert rank.load_of("cpu:2") == (pytest.approx(60 / (11 * 80)), "busy")
@@ -172,7 +211,9 @@ def test_before_the_first_step_nothing_is_invented(follow):
 def test_it_follows_a_growing_file_and_counts_what_all_ranks_have_done(tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(RECORDED, folder)
-    lines = {path: path.read_text().splitlines(keepends=True) for path in (folder / "events").iterdir()}
+    lines = {
+        path: path.read_text().splitlines(keepends=True) for path in (folder / "events").iterdir()
+    }
     for path in lines:
         path.write_text("")
     plan = json.loads((folder / "manifest.json").read_text())["plan"] | {"find_unused": False}
@@ -225,7 +266,9 @@ def test_ctrl_c_in_a_real_terminal_ends_the_ranks_and_gives_the_cursor_back(tmp_
         "run",
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=slave, stdout=slave, stderr=slave)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdin=slave, stdout=slave, stderr=slave
+    )
     os.close(slave)
     text, interrupted = b"", False
     with suppress(OSError):  # which is how a terminal says that nobody writes to it any more
@@ -236,7 +279,9 @@ def test_ctrl_c_in_a_real_terminal_ends_the_ranks_and_gives_the_cursor_back(tmp_
                 interrupted = True
     os.close(master)
     assert process.wait(30) == 130
-    after = text.decode().rpartition("\x1b[?25h")[2]  # the cursor is shown; what follows stands below the last frame
+    after = text.decode().rpartition("\x1b[?25h")[
+        2
+    ]  # the cursor is shown; what follows stands below the last frame
     assert "Stopped by Ctrl-C" in after
     assert "\x1b[?25l" not in after
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "interrupted"
@@ -251,7 +296,9 @@ def test_sparkline():
 
 
 def test_without_a_terminal_it_is_lines_with_load_and_communication(paralab, tmp_path):
-    done = paralab("run", "ddp", "--workload", "mlp:tiny", "--steps", "20", "--live", "--out", "run")
+    done = paralab(
+        "run", "ddp", "--workload", "mlp:tiny", "--steps", "20", "--live", "--out", "run"
+    )
     assert done.code == 0, done.err
     last = done.err.splitlines()[-1]
     assert last.startswith("step 20/20  loss ")

@@ -11,7 +11,18 @@ from itertools import pairwise
 
 import pytest
 
-from paralab.analyse.blocks import Bar, Bars, Document, Line, Lines, Part, Section, Span, Split, Timeline
+from paralab.analyse.blocks import (
+    Bar,
+    Bars,
+    Document,
+    Line,
+    Lines,
+    Part,
+    Section,
+    Span,
+    Split,
+    Timeline,
+)
 from paralab.show.chart_bars import quantile
 from paralab.show.chart_lines import MOST_POINTS, path, thin
 from paralab.show.chart_timeline import rows_of
@@ -23,7 +34,8 @@ VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 
 class Tree(HTMLParser):
-    """Fails where a tag is closed that is not open. Keeps the attributes and the text of every element."""
+    """Fails where a tag is closed that is not open. Keeps the attributes and the text of every
+    element."""
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -54,7 +66,9 @@ class Tree(HTMLParser):
 
 
 def data_of(page: str) -> object:
-    found = re.search(r'<script type="application/json" id="paralab-data">(.*?)</script>', page, re.DOTALL)
+    found = re.search(
+        r'<script type="application/json" id="paralab-data">(.*?)</script>', page, re.DOTALL
+    )
     assert found
     return json.loads(found[1])
 
@@ -99,13 +113,20 @@ def test_a_nasty_label_stays_a_label():
         Bars(NASTY, (Bar(NASTY, 1.0, text=NASTY),), NASTY, note=NASTY),
         Split(NASTY, 4, (Part(NASTY, (4,)),)),
         Lines(NASTY, (Line(NASTY, ((0.0, 1.0),)),), NASTY, NASTY, "number"),
-        Timeline(NASTY, (NASTY,), (Span(0, NASTY, NASTY, 0.0, 1.0, details={NASTY: NASTY}),), ((0, 0.0, 1.0),)),
+        Timeline(
+            NASTY,
+            (NASTY,),
+            (Span(0, NASTY, NASTY, 0.0, 1.0, details={NASTY: NASTY}),),
+            ((0, 0.0, 1.0),),
+        ),
     )
     assert not Tree(everywhere).all("b")
 
 
 def test_headings_do_not_skip_a_level():
-    levels = [int(tag[1]) for tag, _ in Tree(render(sample())).elements if re.fullmatch("h[1-6]", tag)]
+    levels = [
+        int(tag[1]) for tag, _ in Tree(render(sample())).elements if re.fullmatch("h[1-6]", tag)
+    ]
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
@@ -117,7 +138,9 @@ def test_every_picture_has_words():
     pictures = [attributes for attributes in tree.all("svg") if attributes.get("role") == "img"]
     ids = {attributes["id"] for _, attributes in tree.elements if "id" in attributes}
     assert len(pictures) == 8 * 2 + 1  # for desk and phone, and one timeline
-    assert all(name in ids for picture in pictures for name in (picture["aria-labelledby"] or "").split())
+    assert all(
+        name in ids for picture in pictures for name in (picture["aria-labelledby"] or "").split()
+    )
     assert "ddp: 1.80 × (from 1.642 × to 1.849 ×)" in page
     assert "stage 0 · cpu:0 does F0 F1 F2 F3 B0 B1 B2 B3" in page
     assert "rank 0 · cpu:0 8 + 8 + 6 = 22" in page
@@ -135,13 +158,17 @@ def test_blocks_without_numbers_can_be_shown():
     page = render(without_numbers())
     Tree(page)
     pictures = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
-    assert not re.search(r'="[^"]*\b(nan|inf)\b[^"]*"', re.sub(r'(aria-label|data-value)="[^"]*"', "", pictures))
+    assert not re.search(
+        r'="[^"]*\b(nan|inf)\b[^"]*"', re.sub(r'(aria-label|data-value)="[^"]*"', "", pictures)
+    )
     Tree(render(Document("", "", (), ())))
 
 
 def test_numbers_stand_at_the_right():
     tree = Tree(render(sample()))
-    heads = [attributes.get("class") for attributes in tree.all("th") if attributes.get("scope") == "col"]
+    heads = [
+        attributes.get("class") for attributes in tree.all("th") if attributes.get("scope") == "col"
+    ]
     assert heads[:7] == [None, "number", "number", "number", "number", "number", None]
 
 
@@ -183,11 +210,16 @@ def test_a_logarithmic_axis_gives_every_factor_the_same_room():
 
 
 def test_round_steps():
-    assert [round_step(rough) for rough in (0.13, 0.2, 0.3, 3, 30, 99)] == pytest.approx([0.2, 0.2, 0.5, 5, 50, 100])
+    assert [round_step(rough) for rough in (0.13, 0.2, 0.3, 3, 30, 99)] == pytest.approx(
+        [0.2, 0.2, 0.5, 5, 50, 100]
+    )
 
 
 def test_elements_escape_attributes():
-    assert element("g", class_='"<&', x=1.04, y=-0.01, fill=None) == '<g class="&quot;&lt;&amp;" x="1" y="0"/>'
+    assert (
+        element("g", class_='"<&', x=1.04, y=-0.01, fill=None)
+        == '<g class="&quot;&lt;&amp;" x="1" y="0"/>'
+    )
 
 
 def test_quartiles():
@@ -212,7 +244,12 @@ def test_spans_that_overlap_stand_below_each_other():
     #                        |all-reduce|  row 1
     #  lane 1   |forward |
     spans = [(0, 0, 4), (0, 4, 9), (0, 6, 11), (1, 0, 4)]
-    timeline = Timeline("", ("a", "b"), tuple(Span(lane, "forward", "", start, end) for lane, start, end in spans), ())
+    timeline = Timeline(
+        "",
+        ("a", "b"),
+        tuple(Span(lane, "forward", "", start, end) for lane, start, end in spans),
+        (),
+    )
     assert rows_of(timeline, 0.01) == ([0, 0, 1, 0], [2, 1])
 
 
@@ -220,7 +257,12 @@ def test_a_split_is_drawn_to_scale():
     page = page_of(Split("s", 64, (Part("rank 0", (8, 8, 6)), Part("rank 1", (42,)))))
     wide = re.search(rf'<svg[^>]*viewBox="0 0 {WIDE} .*?</svg>', page)
     assert wide
-    boxes = [tuple(map(float, box)) for box in re.findall(r'class="piece[^"]*" x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', wide[0])]
+    boxes = [
+        tuple(map(float, box))
+        for box in re.findall(
+            r'class="piece[^"]*" x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', wide[0]
+        )
+    ]
     (_, whole), *pieces = boxes
     shares = [(width + 2) / (whole + 2) for _, width in pieces]  # 2 px between pieces
     assert shares == pytest.approx([8 / 64, 8 / 64, 6 / 64, 42 / 64], abs=2e-3)

@@ -1,4 +1,5 @@
-"""The page in a real browser: what a reader sees, hovers, zooms, types, prints, and what is left without scripts.
+"""The page in a real browser: what a reader sees, hovers, zooms, types, prints, and what is left
+without scripts.
 
 Needs Playwright and a Chromium (conftest.py).
 """
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from paralab.analyse.blocks import Lines, Table, Timeline
-from paralab.analyse.reading import document_of
+from paralab.show.open_folder import document_of
 from paralab.show.page import cell_words, plain, render
 from paralab.show.svg import WIDE
 from paralab.units import measure, seconds
@@ -64,11 +65,14 @@ def page(browser: Any, address: str) -> Iterator[Any]:
 
 def settle(page: Any) -> None:
     """Two frames: scrolling, toggling and layout that were begun are done."""
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page.evaluate(
+        "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
 
 
 def until(page: Any, expression: str, deadline_seconds: float = 5) -> None:
-    """Playwright's own waiting evaluates strings inside the page, which the page's security policy forbids."""
+    """Playwright's own waiting evaluates strings inside the page, which the page's security policy
+    forbids."""
     end = time.monotonic() + deadline_seconds
     while not page.evaluate(expression):
         assert time.monotonic() < end, expression
@@ -84,13 +88,19 @@ def view(page: Any) -> list[float]:
 def tip_rows(page: Any) -> dict[str, str]:
     tip = page.locator("#tip")
     assert tip.is_visible()
-    return dict(zip(tip.locator("dt").all_inner_texts(), tip.locator("dd").all_inner_texts(), strict=True))
+    return dict(
+        zip(tip.locator("dt").all_inner_texts(), tip.locator("dd").all_inner_texts(), strict=True)
+    )
 
 
 def told_of(index: int) -> dict[str, str]:
     """What the tip must say about a span."""
     span = TIMELINE.spans[index]
-    return {"start": seconds(span.start - BEGIN), "duration": seconds(span.end - span.start), "lane": TIMELINE.lanes[span.lane]}
+    return {
+        "start": seconds(span.start - BEGIN),
+        "duration": seconds(span.end - span.start),
+        "lane": TIMELINE.lanes[span.lane],
+    }
 
 
 def test_nothing_fails_and_nothing_is_fetched(browser, address, tmp_path):
@@ -110,20 +120,33 @@ def test_nothing_fails_and_nothing_is_fetched(browser, address, tmp_path):
 
 def test_tables_show_the_data_in_the_page(page):
     data = json.loads(page.locator("#paralab-data").text_content())
-    blocks = [block for section in data["sections"] for block in section["blocks"] if block["block"] == "table"]
+    blocks = [
+        block
+        for section in data["sections"]
+        for block in section["blocks"]
+        if block["block"] == "table"
+    ]
     cells = "(cell) => [cell.textContent, JSON.parse(cell.dataset.value)]"
     rows = f"(tables) => tables.map((table) => [...table.tBodies[0].rows].map((row) => [...row.cells].map({cells})))"
     shown = page.locator(".table-block table").evaluate_all(rows)
     tables = [block for block in BLOCKS if isinstance(block, Table)]
-    assert shown == [[[[cell_words(cell), plain(cell.value)] for cell in row] for row in table.rows] for table in tables]
+    assert shown == [
+        [[[cell_words(cell), plain(cell.value)] for cell in row] for row in table.rows]
+        for table in tables
+    ]
     assert [[[value for _, value in row] for row in table] for table in shown] == [
         [[cell["value"] for cell in row] for row in block["rows"]] for block in blocks
     ]
 
 
 def test_real_folders_are_pages_too(browser, tmp_path):
-    """A recorded run, and one with stages: every table equals the data, the phone needs no sideways scrolling, nothing fails."""
-    staged = write(tmp_path / "run", recorded_plan("pipeline", ranks=1, stages=2, micro_batches=2, workload="mlp"), pipelined)
+    """A recorded run, and one with stages: every table equals the data, the phone needs no sideways
+    scrolling, nothing fails."""
+    staged = write(
+        tmp_path / "run",
+        recorded_plan("pipeline", ranks=1, stages=2, micro_batches=2, workload="mlp"),
+        pipelined,
+    )
     for folder in (Path(__file__).parent.parent / "runs" / "ddp", staged):
         document = document_of(folder)
         kinds = {type(block).__name__ for section in document.sections for block in section.blocks}
@@ -139,17 +162,29 @@ def test_real_folders_are_pages_too(browser, tmp_path):
             texts = "(row) => [...row.cells].map((cell) => cell.textContent)"
             cells = f"(tables) => tables.map((table) => [...table.tBodies[0].rows].map({texts}))"
             shown = page.locator(".table-block table").evaluate_all(cells)
-            tables = [block for section in document.sections for block in section.blocks if isinstance(block, Table)]
-            told = [[[cell_words(cell) for cell in row] for row in table.rows] or [["nothing measured"]] for table in tables]
+            tables = [
+                block
+                for section in document.sections
+                for block in section.blocks
+                if isinstance(block, Table)
+            ]
+            told = [
+                [[cell_words(cell) for cell in row] for row in table.rows] or [["nothing measured"]]
+                for table in tables
+            ]
             assert shown == told
-            page.locator("details.json").evaluate_all("(panels) => panels.forEach((panel) => { panel.open = true; })")
+            page.locator("details.json").evaluate_all(
+                "(panels) => panels.forEach((panel) => { panel.open = true; })"
+            )
             settle(page)  # a JSON of long lines once made the page several screens wide
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
             assert not wrong
 
 
 def test_hovering_a_span_tells_its_numbers(page):
-    index = next(n for n, span in enumerate(TIMELINE.spans) if span.kind == "all_reduce" and span.exposed)
+    index = next(
+        n for n, span in enumerate(TIMELINE.spans) if span.kind == "all_reduce" and span.exposed
+    )
     span = page.locator(f"svg[data-view] [data-index='{index}']")
     span.scroll_into_view_if_needed()
     settle(page)  # scrolling hides the tip
@@ -167,7 +202,10 @@ def test_the_wheel_zooms_at_the_pointer_and_reset_shows_all(page):
     svg = page.locator("svg[data-view]")
     svg.scroll_into_view_if_needed()
     whole, box = view(page), svg.bounding_box()
-    ticks, labels = svg.locator(".axis .tick").all_text_contents(), svg.locator(".labels text").count()
+    ticks, labels = (
+        svg.locator(".axis .tick").all_text_contents(),
+        svg.locator(".labels text").count(),
+    )
     x = box["x"] + 0.75 * box["width"]
     page.mouse.move(x, box["y"] + 60)
     page.mouse.wheel(0, -400)
@@ -176,9 +214,13 @@ def test_the_wheel_zooms_at_the_pointer_and_reset_shows_all(page):
     length = zoomed[1] - zoomed[0]
     assert length < 0.5 * (whole[1] - whole[0])
     under = (0.75 * box["width"] - 8) / (box["width"] - 16)  # what was below the pointer still is
-    assert zoomed[0] + under * length == pytest.approx(whole[0] + under * (whole[1] - whole[0]), abs=0.01 * length)
+    assert zoomed[0] + under * length == pytest.approx(
+        whole[0] + under * (whole[1] - whole[0]), abs=0.01 * length
+    )
     assert svg.locator(".axis .tick").all_text_contents() != ticks
-    assert "all-reduce 3" in svg.locator(".labels text").all_text_contents()  # now there is room for it
+    assert (
+        "all-reduce 3" in svg.locator(".labels text").all_text_contents()
+    )  # now there is room for it
     page.locator("[data-zoom=reset]").click()
     assert view(page) == whole
     assert svg.locator(".axis .tick").all_text_contents() == ticks
@@ -223,7 +265,10 @@ def test_the_keyboard_zooms_moves_and_goes_from_span_to_span(page):
     page.keyboard.press("0")
     assert view(page) == whole
 
-    lane = sorted((n for n, span in enumerate(TIMELINE.spans) if span.lane == 0), key=lambda n: TIMELINE.spans[n].start)
+    lane = sorted(
+        (n for n, span in enumerate(TIMELINE.spans) if span.lane == 0),
+        key=lambda n: TIMELINE.spans[n].start,
+    )
     for index in lane[:3]:  # the first one, then its neighbours
         page.keyboard.press("Shift+ArrowRight")
         rows = tip_rows(page)
@@ -275,13 +320,19 @@ def test_curves_tell_the_nearest_values_in_the_words_of_python(page, title):
     settle(page)
     box, (at, _) = svg.bounding_box(), block.lines[0].points[3]
     share = math.log(at / low) / math.log(high / low) if block.log_x else (at - low) / (high - low)
-    page.mouse.move(box["x"] + (start + share * (end - start) + 1) * box["width"] / WIDE, box["y"] + 150)
+    page.mouse.move(
+        box["x"] + (start + share * (end - start) + 1) * box["width"] / WIDE, box["y"] + 150
+    )
     assert page.locator("#tip strong").inner_text() == f"{block.x} {measure(at, 'number')}"
-    assert tip_rows(page) == {line.label: measure(line.points[3][1], block.y_unit) for line in block.lines}
+    assert tip_rows(page) == {
+        line.label: measure(line.points[3][1], block.y_unit) for line in block.lines
+    }
     page.mouse.move(5, 5)
     svg.locator("xpath=..").focus()
     page.keyboard.press("ArrowRight")  # on from where the pointer was
-    assert tip_rows(page) == {line.label: measure(line.points[4][1], block.y_unit) for line in block.lines}
+    assert tip_rows(page) == {
+        line.label: measure(line.points[4][1], block.y_unit) for line in block.lines
+    }
 
 
 def test_both_themes_can_be_read(page):
@@ -311,7 +362,8 @@ def test_both_themes_can_be_read(page):
 
 
 def test_labels_in_spans_can_be_read(page):
-    """Dark text on every kind's colour, which is the same in both themes. The tip lends its element for the comparison."""
+    """Dark text on every kind's colour, which is the same in both themes. The tip lends its element
+    for the comparison."""
     for kind in (
         "forward",
         "backward",
@@ -327,7 +379,9 @@ def test_labels_in_spans_can_be_read(page):
         "wait",
         "other",
     ):
-        page.locator("#tip").evaluate(f"(tip) => {{ tip.style.cssText = 'color: var(--on-tone); background: var(--{kind})' }}")
+        page.locator("#tip").evaluate(
+            f"(tip) => {{ tip.style.cssText = 'color: var(--on-tone); background: var(--{kind})' }}"
+        )
         contrast = page.locator("#tip").evaluate(CONTRAST)
         assert contrast >= 4.5, kind
 
@@ -356,7 +410,10 @@ def test_without_scripts_everything_is_there(browser, address):
         assert all(table.is_visible() for table in page.locator("table").all())
         assert sum(picture.is_visible() for picture in page.locator("svg[role=img]").all()) == 9
         assert all(answer.is_visible() for answer in page.locator(".answer").all())
-        assert not any(script.is_visible() for script in page.locator(".span-table, .json, .tools, .themes").all())
+        assert not any(
+            script.is_visible()
+            for script in page.locator(".span-table, .json, .tools, .themes").all()
+        )
 
 
 def test_print_is_light_and_has_no_buttons(page):

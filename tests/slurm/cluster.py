@@ -1,6 +1,8 @@
-"""A real Slurm on this machine: a controller and nodes with GPUs that are only counted, in one folder, on free ports, ended by pid.
+"""A real Slurm on this machine: a controller and nodes with GPUs that are only counted, in one
+folder, on free ports, ended by pid.
 
-It needs root and the Debian packages slurm-wlm and munge, but no systemd and no cgroups. All nodes are this host.
+It needs root and the Debian packages slurm-wlm and munge, but no systemd and no cgroups. All nodes
+are this host.
 """
 
 from __future__ import annotations
@@ -65,14 +67,18 @@ def why_not() -> str | None:
     """What this machine lacks for it; None if nothing."""
     if os.geteuid():
         return "a Slurm of our own needs root"
-    missing = [name for name in ("slurmctld", "slurmd", "sbatch", "srun", "munged") if not _found(name)]
+    missing = [
+        name for name in ("slurmctld", "slurmd", "sbatch", "srun", "munged") if not _found(name)
+    ]
     return f"not installed: {', '.join(missing)} (Debian: slurm-wlm, munge)" if missing else None
 
 
 @contextmanager
 def cluster() -> Iterator[dict[str, str]]:
     """Start it; what it gives is the environment in which sbatch, srun and scontrol speak to it."""
-    folder = Path(tempfile.mkdtemp(prefix="paralab-slurm-"))  # not pytest's: munged refuses a folder that others cannot enter
+    folder = Path(
+        tempfile.mkdtemp(prefix="paralab-slurm-")
+    )  # not pytest's: munged refuses a folder that others cannot enter
     folder.chmod(0o755)
     try:
         environment = _configure(folder)
@@ -88,11 +94,18 @@ def cluster() -> Iterator[dict[str, str]]:
 
 def _configure(folder: Path) -> dict[str, str]:
     host, ports = socket.gethostname().partition(".")[0], _free_ports(NODES + 1)
-    nodes = [NODE.format(number=n, host=host, port=ports[n], cpus=CPUS, gpus=len(GPU_FILES)) for n in range(1, NODES + 1)]
+    nodes = [
+        NODE.format(number=n, host=host, port=ports[n], cpus=CPUS, gpus=len(GPU_FILES))
+        for n in range(1, NODES + 1)
+    ]
     text = CONFIGURATION.format(host=host, folder=folder, ports=ports, nodes="\n".join(nodes))
     (folder / "slurm.conf").write_text(text)
-    (folder / "gres.conf").write_text("".join(f"NodeName=n[1-{NODES}] Name=gpu File={file}\n" for file in GPU_FILES))
-    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nConstrainCores=no\nConstrainRAMSpace=no\n")
+    (folder / "gres.conf").write_text(
+        "".join(f"NodeName=n[1-{NODES}] Name=gpu File={file}\n" for file in GPU_FILES)
+    )
+    (folder / "cgroup.conf").write_text(
+        "CgroupPlugin=cgroup/v1\nConstrainCores=no\nConstrainRAMSpace=no\n"
+    )
     for name in ("state", "munge", *(f"spool/n{n}" for n in range(1, NODES + 1))):
         (folder / name).mkdir(parents=True)
     key = folder / "munge" / "key"
@@ -104,21 +117,38 @@ def _configure(folder: Path) -> dict[str, str]:
 def _start(folder: Path, environment: dict[str, str]) -> None:
     munge = [f"--{name}-file={folder}/munge/{name}" for name in ("key", "pid", "log", "seed")]
     configuration = ["-f", environment["SLURM_CONF"]]
-    commands = [[_found("munged"), *munge, f"--socket={folder}/munge/socket"], [_found("slurmctld"), "-c", *configuration]]
+    commands = [
+        [_found("munged"), *munge, f"--socket={folder}/munge/socket"],
+        [_found("slurmctld"), "-c", *configuration],
+    ]
     commands += [[_found("slurmd"), *configuration, "-N", f"n{n}"] for n in range(1, NODES + 1)]
     for command in commands:
-        subprocess.run(command, check=True, env={**os.environ, **environment}, timeout=START_SECONDS, capture_output=True)
+        subprocess.run(
+            command,
+            check=True,
+            env={**os.environ, **environment},
+            timeout=START_SECONDS,
+            capture_output=True,
+        )
     deadline = time.monotonic() + START_SECONDS
     while idle(environment) < NODES:
         if time.monotonic() > deadline:
-            raise TimeoutError("the nodes did not come up:\n" + (folder / "slurmctld.log").read_text()[-2000:])
+            raise TimeoutError(
+                "the nodes did not come up:\n" + (folder / "slurmctld.log").read_text()[-2000:]
+            )
         time.sleep(0.1)
 
 
 def idle(environment: dict[str, str]) -> int:
     """How many nodes wait for work."""
     command = ["sinfo", "--noheader", "--Node", "--states=idle", "--partition=debug"]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=START_SECONDS)
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+    )
     return len([line for line in done.stdout.splitlines() if " idle" in line])
 
 
@@ -126,7 +156,9 @@ def _cancel_all(environment: dict[str, str]) -> None:
     """What a failed test has left: the processes of a job outlive the node that started them."""
     known = {**os.environ, **environment}
     with suppress(subprocess.SubprocessError, OSError):
-        subprocess.run(["scancel", "--user=root"], env=known, timeout=START_SECONDS, capture_output=True)
+        subprocess.run(
+            ["scancel", "--user=root"], env=known, timeout=START_SECONDS, capture_output=True
+        )
     deadline = time.monotonic() + 10
     while idle(environment) < NODES and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -1,7 +1,9 @@
-"""paralab and a real Slurm: two nodes on this host. PARALAB_REQUIRE_SLURM=1 makes a missing one a failure.
+"""paralab and a real Slurm: two nodes on this host. PARALAB_REQUIRE_SLURM=1 makes a missing one a
+failure.
 
-Most jobs train nothing: a stand-in for `srun` sleeps, fails, or leaves a recorded run, so that what Slurm does can be waited for
-without torch. Those that take long (the time limit, a requeue) are started first, and looked at last.
+Most jobs train nothing: a stand-in for `srun` sleeps, fails, or leaves a recorded run, so that what
+Slurm does can be waited for without torch. Those that take long (the time limit, a requeue) are
+started first, and looked at last.
 """
 
 import json
@@ -21,7 +23,12 @@ from tests.launch.test_endings import wait_for_steps
 from tests.slurm.cluster import cluster, idle, why_not
 
 TRAINING = ("--workload", "mlp:tiny", "--steps", "4")
-ERROR = {"event": "error", "time": 9, "error": "ValueError: a label that is no class", "detail": "line 7"}
+ERROR = {
+    "event": "error",
+    "time": 9,
+    "error": "ValueError: a label that is no class",
+    "detail": "line 7",
+}
 STAND_IN = """#!/bin/sh
 for run in "$@"; do :; done  # the last word: --out RUN
 case "$STAND_IN" in
@@ -38,27 +45,51 @@ class Cluster:
     """Commands to it, as one gives them in a shell."""
 
     def __init__(self, environment, folder, recorded):
-        self.environment = {**environment, "PATH": f"{folder}:{os.environ['PATH']}", "RECORDED": str(recorded)}
+        self.environment = {
+            **environment,
+            "PATH": f"{folder}:{os.environ['PATH']}",
+            "RECORDED": str(recorded),
+        }
         self.folder = folder
         (recorded / "error").write_text(json.dumps(ERROR) + "\n")
         (folder / "srun").write_text(STAND_IN.replace("SRUN", str(shutil.which("srun"))))
         (folder / "srun").chmod(0o755)
 
     def paralab(self, *arguments, cwd, act="", seconds=120) -> Finished:
-        return run_paralab(*arguments, cwd=cwd, environment={**self.environment, "STAND_IN": act}, seconds=seconds)
+        return run_paralab(
+            *arguments, cwd=cwd, environment={**self.environment, "STAND_IN": act}, seconds=seconds
+        )
 
     def start(self, name, act, *options) -> "Followed":
-        """`paralab run ddp --slurm` in a folder of its own, which goes on while the test does something to its job."""
+        """`paralab run ddp --slurm` in a folder of its own, which goes on while the test does
+        something to its job."""
         folder = self.folder / name
         folder.mkdir()
-        command = [sys.executable, "-m", "paralab", "run", "ddp", "--slurm", "time=10,ntasks=1", "--out", "out", *options]
+        command = [
+            sys.executable,
+            "-m",
+            "paralab",
+            "run",
+            "ddp",
+            "--slurm",
+            "time=10,ntasks=1",
+            "--out",
+            "out",
+            *options,
+        ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **self.environment, "STAND_IN": act}
         with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
-            return Followed(self, folder, subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=err))
+            return Followed(
+                self,
+                folder,
+                subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=err),
+            )
 
     def run(self, *command, cwd=None) -> str:
         environment = {**os.environ, **self.environment}
-        done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -89,9 +120,12 @@ class Followed:
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory):
-    """The same training on one device, without Slurm; also the recording that the stand-in leaves."""
+    """The same training on one device, without Slurm; also the recording that the stand-in
+    leaves."""
     folder = tmp_path_factory.mktemp("local")
-    return run_paralab("run", "single", *TRAINING, "--out", str(folder / "run"), "--json", cwd=folder).json
+    return run_paralab(
+        "run", "single", *TRAINING, "--out", str(folder / "run"), "--json", cwd=folder
+    ).json
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +145,9 @@ def slow_ones(slurm):
     slurm.run("scontrol", "update", f"jobid={timed.job}", "EndTime=now+2seconds")
     slurm.run("scontrol", "requeue", twice.job)
     twice.wait_for("PENDING (BeginTime")
-    slurm.run("scontrol", "update", f"jobid={twice.job}", "StartTime=now")  # it would be held back for two minutes
+    slurm.run(
+        "scontrol", "update", f"jobid={twice.job}", "StartTime=now"
+    )  # it would be held back for two minutes
     yield timed, twice
     for followed in (timed, twice):
         if followed.process.poll() is None:
@@ -121,7 +157,18 @@ def slow_ones(slurm):
 
 def test_a_job_brings_the_result_back(slurm, local, tmp_path):
     """The losses of two ranks on two nodes are those of one device here."""
-    done = slurm.paralab("run", "ddp", *TRAINING, "--nodes", "2", "--slurm", "gres=gpu:1,time=10:00", "--out", "out", cwd=tmp_path)
+    done = slurm.paralab(
+        "run",
+        "ddp",
+        *TRAINING,
+        "--nodes",
+        "2",
+        "--slurm",
+        "gres=gpu:1,time=10:00",
+        "--out",
+        "out",
+        cwd=tmp_path,
+    )
     assert done.code == 0, done.err
     for words in ("is submitted: ", "RUNNING on n[1-2]", "step 4/4", "COMPLETED on n[1-2]"):
         assert words in done.err
@@ -137,10 +184,21 @@ def test_a_job_brings_the_result_back(slurm, local, tmp_path):
 
 
 def test_the_printed_script_is_for_sbatch_by_hand(slurm, local, tmp_path):
-    """From another folder, and with the signal that Slurm sends before the time limit, which must not end the ranks."""
+    """From another folder, and with the signal that Slurm sends before the time limit, which must
+    not end the ranks."""
     (tmp_path / "here").mkdir()
     steps = ("--workload", "mlp:tiny", "--steps", "300")
-    printed = slurm.paralab("run", "ddp", *steps, "--replicas", "2", "--slurm", "time=10", "--dry-run", cwd=tmp_path / "here")
+    printed = slurm.paralab(
+        "run",
+        "ddp",
+        *steps,
+        "--replicas",
+        "2",
+        "--slurm",
+        "time=10",
+        "--dry-run",
+        cwd=tmp_path / "here",
+    )
     (tmp_path / "job").write_text(printed.out)
     assert list((tmp_path / "here").iterdir()) == []
     number = slurm.run("sbatch", "--parsable", "job", cwd=tmp_path)
@@ -166,7 +224,7 @@ def test_a_partition_that_is_not_there(slurm, tmp_path):
     assert done.code == 2
     error = json.loads(done.out)
     assert "Invalid partition name specified" in error["error"]
-    assert "debug*, short" in error["cure"]
+    assert "debug*, short" in error["fix"]
     [script] = tmp_path.glob("runs/*/job.sbatch")
     assert str(script) in error["error"]
 
@@ -180,7 +238,9 @@ def test_more_gpus_than_a_node_has(slurm, tmp_path):
 
 
 def test_a_job_that_can_never_start(slurm, tmp_path):
-    done = slurm.paralab("run", "ddp", "--nodes", "3", "--slurm", "", "--slurm-wait", "2", cwd=tmp_path)
+    done = slurm.paralab(
+        "run", "ddp", "--nodes", "3", "--slurm", "", "--slurm-wait", "2", cwd=tmp_path
+    )
     assert done.code == 1
     assert "PENDING (PartitionNodeLimit)" in done.err
     assert "Try: fewer --nodes, or another partition" in done.err
@@ -189,7 +249,9 @@ def test_a_job_that_can_never_start(slurm, tmp_path):
 def test_a_job_whose_node_is_drained(slurm, tmp_path):
     slurm.run("scontrol", "update", "nodename=n2", "state=drain", "reason=test")
     try:
-        done = slurm.paralab("run", "ddp", "--slurm", "nodelist=n2", "--slurm-wait", "2", cwd=tmp_path)
+        done = slurm.paralab(
+            "run", "ddp", "--slurm", "nodelist=n2", "--slurm-wait", "2", cwd=tmp_path
+        )
     finally:
         slurm.run("scontrol", "update", "nodename=n2", "state=resume")
     assert done.code == 1
@@ -204,12 +266,16 @@ def test_a_job_that_somebody_cancels(slurm):
     followed = slurm.start("cancelled", "sleep").wait_for("RUNNING")
     slurm.run("scancel", followed.job)
     assert followed.end() == 1
-    assert f"Slurm job {followed.job} was cancelled, by scancel or by an administrator (CANCELLED)" in followed.err
+    assert (
+        f"Slurm job {followed.job} was cancelled, by scancel or by an administrator (CANCELLED)"
+        in followed.err
+    )
     assert "Try: submit it again: sbatch out/job.sbatch" in followed.err
 
 
 def test_scancel_of_a_job_with_checkpoints_saves_the_last_step(slurm, tmp_path):
-    """Slurm signals every process of the job at once, and kills what is left after KillWait (3 s here)."""
+    """Slurm signals every process of the job at once, and kills what is left after KillWait (3 s
+    here)."""
     run = f"{sys.executable} -m paralab run ddp --replicas 2 --workload mlp:tiny --steps 100000 --checkpoint kept --out run"
     (tmp_path / "job").write_text(f"#!/bin/bash\nexport PYTHONPATH={ROOT}\nsrun -n1 {run}\n")
     number = slurm.run("sbatch", "--parsable", "-n1", "job", cwd=tmp_path)
@@ -221,7 +287,9 @@ def test_scancel_of_a_job_with_checkpoints_saves_the_last_step(slurm, tmp_path):
         time.sleep(0.1)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["status"] == "stopped"
-    assert [(each.step, each.problem) for each in checkpoints(tmp_path / "kept", check=True)] == [(result["reached_step"], None)]
+    assert [(each.step, each.problem) for each in checkpoints(tmp_path / "kept", check=True)] == [
+        (result["reached_step"], None)
+    ]
 
 
 def test_ctrl_c_cancels_the_job(slurm):
@@ -253,7 +321,7 @@ def test_a_job_that_failed_before_its_ranks_shows_what_it_printed(slurm):
     assert followed.end() == 1
     error = json.loads((followed.folder / "stdout").read_text())
     assert error["detail"] == "the disk is full"
-    assert error["cure"] == f"read out/slurm-{followed.job}.out"
+    assert error["fix"] == f"read out/slurm-{followed.job}.out"
 
 
 def test_a_job_that_slurm_starts_again(slow_ones):

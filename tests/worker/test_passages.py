@@ -8,13 +8,14 @@ import torch
 from paralab.plan.plan import Plan
 from paralab.record.writer import EventWriter
 from paralab.worker.loop import Extras, train
-from paralab.worker.stages import Passage
+from paralab.worker.strategies.pipeline_threads import Passage
 from paralab.workload.load import load_workload
 from tests.conftest import run_paralab
 
 
 def test_no_passage_outlives_its_step(tmp_path):
-    """The graph refers to the passage and the passage to its loss: a cycle that the garbage collector cannot see through."""
+    """The graph refers to the passage and the passage to its loss: a cycle that the garbage
+    collector cannot see through."""
     options = ["--workload", "mlp:tiny", "--micro-batches", "2", "--steps", "4", "--json"]
     plan = Plan.from_json(json.loads(run_paralab("plan", "pipeline", *options, cwd=tmp_path).out))
     threads = torch.get_num_threads()
@@ -23,4 +24,6 @@ def test_no_passage_outlives_its_step(tmp_path):
     writer.close()
     torch.set_num_threads(threads)
     gc.collect()
-    assert not [thing for thing in gc.get_objects() if type(thing) is Passage and hasattr(thing, "micro")]
+    assert not [
+        thing for thing in gc.get_objects() if type(thing) is Passage and hasattr(thing, "micro")
+    ]

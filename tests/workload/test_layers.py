@@ -67,7 +67,11 @@ class OwnParameter(nn.Module):
 
 def test_a_sequential_is_cut_at_every_layer():
     layers, reason = cut(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
-    assert [(layer.name, layer.modules) for layer in layers] == [("", ("0",)), ("1", ()), ("2", ("2",))]
+    assert [(layer.name, layer.modules) for layer in layers] == [
+        ("", ("0",)),
+        ("1", ()),
+        ("2", ("2",)),
+    ]
     assert reason is None
 
 
@@ -77,7 +81,10 @@ def test_a_chain_of_children_needs_no_sequential():
 
 
 def test_nested_containers_are_cut_once_per_place():
-    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Sequential(nn.Sequential(nn.Linear(4, 4))))
+    model = nn.Sequential(
+        nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
+        nn.Sequential(nn.Sequential(nn.Linear(4, 4))),
+    )
     assert [layer.modules for layer in cut(model)[0]] == [("0.0",), ("0.1",), ("1.0.0",)]
 
 
@@ -107,12 +114,19 @@ class Unused(Chain):
 
 
 def test_a_module_that_is_never_called_does_not_keep_a_model_from_being_cut():
-    assert [layer.modules for layer in cut(Unused())[0]] == [("first", "never"), ("middle",), ("last",)]
+    assert [layer.modules for layer in cut(Unused())[0]] == [
+        ("first", "never"),
+        ("middle",),
+        ("last",),
+    ]
 
 
 def test_split_points_are_obeyed_and_checked():
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
-    assert [layer.modules for layer in cut(model, split_points=["2"])[0]] == [("0", "1"), ("2", "3")]
+    assert [layer.modules for layer in cut(model, split_points=["2"])[0]] == [
+        ("0", "1"),
+        ("2", "3"),
+    ]
     with pytest.raises(UsageError, match="no such sub-module"):
         cut(model, split_points=["7"])
     with pytest.raises(UsageError, match="what 'encoder' computes is used past it"):
@@ -120,9 +134,14 @@ def test_split_points_are_obeyed_and_checked():
 
 
 def test_time_is_measured_not_counted():
-    layers, _ = cut(nn.Sequential(nn.Linear(4, 2048), nn.Linear(2048, 2048), nn.Linear(2048, 4)), torch.randn(64, 4))
+    layers, _ = cut(
+        nn.Sequential(nn.Linear(4, 2048), nn.Linear(2048, 2048), nn.Linear(2048, 4)),
+        torch.randn(64, 4),
+    )
     assert max(layers, key=lambda layer: layer.seconds).name == "1"
-    assert sum(layer.parameter_bytes for layer in layers) == 4 * (4 * 2048 + 2048 * 2048 + 2048 * 4 + 2048 * 2 + 4)
+    assert sum(layer.parameter_bytes for layer in layers) == 4 * (
+        4 * 2048 + 2048 * 2048 + 2048 * 4 + 2048 * 2 + 4
+    )
 
 
 def test_looking_leaves_the_model_as_it_was():

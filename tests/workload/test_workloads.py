@@ -30,7 +30,9 @@ def test_a_built_in_workload_learns(family):
 
 def test_mlp_faint_is_mlp_small_with_a_thousandth_of_its_loss():
     output, target = torch.randn(4, 256), torch.tensor([1, 2, 3, 4])
-    faint, small = (load_workload(f"mlp:{size}").loss(output, target) for size in ("faint", "small"))
+    faint, small = (
+        load_workload(f"mlp:{size}").loss(output, target) for size in ("faint", "small")
+    )
     assert faint.item() == pytest.approx(small.item() / 1000)
 
 
@@ -49,7 +51,9 @@ def test_texts_have_different_lengths_and_the_padding_is_ignored():
     assert lengths.unique().numel() > 5
     assert 16 <= int(lengths.min()) <= int(lengths.max()) == 32
     assert torch.equal(inputs == PAD, targets == IGNORED)
-    assert torch.equal(inputs[:, 1:][targets[:, 1:] != IGNORED], targets[:, :-1][targets[:, 1:] != IGNORED])
+    assert torch.equal(
+        inputs[:, 1:][targets[:, 1:] != IGNORED], targets[:, :-1][targets[:, 1:] != IGNORED]
+    )
     assert real_bytes((inputs, targets)) == float(lengths.sum())
 
 
@@ -113,7 +117,8 @@ def test_the_traceback_is_trimmed_to_the_users_lines(file):
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"), [("import nothing_like_this", "nothing_like_this"), ("def f(:", "def f(:"), ("1/0", "1/0")]
+    ("text", "shown"),
+    [("import nothing_like_this", "nothing_like_this"), ("def f(:", "def f(:"), ("1/0", "1/0")],
 )
 def test_a_file_that_fails_to_import_shows_their_line_only(tmp_path, text, shown):
     (tmp_path / "broken.py").write_text(text)
@@ -125,7 +130,12 @@ def test_a_file_that_fails_to_import_shows_their_line_only(tmp_path, text, shown
 
 @pytest.mark.parametrize(
     ("reference", "problem"),
-    [("mpl", "Did you mean 'mlp'"), ("gpt:125m", "Did you mean 'gpt:124m'"), ("nowhere.py:f", "no file"), ("x/", "no file")],
+    [
+        ("mpl", "Did you mean 'mlp'"),
+        ("gpt:125m", "Did you mean 'gpt:124m'"),
+        ("nowhere.py:f", "no file"),
+        ("x/", "no file"),
+    ],
 )
 def test_a_wrong_name_is_refused_without_torch(reference, problem):
     with pytest.raises(UsageError, match=problem):
@@ -142,7 +152,8 @@ def test_unpack_takes_the_usual_batches():
 
 
 def test_data_made_at_random_is_the_same_in_every_process(tmp_path):
-    """A rank that made other random data than its neighbour would train on other samples, and nobody would see it."""
+    """A rank that made other random data than its neighbour would train on other samples, and
+    nobody would see it."""
     path = tmp_path / "random_data.py"
     path.write_text(
         "import torch\nX = torch.randn(4)\n"

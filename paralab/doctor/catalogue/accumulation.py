@@ -1,4 +1,4 @@
-"""Gradient accumulation: several backward passes per optimiser step."""
+"""Gradient accumulation: several backward passes per optimizer step."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if (i + 1) % N == 0:
     ),
     Entry(
         id="G02",
-        title="Every accumulated pass synchronises",
+        title="Every accumulated pass synchronizes",
         symptom="Right results, slow steps: N all-reduces of all gradients where one would do.",
-        cause="DDP synchronises in every backward unless it runs under no_sync().",
+        cause="DDP synchronizes in every backward unless it runs under no_sync().",
         fix="Run all passes but the last of a step under `model.no_sync()`.",
         wrong="""\
 for i, (x, y) in enumerate(loader):
@@ -49,14 +49,18 @@ for i, (x, y) in enumerate(loader):
         optimizer.step()
         optimizer.zero_grad()
 """,
-        sources=("speechbrain/speechbrain#1802", "goodfire-ai/spd#215", "Lightning-AI/pytorch-lightning#2595"),
+        sources=(
+            "speechbrain/speechbrain#1802",
+            "goodfire-ai/spd#215",
+            "Lightning-AI/pytorch-lightning#2595",
+        ),
         silent=True,
     ),
     Entry(
         id="G03",
         title="no_sync around backward only",
-        symptom="Right results, but no time is saved: it still synchronises.",
-        cause="DDP decides in forward whether the next backward synchronises, and forward ran outside of no_sync().",
+        symptom="Right results, but no time is saved: it still synchronizes.",
+        cause="DDP decides in forward whether the next backward synchronizes, and forward ran outside of no_sync().",
         fix="Put forward into the block too.",
         wrong="""\
 loss = criterion(model(x), y) / N
@@ -68,15 +72,19 @@ with model.no_sync():
     loss = criterion(model(x), y) / N
     loss.backward()
 """,
-        sources=("facebookresearch/ClassyVision#706", "KellerJordan/modded-nanogpt#31", "pytorch/PiPPy#1133"),
+        sources=(
+            "facebookresearch/ClassyVision#706",
+            "KellerJordan/modded-nanogpt#31",
+            "pytorch/PiPPy#1133",
+        ),
         silent=True,
     ),
     Entry(
         id="G04",
-        title="An optimiser step on gradients that were not synchronised",
+        title="An optimizer step on gradients that were not synchronized",
         symptom="No message. The ranks' parameters differ, and later steps do not bring them together again.",
         cause="The last pass before the step also ran under no_sync(), or the data ended inside a no_sync() window.",
-        fix="Synchronise in the last pass before every step, and in the last batch of the epoch.",
+        fix="Synchronize in the last pass before every step, and in the last batch of the epoch.",
         wrong="""\
 with model.no_sync():
     loss = criterion(model(x), y)
@@ -93,7 +101,7 @@ optimizer.step()
     Entry(
         id="G05",
         title="Forward inside no_sync, backward outside",
-        symptom="No message. This backward does not synchronise, although it stands outside of the block.",
+        symptom="No message. This backward does not synchronize, although it stands outside of the block.",
         cause="DDP decides in forward, and forward ran under no_sync().",
         fix="Both inside or both outside.",
         wrong="""\
@@ -190,8 +198,8 @@ for tokens, targets in micro_batches:
         id="G09",
         title="The scheduler steps in every micro-batch",
         symptom="No message. The learning rate falls N times too fast.",
-        cause="scheduler.step() stands outside of the branch in which the optimiser steps.",
-        fix="Step the scheduler where the optimiser steps.",
+        cause="scheduler.step() stands outside of the branch in which the optimizer steps.",
+        fix="Step the scheduler where the optimizer steps.",
         wrong="""\
 if (i + 1) % N == 0:
     optimizer.step()

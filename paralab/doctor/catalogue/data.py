@@ -18,7 +18,11 @@ loader = DataLoader(data, batch_size=32, shuffle=True)
 sampler = DistributedSampler(data, shuffle=True)
 loader = DataLoader(data, batch_size=32, sampler=sampler)
 """,
-        sources=("Lightning-AI/pytorch-lightning#91", "Lightning-AI/pytorch-lightning#81", "huggingface/datasets#5360"),
+        sources=(
+            "Lightning-AI/pytorch-lightning#91",
+            "Lightning-AI/pytorch-lightning#81",
+            "huggingface/datasets#5360",
+        ),
     ),
     Entry(
         id="T02",

@@ -35,7 +35,7 @@ loss.backward()
         id="D02",
         title="GPU 0 fills up first",
         symptom="Out of memory on GPU 0, with room on the others.",
-        cause="The outputs are gathered there, and the parameters, their gradients and the optimiser live there.",
+        cause="The outputs are gathered there, and the parameters, their gradients and the optimizer live there.",
         fix="DistributedDataParallel; or compute the loss inside forward, so that only a number is gathered.",
         wrong="""\
 model = nn.DataParallel(net)
@@ -61,7 +61,12 @@ loader = DataLoader(data, batch_size=9)
 model = nn.DataParallel(net, device_ids=[0, 1, 2, 3])
 loader = DataLoader(data, batch_size=8, drop_last=True)
 """,
-        sources=("pytorch/pytorch#15161", "pytorch/pytorch#52260", "pytorch/pytorch#16432", "MIC-DKFZ/nnUNet#677"),
+        sources=(
+            "pytorch/pytorch#15161",
+            "pytorch/pytorch#52260",
+            "pytorch/pytorch#16432",
+            "MIC-DKFZ/nnUNet#677",
+        ),
         silent=True,
     ),
     Entry(
@@ -135,6 +140,6 @@ model = nn.DataParallel(net)
         right="""\
 model = nn.DataParallel(net, device_ids=[0, 1])
 """,
-        limits="Needs unequal GPUs; recognised in logs.",
+        limits="Needs unequal GPUs; recognized in logs.",
     ),
 )

@@ -95,7 +95,12 @@ else:
 dist.broadcast(weights, src=0)
 dist.all_reduce(loss)
 """,
-        sources=("pytorch/pytorch#22071", "pytorch/pytorch#78022", "pytorch/pytorch#100214", "modelscope/ms-swift#9443"),
+        sources=(
+            "pytorch/pytorch#22071",
+            "pytorch/pytorch#78022",
+            "pytorch/pytorch#100214",
+            "modelscope/ms-swift#9443",
+        ),
     ),
     Entry(
         id="H05",
@@ -207,7 +212,12 @@ torch.cuda.set_device(device)
 dist.init_process_group("nccl", device_id=device)
 dist.barrier()
 """,
-        sources=("pytorch/pytorch#134617", "pytorch/pytorch#178977", "deepspeedai/DeepSpeed#7266", "pytorch/pytorch#159262"),
+        sources=(
+            "pytorch/pytorch#134617",
+            "pytorch/pytorch#178977",
+            "deepspeedai/DeepSpeed#7266",
+            "pytorch/pytorch#159262",
+        ),
         limits="Only NCCL guesses; on CPU ranks it can be read in the script and in logs, not provoked.",
     ),
     Entry(
@@ -271,7 +281,12 @@ subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
 around = {**os.environ, "NCCL_P2P_DISABLE": "1"}
 subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"], env=around)
 """,
-        sources=("NVIDIA/nccl#631", "pytorch/pytorch#85334", "NVIDIA/nccl#1160", "dmlc/xgboost#11242"),
+        sources=(
+            "NVIDIA/nccl#631",
+            "pytorch/pytorch#85334",
+            "NVIDIA/nccl#1160",
+            "dmlc/xgboost#11242",
+        ),
         limits="Needs two GPUs; what a log of it looks like is known, the cable itself is not looked at.",
     ),
 )

@@ -78,7 +78,7 @@ scaler.update()
             "65536 times too large. After unscale_: no message, and weights that are NaN after the first overflow."
         ),
         cause=(
-            "The optimiser takes the gradients as they are. Only scaler.step() unscales them, if unscale_() has not, and leaves "
+            "The optimizer takes the gradients as they are. Only scaler.step() unscales them, if unscale_() has not, and leaves "
             "out a step whose gradients have overflowed."
         ),
         fix="`scaler.step(optimizer)`.",
@@ -134,7 +134,7 @@ loss.backward()
         id="A07",
         title="The scheduler steps although the scaler skipped the step",
         symptom="'Detected call of lr_scheduler.step() before optimizer.step()', although the order in the code is right.",
-        cause="The first steps of fp16 often overflow; the scaler skips the optimiser, and the schedule goes on without it.",
+        cause="The first steps of fp16 often overflow; the scaler skips the optimizer, and the schedule goes on without it.",
         fix="Step the scheduler only if the scale did not fall.",
         wrong="""\
 scaler.step(optimizer)

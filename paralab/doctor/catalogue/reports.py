@@ -80,7 +80,12 @@ loader = DataLoader(samples, batch_size=32, num_workers=16)
 samples = LoadedWhenNeeded(paths)
 loader = DataLoader(samples, batch_size=32, num_workers=2)
 """,
-        sources=("lmzpai/roboMamba#10", "yangjianxin1/Firefly#171", "lzhxmu/CPPO#6", "hiyouga/LlamaFactory#163"),
+        sources=(
+            "lmzpai/roboMamba#10",
+            "yangjianxin1/Firefly#171",
+            "lzhxmu/CPPO#6",
+            "hiyouga/LlamaFactory#163",
+        ),
     ),
     Entry(
         id="H16",
@@ -94,7 +99,11 @@ subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
         right="""\
 subprocess.run(["torchrun", "--nproc_per_node=2", "--redirects=3", "--log-dir=logs", "train.py"])
 """,
-        sources=("yangjianxin1/Firefly#171", "xiuqhou/Salience-DETR#4", "Facico/Chinese-Vicuna#113"),
+        sources=(
+            "yangjianxin1/Firefly#171",
+            "xiuqhou/Salience-DETR#4",
+            "Facico/Chinese-Vicuna#113",
+        ),
         limits="It is torchrun's report that misleads: told from logs; observed ranks name the culprit themselves.",
     ),
     Entry(

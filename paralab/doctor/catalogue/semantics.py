@@ -112,7 +112,7 @@ loss.backward()
         id="S06",
         title="Forward past the wrapper, through model.module",
         symptom="No message. The ranks train different models, and the one of rank 0 is saved.",
-        cause="`model.module(x)` skips DDP's forward, which arms the synchronisation: the gradients stay on their rank.",
+        cause="`model.module(x)` skips DDP's forward, which arms the synchronization: the gradients stay on their rank.",
         fix="Train through the wrapper: `model(x)`; for another method let forward choose it by an argument.",
         wrong="""\
 model = DistributedDataParallel(net)
@@ -133,7 +133,7 @@ loss.backward()
         symptom=(
             "Unfrozen after wrapping: no message, and those gradients differ from rank to rank. Frozen after wrapping: S01's error."
         ),
-        cause="DDP decides when the model is wrapped which parameters it synchronises.",
+        cause="DDP decides when the model is wrapped which parameters it synchronizes.",
         fix="Freeze and unfreeze before wrapping, or wrap again.",
         wrong="""\
 model = DistributedDataParallel(net)
@@ -150,9 +150,9 @@ model = DistributedDataParallel(net)
     ),
     Entry(
         id="S08",
-        title="Only rank 0 takes the optimiser step",
+        title="Only rank 0 takes the optimizer step",
         symptom="No message. Rank 0 learns, the others keep their first weights and send gradients that no longer fit.",
-        cause="DDP synchronises gradients, never parameters: every rank must apply the same step itself.",
+        cause="DDP synchronizes gradients, never parameters: every rank must apply the same step itself.",
         fix="Step on every rank.",
         wrong="""\
 loss.backward()
@@ -169,7 +169,7 @@ optimizer.step()
         id="S09",
         title="BatchNorm sees the small batch of one rank",
         symptom="Less accurate than on one GPU, or 'Expected more than 1 value per channel when training' on the last batch.",
-        cause="Every rank normalises with its own few samples, and only the running statistics of rank 0 are kept.",
+        cause="Every rank normalizes with its own few samples, and only the running statistics of rank 0 are kept.",
         fix="`SyncBatchNorm.convert_sync_batchnorm` (GPU only), larger batches per rank, drop_last=True.",
         wrong="""\
 model = DistributedDataParallel(net_with_batch_norm.to(device), device_ids=[device.index])
@@ -212,7 +212,7 @@ torch.manual_seed(42 + dist.get_rank())
     Entry(
         id="S11",
         title="Gradients averaged by hand, from different first weights",
-        symptom="No message. The ranks start apart and never meet, although every gradient is synchronised.",
+        symptom="No message. The ranks start apart and never meet, although every gradient is synchronized.",
         cause="DDP copies the weights of rank 0 when it wraps a model; code that reduces gradients itself has to do it too.",
         fix="Broadcast every parameter and buffer from rank 0 before the first step.",
         wrong="""\
@@ -232,7 +232,7 @@ for parameter in model.parameters():
     Entry(
         id="S12",
         title="The wrapped model goes to the CPU and back",
-        symptom="No message. From then on no gradient is synchronised.",
+        symptom="No message. From then on no gradient is synchronized.",
         cause="The move can replace the parameters that DDP has hooks on.",
         fix="Copy the state_dict to the CPU instead of the model, or wrap again.",
         wrong="""\

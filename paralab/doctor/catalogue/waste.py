@@ -1,4 +1,5 @@
-"""Waste: a training that is right, and slower than it has to be; and runs of which nothing can come any more."""
+"""Waste: a training that is right, and slower than it has to be; and runs of which nothing can come
+any more."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ ENTRIES: tuple[Entry, ...] = (
         id="W01",
         title="Communication takes over a tenth of the step",
         symptom="More ranks make it hardly faster.",
-        cause="Too little computing between two synchronisations, for the bytes that they send.",
+        cause="Too little computing between two synchronizations, for the bytes that they send.",
         fix="A larger batch per rank, accumulation with no_sync(), compressed gradients, or smaller buckets that hide more of it.",
         wrong="""\
 loader = DataLoader(data, batch_size=8, sampler=sampler)

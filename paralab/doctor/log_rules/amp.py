@@ -11,7 +11,9 @@ from paralab.doctor.logs.said import claims, errors, lines
 from paralab.doctor.rules import in_log
 
 TWICE = claims(r"unscale_\(\) has already been called on this optimizer since the last update")
-NO_UPDATE = claims(r"step\(\) has already been called since the last update|(unscale_)\(\) is being called after step")
+NO_UPDATE = claims(
+    r"step\(\) has already been called since the last update|(unscale_)\(\) is being called after step"
+)
 NO_CHECKS = claims(r"No inf checks were recorded (?:prior to update|for this optimizer)")
 FP16 = claims(r"Attempting to unscale FP16 gradients")
 BF16 = claims(r"_amp_\w*unscale_\w*\" not implemented for 'BFloat16'")
@@ -28,7 +30,7 @@ def unscaled_twice(logs: Logs) -> Iterator[Finding]:
             "A02",
             "error",
             f"{said.who} called scaler.unscale_ a second time{said.at} before scaler.update(): gradients are divided by the "
-            "scale once per optimiser step, and here a micro-batch in between had done it already.",
+            "scale once per optimizer step, and here a micro-batch in between had done it already.",
             "call scaler.unscale_(optimizer) only in the micro-batch that steps, right before clipping, and scaler.update() "
             "after it",
         )
@@ -87,13 +89,19 @@ def scaler_with_bfloat16(logs: Logs) -> Iterator[Finding]:
 @in_log("A07")
 def scheduler_after_a_skipped_step(logs: Logs) -> Iterator[Finding]:
     if said := lines(logs, ORDER):
-        scaled = any(SCALER.search(line.text) for line in logs.lines if "lr_scheduler" not in line.text)
+        scaled = any(
+            SCALER.search(line.text) for line in logs.lines if "lr_scheduler" not in line.text
+        )
         why = (
-            f"PyTorch warns{said.at} that the scheduler came before the optimiser. If the script uses a GradScaler the order is "
+            f"PyTorch warns{said.at} that the scheduler came before the optimizer. If the script uses a GradScaler the order is "
             "right and the warning misleads: the first step was skipped because of an infinite gradient, and the scheduler "
             "moved on all the same."
         )
-        why += " The log mentions a scaler." if scaled else " Without a scaler the two calls stand in the wrong order."
+        why += (
+            " The log mentions a scaler."
+            if scaled
+            else " Without a scaler the two calls stand in the wrong order."
+        )
         yield said.finding(
             "A07",
             "warning" if scaled else "suspect",

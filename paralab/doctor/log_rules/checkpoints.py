@@ -9,7 +9,9 @@ from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.said import claims, errors
 from paralab.doctor.rules import in_log
 
-PREFIX = claims(r"Error\(s\) in loading state_dict for (\w+):.*(?:Missing|Unexpected) key\(s\) in state_dict:.*\"module\.")
+PREFIX = claims(
+    r"Error\(s\) in loading state_dict for (\w+):.*(?:Missing|Unexpected) key\(s\) in state_dict:.*\"module\."
+)
 CORRUPT = claims(r"PytorchStreamReader failed (?:reading|locating|finding)")
 
 

@@ -11,8 +11,13 @@ from paralab.doctor.logs.said import claims, errors, lines
 from paralab.doctor.rules import in_log
 
 SCALARS = re.compile(r"Was asked to gather along dimension 0, but all input tensors were scalars")
-NOT_SCALAR = claims(r"grad can be implicitly created only for scalar outputs", only=lambda logs: lines(logs, SCALARS) is not None)
-REPLICA = claims(r"Caught TypeError in replica (\d+) on device (\d+).*missing \d+ required positional argument")
+NOT_SCALAR = claims(
+    r"grad can be implicitly created only for scalar outputs",
+    only=lambda logs: lines(logs, SCALARS) is not None,
+)
+REPLICA = claims(
+    r"Caught TypeError in replica (\d+) on device (\d+).*missing \d+ required positional argument"
+)
 WRAPPER = claims(r"'(DataParallel|DistributedDataParallel)' object has no attribute '(\w+)'")
 UNEQUAL = re.compile(r"imbalance between your GPUs\. You may want to exclude GPU (\d+) which")
 

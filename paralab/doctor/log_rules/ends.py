@@ -1,4 +1,5 @@
-"""The root cause: a rank's own exception or signal, a rank that left without a word, and what torchrun made of it."""
+"""The root cause: a rank's own exception or signal, a rank that left without a word, and what
+torchrun made of it."""
 
 from __future__ import annotations
 
@@ -43,23 +44,55 @@ def first_root(logs: Logs) -> Event | None:
 def own_exception(logs: Logs) -> Iterator[Finding]:
     """Any exception that no other rule knows; CUDA's words are explained."""
     root = first_root(logs)
-    if root is None or root.trace is None or is_claimed(logs, root.trace.text) or "Fatal Python error" in root.trace.error:
+    if (
+        root is None
+        or root.trace is None
+        or is_claimed(logs, root.trace.text)
+        or "Fatal Python error" in root.trace.error
+    ):
         return
-    same = [e for e in blamed(logs).roots if e.trace and e.trace.kind == root.trace.kind and e.where == root.where]
+    same = [
+        e
+        for e in blamed(logs).roots
+        if e.trace and e.trace.kind == root.trace.kind and e.where == root.where
+    ]
     ranks = sorted({event.rank for event in same if event.rank is not None})
     at = root.trace.where
     place = f" at {at.file}:{at.line} (`{at.code}`)" if at else ""
     alone = len(same) == 1
-    who = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))}" if ranks else "A process"
-    others = sorted({event.rank for event in blamed(logs).victims if event.rank is not None} - set(ranks))
+    who = (
+        f"Rank {ranks[0]}"
+        if len(ranks) == 1
+        else f"Ranks {', '.join(map(str, ranks))}"
+        if ranks
+        else "A process"
+    )
+    others = sorted(
+        {event.rank for event in blamed(logs).victims if event.rank is not None} - set(ranks)
+    )
     noticed = (
-        f" What {'rank' if len(others) == 1 else 'ranks'} {', '.join(map(str, others))} said follows from it." if others else ""
+        f" What {'rank' if len(others) == 1 else 'ranks'} {', '.join(map(str, others))} said follows from it."
+        if others
+        else ""
     )
     known = cuda_trouble(root.trace.text)
-    why = f"{who} raised `{_shortened(root.trace.error)}`{place}." + (f" {known.why}" if known else "") + noticed
+    why = (
+        f"{who} raised `{_shortened(root.trace.error)}`{place}."
+        + (f" {known.why}" if known else "")
+        + noticed
+    )
     fix = known.fix if known else "repair this line; the other ranks' errors go with it"
     rank = root.rank if alone and len(logs.ranks) > 1 else None
-    yield Finding("H11", "error", why, fix, at.file if at else None, at.line if at else None, rank, root.evidence())
+    yield Finding(
+        "H11",
+        "error",
+        why,
+        fix,
+        at.file if at else None,
+        at.line if at else None,
+        rank,
+        root.evidence(),
+    )
 
 
 @in_log("H11")
@@ -68,7 +101,9 @@ def hardware(logs: Logs) -> Iterator[Finding]:
     if not any(event.trace for event in blamed(logs).roots) and (told := driver_line(logs)):
         line, known = told
         pid = PID.search(line.text)
-        owner = next((exit_.rank for exit_ in logs.exits if pid and exit_.pid == int(pid[1])), line.rank)
+        owner = next(
+            (exit_.rank for exit_ in logs.exits if pid and exit_.pid == int(pid[1])), line.rank
+        )
         yield Finding("H11", "error", known.why, known.fix, rank=owner, evidence=(str(line),))
 
 
@@ -113,15 +148,24 @@ def _killed(logs: Logs) -> Iterator[Finding]:
         fix = {
             "TIME LIMIT": "ask for more time (#SBATCH --time), or save checkpoints and resume: #SBATCH --signal=B:USR1@120",
             "PREEMPTION": "save checkpoints and let the job be requeued: #SBATCH --requeue",
-        }.get(reason, "start the job again from its last checkpoint, without that node: --exclude=" + node)
+        }.get(
+            reason,
+            "start the job again from its last checkpoint, without that node: --exclude=" + node,
+        )
         yield cancelled.finding(
-            "H12", "error", f"Slurm ended job {job} on {node} at {at} because of its {reason.lower()}; no rank is to blame.", fix
+            "H12",
+            "error",
+            f"Slurm ended job {job} on {node} at {at} because of its {reason.lower()}; no rank is to blame.",
+            fix,
         )
         return
     if node_failure := lines(logs, NODE):
         name = node_failure.match[1]
         yield node_failure.finding(
-            "H12", "error", f"The node {name} failed, and its ranks with it.", f"start again with --exclude={name}"
+            "H12",
+            "error",
+            f"The node {name} failed, and its ranks with it.",
+            f"start again with --exclude={name}",
         )
         return
     if (ended := _launcher_ended(logs)) and not blamed(logs).roots:
@@ -129,11 +173,15 @@ def _killed(logs: Logs) -> Iterator[Finding]:
         return
     roots = [event for event in blamed(logs).roots if event.exit and event.exit.signal == "SIGKILL"]
     memory = lines(logs, OOM_KILL)
-    if memory is None and (not roots or (root := first_root(logs)) is None or root.exit is not roots[0].exit):
+    if memory is None and (
+        not roots or (root := first_root(logs)) is None or root.exit is not roots[0].exit
+    ):
         return
     if memory is not None and any(event.trace for event in blamed(logs).roots) and not roots:
         return  # a rank's own exception came first; what was killed was its data worker or another job's
-    evidence = tuple(dict.fromkeys((*(memory.evidence if memory else ()), *(str(event.line) for event in roots))))
+    evidence = tuple(
+        dict.fromkeys((*(memory.evidence if memory else ()), *(str(event.line) for event in roots)))
+    )
     rank = roots[0].rank if len(roots) == 1 else memory.rank if memory else None
     who = f"Rank {rank}" if rank is not None else "A rank"
     said = (
@@ -154,7 +202,11 @@ def _killed(logs: Logs) -> Iterator[Finding]:
 
 def _launcher_ended(logs: Logs) -> Finding | None:
     """torchrun itself got a signal: SIGINT is the user's own hand and no mistake."""
-    told = [trace for trace in logs.tracebacks if (found := SIGNALLED.search(trace.error)) and found[1] != "2"]
+    told = [
+        trace
+        for trace in logs.tracebacks
+        if (found := SIGNALLED.search(trace.error)) and found[1] != "2"
+    ]
     if not told:
         return None
     return Finding(
@@ -193,15 +245,28 @@ def illegal_instruction(logs: Logs) -> Iterator[Finding]:
 def other_signal(logs: Logs) -> Iterator[Finding]:
     """Also H19: the debug level that crashes DDP on gloo, and L11: a bus error."""
     root = first_root(logs)
-    fault = root is not None and root.trace is not None and root.trace.error.startswith("Fatal Python error")
+    fault = (
+        root is not None
+        and root.trace is not None
+        and root.trace.error.startswith("Fatal Python error")
+    )
     if root is None or not (root.exit or fault):
         return
-    name = (root.exit.signal if root.exit else None) or _signal_of(root.trace.error if root.trace else "")
+    name = (root.exit.signal if root.exit else None) or _signal_of(
+        root.trace.error if root.trace else ""
+    )
     if name in ("SIGKILL", "SIGILL"):
         return
     at = root.trace.where if root.trace else None
     where = f" at {at.file}:{at.line}" if at else ""
-    evidence = (*(str(line) for line in logs.lines if "terminate called" in line.text or "what():" in line.text), *root.evidence())
+    evidence = (
+        *(
+            str(line)
+            for line in logs.lines
+            if "terminate called" in line.text or "what():" in line.text
+        ),
+        *root.evidence(),
+    )
     id, severity = "H11", _error
     if name == "SIGSEGV" and _in_constructor(root):
         id, severity, fix = "H19", _suspect, "TORCH_DISTRIBUTED_DEBUG=INFO"
@@ -214,11 +279,36 @@ def other_signal(logs: Logs) -> Iterator[Finding]:
     else:
         why = f"died of {name}{where}: {REASONS.get(name, 'ended by this signal')}"
         fix = "python -X faulthandler shows the line; the last lines of this rank help"
-    same = {event.rank for event in blamed(logs).roots if (event.exit or event is root) and event.rank is not None}
+    same = {
+        event.rank
+        for event in blamed(logs).roots
+        if (event.exit or event is root) and event.rank is not None
+    }
     rank = root.rank if len(same) == 1 and len(logs.ranks) > 1 else None
-    who = f"Rank {rank}" if rank is not None else f"{plural(len(same), 'rank')}" if len(same) > 1 else "A process"
-    yield Finding(id, severity, f"{who} {why}.", fix, at.file if at else None, at.line if at else None, rank, evidence)
-    if id == "H11" and name == "SIGSEGV" and at is None and len(same) > 1 and same.issuperset(logs.ranks):
+    who = (
+        f"Rank {rank}"
+        if rank is not None
+        else f"{plural(len(same), 'rank')}"
+        if len(same) > 1
+        else "A process"
+    )
+    yield Finding(
+        id,
+        severity,
+        f"{who} {why}.",
+        fix,
+        at.file if at else None,
+        at.line if at else None,
+        rank,
+        evidence,
+    )
+    if (
+        id == "H11"
+        and name == "SIGSEGV"
+        and at is None
+        and len(same) > 1
+        and same.issuperset(logs.ranks)
+    ):
         yield Finding(
             "H19",
             _suspect,
@@ -233,34 +323,64 @@ def _in_constructor(root: Event) -> bool:
     """It was DDP's own __init__ that it died in."""
     frames = root.trace.frames if root.trace else []
     own = [frame.file.endswith("nn/parallel/distributed.py") for frame in frames]
-    return bool(frames) and own[-1] and any(ours and frame.function == "__init__" for ours, frame in zip(own, frames, strict=True))
+    return (
+        bool(frames)
+        and own[-1]
+        and any(
+            ours and frame.function == "__init__" for ours, frame in zip(own, frames, strict=True)
+        )
+    )
 
 
 def _signal_of(error: str) -> str:
-    words = {"Segmentation fault": "SIGSEGV", "Bus error": "SIGBUS", "Aborted": "SIGABRT", "Illegal instruction": "SIGILL"}
-    return next((name for word, name in words.items() if word in error), "SIGFPE" if "Floating" in error else "a fatal error")
+    words = {
+        "Segmentation fault": "SIGSEGV",
+        "Bus error": "SIGBUS",
+        "Aborted": "SIGABRT",
+        "Illegal instruction": "SIGILL",
+    }
+    return next(
+        (name for word, name in words.items() if word in error),
+        "SIGFPE" if "Floating" in error else "a fatal error",
+    )
 
 
 @tells("H01", "H02", "H03", "H07")
 def left_without_a_word(logs: Logs) -> Iterator[Finding]:
-    """Nobody has an error of its own, and somebody is gone: the rank that ended well, and too early; or all others have ended as
-    they should, and one calls a collective alone."""
+    """Nobody has an error of its own, and somebody is gone: the rank that ended well, and too
+    early; or all others have ended as they should, and one calls a collective alone."""
     blame = blamed(logs)
     gone = [event for event in blame.victims if event.trace and not event.waited]
-    if blame.roots or blame.unknown or not gone or any(event.waited or event.exit for event in blame.victims):
+    if (
+        blame.roots
+        or blame.unknown
+        or not gone
+        or any(event.waited or event.exit for event in blame.victims)
+    ):
         return
     first = gone[0]
     if first.alone:
-        yield alone(first, f"Rank {first.rank} was {stands(first)}, under a rank condition, when the others had already ended.")
+        yield alone(
+            first,
+            f"Rank {first.rank} was {stands(first)}, under a rank condition, when the others had already ended.",
+        )
         return
     at = first.trace.where if first.trace else None
     sure = first.alone is False
     rank = blame.silent[0] if len(blame.silent) == 1 and sure else None
     names = ", ".join(map(str, blame.silent))
-    who = f"Rank {rank}" if rank is not None else f"Of the ranks {names} one" if blame.silent else "Another rank"
+    who = (
+        f"Rank {rank}"
+        if rank is not None
+        else f"Of the ranks {names} one"
+        if blame.silent
+        else "Another rank"
+    )
     last = logs.last.get(rank) if rank is not None else None
     says = f" Its last line is `{_shortened(last.text.strip())}` ({last.place})." if last else ""
-    reported = bool(logs.exits)  # the launcher names all that failed, and this one is not among them
+    reported = bool(
+        logs.exits
+    )  # the launcher names all that failed, and this one is not among them
     how = "ended with code 0" if reported else "is gone"
     why = f"{who} left no error and {how} while rank {first.rank} still needed it: that was {stands(first)}.{says}"
     if not reported:
@@ -271,7 +391,14 @@ def left_without_a_word(logs: Logs) -> Iterator[Finding]:
         why += " Which rank it was would be certain with the logs of all ranks."
     evidence = (*first.evidence(), *((str(last),) if last else ()))
     fix = "let all ranks leave together: no return or sys.exit under a rank condition, and dist.barrier() before the end"
-    yield Finding("H02", "error" if rank is not None and reported else "suspect", why, fix, rank=rank, evidence=evidence)
+    yield Finding(
+        "H02",
+        "error" if rank is not None and reported else "suspect",
+        why,
+        fix,
+        rank=rank,
+        evidence=evidence,
+    )
     if first.in_backward and (reported or rank is not None):  # else it may as well have been killed
         yield Finding(
             "H01",
@@ -293,21 +420,30 @@ def torchrun_names_the_victim(logs: Logs) -> Iterator[Finding]:
         return
     of_accused = [event for event in blame.victims if event.rank == accused.rank]
     own = [event for event in (*blame.roots, *blame.unknown) if event.rank == accused.rank]
-    if own or not of_accused or of_accused[0].exit:  # an abort in a mismatch: one side of it, like the other
+    if (
+        own or not of_accused or of_accused[0].exit
+    ):  # an abort in a mismatch: one side of it, like the other
         return
     victim = of_accused[0]
     if not blame.roots and victim.alone is not False:
         return  # it may have called a collective alone, and torchrun may be right
     if not blame.roots and not blame.absent:
         return  # all ranks noticed something: another rule tells what
-    root = blame.roots[0].rank if blame.roots else blame.absent[0] if len(blame.absent) == 1 else None
+    root = (
+        blame.roots[0].rank if blame.roots else blame.absent[0] if len(blame.absent) == 1 else None
+    )
     why = "whose own error came first" if blame.roots else "which left no error at all"
     yield Finding(
         "H16",
         "warning",
         f"torchrun's root cause is rank {accused.rank}, the first process whose end it saw; that rank only noticed that another "
         "one was gone "
-        "or did not come. " + (f"Look at rank {root}, {why}." if root is not None else "Look at a rank that left no error."),
+        "or did not come. "
+        + (
+            f"Look at rank {root}, {why}."
+            if root is not None
+            else "Look at a rank that left no error."
+        ),
         "decorate main with torch.distributed.elastic.multiprocessing.errors.record, and keep a log per rank (--log-dir, "
         "--redirects=3)",
         rank=root,

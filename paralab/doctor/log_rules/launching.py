@@ -10,20 +10,27 @@ from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.said import blamed, claims, errors, lines, victims
 from paralab.doctor.rules import in_log
 
-PORT = claims(r"(?:port: (\d+).{0,120})?EADDRINUSE|The server socket has failed to listen.{0,80}port: (\d+)|ddress already in use")
+PORT = claims(
+    r"(?:port: (\d+).{0,120})?EADDRINUSE|The server socket has failed to listen.{0,80}port: (\d+)|ddress already in use"
+)
 LISTEN = re.compile(r"The server socket has failed to listen")
 NUMBER = re.compile(r"port: (\d+)|:(\d{4,5})\b")
-NO_RANK = claims(r"Error initializing torch\.distributed using env:// rendezvous: environment variable (\w+) expected, but not set")
+NO_RANK = claims(
+    r"Error initializing torch\.distributed using env:// rendezvous: environment variable (\w+) expected, but not set"
+)
 DUPLICATE = claims(r"Duplicate GPU detected : rank (\d+) and rank (\d+) both on CUDA device (\w+)")
 NOT_BUILT = claims(r"Distributed package doesn't have (\w+) built in")
 NOT_INITIALISED = claims(r"Default process group has not been initialized")
-THREADS = re.compile(r"Setting OMP_NUM_THREADS environment variable for each process to be (\d+) in default")
+THREADS = re.compile(
+    r"Setting OMP_NUM_THREADS environment variable for each process to be (\d+) in default"
+)
 WORKERS = re.compile(
     r"This DataLoader will create (\d+) worker processes in total\. Our suggested max number of worker .{0,80}?is (\d+)"
 )
 NO_ROOM = r"unable to (?:allocate shared memory\(shm\)|(?:write to|resize) file </torch_)"
 SHM = claims(
-    NO_ROOM + r"|DataLoader worker \(pid\(?s?\)? ?\d*\)? ?(?:is killed by signal: Bus error|.{0,40}Bus error)|out of shared memory"
+    NO_ROOM
+    + r"|DataLoader worker \(pid\(?s?\)? ?\d*\)? ?(?:is killed by signal: Bus error|.{0,40}Bus error)|out of shared memory"
 )
 BUS = re.compile(r"DataLoader worker .{0,40}killed by signal: Bus error")
 UNKNOWN_DEVICE = re.compile(
@@ -31,10 +38,17 @@ UNKNOWN_DEVICE = re.compile(
     r"unknown|Guessing device ID based on global rank"
 )
 NOT_DESTROYED = re.compile(r"destroy_process_group\(\) was not called before program exit")
-JOINED = re.compile(r"Timed out after (\d+) seconds waiting for clients\. (\d+)/(\d+) clients joined")
-CLIENT = re.compile(r"client socket has timed out after (\d+) ?ms while trying to connect to \(([^,)]+), (\d+)\)")
-# gloo's ranks leave their addresses in the store, and wait there for each other's: the last number is the rank that is missed.
-ADDRESS = re.compile(r"wait timeout after (\d+) ?ms, keys: \S*/(?:cpu|cuda|\w*)//\S*?(\d+)\s*$", re.MULTILINE)
+JOINED = re.compile(
+    r"Timed out after (\d+) seconds waiting for clients\. (\d+)/(\d+) clients joined"
+)
+CLIENT = re.compile(
+    r"client socket has timed out after (\d+) ?ms while trying to connect to \(([^,)]+), (\d+)\)"
+)
+# gloo's ranks leave their addresses in the store, and wait there for each other's: the last number
+# is the rank that is missed.
+ADDRESS = re.compile(
+    r"wait timeout after (\d+) ?ms, keys: \S*/(?:cpu|cuda|\w*)//\S*?(\d+)\s*$", re.MULTILINE
+)
 INITIAL = "init_process_group"
 MEETING = claims(r"Rendezvous(?:Timeout|Connection|Closed|GracefulExit)Error")
 NAMELESS = re.compile(r"network addresses of \(([^,)]+), (\d+)\) cannot be retrieved")
@@ -47,7 +61,9 @@ STORE = re.compile(
 
 @in_log("L01")
 def port_in_use(logs: Logs) -> Iterator[Finding]:
-    said = errors(logs, PORT) or victims(logs, PORT) or lines(logs, LISTEN)  # other servers look for another port
+    said = (
+        errors(logs, PORT) or victims(logs, PORT) or lines(logs, LISTEN)
+    )  # other servers look for another port
     if said is None:
         return
     found = NUMBER.search(said.match.string)

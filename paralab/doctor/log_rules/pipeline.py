@@ -9,9 +9,15 @@ from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.said import claims, errors
 from paralab.doctor.rules import in_log
 
-SIZE = claims(r"pipelining[/\\](?:schedules|stage)\.py.*The size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
-FEWER = claims(r"Tensor size (\d+) is smaller than num_chunks|Expecting (\d+) arg_mbs but got (\d+)")
-STAGES = claims(r"Number of microbatches \((\d+)\) must be greater than or equal to the number of stages \((\d+)\)")
+SIZE = claims(
+    r"pipelining[/\\](?:schedules|stage)\.py.*The size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)"
+)
+FEWER = claims(
+    r"Tensor size (\d+) is smaller than num_chunks|Expecting (\d+) arg_mbs but got (\d+)"
+)
+STAGES = claims(
+    r"Number of microbatches \((\d+)\) must be greater than or equal to the number of stages \((\d+)\)"
+)
 BACKWARD = claims(
     r"Failed to run stage backward:.*?Stage output: \('?Tensor\(torch\.Size\(\[([\d, ]+)\]\).*?Output gradient: "
     r"\('?Tensor\(torch\.Size\(\[([\d, ]+)\]\)"

@@ -22,7 +22,8 @@ FIXES = {
 
 @tells("H01", "H03", "H04", "H05", "H06", "H15")
 def dumps_differ(logs: Logs) -> Iterator[Finding]:
-    """H01 or H03 (a rank is behind), H04, H05, H06, H15. The first place where the ranks part; what follows is its consequence."""
+    """H01 or H03 (a rank is behind), H04, H05, H06, H15. The first place where the ranks part; what
+    follows is its consequence."""
     for mismatch in mismatches(logs.dumps, over=True)[:1]:
         yield _told(logs, mismatch)
 
@@ -53,7 +54,8 @@ def _told(logs: Logs, mismatch: Mismatch) -> Finding:
 
 
 def _who(mismatch: Mismatch) -> int | None:
-    """Of a call that is not a gradient: most came, and one is missing; or one came, and calls it alone. Of two, either may be."""
+    """Of a call that is not a gradient: most came, and one is missing; or one came, and calls it
+    alone. Of two, either may be."""
     came = [rank for rank, call in mismatch.calls if call is not None]
     if len(mismatch.calls) < 3:
         return None
@@ -77,11 +79,11 @@ def _why(mismatch: Mismatch) -> str:
         last = f"; the last thing it did was {mismatch.last}" if mismatch.last else ""
         return f"At {number} {said}, and {who} did not come{last}. Certain with the line where that rank stood."
     if mismatch.kind == "stuck":
-        return (
-            f"At {number} all ranks have arrived ({said}) and it does not end: the network or P2P. Certain if nccl-tests hangs too."
-        )
+        return f"At {number} all ranks have arrived ({said}) and it does not end: the network or P2P. Certain if nccl-tests hangs too."
     odd = f" Rank {mismatch.rank} differs from all others." if mismatch.rank is not None else ""
     if mismatch.kind == "site":
-        certain = "" if mismatch.swapped else " Certain if the two lines do not reduce the same value."
+        certain = (
+            "" if mismatch.swapped else " Certain if the two lines do not reduce the same value."
+        )
         return f"At {number} {said}: operation and size agree, so nothing fails, and the sums mix two values.{odd}{certain}"
     return f"At {number} {said}: collectives meet by their order, not by their name.{odd}"

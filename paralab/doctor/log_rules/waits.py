@@ -1,5 +1,6 @@
-"""Ranks that waited for one that did not come, or met another collective than their own: gloo's timeouts and size errors, and the
-messages of TORCH_DISTRIBUTED_DEBUG=DETAIL. Where each victim stood in the user's code tells what kind of mistake it was."""
+"""Ranks that waited for one that did not come, or met another collective than their own: gloo's
+timeouts and size errors, and the messages of TORCH_DISTRIBUTED_DEBUG=DETAIL. Where each victim
+stood in the user's code tells what kind of mistake it was."""
 
 from __future__ import annotations
 
@@ -21,15 +22,21 @@ FINGERPRINTS = claims(
 )
 BYTES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 UNEQUAL = re.compile(r"collective mismatch in your code")
-MONITORED = re.compile(r"\[Rank (\d+)\]: Ranks ([\d, ]+) failed to pass monitoredBarrier in (\d+) ms")
+MONITORED = re.compile(
+    r"\[Rank (\d+)\]: Ranks ([\d, ]+) failed to pass monitoredBarrier in (\d+) ms"
+)
 PATIENCE = re.compile(r"Timed out waiting (\d+) ?ms")
 EVALUATING = re.compile(r"eval|valid|\btest|predict|infer|accuracy", re.IGNORECASE)
 
 
-def _finding(id: str, event: Event, why: str, fix: str, rank: int | None, more: tuple[str, ...] = ()) -> Finding:
+def _finding(
+    id: str, event: Event, why: str, fix: str, rank: int | None, more: tuple[str, ...] = ()
+) -> Finding:
     at = event.trace.where if event.trace else None
     evidence = (*event.evidence(), *more)
-    return Finding(id, "suspect", why, fix, at.file if at else None, at.line if at else None, rank, evidence)
+    return Finding(
+        id, "suspect", why, fix, at.file if at else None, at.line if at else None, rank, evidence
+    )
 
 
 @tells("H04", "H06")
@@ -37,9 +44,15 @@ def fingerprints_differ(logs: Logs) -> Iterator[Finding]:
     """Also H06: the same operation with other sizes."""
     if said := errors(logs, FINGERPRINTS):
         one, number, operation, shape, other, others, shapes = said.match.groups()
-        id, fix = ("H04", "call the same collectives in the same order on all ranks: no rank condition around them")
+        id, fix = (
+            "H04",
+            "call the same collectives in the same order on all ranks: no rank condition around them",
+        )
         if operation == others:
-            id, fix = "H06", "pad to the largest size, use all_gather_object, or drop the ragged last batch (drop_last=True)"
+            id, fix = (
+                "H06",
+                "pad to the largest size, use all_gather_object, or drop the ragged last batch (drop_last=True)",
+            )
         yield said.of_all().finding(
             id,
             "error",
@@ -52,11 +65,17 @@ def fingerprints_differ(logs: Logs) -> Iterator[Finding]:
 @tells("H03", "H06", "H07")
 def sizes_differ(logs: Logs) -> Iterator[Finding]:
     """Also H07: what met the other rank's collective was DDP's broadcast of buffers."""
-    found: list[Line] = [line for line in logs.lines if UNEQUAL.search(line.text) or BYTES.search(line.text)]
+    found: list[Line] = [
+        line for line in logs.lines if UNEQUAL.search(line.text) or BYTES.search(line.text)
+    ]
     if not found or any(event.trace for event in blamed(logs).roots):
         return
     sizes = next((match for line in found if (match := BYTES.search(line.text))), None)
-    counted = f"{sizes[1]} bytes came where {sizes[2]} were expected" if sizes else "another size came than was expected"
+    counted = (
+        f"{sizes[1]} bytes came where {sizes[2]} were expected"
+        if sizes
+        else "another size came than was expected"
+    )
     evidence = tuple(str(line) for line in found[:2])
     for event in blamed(logs).victims:
         if event.in_buffers:
@@ -71,7 +90,11 @@ def sizes_differ(logs: Logs) -> Iterator[Finding]:
         "H06",
         "error",
         f"In one collective {counted}: the ranks bring tensors of different sizes, or are in different collectives."
-        + (f" Rank {told[0].rank} was {stands(told[0])}." if told else " The rank that aborted leaves no Python line."),
+        + (
+            f" Rank {told[0].rank} was {stands(told[0])}."
+            if told
+            else " The rank that aborted leaves no Python line."
+        ),
         "bring the same shape on all ranks: pad to the largest, all_gather_object, drop_last=True; the flight recorder names "
         "both lines",
         at.file if at else None,
@@ -85,11 +108,15 @@ def _beside_the_gradients(
     logs: Logs, event: Event, counted: str, sizes: re.Match[str] | None, evidence: tuple[str, ...]
 ) -> Finding:
     """DDP's buckets are equal on all ranks, so what met them was another collective."""
-    aborted = [other.rank for other in blamed(logs).victims if other.exit and other.rank is not None]
+    aborted = [
+        other.rank for other in blamed(logs).victims if other.exit and other.rank is not None
+    ]
     rank = aborted[0] if len(aborted) == 1 and len(logs.ranks) == 2 else None
     least = min(int(sizes[1]), int(sizes[2])) if sizes else None
     small = (
-        f" ({least} bytes: {plural(least // 4, 'value')} in float32, as a metric or a flag has)" if least and least <= 64 else ""
+        f" ({least} bytes: {plural(least // 4, 'value')} in float32, as a metric or a flag has)"
+        if least and least <= 64
+        else ""
     )
     who = f"rank {rank}" if rank is not None else "another rank"
     return Finding(  # without a place: the line that is known is the victim's
@@ -106,14 +133,22 @@ def _beside_the_gradients(
 
 def _of_buffers(event: Event, counted: str, evidence: tuple[str, ...]) -> Finding:
     if event.alone:
-        return alone(event, f"{counted}rank {event.rank} was {stands(event)}, under a rank condition.", evidence)
+        return alone(
+            event,
+            f"{counted}rank {event.rank} was {stands(event)}, under a rank condition.",
+            evidence,
+        )
     at = event.trace.where if event.trace else None
     looks = at is not None and bool(EVALUATING.search(at.function) or EVALUATING.search(at.code))
     return _finding(
         "H07",
         event,
         f"{counted}rank {event.rank} was {stands(event)}, and another rank was not. "
-        + ("It looks like an evaluation that only this rank does" if looks else "One of them calls the model alone")
+        + (
+            "It looks like an evaluation that only this rank does"
+            if looks
+            else "One of them calls the model alone"
+        )
         + "; the wrapper broadcasts buffers (BatchNorm) at every forward, and that takes all ranks. Certain if that line "
         "is under a rank condition.",
         "evaluate on all ranks, or through model.module(...) under the rank condition",
@@ -124,7 +159,11 @@ def _of_buffers(event: Event, counted: str, evidence: tuple[str, ...]) -> Findin
 
 @tells("H03", "H07")
 def did_not_pass_the_barrier(logs: Logs) -> Iterator[Finding]:
-    waiting = [(event, found) for event in blamed(logs).victims if event.trace and (found := MONITORED.search(event.trace.text))]
+    waiting = [
+        (event, found)
+        for event in blamed(logs).victims
+        if event.trace and (found := MONITORED.search(event.trace.text))
+    ]
     if blamed(logs).roots or not waiting:
         return
     event, found = waiting[0]
@@ -136,20 +175,33 @@ def did_not_pass_the_barrier(logs: Logs) -> Iterator[Finding]:
         return
     rank = ranks[0] if len(ranks) == 1 and event.alone is False else None
     why += " Either the call stands under a rank condition, or that rank hangs elsewhere."
-    yield _finding("H03", event, why, "move the collective out of the rank condition, so that all ranks call it", rank)
+    yield _finding(
+        "H03",
+        event,
+        why,
+        "move the collective out of the rank condition, so that all ranks call it",
+        rank,
+    )
 
 
 @tells("H01", "H03", "H04", "H07", "H13", "H15")
 def waited_in_vain(logs: Logs) -> Iterator[Finding]:
-    """H01, H03, H04, H07, H13: whoever timed out is a victim; the place where it waited tells of what."""
+    """H01, H03, H04, H07, H13: whoever timed out is a victim; the place where it waited tells of
+    what."""
     blame = blamed(logs)
-    waiting = [event for event in blame.victims if event.trace and PATIENCE.search(event.trace.text)]
+    waiting = [
+        event for event in blame.victims if event.trace and PATIENCE.search(event.trace.text)
+    ]
     if blame.roots or not waiting or any(UNEQUAL.search(line.text) for line in logs.lines):
         return
     first = waiting[0]
     limit = PATIENCE.search(first.trace.text if first.trace else "")
     waited = f"Rank {first.rank} waited {int(limit[1]) / 1000:g} s {stands(first)}" if limit else ""
-    others = [event for event in blame.victims if event.trace and event.rank != first.rank and event.trace.where]
+    others = [
+        event
+        for event in blame.victims
+        if event.trace and event.rank != first.rank and event.trace.where
+    ]
     if blame.absent:
         yield _nobody_came(logs, first, waited)
     elif others:

@@ -35,7 +35,10 @@ def _interpreted(logs: Logs, heard: list[Dog], whole: bool) -> Finding:
     evidence = tuple(str(line) for dog in heard for line in dog.lines)[:8]
     met = [dog for dog in timed if dog.number == first.number]
     for dog in met:
-        if (dog.operation, dog.values) != (first.operation, first.values) and first.operation == dog.operation == "ALLREDUCE":
+        if (dog.operation, dog.values) != (
+            first.operation,
+            first.values,
+        ) and first.operation == dog.operation == "ALLREDUCE":
             return _mismatch("H06", first, dog, evidence)
         if dog.operation != first.operation:
             return _mismatch("H04", first, dog, evidence)
@@ -46,7 +49,11 @@ def _interpreted(logs: Logs, heard: list[Dog], whole: bool) -> Finding:
             "H15",
             "suspect",
             f"{waited}, and all {len(heard)} ranks have enqueued it: nobody is missing, so what lies between them is"
-            + (" (it is the first collective: P2P between the GPUs does not work)." if (first.number or 0) <= 2 else ".")
+            + (
+                " (it is the first collective: P2P between the GPUs does not work)."
+                if (first.number or 0) <= 2
+                else "."
+            )
             + " Certain if it works with NCCL_P2P_DISABLE=1.",
             "try NCCL_P2P_DISABLE=1, then switch off ACS / IOMMU in the BIOS (iommu=pt); between nodes check NCCL_SOCKET_IFNAME "
             "and the links",
@@ -54,28 +61,50 @@ def _interpreted(logs: Logs, heard: list[Dog], whole: bool) -> Finding:
         )
     meaning, id, fix = _meaning(first)
     if len(timed) == 1 and len(heard) == 1 and (id == "H07" or first.values == 1):
-        # a rank that waits alone for something else than gradients may have called it alone, and is then the culprit itself
-        others = {exit_.rank for exit_ in logs.exits if exit_.code == -6} - {timed[0].rank}  # they waited too
+        # a rank that waits alone for something else than gradients may have called it alone, and is
+        # then the culprit itself
+        others = {exit_.rank for exit_ in logs.exits if exit_.code == -6} - {
+            timed[0].rank
+        }  # they waited too
         lone = len(logs.ranks) > 2 and not others
         behind, told = (timed[0].rank, "is the only one that came to it") if lone else (None, "")
     who = (
-        f"Rank {behind} {told}" if behind is not None else "Which rank is to blame is not in these logs: all ranks' logs would tell"
+        f"Rank {behind} {told}"
+        if behind is not None
+        else "Which rank is to blame is not in these logs: all ranks' logs would tell"
     )
-    counted = any(dog.rank == behind for dog in heard)  # else it is known by its silence, which a report must confirm
+    counted = any(
+        dog.rank == behind for dog in heard
+    )  # else it is known by its silence, which a report must confirm
     sure = id == "H10" and behind is not None and len(timed) > 1 and bool(counted or logs.exits)
-    return Finding(id, "error" if sure else "suspect", f"{waited}. {who}. {meaning}", fix, rank=behind, evidence=evidence)
+    return Finding(
+        id,
+        "error" if sure else "suspect",
+        f"{waited}. {who}. {meaning}",
+        fix,
+        rank=behind,
+        evidence=evidence,
+    )
 
 
 def _behind(logs: Logs, heard: list[Dog], number: int, whole: bool) -> tuple[int | None, str]:
-    """The rank that has not enqueued the collective which timed out; else the one rank of the job whose watchdog had nothing to
-    wait for. A rank that is less far ahead than others has come all the same: it is not behind."""
+    """The rank that has not enqueued the collective which timed out; else the one rank of the job
+    whose watchdog had nothing to wait for. A rank that is less far ahead than others has come all
+    the same: it is not behind."""
     counted = [dog for dog in heard if dog.enqueued is not None and dog.rank is not None]
-    aborted = {exit_.rank for exit_ in logs.exits if exit_.code == -6}  # by its own watchdog, whose words are not in these logs
-    missing = sorted(set(logs.ranks) - {dog.rank for dog in heard if dog.rank is not None} - aborted)
+    aborted = {
+        exit_.rank for exit_ in logs.exits if exit_.code == -6
+    }  # by its own watchdog, whose words are not in these logs
+    missing = sorted(
+        set(logs.ranks) - {dog.rank for dog in heard if dog.rank is not None} - aborted
+    )
     late = [dog for dog in counted if (dog.enqueued or 0) < number]
     if len(late) == 1 and not missing:
         most = max(dog.enqueued or 0 for dog in counted)
-        return late[0].rank, f"had enqueued {late[0].enqueued} of {most} collectives: it is the one that did not come"
+        return (
+            late[0].rank,
+            f"had enqueued {late[0].enqueued} of {most} collectives: it is the one that did not come",
+        )
     if whole and len(missing) == 1 and missing[0] in logs.heard and not late:
         return missing[0], "has no collective that timed out: it never came to this one"
     if len(counted) > 1 and not late and {dog.rank for dog in heard} >= set(logs.ranks):
@@ -99,7 +128,11 @@ def _meaning(first: Dog) -> tuple[str, str, str]:
             "evaluate on all ranks, or through model.module(...) under the rank condition",
         )
     if first.values == 1:
-        return ("One element is a barrier or a metric, not a gradient: a collective that not all ranks call.", "H10", RECORD)
+        return (
+            "One element is a barrier or a metric, not a gradient: a collective that not all ranks call.",
+            "H10",
+            RECORD,
+        )
     size = sized(first.values) if first.values else "its size"
     return (
         f"{first.operation} of {size} is a bucket of gradients: the missing rank had no batch left, left the loop, or is slow in "

@@ -11,19 +11,27 @@ from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.said import blamed, claims, errors, lines, tells
 from paralab.doctor.rules import in_log
 
-UNFINISHED = claims(r"Expected to have finished reduction in the prior iteration before starting a new one")
+UNFINISHED = claims(
+    r"Expected to have finished reduction in the prior iteration before starting a new one"
+)
 CHANGED = re.compile(r"training graph has changed in this iteration")
 INDICES = re.compile(r"Parameter indices which did not receive grad for rank (\d+): ([\d ]+)")
 NAMES = re.compile(r"Parameters which did not receive grad for rank \d+: ([^\n]+)")
 TWICE = claims(r"Expected to mark a variable ready only once")
 NAMED = re.compile(r"Parameter at index (\d+)(?: with name (\S+))? has been marked as ready twice")
-NEEDLESS = re.compile(r"find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters")
+NEEDLESS = re.compile(
+    r"find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters"
+)
 INPLACE = claims(
     r"one of the variables needed for gradient computation has been modified by an inplace operation: \[(?P<tensor>[^\]]+\])\]?,? "
     r".{0,80}?is at version (?P<now>\d+); expected version (?P<then>\d+)"
 )
-ONE_VALUE = claims(r"Expected more than 1 value per channel when training, got input size torch\.Size\(\[([\d, ]+)\]\)")
-SYNC_ON_CPU = claims(r"SyncBatchNorm (?:layers only work with GPU modules|expected input tensor to be on)")
+ONE_VALUE = claims(
+    r"Expected more than 1 value per channel when training, got input size torch\.Size\(\[([\d, ]+)\]\)"
+)
+SYNC_ON_CPU = claims(
+    r"SyncBatchNorm (?:layers only work with GPU modules|expected input tensor to be on)"
+)
 ATTACHED = re.compile(r"c10d::(\w+): an autograd kernel was not registered")
 STRIDES = re.compile(r"Grad strides do not match bucket view strides")
 GRADIENT = re.compile(r"\bgrad\.sizes\(\) = \[([\d, ]*)\], strides\(\) = \[([\d, ]*)\]")
@@ -31,7 +39,9 @@ BUCKET = re.compile(r"bucket_view\.sizes\(\) = \[([\d, ]*)\], strides\(\) = \[([
 COUNTS = claims(
     r"DDP expects same model across all ranks, but Rank (\d+) has (\d+) params, while rank (\d+) has inconsistent (\d+) params"
 )
-SHAPES = claims(r"\[(\d+)\]: params\[(\d+)\] in this process with sizes \[([\d, ]*)\] appears not to match")
+SHAPES = claims(
+    r"\[(\d+)\]: params\[(\d+)\] in this process with sizes \[([\d, ]*)\] appears not to match"
+)
 ON_CPU = claims(
     r"device_ids and output_device arguments only work with .{0,80}but got device_ids "
     r"(\[[^\]]*\])(?:.*?module parameters (\{.*?\}))?"
@@ -56,9 +66,15 @@ def unused_parameters(logs: Logs) -> Iterator[Finding]:
         return
     which = INDICES.search(text)
     named = NAMES.search(text)
-    parameters = named[1].strip() if named else f"number {', '.join(which[2].split())}" if which else "some"
+    parameters = (
+        named[1].strip() if named else f"number {', '.join(which[2].split())}" if which else "some"
+    )
     fix = "remove or freeze (requires_grad_(False) before wrapping) what is not used, or DDP(model, find_unused_parameters=True)"
-    noticed = [event.rank for event in blamed(logs).victims if event.rank is not None and event.rank not in said.ranks]
+    noticed = [
+        event.rank
+        for event in blamed(logs).victims
+        if event.rank is not None and event.rank not in said.ranks
+    ]
     if said.rank is not None and noticed:
         yield said.finding(
             "H14",
@@ -74,7 +90,11 @@ def unused_parameters(logs: Logs) -> Iterator[Finding]:
         "error",
         f"The parameters {parameters} got no gradient in the step before{said.at}, so DDP waits for them for ever; {said.who} "
         "noticed it at the next forward. "
-        + ("" if named else "Numbers count model.parameters() from 0; TORCH_DISTRIBUTED_DEBUG=INFO prints the names."),
+        + (
+            ""
+            if named
+            else "Numbers count model.parameters() from 0; TORCH_DISTRIBUTED_DEBUG=INFO prints the names."
+        ),
         fix,
     )
 
@@ -126,7 +146,7 @@ def batch_norm_of_one(logs: Logs) -> Iterator[Finding]:
         yield said.finding(
             "S09",
             "error",
-            f"{said.who} got a batch of shape ({said.match[1]}){said.at}: one row has no variance, so BatchNorm cannot normalise "
+            f"{said.who} got a batch of shape ({said.match[1]}){said.at}: one row has no variance, so BatchNorm cannot normalize "
             "it. It is the rest of the data set that is left over for this rank.",
             "drop_last=True in the DataLoader (and in the DistributedSampler), or larger batches per rank",
         )
@@ -180,7 +200,9 @@ def _layout(logs: Logs, pattern: re.Pattern[str]) -> tuple[list[int], list[int]]
     found = next((match for line in logs.lines if (match := pattern.search(line.text))), None)
     if found is None:
         return None
-    shape, strides = ([int(number) for number in group.split(",") if number.strip()] for group in found.groups())
+    shape, strides = (
+        [int(number) for number in group.split(",") if number.strip()] for group in found.groups()
+    )
     return (shape, strides) if len(shape) == len(strides) else None
 
 

@@ -1,8 +1,9 @@
-"""Who began it, and who only noticed: every error of a job is a root (a rank's own), a victim's (another one is gone), or unknown.
+"""Who began it, and who only noticed: every error of a job is a root (a rank's own), a victim's
+(another one is gone), or unknown.
 
-    12:00:07  rank 1  ValueError: image 13 has 0 bytes             root: nobody else has to do with it
-    12:00:07  rank 0  Connection closed by peer [127.0.0.1]        victim: it waited for rank 1
-    12:00:08  rank 0  ended by SIGTERM                             victim: torchrun tidied up
+    12:00:07  rank 1  ValueError: image 13 has 0 bytes             root: nobody else has to do with
+  it 12:00:07  rank 0  Connection closed by peer [127.0.0.1]        victim: it waited for rank 1
+  12:00:08  rank 0  ended by SIGTERM                             victim: torchrun tidied up
 
 The first root wins. Without one, the culprit is among those that said nothing at all."""
 
@@ -42,9 +43,12 @@ class Event:
 
     @property
     def in_backward(self) -> bool:
-        """It waited for gradients: in those all ranks have the same part, so whoever does not come is to blame."""
+        """It waited for gradients: in those all ranks have the same part, so whoever does not come
+        is to blame."""
         frames = self.trace.frames if self.trace else []
-        return any("torch/autograd" in frame.file or frame.function == "backward" for frame in frames)
+        return any(
+            "torch/autograd" in frame.file or frame.function == "backward" for frame in frames
+        )
 
     @property
     def in_buffers(self) -> bool:
@@ -53,7 +57,8 @@ class Event:
 
     @property
     def alone(self) -> bool | None:
-        """It called a collective under a rank condition, and is the culprit itself. None: nobody can tell."""
+        """It called a collective under a rank condition, and is the culprit itself. None: nobody
+        can tell."""
         if self.trace is None:
             return None
         return False if self.in_backward else called_alone(self.trace)
@@ -64,8 +69,8 @@ class Event:
 
 @dataclass(frozen=True)
 class Blame:
-    """All events on one clock. `silent`: ranks that left no error and were not ended by the launcher; `ended`: ranks that said
-    nothing and were still there when the launcher ended them."""
+    """All events on one clock. `silent`: ranks that left no error and were not ended by the
+    launcher; `ended`: ranks that said nothing and were still there when the launcher ended them."""
 
     roots: tuple[Event, ...]
     victims: tuple[Event, ...]
@@ -81,12 +86,20 @@ class Blame:
 def blame(logs: Logs) -> Blame:
     traces = [_of_trace(trace) for trace in fatal(logs)]
     exits = [event for exit_ in logs.exits if (event := _of_exit(exit_, logs, traces))]
-    dogs = [Event("victim", line.rank, line, waited=True) for line in logs.lines if "Watchdog caught collective" in line.text]
+    dogs = [
+        Event("victim", line.rank, line, waited=True)
+        for line in logs.lines
+        if "Watchdog caught collective" in line.text
+    ]
     spoken = {event.rank for event in traces if event.role == "victim"}
     dogs = [event for event in _first_of_each_rank(dogs) if event.rank not in spoken]
     events = sorted([*traces, *exits, *dogs], key=lambda event: _when(event, logs))
     failed = {event.rank for event in events if event.role != "unknown"}
-    ended = {exit_.rank for exit_ in logs.exits if exit_.rank is not None and (exit_.asked or exit_.code == -15)} - failed
+    ended = {
+        exit_.rank
+        for exit_ in logs.exits
+        if exit_.rank is not None and (exit_.asked or exit_.code == -15)
+    } - failed
     exited = {exit_.rank for exit_ in logs.exits if exit_.rank is not None}
     silent = logs.heard - failed - ended - exited
 
@@ -94,20 +107,35 @@ def blame(logs: Logs) -> Blame:
         return tuple(event for event in events if event.role == role)
 
     return Blame(
-        of("root"), of("victim"), of("unknown"), tuple(sorted(silent)), tuple(sorted(rank for rank in ended if rank is not None))
+        of("root"),
+        of("victim"),
+        of("unknown"),
+        tuple(sorted(silent)),
+        tuple(sorted(rank for rank in ended if rank is not None)),
     )
 
 
 def fatal(logs: Logs) -> list[Traceback]:
-    """Tracebacks that ended a process: torch's hook wrote them, or nothing came after them. One that a logger wrote, or after which
-    its file goes on, was caught. A process that dies says the same twice at most: once itself, once in the launcher's report."""
+    """Tracebacks that ended a process: torch's hook wrote them, or nothing came after them. One
+    that a logger wrote, or after which its file goes on, was caught. A process that dies says the
+    same twice at most: once itself, once in the launcher's report."""
     traces = [trace for trace in logs.tracebacks if not trace.of_launcher and trace.errors]
-    sure = [trace for trace in traces if not trace.logged and (trace.hooked or trace.reported or trace.followed <= 3)]
+    sure = [
+        trace
+        for trace in traces
+        if not trace.logged and (trace.hooked or trace.reported or trace.followed <= 3)
+    ]
     failed = any(exit_.code and not exit_.asked for exit_ in logs.exits)
     if failed and not any(_of_trace(trace).role == "root" for trace in sure):
         sure += [trace for trace in traces if not trace.logged and trace not in sure]
-        last = {trace.rank: trace for trace in traces if trace.logged}  # caught, written down, and then given up
-        sure += [trace for trace in last.values() if trace.rank in {e.rank for e in logs.exits if e.code and e.code > 0}]
+        last = {
+            trace.rank: trace for trace in traces if trace.logged
+        }  # caught, written down, and then given up
+        sure += [
+            trace
+            for trace in last.values()
+            if trace.rank in {e.rank for e in logs.exits if e.code and e.code > 0}
+        ]
     seen: dict[object, Traceback] = {}
     for trace in sorted(sure, key=lambda trace: trace.reported):
         seen.setdefault((trace.rank, trace.error) if trace.rank is not None else id(trace), trace)
@@ -118,17 +146,24 @@ def is_victim(trace: Traceback) -> bool:
     text = "\n".join(line.text for line in trace.errors)
     frames = "\n".join(frame.file for frame in trace.frames)
     broken = GONE.search(text) or WAITED.search(text)
-    return bool(broken and (BETWEEN_RANKS.search(text) or BETWEEN_RANKS.search(frames)) and not MISMATCH.search(text))
+    return bool(
+        broken
+        and (BETWEEN_RANKS.search(text) or BETWEEN_RANKS.search(frames))
+        and not MISMATCH.search(text)
+    )
 
 
 def _of_trace(trace: Traceback) -> Event:
-    role: Role = "victim" if is_victim(trace) else "unknown" if trace.kind in INTERRUPTED else "root"
+    role: Role = (
+        "victim" if is_victim(trace) else "unknown" if trace.kind in INTERRUPTED else "root"
+    )
     waited = role == "victim" and any(WAITED.search(line.text) for line in trace.errors)
     return Event(role, trace.rank, trace.first, trace, waited=waited)
 
 
 def _of_exit(exit_: Exit, logs: Logs, traces: list[Event]) -> Event | None:
-    """A signal is a cause of its own, unless the launcher sent it or the rank had already told of another's end."""
+    """A signal is a cause of its own, unless the launcher sent it or the rank had already told of
+    another's end."""
     told = {event.rank for event in traces}
     if exit_.asked or not exit_.code or exit_.rank in told or exit_.code == -15:
         return None
@@ -143,20 +178,35 @@ def _of_exit(exit_: Exit, logs: Logs, traces: list[Event]) -> Event | None:
 
 
 def _aborted(logs: Logs) -> Role:
-    """Compiled code that gives up says why. Between ranks it is a victim as a rule, and without words nobody can tell."""
+    """Compiled code that gives up says why. Between ranks it is a victim as a rule, and without
+    words nobody can tell."""
     words = [
-        line.text for line in logs.lines if "what():" in line.text or "Watchdog caught" in line.text or MISMATCH.search(line.text)
+        line.text
+        for line in logs.lines
+        if "what():" in line.text or "Watchdog caught" in line.text or MISMATCH.search(line.text)
     ]
     if not words:
         return "unknown"
-    return "victim" if any(BETWEEN_RANKS.search(text) or MISMATCH.search(text) for text in words) else "root"
+    return (
+        "victim"
+        if any(BETWEEN_RANKS.search(text) or MISMATCH.search(text) for text in words)
+        else "root"
+    )
 
 
 def _when(event: Event, logs: Logs) -> tuple[float, int, int]:
-    """A traceback bears no stamp. Within one file the order of lines counts; between files, when the launcher saw the rank end."""
+    """A traceback bears no stamp. Within one file the order of lines counts; between files, when
+    the launcher saw the rank end."""
     time, file, number = logs.when(event.line)
     if event.trace is not None and len(logs.sources) > 1:
-        time = next((exit_.time for exit_ in logs.exits if exit_.rank == event.rank and exit_.time is not None), time)
+        time = next(
+            (
+                exit_.time
+                for exit_ in logs.exits
+                if exit_.rank == event.rank and exit_.time is not None
+            ),
+            time,
+        )
     return time, file, number
 
 

@@ -36,12 +36,20 @@ def cuda_trouble(text: str) -> Trouble | None:
     """An explanation of CUDA's words."""
     if found := MEMORY.search(text):
         numbers = f"It asked for {found['asked']}"
-        numbers += f", {found['free']} of {found['total']} were free" if found["free"] and found["total"] else ""
+        numbers += (
+            f", {found['free']} of {found['total']} were free"
+            if found["free"] and found["total"]
+            else ""
+        )
         kept = f"; {found['reserved']} lay in pieces that did not fit" if found["reserved"] else ""
         return Trouble(
             f"The GPU's memory ran out. {numbers}{kept}.",
             "a smaller batch per rank with gradient accumulation, autocast, or activation checkpointing"
-            + ("; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against the pieces" if found["reserved"] else ""),
+            + (
+                "; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against the pieces"
+                if found["reserved"]
+                else ""
+            ),
         )
     if (found := XID.search(text)) and (number := found[2] or found[3]):
         return Trouble(
@@ -75,7 +83,9 @@ def cuda_trouble(text: str) -> Trouble | None:
 def driver_line(logs: Logs) -> tuple[Line, Trouble] | None:
     """The first line in which the driver itself speaks of a defect."""
     for line in logs.lines:
-        speaks = "NVRM: Xid" in line.text or ("ncorrectable ECC" in line.text and "encountered" in line.text)
+        speaks = "NVRM: Xid" in line.text or (
+            "ncorrectable ECC" in line.text and "encountered" in line.text
+        )
         if speaks and (known := cuda_trouble(line.text)):
             return line, known
     return None

@@ -1,6 +1,8 @@
-"""Flight Recorder dumps: NCCL's pickle (`nccl_trace_rank_0`), JSON of `_dump_fr_trace_json`, and torchrun's error files.
+"""Flight Recorder dumps: NCCL's pickle (`nccl_trace_rank_0`), JSON of `_dump_fr_trace_json`, and
+torchrun's error files.
 
-A pickle can run any code, so only the plain containers that a recorder writes are built: a class by name is refused."""
+A pickle can run any code, so only the plain containers that a recorder writes are built: a class by
+name is refused."""
 
 from __future__ import annotations
 
@@ -35,19 +37,28 @@ def looks_like_pickle(start: bytes) -> bool:
 def looks_like_json(start: bytes, name: str) -> bool:
     if not start.lstrip().startswith(b"{"):
         return False
-    return name.endswith(".json") or any(word in start for word in (b'"entries"', b'"comm_lib_version"', b'"nccl_version"'))
+    return name.endswith(".json") or any(
+        word in start for word in (b'"entries"', b'"comm_lib_version"', b'"nccl_version"')
+    )
 
 
 def read_dump(path: Path, start: bytes) -> dict[str, Any] | None:
     """The dump as plain containers; None if it is something else."""
     if path.stat().st_size > LARGEST:
-        raise UsageError(f"{path} is a dump of {path.stat().st_size >> 20} MB; at most {LARGEST >> 20} MB are read.")
+        raise UsageError(
+            f"{path} is a dump of {path.stat().st_size >> 20} MB; at most {LARGEST >> 20} MB are read."
+        )
     try:
         content = path.read_bytes()
-        value = PlainUnpickler(io.BytesIO(content)).load() if looks_like_pickle(start) else json.loads(content)
+        value = (
+            PlainUnpickler(io.BytesIO(content)).load()
+            if looks_like_pickle(start)
+            else json.loads(content)
+        )
     except Refused as error:
         raise UsageError(
-            f"{path} is a pickle that was not opened: {error}.", cure="give the file that NCCL wrote, unchanged"
+            f"{path} is a pickle that was not opened: {error}.",
+            fix="give the file that NCCL wrote, unchanged",
         ) from error
     except (
         pickle.UnpicklingError,
@@ -66,7 +77,8 @@ def read_dump(path: Path, start: bytes) -> dict[str, Any] | None:
 
 
 def entries(dump: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A dump of several threads or of a newer version may nest; entries that are not entries are left out."""
+    """A dump of several threads or of a newer version may nest; entries that are not entries are
+    left out."""
     found = dump.get("entries")
     return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
@@ -77,4 +89,6 @@ def elastic_error(dump: Mapping[str, Any]) -> tuple[str, float | None] | None:
     if not isinstance(message, dict) or not isinstance(extra := message.get("extraInfo"), dict):
         return None
     stamp = str(extra.get("timestamp", ""))
-    return str(extra.get("py_callstack", message.get("message", ""))), float(stamp) if stamp.isdigit() else None
+    return str(extra.get("py_callstack", message.get("message", ""))), float(
+        stamp
+    ) if stamp.isdigit() else None

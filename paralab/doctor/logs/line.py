@@ -1,4 +1,5 @@
-"""One line of a log, freed of what launchers put before it: colours, progress bars, ranks, hosts and stamps.
+"""One line of a log, freed of what launchers put before it: colours, progress bars, ranks, hosts
+and stamps.
 
 [default1]:[rank1]:[E1115 12:00:00.123456789 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught …
 └ tee ────┘└ torch┘└ stamp ──────────────────────────────────────────┘└ text
@@ -25,8 +26,9 @@ NCCL = re.compile(r"([\w.-]+):\d+:\d+ (?:\[\d+\] )?NCCL ")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`time`: seconds since the start of an arbitrary year (launchers write no year); None where nothing in the file tells it.
-    `stamped`: it began with a stamp of its own, which is how a logger writes and an interpreter that dies does not."""
+    """`time`: seconds since the start of an arbitrary year (launchers write no year); None where
+    nothing in the file tells it. `stamped`: it began with a stamp of its own, which is how a logger
+    writes and an interpreter that dies does not."""
 
     source: str
     number: int
@@ -49,7 +51,8 @@ class Line:
 
 
 def clean(raw: bytes) -> str:
-    """Text of a line whatever its encoding, without colours; of a progress bar that was redrawn, the last picture."""
+    """Text of a line whatever its encoding, without colours; of a progress bar that was redrawn,
+    the last picture."""
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")) or raw.count(0) * 3 > len(raw) > 0:
         raw = raw.replace(b"\0", b"").lstrip(b"\xff\xfe")  # UTF-16, as Windows shells redirect
     text = raw.decode("utf-8", errors="replace")
@@ -63,14 +66,19 @@ def clean(raw: bytes) -> str:
 
 def seconds(month: str, day: str, hour: str, minute: str, second: str) -> float | None:
     try:
-        start = datetime(2000, int(month), int(day), int(hour), int(minute))  # a leap year: the 29th of February exists
+        start = datetime(
+            2000, int(month), int(day), int(hour), int(minute)
+        )  # a leap year: the 29th of February exists
     except ValueError:
         return None
     return (start - datetime(2000, 1, 1)).total_seconds() + float(second.replace(",", "."))
 
 
-def parse(source: str, number: int, text: str, rank: int | None, host: str | None, labelled: bool) -> Line:
-    """A clean line; `rank` and `host` are what its file's name says; `labelled`: this file has a rank before every line."""
+def parse(
+    source: str, number: int, text: str, rank: int | None, host: str | None, labelled: bool
+) -> Line:
+    """A clean line; `rank` and `host` are what its file's name says; `labelled`: this file has a
+    rank before every line."""
     hooked = stamped = compiled = False
     time = level = None
     at = 0
@@ -85,7 +93,12 @@ def parse(source: str, number: int, text: str, rank: int | None, host: str | Non
                 rank, at = (rank if rank is not None else int(found[2])), found.end()
                 continue
         if found := (GLOG.match(text, at) or CPP.match(text, at)):
-            time, level, at, stamped = seconds(*found.group(2, 3, 4, 5, 6)), found[1], found.end(), True
+            time, level, at, stamped = (
+                seconds(*found.group(2, 3, 4, 5, 6)),
+                found[1],
+                found.end(),
+                True,
+            )
             compiled = found.re is CPP
         elif not stamped and (found := ISO.match(text, at)):
             time, stamped = seconds(*found.group(1, 2, 3, 4, 5)), True

@@ -1,5 +1,5 @@
-"""The words that make a line worth keeping. A log of 100 MB is searched for them block by block, and a block without any is never
-split into lines."""
+"""The words that make a line worth keeping. A log of 100 MB is searched for them block by block,
+and a block without any is never split into lines."""
 
 from __future__ import annotations
 
@@ -78,6 +78,18 @@ NEEDLES: tuple[bytes, ...] = (
     b"Error initializing torch.distributed",
 )
 
-# These begin or make up something of several lines, so they are looked for to the end, however often they come.
-_STARTS = (b"Traceback", b"Fatal", b"exitcode", b"closing", b"Root", b"Failures", b"  ", b"srun", b"slurmstepd", b"Watchdog")
+# These begin or make up something of several lines, so they are looked for to the end, however
+# often they come.
+_STARTS = (
+    b"Traceback",
+    b"Fatal",
+    b"exitcode",
+    b"closing",
+    b"Root",
+    b"Failures",
+    b"  ",
+    b"srun",
+    b"slurmstepd",
+    b"Watchdog",
+)
 STRUCTURE: frozenset[bytes] = frozenset(needle for needle in NEEDLES if needle.startswith(_STARTS))

@@ -1,7 +1,9 @@
-"""Reading what a job has printed: every file once, in blocks, so that a log of any length fits into memory.
+"""Reading what a job has printed: every file once, in blocks, so that a log of any length fits into
+memory.
 
-Of a block that holds none of the needles only the last lines are looked at (where was each rank?). Of the others, tracebacks,
-exits and lines with a needle are kept. In the end everything lies on one clock, where there are stamps."""
+Of a block that holds none of the needles only the last lines are looked at (where was each rank?).
+Of the others, tracebacks, exits and lines with a needle are kept. In the end everything lies on one
+clock, where there are stamps."""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ BEFORE = 3  # and lines before one with a needle: they tell the time, and whethe
 FULLY = 20_000  # lines: a file of up to this length is read line by line
 LAUNCHER = re.compile(r"torch/distributed/(?:run|elastic|launcher|agent)")
 MENTIONED = re.compile(r"\brank[ _:=]{0,2}(\d{1,5})\b", re.IGNORECASE)
-WORLD = re.compile(r"\bworld[ _-]?size[ =:]+(\d{1,6})\b|nproc[_-]per[_-]node[ =]+(\d+)", re.IGNORECASE)
+WORLD = re.compile(
+    r"\bworld[ _-]?size[ =:]+(\d{1,6})\b|nproc[_-]per[_-]node[ =]+(\d+)", re.IGNORECASE
+)
 OF_FILE = re.compile(
     r"attempt_\d+[/\\](\d+)[/\\](?:stdout\.log|stderr\.log|error\.json)$"
     r"|(?<![A-Za-z])rank[_.-]?(\d+)(?=\D|$)(?!.*[/\\])"
@@ -51,28 +55,36 @@ def read_logs(paths: Iterable[str | Path]) -> Logs:
 
 
 def rank_of(name: str) -> int | None:
-    """The rank that a file's name tells: `attempt_0/1/stderr.log` of torchrun, `rank1.err`, `nccl_trace_rank_1`, `err.1`."""
+    """The rank that a file's name tells: `attempt_0/1/stderr.log` of torchrun, `rank1.err`,
+    `nccl_trace_rank_1`, `err.1`."""
     found = OF_FILE.search(name)
     return int(next(group for group in found.groups() if group is not None)) if found else None
 
 
 def _files(name: str) -> Iterator[str]:
     if name != "-" and not Path(name).exists():
-        raise UsageError(f"There is no log {name}.", cure="give the files that the job has written, or - to read them from a pipe")
+        raise UsageError(
+            f"There is no log {name}.",
+            fix="give the files that the job has written, or - to read them from a pipe",
+        )
     if name == "-" or not Path(name).is_dir():
         yield name
         return
     kinds = (".log", ".err", ".out", ".txt", ".json")
     found = [path for path in sorted(Path(name).rglob("*")) if path.is_file()]
-    found = [path for path in found if path.suffix in kinds or "trace_rank" in path.name or path.name.startswith("slurm-")]
+    found = [
+        path
+        for path in found
+        if path.suffix in kinds or "trace_rank" in path.name or path.name.startswith("slurm-")
+    ]
     if not found:
         scripts = any(Path(name).glob("*.py"))
-        cure = (
+        fix = (
             f"scripts are given by name: {name}/train.py"
             if scripts
             else f"logs end in {', '.join(kinds)}; give other files by name"
         )
-        raise UsageError(f"The folder {name} holds no logs.", cure=cure)
+        raise UsageError(f"The folder {name} holds no logs.", fix=fix)
     yield from map(str, found)
 
 
@@ -132,7 +144,9 @@ class _File:
         self.labelled = False
         self.streams: dict[int | None, Assembler] = {}
         self.ends: dict[int | None, Ends] = {}
-        self.clock: float | None = None  # lines without a stamp lie where the stamped line before them lies
+        self.clock: float | None = (
+            None  # lines without a stamp lie where the stamped line before them lies
+        )
         self.kept: Counter[bytes] = Counter()
         self.needles = list(NEEDLES)
         self.busy = False  # inside a traceback
@@ -183,10 +197,13 @@ class _File:
                 for at in range(first, index + 1):
                     self._line(lines[at], present, start + at + 1)
                 seen = index + 1
-        self.needles = [needle for needle in self.needles if self.kept[needle] < SAME or needle in STRUCTURE]
+        self.needles = [
+            needle for needle in self.needles if self.kept[needle] < SAME or needle in STRUCTURE
+        ]
 
     def _skip(self, number: int) -> None:
-        """Lines that nobody looks at still tell that the process went on after its last traceback."""
+        """Lines that nobody looks at still tell that the process went on after its last
+        traceback."""
         stream = self.streams.get(self.rank)
         if number and stream is not None and stream.done:
             stream.done[-1].followed += number
@@ -205,7 +222,9 @@ class _File:
         taken = stream.feed(line)
         if stream.open is not None and stream.open.reported and stream.open.rank is None:
             stream.open.rank = ends.entry_rank
-        self.busy = any(other.open is not None or other.fatal is not None for other in self.streams.values())
+        self.busy = any(
+            other.open is not None or other.fatal is not None for other in self.streams.values()
+        )
         if not text or taken:
             return
         self._notice(line)
@@ -219,7 +238,9 @@ class _File:
 
     def _notice(self, line: Line) -> None:
         """Where each rank was last, and which ranks there are."""
-        if LAUNCHER.search(line.text) or line.text.startswith(("  ", "Failures", "Root Cause", "srun: ", "slurmstepd")):
+        if LAUNCHER.search(line.text) or line.text.startswith(
+            ("  ", "Failures", "Root Cause", "srun: ", "slurmstepd")
+        ):
             return
         if (found := WORLD.search(line.text)) and (number := int(found[1] or found[2])) > 0:
             self.logs.worlds.add(number)
@@ -231,7 +252,10 @@ class _File:
 
 
 def _is_labelled(block: bytes) -> bool:
-    """`srun -l` writes the task's number before every line. Not so numbers that count: those seldom come twice."""
+    """`srun -l` writes the task's number before every line. Not so numbers that count: those seldom
+    come twice."""
     lines = [clean(raw) for raw in block[:LONGEST_LINE].splitlines() if raw.strip()][:400]
     labels = [found[1] for line in lines if (found := LABEL.match(line))]
-    return len(labels) >= 3 and len(labels) >= 0.9 * len(lines) and len(set(labels)) <= len(labels) / 2
+    return (
+        len(labels) >= 3 and len(labels) >= 0.9 * len(lines) and len(set(labels)) <= len(labels) / 2
+    )

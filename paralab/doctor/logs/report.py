@@ -16,7 +16,9 @@ FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+
 CLOSING = re.compile(r"Sending process (\d+) closing signal (\w+)")
 FORCED = re.compile(r"Unable to shutdown process (\d+) via")
 TASKS = re.compile(r"srun: error: (\S+): tasks? ([\d,\-]+): (.+)$")
-SPAWNED = re.compile(r"ProcessExitedException: process (\d+) terminated with (?:signal (\w+)|exit code (\d+))")
+SPAWNED = re.compile(
+    r"ProcessExitedException: process (\d+) terminated with (?:signal (\w+)|exit code (\d+))"
+)
 EXITED = re.compile(r"Exited with exit code (\d+)")
 WORDS = {
     "Killed": 9,
@@ -32,7 +34,8 @@ WORDS = {
 
 @dataclass
 class Exit:
-    """The end of one process. `code` is negative for a signal, as torchrun writes it. `asked`: the launcher ended it itself."""
+    """The end of one process. `code` is negative for a signal, as torchrun writes it. `asked`: the
+    launcher ended it itself."""
 
     line: Line
     code: int | None = None
@@ -48,7 +51,11 @@ class Exit:
     @property
     def signal(self) -> str | None:
         try:
-            return signals.Signals(-self.code).name if self.code is not None and self.code < 0 else None
+            return (
+                signals.Signals(-self.code).name
+                if self.code is not None and self.code < 0
+                else None
+            )
         except ValueError:
             return f"signal {-self.code}" if self.code else None
 
@@ -77,7 +84,11 @@ class Ends:
         elif found := KEY.match(text):
             self._keyed(line, found[1], found[2])
         elif found := FAILED.search(text):
-            self.exits.append(Exit(line, int(found[1]), local_rank=int(found[2]), pid=int(found[3]), time=line.time))
+            self.exits.append(
+                Exit(
+                    line, int(found[1]), local_rank=int(found[2]), pid=int(found[3]), time=line.time
+                )
+            )
         elif found := CLOSING.search(text):
             self.closed[int(found[1])] = found[2]
             self.lines.append(line)
@@ -89,13 +100,19 @@ class Ends:
     def _keyed(self, line: Line, key: str, value: str) -> None:
         if key == "time":  # every entry of a report begins with it
             stamp = STAMP.match(value)
-            self._entry = Exit(line, time=seconds(*stamp.groups()) if stamp else None, first=self._root)
+            self._entry = Exit(
+                line, time=seconds(*stamp.groups()) if stamp else None, first=self._root
+            )
         if self._entry is None:
             return
         if key == "host":
             self._entry.host = value.strip()
         elif key == "rank" and (found := RANK.match(value)):
-            self._entry.rank, self._entry.local_rank, self._entry.line = int(found[1]), int(found[2]), line
+            self._entry.rank, self._entry.local_rank, self._entry.line = (
+                int(found[1]),
+                int(found[2]),
+                line,
+            )
         elif key == "exitcode" and (found := CODE.match(value)) and self._entry.rank is not None:
             self._entry.code, self._entry.pid, self._entry.line = int(found[1]), int(found[2]), line
             self.exits.append(self._entry)
@@ -105,7 +122,10 @@ class Ends:
         if code is None and (found := EXITED.search(words)):
             code = int(found[1])
         if code is not None:
-            self.exits += [Exit(line, code, task, None, None, line.time, host, words=words) for task in numbers(tasks)]
+            self.exits += [
+                Exit(line, code, task, None, None, line.time, host, words=words)
+                for task in numbers(tasks)
+            ]
 
 
 def spawned(line: Line) -> Exit | None:
@@ -126,5 +146,9 @@ def numbers(text: str) -> list[int]:
     for part in text.split(","):
         first, _, last = part.partition("-")
         if first.isdigit():
-            found += range(int(first), min(int(last), int(first) + 65536) + 1) if last.isdigit() else [int(first)]
+            found += (
+                range(int(first), min(int(last), int(first) + 65536) + 1)
+                if last.isdigit()
+                else [int(first)]
+            )
     return found

@@ -1,4 +1,5 @@
-"""What rules ask the logs: who said this, from which line of the user's code, and was it the cause?"""
+"""What rules ask the logs: who said this, from which line of the user's code, and was it the
+cause?"""
 
 from __future__ import annotations
 
@@ -50,14 +51,18 @@ class Said:
         """The same, with nobody named: the mistake lies between ranks, whoever spoke of it."""
         return replace(self, rank=None)
 
-    def finding(self, id: str, severity: Severity, why: str, fix: str, rank: int | None = None) -> Finding:
+    def finding(
+        self, id: str, severity: Severity, why: str, fix: str, rank: int | None = None
+    ) -> Finding:
         named = self.rank if rank is None else rank
-        return Finding(id, severity, why[:1].upper() + why[1:], fix, self.file, self.line, named, self.evidence)
+        return Finding(
+            id, severity, why[:1].upper() + why[1:], fix, self.file, self.line, named, self.evidence
+        )
 
 
 def claims(pattern: str, only: Callable[[Logs], bool] = lambda logs: True) -> re.Pattern[str]:
-    """A pattern of an error that has a rule of its own (in some logs `only`), so that the rule for all other exceptions leaves it
-    alone."""
+    """A pattern of an error that has a rule of its own (in some logs `only`), so that the rule for
+    all other exceptions leaves it alone."""
     compiled = re.compile(pattern, re.DOTALL)
     _claimed.append((compiled, only))
     return compiled
@@ -68,7 +73,8 @@ def is_claimed(logs: Logs, text: str) -> bool:
 
 
 def tells(*ids: str) -> Callable[[Check], Check]:
-    """For a rule that finds out which of several entries it is: it stands in the list of rules once for each of them."""
+    """For a rule that finds out which of several entries it is: it stands in the list of rules once
+    for each of them."""
 
     def register(check: Check) -> Check:
         for id in ids:
@@ -94,13 +100,21 @@ def blamed(logs: Logs) -> Blame:
 
 def errors(logs: Logs, pattern: re.Pattern[str]) -> Said | None:
     """The exceptions that ended a rank of its own accord and say so."""
-    found = [(event, match) for event in blamed(logs).roots if event.trace and (match := pattern.search(event.trace.text))]
+    found = [
+        (event, match)
+        for event in blamed(logs).roots
+        if event.trace and (match := pattern.search(event.trace.text))
+    ]
     return _said(logs, [(event, match) for event, match in found]) if found else None
 
 
 def victims(logs: Logs, pattern: re.Pattern[str]) -> Said | None:
     """The same, of ranks that noticed another one's end or absence."""
-    found = [(event, match) for event in blamed(logs).victims if event.trace and (match := pattern.search(event.trace.text))]
+    found = [
+        (event, match)
+        for event in blamed(logs).victims
+        if event.trace and (match := pattern.search(event.trace.text))
+    ]
     return _said(logs, found) if found else None
 
 
@@ -117,13 +131,24 @@ def _said(logs: Logs, found: list[tuple[Event, re.Match[str]]]) -> Said:
     return Said(match, ranks, rank, at.file, at.line, at.code, evidence)
 
 
-def lines(logs: Logs, pattern: re.Pattern[str], only: Callable[[Line], bool] = lambda line: True) -> Said | None:
-    """The lines that say so: warnings, mostly. Python writes before a warning the line of code that it is about."""
-    found = [(line, match) for line in logs.lines if (match := pattern.search(line.text)) and only(line)]
+def lines(
+    logs: Logs, pattern: re.Pattern[str], only: Callable[[Line], bool] = lambda line: True
+) -> Said | None:
+    """The lines that say so: warnings, mostly. Python writes before a warning the line of code that
+    it is about."""
+    found = [
+        (line, match) for line in logs.lines if (match := pattern.search(line.text)) and only(line)
+    ]
     if not found:
         return None
     ranks = tuple(sorted({line.rank for line, _ in found if line.rank is not None}))
-    rank = ranks[0] if len(ranks) == 1 and len(logs.ranks) > 1 and all(line.rank is not None for line, _ in found) else None
+    rank = (
+        ranks[0]
+        if len(ranks) == 1
+        and len(logs.ranks) > 1
+        and all(line.rank is not None for line, _ in found)
+        else None
+    )
     for line, _ in found:
         if (at := WARNED.match(line.text)) and not any(part in at[1] for part in LIBRARIES):
             break
@@ -131,4 +156,12 @@ def lines(logs: Logs, pattern: re.Pattern[str], only: Callable[[Line], bool] = l
         at = None
     seen = {line.text: line for line, _ in reversed(found)}
     evidence = tuple(map(str, sorted(seen.values(), key=logs.when)[:3]))
-    return Said(found[0][1], ranks, rank, at[1].strip() if at else None, int(at[2]) if at else None, "", evidence)
+    return Said(
+        found[0][1],
+        ranks,
+        rank,
+        at[1].strip() if at else None,
+        int(at[2]) if at else None,
+        "",
+        evidence,
+    )

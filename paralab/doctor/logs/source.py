@@ -1,7 +1,9 @@
-"""A look into the user's file, where it lies on this machine: was a call made under a rank condition?
+"""A look into the user's file, where it lies on this machine: was a call made under a rank
+condition?
 
-That decides between two mistakes that look alike in a log, a rank that calls a collective alone and a rank that has left: in the
-first the one that waits is to blame, in the second the one that is gone. Without the file nobody is named."""
+That decides between two mistakes that look alike in a log, a rank that calls a collective alone and
+a rank that has left: in the first the one that waits is to blame, in the second the one that is
+gone. Without the file nobody is named."""
 
 from __future__ import annotations
 
@@ -13,13 +15,15 @@ from pathlib import Path
 from paralab.doctor.logs.traceback import Frame, Traceback
 
 RANK = re.compile(
-    r"(?:^|_)rank$|^rank|is_(?:main|master|chief|global_zero|rank)|main_process|master_process|get_rank", re.IGNORECASE
+    r"(?:^|_)rank$|^rank|is_(?:main|master|chief|global_zero|rank)|main_process|master_process|get_rank",
+    re.IGNORECASE,
 )
 LARGEST = 2 << 20  # bytes
 
 
 def called_alone(trace: Traceback) -> bool | None:
-    """True: one of the user's frames lies under a rank condition. False: none does. None: the file is not here, or has changed."""
+    """True: one of the user's frames lies under a rank condition. False: none does. None: the file
+    is not here, or has changed."""
     known = [_under_condition(frame) for frame in trace.frames if frame.own]
     if any(known):
         return True
@@ -37,8 +41,13 @@ def _under_condition(frame: Frame) -> bool | None:
 
 
 def _guards(node: ast.AST, line: int) -> bool:
-    """An `if rank == 0:` around the line, or an `if rank != 0: return` before it in the same block."""
-    if isinstance(node, ast.If) and _asks_for_rank(node.test) and node.lineno < line <= (node.end_lineno or 0):
+    """An `if rank == 0:` around the line, or an `if rank != 0: return` before it in the same
+    block."""
+    if (
+        isinstance(node, ast.If)
+        and _asks_for_rank(node.test)
+        and node.lineno < line <= (node.end_lineno or 0)
+    ):
         return True
     for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
         if not isinstance(block, list):
@@ -47,7 +56,11 @@ def _guards(node: ast.AST, line: int) -> bool:
         for statement in block:
             if left and statement.lineno <= line <= (statement.end_lineno or 0):
                 return True
-            if isinstance(statement, ast.If) and _asks_for_rank(statement.test) and not statement.orelse:
+            if (
+                isinstance(statement, ast.If)
+                and _asks_for_rank(statement.test)
+                and not statement.orelse
+            ):
                 left = left or isinstance(statement.body[-1], ast.Return | ast.Continue | ast.Break)
     return False
 

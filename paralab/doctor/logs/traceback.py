@@ -11,7 +11,9 @@ HEADER = "Traceback (most recent call last):"
 FRAME = re.compile(r'\s*File "(.+?)", line (\d+)(?:,? in (.*))?$')
 CAUSE = "The above exception was the direct cause of the following exception:"
 MEANWHILE = "During handling of the above exception, another exception occurred:"
-ERROR = re.compile(r"\s*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Iteration|[A-Z]\w*))(?:: |:?$)")
+ERROR = re.compile(
+    r"\s*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Iteration|[A-Z]\w*))(?:: |:?$)"
+)
 LIBRARIES = (
     "site-packages",
     "dist-packages",
@@ -24,9 +26,13 @@ LIBRARIES = (
     "importlib",
     "/paralab/observe/",  # around the calls of an observed script
 )
-SPAWNED = re.compile(r"-- Process (\d+) terminated with the following error:")  # torch.multiprocessing.spawn
+SPAWNED = re.compile(
+    r"-- Process (\d+) terminated with the following error:"
+)  # torch.multiprocessing.spawn
 LONGEST = 200  # lines
-LONGEST_MESSAGE = 8  # lines of an exception's message, where nothing tells them from what the process prints next
+LONGEST_MESSAGE = (
+    8  # lines of an exception's message, where nothing tells them from what the process prints next
+)
 
 
 @dataclass(frozen=True)
@@ -44,11 +50,14 @@ class Frame:
 
 @dataclass
 class Traceback:
-    """`error` is the line that names the exception; `message` that line and what follows, to the end."""
+    """`error` is the line that names the exception; `message` that line and what follows, to the
+    end."""
 
     lines: list[Line] = field(default_factory=list)
     frames: list[Frame] = field(default_factory=list)
-    errors: list[Line] = field(default_factory=list)  # of a chain, the last printed is the one that ended the process
+    errors: list[Line] = field(
+        default_factory=list
+    )  # of a chain, the last printed is the one that ended the process
     reported: bool = False  # quoted in torchrun's report: the process wrote it itself before
     logged: bool = False  # written by a logger: somebody caught it
     followed: int = 0  # lines that its stream wrote afterwards
@@ -79,14 +88,25 @@ class Traceback:
 
     @property
     def where(self) -> Frame | None:
-        """The innermost frame of the user's code; of an exception raised from another one, the frame of the other one."""
-        frames = [*self.frames[self.caused :], *self.frames[: self.caused]] if self.caused else self.frames
+        """The innermost frame of the user's code; of an exception raised from another one, the
+        frame of the other one."""
+        frames = (
+            [*self.frames[self.caused :], *self.frames[: self.caused]]
+            if self.caused
+            else self.frames
+        )
         return next((frame for frame in reversed(frames) if frame.own), None)
 
     @property
     def of_launcher(self) -> bool:
-        """The launcher's own, about its children. (A launcher that cannot start has a traceback of another kind.)"""
-        names = ("ChildFailedError", "SignalException", "ProcessRaisedException", "ProcessExitedException")
+        """The launcher's own, about its children. (A launcher that cannot start has a traceback of
+        another kind.)"""
+        names = (
+            "ChildFailedError",
+            "SignalException",
+            "ProcessRaisedException",
+            "ProcessExitedException",
+        )
         return any(name in self.error for name in names)
 
     def evidence(self) -> tuple[str, ...]:
@@ -95,9 +115,13 @@ class Traceback:
         lines = []
         if at is not None:
             lines += [
-                str(line) for line in self.lines if (m := FRAME.match(line.text)) and (m[1], int(m[2])) == (at.file, at.line)
+                str(line)
+                for line in self.lines
+                if (m := FRAME.match(line.text)) and (m[1], int(m[2])) == (at.file, at.line)
             ][-1:]
-        if self.errors and self.errors[0] is self.first:  # the fault handler's: the error comes first, then the frames
+        if (
+            self.errors and self.errors[0] is self.first
+        ):  # the fault handler's: the error comes first, then the frames
             lines.append(str(self.first))
         elif self.errors:
             start = self.lines.index(self.errors[-1])
@@ -106,8 +130,9 @@ class Traceback:
 
 
 class Fatal:
-    """What Python's fault handler writes when a process dies of a signal: "Fatal Python error: Illegal instruction", then the
-    threads, innermost call first; of interest is the one that says "Current thread"."""
+    """What Python's fault handler writes when a process dies of a signal: "Fatal Python error:
+    Illegal instruction", then the threads, innermost call first; of interest is the one that says
+    "Current thread"."""
 
     FRAME = re.compile(r'\s*File "(.+?)", line (\d+) in (.*)$')
 
@@ -169,14 +194,21 @@ class Assembler:
 
     def _begin(self, line: Line) -> None:
         if self.open is not None and (self._chained() or "Original Traceback" in line.text):
-            if CAUSE in self.open.lines[-1].text or any(CAUSE in old.text for old in self.open.lines[-3:]):
+            if CAUSE in self.open.lines[-1].text or any(
+                CAUSE in old.text for old in self.open.lines[-3:]
+            ):
                 self.open.caused = self.open.caused or len(self.open.frames)
         else:
             self.close()
             self.open = Traceback(rank=line.rank, reported="traceback :" in line.text)
             before = self.previous
             by_logger = before is not None and before.stamped and not before.compiled
-            self.open.logged = by_logger and before is not None and before.number >= line.number - 2 and not line.hooked
+            self.open.logged = (
+                by_logger
+                and before is not None
+                and before.number >= line.number - 2
+                and not line.hooked
+            )
             self.open.logged |= line.stamped
             if before is not None and (found := SPAWNED.match(before.text)):
                 self.open.rank, self.open.reported = int(found[1]), True
@@ -184,7 +216,9 @@ class Assembler:
         self._message = self._blank = False
 
     def _chained(self) -> bool:
-        return self.open is not None and any(CAUSE in old.text or MEANWHILE in old.text for old in self.open.lines[-3:])
+        return self.open is not None and any(
+            CAUSE in old.text or MEANWHILE in old.text for old in self.open.lines[-3:]
+        )
 
     def _continue(self, line: Line) -> bool:
         assert self.open is not None
@@ -197,11 +231,17 @@ class Assembler:
         if found := FRAME.match(text):
             trace.frames.append(Frame(found[1], int(found[2]), found[3] or "?"))
             self._message = False
-        elif not self._message and text.startswith("    ") and trace.frames and not ERROR.match(text):
+        elif (
+            not self._message and text.startswith("    ") and trace.frames and not ERROR.match(text)
+        ):
             if not trace.frames[-1].code:
                 last = trace.frames[-1]
                 trace.frames[-1] = Frame(last.file, last.line, last.function, text.strip())
-        elif not self._message and (text.lstrip().startswith("[Previous line") or text.startswith("   ")) and not ERROR.match(text):
+        elif (
+            not self._message
+            and (text.lstrip().startswith("[Previous line") or text.startswith("   "))
+            and not ERROR.match(text)
+        ):
             pass
         elif not self._message:
             trace.errors.append(line)
@@ -213,7 +253,8 @@ class Assembler:
         return True
 
     def _is_over(self, text: str, hooked: bool) -> bool:
-        """After the message: a rule of torchrun's report, or a blank line that no chained exception follows."""
+        """After the message: a rule of torchrun's report, or a blank line that no chained exception
+        follows."""
         assert self.open is not None
         if text.startswith(("====", "----", "Failures:")):
             return True

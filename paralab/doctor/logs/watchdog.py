@@ -17,7 +17,9 @@ TIMEOUT = re.compile(
     r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)(?:, NumelIn=(\d+))?(?:, NumelOut=(\d+))?"
     r".*?Timeout\(ms\)=(\d+)\)(?: ran for (\d+) milliseconds)?"
 )
-PROGRESS = re.compile(r"[Ll]ast enqueued(?: NCCL)? work: (-?\d+), last completed(?: NCCL)? work: (-?\d+)")
+PROGRESS = re.compile(
+    r"[Ll]ast enqueued(?: NCCL)? work: (-?\d+), last completed(?: NCCL)? work: (-?\d+)"
+)
 GROUP = re.compile(r"PG (?:ID \d+ PG )?GUID (\w+)|PG ID (\d+)")
 
 

@@ -1,4 +1,5 @@
-"""Is there enough for every rank? GPUs, cores, memory, room on disks, limits, and precisions that work."""
+"""Is there enough for every rank? GPUs, cores, memory, room on disks, limits, and precisions that
+work."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ WORKERS = 2  # loader workers of a rank, and batches that each holds ready: what
 PREFETCHED = 2
 BATCH_BYTES = 32 * 3 * 224 * 224 * 4  # 32 pictures as floats
 ROOM_BYTES = 2**30
-RANK_BYTES = 2**30  # of the host's memory: torch alone takes a third of it, with CUDA more than half
+RANK_BYTES = (
+    2**30
+)  # of the host's memory: torch alone takes a third of it, with CUDA more than half
 OPEN_FILES = 1024
 MANY_CORES = 4  # per rank: with one thread, three of them idle
 UNEQUAL = 0.75  # nn.DataParallel's own bar
@@ -28,7 +31,11 @@ def visible_devices(facts: Facts) -> Iterator[Finding]:
         names = [name.strip() for name in asked.split(",")]
         evidence = facts.seen("CUDA_VISIBLE_DEVICES")
         twice = sorted({name for name in names if name and names.count(name) > 1})
-        beyond = [name for name in names if name.isdigit() and facts.driver_gpus is not None and int(name) >= len(seen)]
+        beyond = [
+            name
+            for name in names
+            if name.isdigit() and facts.driver_gpus is not None and int(name) >= len(seen)
+        ]
         if twice:
             why = (
                 f"CUDA_VISIBLE_DEVICES={asked} names GPU {', '.join(twice)} twice: CUDA then shows none, or two ranks get the "
@@ -40,13 +47,21 @@ def visible_devices(facts: Facts) -> Iterator[Finding]:
                 f"CUDA_VISIBLE_DEVICES={asked}, but this machine has {plural(len(seen), 'GPU')}, from 0 on: CUDA ignores "
                 f"{beyond[0]} and all after it."
             )
-            yield Finding("L03", "error", why, f"Numbers from 0 to {len(seen) - 1}.", evidence=evidence)
+            yield Finding(
+                "L03", "error", why, f"Numbers from 0 to {len(seen) - 1}.", evidence=evidence
+            )
         elif asked.strip() in ("", "-1") and seen:
             why = (
                 f"CUDA_VISIBLE_DEVICES={asked!r} hides all {plural(len(seen), 'GPU')} of this machine: the training would run on "
                 "the CPU."
             )
-            yield Finding("L03", "warning", why, "unset CUDA_VISIBLE_DEVICES, unless the CPU is meant.", evidence=evidence)
+            yield Finding(
+                "L03",
+                "warning",
+                why,
+                "unset CUDA_VISIBLE_DEVICES, unless the CPU is meant.",
+                evidence=evidence,
+            )
     ranks = facts.launch.local_ranks
     if ranks and facts.gpus and ranks > len(facts.gpus) and not _one_each(facts):
         why = (
@@ -69,7 +84,11 @@ def missing_backend(facts: Facts) -> Iterator[Finding]:
     if facts.torch is None:
         return
     if facts.driver_gpus and "nccl" not in facts.torch.backends:
-        built = "without CUDA" if facts.torch.cuda is None else f"for CUDA {facts.torch.cuda}, without NCCL"
+        built = (
+            "without CUDA"
+            if facts.torch.cuda is None
+            else f"for CUDA {facts.torch.cuda}, without NCCL"
+        )
         why = (
             f"This machine has {plural(len(facts.driver_gpus), 'GPU')}, and torch {facts.torch.version} is built {built}: "
             "backend='nccl' fails."
@@ -78,7 +97,9 @@ def missing_backend(facts: Facts) -> Iterator[Finding]:
         yield Finding("L05", "error", why, fix, evidence=facts.seen("torch", "GPUs (driver)"))
     elif not facts.torch.backends:
         why = f"torch {facts.torch.version} is built without torch.distributed: neither gloo nor NCCL."
-        yield Finding("L05", "error", why, "Install torch from its own wheels.", evidence=facts.seen("torch"))
+        yield Finding(
+            "L05", "error", why, "Install torch from its own wheels.", evidence=facts.seen("torch")
+        )
 
 
 @on_machine("L09")
@@ -92,14 +113,22 @@ def threads(facts: Facts) -> Iterator[Finding]:
         return  # torchrun itself sets 1 then
     crowded = waste.crowded(facts.torch.threads, ranks, facts.cores, "rank")
     if crowded and facts.torch.threads > 1:
-        yield Finding("L09", "warning", crowded.why, crowded.fix, evidence=facts.seen("threads", "cores"))
+        yield Finding(
+            "L09", "warning", crowded.why, crowded.fix, evidence=facts.seen("threads", "cores")
+        )
     elif asked == "1" and share >= MANY_CORES:
         why = (
             f"OMP_NUM_THREADS=1 with {facts.cores} cores for {ranks} ranks: torch computes with one thread where {share} are "
             "free. Certain "
-            "if the ranks compute on the CPU: transforms, losses, offloaded optimisers."
+            "if the ranks compute on the CPU: transforms, losses, offloaded optimizers."
         )
-        yield Finding("L09", "suspect", why, f"OMP_NUM_THREADS={share}.", evidence=facts.seen("threads", "cores"))
+        yield Finding(
+            "L09",
+            "suspect",
+            why,
+            f"OMP_NUM_THREADS={share}.",
+            evidence=facts.seen("threads", "cores"),
+        )
 
 
 @on_machine("T06")
@@ -122,9 +151,13 @@ def illegal_instruction(facts: Facts) -> Iterator[Finding]:
         if "SIGILL" not in probe.seen:
             continue
         sure: Severity = "warning" if facts.gpus else "error"
-        cure = " ".join(f"{variable}={value}" for variable, value in probe.environment.items())
+        fix = " ".join(f"{variable}={value}" for variable, value in probe.environment.items())
         why = f"{name} on this CPU: {probe.seen}. The CPU lists instructions (AMX) that this virtual machine does not allow."
-        fix = f"export {cure} before Python starts: tried, it works." if cure else f"Train in fp32 on this CPU; {name} on a GPU."
+        fix = (
+            f"export {fix} before Python starts: tried, it works."
+            if fix
+            else f"Train in fp32 on this CPU; {name} on a GPU."
+        )
         yield Finding("L10", sure, why, fix, evidence=facts.seen(f"{name} on CPU"))
 
 
@@ -140,7 +173,11 @@ def small_shared_memory(facts: Facts) -> Iterator[Finding]:
         f"are {size(needed)}: a worker that finds no room dies of a bus error. Certain if your own batches need that much."
     )
     yield Finding(
-        "L11", "suspect", why, "docker run --shm-size=8g, or --ipc=host; or num_workers=0.", evidence=facts.seen("shared memory")
+        "L11",
+        "suspect",
+        why,
+        "docker run --shm-size=8g, or --ipc=host; or num_workers=0.",
+        evidence=facts.seen("shared memory"),
     )
 
 
@@ -151,7 +188,9 @@ def unequal_gpus(facts: Facts) -> Iterator[Finding]:
     large = max(facts.gpus, key=lambda gpu: gpu.memory_bytes)
     small = min(facts.gpus, key=lambda gpu: (gpu.memory_bytes, gpu.processors or 0))
     units = [gpu.processors for gpu in facts.gpus if gpu.processors]
-    weaker = small.memory_bytes < UNEQUAL * large.memory_bytes or (bool(units) and min(units) < UNEQUAL * max(units))
+    weaker = small.memory_bytes < UNEQUAL * large.memory_bytes or (
+        bool(units) and min(units) < UNEQUAL * max(units)
+    )
     if weaker:
         number = facts.gpus.index(small)
         why = (
@@ -187,7 +226,13 @@ def little_memory(facts: Facts) -> Iterator[Finding]:
             f"The kernel has killed {plural(cgroup.killed, 'process')} of this container or job for want of memory. Certain if "
             "one was a rank."
         )
-        yield Finding("H12", "suspect", why, "More memory, smaller batches, fewer loader workers.", evidence=facts.seen("memory"))
+        yield Finding(
+            "H12",
+            "suspect",
+            why,
+            "More memory, smaller batches, fewer loader workers.",
+            evidence=facts.seen("memory"),
+        )
 
 
 @on_machine("M01")
@@ -196,11 +241,21 @@ def full_disk(facts: Facts) -> Iterator[Finding]:
         if not disk.writable:
             why = f"{disk.path} cannot be written: checkpoints, logs and the files through which processes meet have no place."
             yield Finding(
-                "M01", "error", why, "Another folder; TMPDIR for temporary files.", evidence=facts.seen(f"disk {disk.path}")
+                "M01",
+                "error",
+                why,
+                "Another folder; TMPDIR for temporary files.",
+                evidence=facts.seen(f"disk {disk.path}"),
             )
         elif disk.free_bytes < ROOM_BYTES:
             why = f"{disk.path} has {size(disk.free_bytes)} left. Certain if your checkpoints are larger than that."
-            yield Finding("M01", "suspect", why, "Make room, or save elsewhere.", evidence=facts.seen(f"disk {disk.path}"))
+            yield Finding(
+                "M01",
+                "suspect",
+                why,
+                "Make room, or save elsewhere.",
+                evidence=facts.seen(f"disk {disk.path}"),
+            )
 
 
 @on_machine("M02")
@@ -211,7 +266,13 @@ def low_limits(facts: Facts) -> Iterator[Finding]:
             f"A process may open {files} files; loader workers pass every tensor as one. Certain if a run says 'Too many open "
             "files'."
         )
-        yield Finding("M02", "suspect", why, "ulimit -n 65536 before the job.", evidence=facts.seen("open files"))
+        yield Finding(
+            "M02",
+            "suspect",
+            why,
+            "ulimit -n 65536 before the job.",
+            evidence=facts.seen("open files"),
+        )
     if facts.infiniband and locked is not None:
         why = (
             f"A process may lock {size(locked)} of memory, and InfiniBand ({', '.join(facts.infiniband)}) needs its buffers "
@@ -219,5 +280,9 @@ def low_limits(facts: Facts) -> Iterator[Finding]:
         )
         fix = "ulimit -l unlimited; in Slurm PropagateResourceLimitsExcept=MEMLOCK; docker run --ulimit memlock=-1."
         yield Finding(
-            "M02", "suspect", f"{why} Certain if NCCL_DEBUG=INFO does not show NET/IB.", fix, evidence=facts.seen("locked memory")
+            "M02",
+            "suspect",
+            f"{why} Certain if NCCL_DEBUG=INFO does not show NET/IB.",
+            fix,
+            evidence=facts.seen("locked memory"),
         )

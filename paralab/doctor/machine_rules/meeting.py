@@ -11,7 +11,9 @@ from paralab.doctor.surroundings import is_loopback
 from paralab.units import seconds, size
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what init_process_group reads
-AGAINST_COPY = 40  # times as long as copying the bytes in memory: gloo on one machine takes 5 to 15 times
+AGAINST_COPY = (
+    40  # times as long as copying the bytes in memory: gloo on one machine takes 5 to 15 times
+)
 SLOW_MEGABITS = 1000
 SLOWEST_GPU_LINK = 1e9  # bytes per second: PCIe through the host's memory gives more
 
@@ -19,7 +21,8 @@ SLOWEST_GPU_LINK = 1e9  # bytes per second: PCIe through the host's memory gives
 @on_machine("L01")
 def port_taken(facts: Facts) -> Iterator[Finding]:
     port = facts.port
-    # torchrun serves its own store there; of another rank than 0 the port is on another machine, or rank 0 has opened it.
+    # torchrun serves its own store there; of another rank than 0 the port is on another machine, or
+    # rank 0 has opened it.
     if port is None or port.free or facts.launch.by == "torchrun" or (facts.launch.rank or 0) > 0:
         return
     owner = "another process (of another user: its number is not shown)"
@@ -52,7 +55,13 @@ def incomplete_launch(facts: Facts) -> Iterator[Finding]:
     rank, ranks = facts.launch.rank, facts.launch.ranks
     if "WORLD_SIZE" in there and rank is not None and ranks is not None and rank >= ranks:
         why = f"RANK={rank} does not exist among WORLD_SIZE={ranks} ranks: they are numbered from 0 to {ranks - 1}."
-        yield Finding("L02", "error", why, "RANK from 0 on, one number per process.", evidence=facts.seen("launcher"))
+        yield Finding(
+            "L02",
+            "error",
+            why,
+            "RANK from 0 on, one number per process.",
+            evidence=facts.seen("launcher"),
+        )
 
 
 @on_machine("H18")
@@ -65,11 +74,17 @@ def no_meeting(facts: Facts) -> Iterator[Finding]:
         )
         fix = "The address of the first node as a number, e.g. from `hostname -I` there, or `scontrol show node NAME`."
         yield Finding("H18", "error", why, fix, evidence=facts.seen("MASTER_ADDR"))
-    several = (launch.nodes or 1) > 1 or bool(launch.ranks and launch.local_ranks and launch.ranks > launch.local_ranks)
+    several = (launch.nodes or 1) > 1 or bool(
+        launch.ranks and launch.local_ranks and launch.ranks > launch.local_ranks
+    )
     if address and several and is_loopback(address.name):
         why = f"MASTER_ADDR={address.name} is every machine's own, and this job is on several: each node would wait for itself."
         yield Finding(
-            "H18", "error", why, "MASTER_ADDR = the first node's address, the same on all.", evidence=facts.seen("MASTER_ADDR")
+            "H18",
+            "error",
+            why,
+            "MASTER_ADDR = the first node's address, the same on all.",
+            evidence=facts.seen("MASTER_ADDR"),
         )
     if address and address.connects is False:
         why = (
@@ -85,7 +100,12 @@ def no_meeting(facts: Facts) -> Iterator[Finding]:
             evidence=facts.seen("MASTER_ADDR"),
         )
     tasks = facts.environment.get("SLURM_STEP_NUM_TASKS", "")
-    if tasks.isdigit() and int(tasks) > 1 and launch.by != "torchrun" and launch.variables.get("WORLD_SIZE", tasks) != tasks:
+    if (
+        tasks.isdigit()
+        and int(tasks) > 1
+        and launch.by != "torchrun"
+        and launch.variables.get("WORLD_SIZE", tasks) != tasks
+    ):
         size_ = launch.variables["WORLD_SIZE"]
         why = f"WORLD_SIZE={size_}, but Slurm has started {tasks} tasks: the ranks wait for {size_} to come, and never meet."
         yield Finding(
@@ -124,7 +144,9 @@ def debugging_that_crashes(facts: Facts) -> Iterator[Finding]:
         "script."
     )
     certain: Severity = "error" if known and not facts.gpus else "suspect"
-    doubt = "" if certain == "error" else " Certain if your backend is gloo and torch is 2.12 or 2.13."
+    doubt = (
+        "" if certain == "error" else " Certain if your backend is gloo and torch is 2.12 or 2.13."
+    )
     yield Finding("H19", certain, why + doubt, fix, evidence=facts.seen("TORCH_DISTRIBUTED_DEBUG"))
 
 
@@ -138,7 +160,12 @@ def slow_link(facts: Facts) -> Iterator[Finding]:
         )
         fix = "GLOO_SOCKET_IFNAME=lo; a firewall that blocks the loopback interface; /tmp that can be written."
         yield Finding("M03", "suspect", why, fix, evidence=facts.seen("all-reduce"))
-    if link and link.seconds and link.copy_seconds and link.seconds > AGAINST_COPY * link.copy_seconds:
+    if (
+        link
+        and link.seconds
+        and link.copy_seconds
+        and link.seconds > AGAINST_COPY * link.copy_seconds
+    ):
         why = (
             f"An all-reduce of {size(link.bytes)} between two ranks on this machine takes {seconds(link.seconds)}, "
             f"{link.seconds / link.copy_seconds:.0f} times as long as copying as much in memory ({seconds(link.copy_seconds)}); 5 "
@@ -146,14 +173,20 @@ def slow_link(facts: Facts) -> Iterator[Finding]:
             "usual. Certain if it is so on an idle machine."
         )
         yield Finding(
-            "M03", "suspect", why, "Look what else runs here (top); more cores per rank.", evidence=facts.seen("all-reduce")
+            "M03",
+            "suspect",
+            why,
+            "Look what else runs here (top); more cores per rank.",
+            evidence=facts.seen("all-reduce"),
         )
     for pair in facts.pairs:
         if (pair.direct.bytes_per_second or SLOWEST_GPU_LINK) < SLOWEST_GPU_LINK:
             first, second = pair.direct.ranks
             why = f"{first} and {second} exchange {size(pair.direct.bytes_per_second)}/s. Certain if it is so on idle GPUs."
             fix = "nvidia-smi topo -m shows the way between them."
-            yield Finding("M03", "suspect", why, fix, evidence=facts.seen(f"GPU pair {first}-{second}"))
+            yield Finding(
+                "M03", "suspect", why, fix, evidence=facts.seen(f"GPU pair {first}-{second}")
+            )
     fastest = max((each.megabits or 0 for each in facts.interfaces if each.up), default=0)
     if (facts.launch.nodes or 1) > 1 and not facts.infiniband and 0 < fastest <= SLOW_MEGABITS:
         takes = 25 * 2**20 * 8 / (fastest * 1e6)
@@ -170,14 +203,28 @@ def gpus_that_do_not_reach_each_other(facts: Facts) -> Iterator[Finding]:
     for pair in facts.pairs:
         first, second = pair.direct.ranks
         row = f"GPU pair {first}-{second}"
-        if pair.direct.seconds is None and pair.through_host and pair.through_host.seconds is not None:
+        if (
+            pair.direct.seconds is None
+            and pair.through_host
+            and pair.through_host.seconds is not None
+        ):
             why = (
                 f"{first} and {second} do not come through an all-reduce ({pair.direct.problem}), and do with NCCL_P2P_DISABLE=1 "
                 f"({seconds(pair.through_host.seconds)}): the direct way between them is broken."
             )
-            fix = "PCIe ACS off (or iommu=pt) on this machine; until then export NCCL_P2P_DISABLE=1."
+            fix = (
+                "PCIe ACS off (or iommu=pt) on this machine; until then export NCCL_P2P_DISABLE=1."
+            )
             yield Finding("H15", "error", why, fix, evidence=facts.seen(row))
         elif pair.direct.seconds is None:
             why = f"{first} and {second} do not come through an all-reduce, with NCCL_P2P_DISABLE=1 neither: {pair.direct.problem}."
-            fix = "NCCL_DEBUG=INFO shows where it stops; driver, NCCL and torch may not fit together."
-            yield Finding("H15", "suspect", f"{why} Certain if it is so on idle GPUs.", fix, evidence=facts.seen(row))
+            fix = (
+                "NCCL_DEBUG=INFO shows where it stops; driver, NCCL and torch may not fit together."
+            )
+            yield Finding(
+                "H15",
+                "suspect",
+                f"{why} Certain if it is so on idle GPUs.",
+                fix,
+                evidence=facts.seen(row),
+            )

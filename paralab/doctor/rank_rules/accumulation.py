@@ -38,29 +38,38 @@ def undivided(seen: Observation) -> Iterator[Finding]:
             if certain
             else f". Certain if the {count} losses are of {count} parts of one batch, and gradients are not divided later"
         )
-        losses = [f"{one.loss_value:.4g} -> backward of {one.backward.loss:.4g}" for one in window.micro_steps[:4]]
+        losses = [
+            f"{one.loss_value:.4g} -> backward of {one.backward.loss:.4g}"
+            for one in window.micro_steps[:4]
+        ]
         yield found(
             "G01",
             "error" if certain else "suspect",
-            f"{count} backward passes are added up for one optimiser step, each from a mean loss that was not divided by "
+            f"{count} backward passes are added up for one optimizer step, each from a mean loss that was not divided by "
             f"{count}: the "
             f"gradient is {count} times that of one batch of the same {count} parts{unsure}",
             f"(loss / {count}).backward(), with the number of micro-batches in place of {count}",
             place_of(window.micro_steps[0].backward),
-            [f"{len(plain)} of {len(list(accumulated(rank)))} windows of rank {rank.rank}", f"losses: {'; '.join(losses)}"],
+            [
+                f"{len(plain)} of {len(list(accumulated(rank)))} windows of rank {rank.rank}",
+                f"losses: {'; '.join(losses)}",
+            ],
         )
         return
 
 
 def _is_plain_sum(window: Window) -> bool:
     return all(
-        one.factor is not None and _close(one.factor, 1.0) and {loss.reduction for loss in one.losses if loss.grad} == {"mean"}
+        one.factor is not None
+        and _close(one.factor, 1.0)
+        and {loss.reduction for loss in one.losses if loss.grad} == {"mean"}
         for one in window.micro_steps
     )
 
 
 def _gradient_was_rescaled(window: Window) -> bool | None:
-    """Between the last backward and the step somebody divided the gradients; None where that was not looked at."""
+    """Between the last backward and the step somebody divided the gradients; None where that was
+    not looked at."""
     last = window.micro_steps[-1]
     after = window.clips[0].norm if window.clips else _norm(window.step)
     if last.backward.grad_norm is None or after is None or not last.scale:
@@ -102,7 +111,11 @@ def _needless(seen: Observation, entry: str) -> Iterator[Finding]:
         window = wasteful[-1]  # in the first pass DDP also shares its buckets
         early = window.micro_steps[:-1]
         count = len(window.micro_steps)
-        inside = [one for one in early if one.backward.unsynced and any(forward.sync for forward in one.forwards)]
+        inside = [
+            one
+            for one in early
+            if one.backward.unsynced and any(forward.sync for forward in one.forwards)
+        ]
         if (entry == "G03") is not bool(inside):
             return
         seconds = sum(one.backward.seconds or 0.0 for one in early if _reduces(one))
@@ -125,7 +138,7 @@ def _needless(seen: Observation, entry: str) -> Iterator[Finding]:
         yield found(
             "G02",
             "warning",
-            f"{count} micro-batches make one optimiser step, and each of them averages all gradients between the ranks: once, "
+            f"{count} micro-batches make one optimizer step, and each of them averages all gradients between the ranks: once, "
             "in the "
             f"last, is enough, so {count - 1} of {count} reductions are wasted",
             "with model.no_sync(): around forward and backward of all micro-batches but the last",
@@ -137,7 +150,8 @@ def _needless(seen: Observation, entry: str) -> Iterator[Finding]:
 
 @in_ranks("G06")
 def left_over(seen: Observation) -> Iterator[Finding]:
-    """The loader ends inside a window: its gradients wait for the next epoch, or are thrown away."""
+    """The loader ends inside a window: its gradients wait for the next epoch, or are thrown
+    away."""
     for rank in seen.ranks:
         sizes = [len(window.micro_steps) for window in accumulated(rank)]
         if not sizes:
@@ -162,13 +176,16 @@ def left_over(seen: Observation) -> Iterator[Finding]:
                 "count of its "
                 "micro-batches; or drop_last and a number of batches that is a multiple",
                 place_of(step),
-                [f"rank {rank.rank}: {epoch.batches} batches, {count} passes after the last step of pass {epoch.epoch}"],
+                [
+                    f"rank {rank.rank}: {epoch.batches} batches, {count} passes after the last step of pass {epoch.epoch}"
+                ],
             )
             return
 
 
 def _leftovers(rank: RankSeen, usual: int) -> Iterator[tuple[Epoch, int, str | None]]:
-    """(the end of a pass over a loader, backward passes since the last step, what became of them)."""
+    """(the end of a pass over a loader, backward passes since the last step, what became of
+    them)."""
     inside: dict[int, int] = {}  # loader -> backward passes of this pass over it
     pending = 0
     for place, event in enumerate(rank.events):
@@ -179,12 +196,17 @@ def _leftovers(rank: RankSeen, usual: int) -> Iterator[tuple[Epoch, int, str | N
             inside = {loader: count + 1 for loader, count in inside.items()}
         elif isinstance(event, (Step, ZeroGrad)):
             pending = 0
-        elif isinstance(event, Epoch) and pending and inside.get(event.loader, 0) >= event.batches > 0:
+        elif (
+            isinstance(event, Epoch)
+            and pending
+            and inside.get(event.loader, 0) >= event.batches > 0
+        ):
             yield event, pending, _fate(rank, place, pending, usual)
 
 
 def _fate(rank: RankSeen, place: int, pending: int, usual: int) -> str | None:
-    """None: they became part of a window of the usual length, which goes on over the end of the pass; or it is not known."""
+    """None: they became part of a window of the usual length, which goes on over the end of the
+    pass; or it is not known."""
     more = 0
     for event in rank.events[place:]:
         if isinstance(event, Backward):
@@ -204,7 +226,12 @@ def ragged(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks:
         for window in accumulated(rank):
             sizes = [one.size for one in window.micro_steps]
-            if None in sizes or len(set(sizes)) < 2 or not _are_means(window) or _weighted_by(window, sizes):
+            if (
+                None in sizes
+                or len(set(sizes)) < 2
+                or not _are_means(window)
+                or _weighted_by(window, sizes)
+            ):
                 continue
             small = min(size for size in sizes if size is not None)
             share = f"{sum(size or 0 for size in sizes) / len(sizes) / small:.2f}"
@@ -216,13 +243,18 @@ def ragged(seen: Observation) -> Iterator[Finding]:
                 f"in the batch of {small} counts {share} times as much as it should",
                 "drop_last=True in the DataLoader, or weight each loss by its share: loss * len(batch) / samples_of_the_window",
                 place_of(window.micro_steps[0].backward),
-                [f"rank {rank.rank}, step {window.step.number if window.step else '?'}: sizes {sizes}"],
+                [
+                    f"rank {rank.rank}, step {window.step.number if window.step else '?'}: sizes {sizes}"
+                ],
             )
             return
 
 
 def _are_means(window: Window) -> bool:
-    return all({loss.reduction for loss in one.losses if loss.grad} == {"mean"} for one in window.micro_steps)
+    return all(
+        {loss.reduction for loss in one.losses if loss.grad} == {"mean"}
+        for one in window.micro_steps
+    )
 
 
 def _weighted_by(window: Window, counts: list[int | None]) -> bool:
@@ -241,7 +273,9 @@ def unequal_tokens(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks:
         for window in _stepped(rank):
             for one in window.micro_steps:
-                together.setdefault(window.step.number if window.step else 0, []).append((rank.rank, one))
+                together.setdefault(window.step.number if window.step else 0, []).append(
+                    (rank.rank, one)
+                )
     if len(seen.ranks) < seen.world or not watched(seen):
         return
     for number, ones in sorted(together.items()):
@@ -255,7 +289,10 @@ def unequal_tokens(seen: Observation) -> Iterator[Finding]:
             continue
         if _weighted_by(Window([one for _, one in ones], []), counts):
             continue
-        told = [f"rank {rank}: {[count for (r, _), count in zip(ones, counts, strict=True) if r == rank]}" for rank, _ in ones]
+        told = [
+            f"rank {rank}: {[count for (r, _), count in zip(ones, counts, strict=True) if r == rank]}"
+            for rank, _ in ones
+        ]
         yield found(
             "G08",
             "warning",
@@ -277,8 +314,14 @@ def _stepped(rank: RankSeen) -> list[Window]:
 
 
 def _valid(one: MicroStep) -> int | None:
-    counted = [loss.valid for loss in one.losses if loss.grad and loss.reduction == "mean" and loss.valid is not None]
-    return counted[0] if len(counted) == len([loss for loss in one.losses if loss.grad]) == 1 else None
+    counted = [
+        loss.valid
+        for loss in one.losses
+        if loss.grad and loss.reduction == "mean" and loss.valid is not None
+    ]
+    return (
+        counted[0] if len(counted) == len([loss for loss in one.losses if loss.grad]) == 1 else None
+    )
 
 
 def _padded(one: MicroStep) -> bool:
@@ -290,7 +333,7 @@ def _padded(one: MicroStep) -> bool:
 
 @in_ranks("G09")
 def scheduled_too_often(seen: Observation) -> Iterator[Finding]:
-    """The scheduler steps in every micro-batch, the optimiser at the end of a window."""
+    """The scheduler steps in every micro-batch, the optimizer at the end of a window."""
     for rank in seen.ranks:
         all_windows = list(accumulated(rank))
         often = [
@@ -305,11 +348,13 @@ def scheduled_too_often(seen: Observation) -> Iterator[Finding]:
         yield found(
             "G09",
             "warning",
-            f"the scheduler is stepped {len(events)} times for one optimiser step ({len(window.micro_steps)} micro-batches): "
+            f"the scheduler is stepped {len(events)} times for one optimizer step ({len(window.micro_steps)} micro-batches): "
             "unless its "
             f"length was given in micro-batches, the learning rate moves {len(events)} times too fast",
             "scheduler.step() right after optimizer.step(), in the same block",
             place_of(events[-1]),
-            [f"rank {rank.rank}: {len(rank.of(Scheduled))} scheduler steps, {len(rank.steps)} optimiser steps"],
+            [
+                f"rank {rank.rank}: {len(rank.of(Scheduled))} scheduler steps, {len(rank.steps)} optimizer steps"
+            ],
         )
         return

@@ -1,4 +1,5 @@
-"""Checkpoints: names that do not fit, files that several ranks write, copies on the wrong device."""
+"""Checkpoints: names that do not fit, files that several ranks write, copies on the wrong
+device."""
 
 from __future__ import annotations
 
@@ -18,11 +19,20 @@ PREFIX = "module."
 def prefixed(seen: Observation) -> Iterator[Finding]:
     """A state with DDP's prefix, saved here and refused there."""
     for rank in seen.ranks:
-        refused = next((load for load in rank.of(LoadState) if load.error and _only_prefix(load)), None)
+        refused = next(
+            (load for load in rank.of(LoadState) if load.error and _only_prefix(load)), None
+        )
         if refused is None:
             continue
-        save = next((save for other in [rank, *seen.ranks] for save in other.of(Save) if save.prefixed), None)
-        where = f"saved here with {save.prefixed} names that begin with 'module.'" if save else "whose names begin with 'module.'"
+        save = next(
+            (save for other in [rank, *seen.ranks] for save in other.of(Save) if save.prefixed),
+            None,
+        )
+        where = (
+            f"saved here with {save.prefixed} names that begin with 'module.'"
+            if save
+            else "whose names begin with 'module.'"
+        )
         yield found(
             "C01",
             "error",
@@ -30,14 +40,19 @@ def prefixed(seen: Observation) -> Iterator[Finding]:
             f"{refused.matched} of {refused.total} names fit",
             "save model.module.state_dict(); for files that exist: {k.removeprefix('module.'): v for k, v in state.items()}",
             place_of(save or refused),
-            [f"missing: {listed(refused.missing, 3)}", f"unexpected: {listed(refused.unexpected, 3)}"],
+            [
+                f"missing: {listed(refused.missing, 3)}",
+                f"unexpected: {listed(refused.unexpected, 3)}",
+            ],
         )
         return
 
 
 def _only_prefix(load: LoadState) -> bool:
     """Take the prefix away (or add it), and the names fit."""
-    given, wanted = ({name.removeprefix(PREFIX) for name in names} for names in (load.unexpected, load.missing))
+    given, wanted = (
+        {name.removeprefix(PREFIX) for name in names} for names in (load.unexpected, load.missing)
+    )
     return bool(given) and given == wanted
 
 
@@ -48,7 +63,9 @@ def nothing_loaded(seen: Observation) -> Iterator[Finding]:
             if load.strict or load.error or load.matched or not load.total or not load.unexpected:
                 continue
             cause = (
-                ": the file has DDP's prefix 'module.', the model has not (or the other way round)" if _only_prefix(load) else ""
+                ": the file has DDP's prefix 'module.', the model has not (or the other way round)"
+                if _only_prefix(load)
+                else ""
             )
             yield found(
                 "C02",
@@ -59,7 +76,9 @@ def nothing_loaded(seen: Observation) -> Iterator[Finding]:
                 "strip the prefix: {k.removeprefix('module.'): v for k, v in state.items()}, and look at what load_state_dict "
                 "returns",
                 place_of(load),
-                [f"rank {rank.rank}: missing {listed(load.missing, 3)}; unexpected {listed(load.unexpected, 3)}"],
+                [
+                    f"rank {rank.rank}: missing {listed(load.missing, 3)}; unexpected {listed(load.unexpected, 3)}"
+                ],
             )
             return
 
@@ -91,7 +110,12 @@ def written_by_all(seen: Observation) -> Iterator[Finding]:
 @in_ranks("C04")
 def loaded_where_it_was(seen: Observation) -> Iterator[Finding]:
     """On GPUs: a checkpoint goes back to the device it was saved from, which is rank 0's."""
-    loads = [(rank, load) for rank in seen.ranks for load in rank.of(Load) if load.map_location is None and rank.start.gpus]
+    loads = [
+        (rank, load)
+        for rank in seen.ranks
+        for load in rank.of(Load)
+        if load.map_location is None and rank.start.gpus
+    ]
     ranks = {rank.rank for rank, _ in loads}
     if len(ranks) > 1:
         load = loads[0][1]

@@ -1,4 +1,5 @@
-"""Who gets which samples, in which order, how many of them count, and how long one waits for them."""
+"""Who gets which samples, in which order, how many of them count, and how long one waits for
+them."""
 
 from __future__ import annotations
 
@@ -38,7 +39,10 @@ class Use:
     @property
     def is_split_later(self) -> bool:
         """The model gets a part of each batch only: this rank's, of a batch that all have."""
-        given, taken = sum(forward.size or 0 for forward in self.forwards), sum(batch.size or 0 for batch in self.batches)
+        given, taken = (
+            sum(forward.size or 0 for forward in self.forwards),
+            sum(batch.size or 0 for batch in self.batches),
+        )
         return 0 < given <= 0.75 * taken
 
     @property
@@ -53,7 +57,8 @@ class Use:
 
 @lru_cache(maxsize=64)  # asked by many rules
 def uses(rank: RankSeen) -> dict[tuple[int, int], Use]:
-    """(loader, pass) -> what became of it; a pass inside another one (validation in the middle) takes nothing from it."""
+    """(loader, pass) -> what became of it; a pass inside another one (validation in the middle)
+    takes nothing from it."""
     found_: dict[tuple[int, int], Use] = {}
     open_: list[Use] = []
     for event in rank.events:
@@ -75,7 +80,8 @@ def uses(rank: RankSeen) -> dict[tuple[int, int], Use]:
     return found_
 
 
-# --- the same data on all ranks ------------------------------------------------------------------------------------------------
+# --- the same data on all ranks
+# ------------------------------------------------------------------------------------------------
 
 
 @in_ranks("T01")
@@ -90,15 +96,27 @@ def same_stream(seen: Observation) -> Iterator[Finding]:
 
 def _shared(seen: Observation, entry: str) -> Iterator[Finding]:
     """T04 where the dataset is a stream, T01 where a sampler chooses."""
-    if not is_data_parallel(seen) or not watched(seen) or any(rank.of(Pipeline) for rank in seen.ranks):
+    if (
+        not is_data_parallel(seen)
+        or not watched(seen)
+        or any(rank.of(Pipeline) for rank in seen.ranks)
+    ):
         return
     of_ranks = [uses(rank) for rank in seen.ranks]
     told: set[int] = set()
     for key, use in of_ranks[0].items():
         others = [table[key] for table in of_ranks if key in table]
-        if key[0] in told or len(others) < len(seen.ranks) or use.loader.iterable is not (entry == "T04"):
+        if (
+            key[0] in told
+            or len(others) < len(seen.ranks)
+            or use.loader.iterable is not (entry == "T04")
+        ):
             continue
-        if use.evaluates or use.is_split_later or any(other.loader.made != use.loader.made for other in others):
+        if (
+            use.evaluates
+            or use.is_split_later
+            or any(other.loader.made != use.loader.made for other in others)
+        ):
             continue
         finding = _identical(seen, use, others) or _whole_dataset(seen, use, others)
         if finding is not None:
@@ -107,9 +125,15 @@ def _shared(seen: Observation, entry: str) -> Iterator[Finding]:
 
 
 def _sure(seen: Observation, use: Use) -> tuple[Severity, str]:
-    """Smaller groups, or models that are split over ranks, may rightly share data; so may batches that are not trained on."""
-    if any(rank.of(Group) for rank in seen.ranks) or any(0 < len(wrap.ranks) < seen.world for wrap in wraps(seen.ranks[0])):
-        return "suspect", ". Certain if every rank holds a whole model: ranks that share one model share its data"
+    """Smaller groups, or models that are split over ranks, may rightly share data; so may batches
+    that are not trained on."""
+    if any(rank.of(Group) for rank in seen.ranks) or any(
+        0 < len(wrap.ranks) < seen.world for wrap in wraps(seen.ranks[0])
+    ):
+        return (
+            "suspect",
+            ". Certain if every rank holds a whole model: ranks that share one model share its data",
+        )
     if not use.trains:
         return "suspect", ". Certain if these batches are trained on"
     return "error", ""
@@ -126,7 +150,9 @@ def _identical(seen: Observation, use: Use, others: list[Use]) -> Finding | None
         return None
     severity, unsure = _sure(seen, use)
     loader = use.loader
-    evidence = [f"the first {count} batches that were looked at hold the same rows on all {len(others)} ranks"]
+    evidence = [
+        f"the first {count} batches that were looked at hold the same rows on all {len(others)} ranks"
+    ]
     if loader.iterable:
         why = (
             f"every rank reads all of {loader.dataset}: its __iter__ does not ask which rank it is on, so all {seen.world} "
@@ -140,20 +166,28 @@ def _identical(seen: Observation, use: Use, others: list[Use]) -> Finding | None
         "the same "
         f"batches of {loader.batch_size}, and the average of equal gradients is what one rank alone would give{unsure}"
     )
-    fix = (
-        "sampler=DistributedSampler(dataset) in the DataLoader instead of shuffle=, and sampler.set_epoch(epoch) before every epoch"
-    )
+    fix = "sampler=DistributedSampler(dataset) in the DataLoader instead of shuffle=, and sampler.set_epoch(epoch) before every epoch"
     return found("T01", severity, why, fix, use.place, evidence)
 
 
 def _whole_dataset(seen: Observation, use: Use, others: list[Use]) -> Finding | None:
     """Every rank goes through all samples, each in an order of its own."""
     loader = use.loader
-    if loader.iterable or loader.replicas or not use.trains or not loader.samples or loader.sampler_samples != loader.samples:
+    if (
+        loader.iterable
+        or loader.replicas
+        or not use.trains
+        or not loader.samples
+        or loader.sampler_samples != loader.samples
+    ):
         return None
     first = {row for rows in use.rows for row in rows}
-    common = [first.intersection(row for rows in other.rows for row in rows) for other in others[1:]]
-    if any(other.loader.samples != loader.samples for other in others) or not all(len(rows) > 1 for rows in common):
+    common = [
+        first.intersection(row for rows in other.rows for row in rows) for other in others[1:]
+    ]
+    if any(other.loader.samples != loader.samples for other in others) or not all(
+        len(rows) > 1 for rows in common
+    ):
         return None
     severity, unsure = _sure(seen, use)
     return found(
@@ -180,9 +214,17 @@ def same_order(seen: Observation) -> Iterator[Finding]:
         all_uses = uses(rank)
         for (loader, number), use in all_uses.items():
             before = all_uses.get((loader, number - 1))
-            if before is None or not use.trains or not use.loader.shuffle or use.loader.replicas is None:
+            if (
+                before is None
+                or not use.trains
+                or not use.loader.shuffle
+                or use.loader.replicas is None
+            ):
                 continue
-            if use.loader.sampler_epoch != before.loader.sampler_epoch or use.loader.sampler_epoch is None:
+            if (
+                use.loader.sampler_epoch != before.loader.sampler_epoch
+                or use.loader.sampler_epoch is None
+            ):
                 continue
             if not use.rows or use.rows[0] != before.rows[0]:
                 continue
@@ -196,7 +238,9 @@ def same_order(seen: Observation) -> Iterator[Finding]:
                 f"+ epoch, and its epoch is {use.loader.sampler_epoch} in both, because nobody calls set_epoch",
                 "sampler.set_epoch(epoch) before this loop, in every epoch",
                 place_of(use.loader),
-                [f"rank {rank.rank}: the {len(use.rows[0])} rows of the first batch are the same in both passes"],
+                [
+                    f"rank {rank.rank}: the {len(use.rows[0])} rows of the first batch are the same in both passes"
+                ],
             )
             return
 
@@ -233,11 +277,15 @@ def counted_twice(seen: Observation) -> Iterator[Finding]:
             "or leave the "
             "repeated samples out of the sums",
             use.place,
-            [f"rank {rank.rank}: {count} samples" for rank, count in zip(seen.ranks, ends, strict=True)],
+            [
+                f"rank {rank.rank}: {count} samples"
+                for rank, count in zip(seen.ranks, ends, strict=True)
+            ],
         )
 
 
-# --- waiting for data ----------------------------------------------------------------------------------------------------------
+# --- waiting for data
+# ----------------------------------------------------------------------------------------------------------
 
 
 @in_ranks("T06")
@@ -245,7 +293,9 @@ def workers_and_cores(seen: Observation) -> Iterator[Finding]:
     for host in dict.fromkeys(rank.start.host for rank in seen.ranks):
         ranks = [rank for rank in seen.ranks if rank.start.host == host]
         cores = max(rank.start.cores for rank in ranks)
-        loaders = [max(rank.of(Loader), key=lambda loader: loader.workers, default=None) for rank in ranks]
+        loaders = [
+            max(rank.of(Loader), key=lambda loader: loader.workers, default=None) for rank in ranks
+        ]
         workers = [loader.workers if loader else 0 for loader in loaders]
         if sum(workers) > cores and loaders[0] is not None:
             place = loaders[0].made_at or place_of(loaders[0])
@@ -259,7 +309,10 @@ def workers_and_cores(seen: Observation) -> Iterator[Finding]:
                 "from the training",
                 f"num_workers={max(0, cores // len(ranks) - 1)} here: the cores of the machine divided by its ranks, less one",
                 place,
-                [f"rank {rank.rank}: {count} workers" for rank, count in zip(ranks, workers, strict=True)],
+                [
+                    f"rank {rank.rank}: {count} workers"
+                    for rank, count in zip(ranks, workers, strict=True)
+                ],
             )
             return
     yield from _waiting(seen)
@@ -267,13 +320,22 @@ def workers_and_cores(seen: Observation) -> Iterator[Finding]:
 
 def _waiting(seen: Observation) -> Iterator[Finding]:
     """The rank that waits most for its batches."""
-    shares = [(share, use) for rank in seen.ranks for use in uses(rank).values() if use.trains and (share := _share(use))]
+    shares = [
+        (share, use)
+        for rank in seen.ranks
+        for use in uses(rank).values()
+        if use.trains and (share := _share(use))
+    ]
     if not shares:
         return
     share, use = max(shares, key=lambda pair: pair[0])
     if share < LONG_WAIT:
         return
-    more = "give it more workers" if use.loader.workers else f"num_workers is {use.loader.workers}: the rank itself loads"
+    more = (
+        "give it more workers"
+        if use.loader.workers
+        else f"num_workers is {use.loader.workers}: the rank itself loads"
+    )
     yield found(
         "T06",
         "warning",
@@ -281,7 +343,9 @@ def _waiting(seen: Observation) -> Iterator[Finding]:
         "num_workers=2 or more (at most cores / ranks - 1), pin_memory=True on GPUs, lighter transforms, or data prepared "
         "beforehand",
         use.place,
-        [f"{len(use.batches)} batches, {sum(batch.wait for batch in use.batches):.2f} s of waiting"],
+        [
+            f"{len(use.batches)} batches, {sum(batch.wait for batch in use.batches):.2f} s of waiting"
+        ],
         gain=share,
     )
 

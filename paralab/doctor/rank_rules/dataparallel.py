@@ -13,19 +13,27 @@ from paralab.doctor.rules import in_ranks
 
 
 def chunks(batch: int, devices: int) -> int:
-    """Parts that scatter makes of a batch, all of the same size but the last: 9 over 4 devices are 3 3 3."""
+    """Parts that scatter makes of a batch, all of the same size but the last: 9 over 4 devices are
+    3 3 3."""
     return math.ceil(batch / math.ceil(batch / devices)) if batch else 0
 
 
 @in_ranks("D03")
 def idle_devices(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks:
-        for wrap in (wrap for wrap in rank.of(Wrap) if wrap.kind == "data_parallel" and wrap.model is not None):
+        for wrap in (
+            wrap
+            for wrap in rank.of(Wrap)
+            if wrap.kind == "data_parallel" and wrap.model is not None
+        ):
             devices = len(wrap.options.get("device_ids", []))
             bad = [
                 f
                 for f in rank.of(Forward)
-                if f.model == wrap.model and f.size and devices > 1 and chunks(f.size, devices) < devices
+                if f.model == wrap.model
+                and f.size
+                and devices > 1
+                and chunks(f.size, devices) < devices
             ]
             if bad:
                 size = bad[0].size or 0
@@ -48,7 +56,11 @@ def idle_devices(seen: Observation) -> Iterator[Finding]:
 def no_devices(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks:
         for wrap in rank.of(Wrap):
-            if wrap.kind == "data_parallel" and wrap.model is not None and not wrap.options.get("device_ids"):
+            if (
+                wrap.kind == "data_parallel"
+                and wrap.model is not None
+                and not wrap.options.get("device_ids")
+            ):
                 yield found(
                     "D06",
                     "warning",

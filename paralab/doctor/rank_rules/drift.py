@@ -1,5 +1,6 @@
-"""Replicas that come apart. Many mistakes end in differing parameters; this finds the first step in which ranks disagree, and names
-the one cause: who stepped, which way the forward went, what no_sync covered, what was unfrozen, moved or loaded."""
+"""Replicas that come apart. Many mistakes end in differing parameters; this finds the first step in
+which ranks disagree, and names the one cause: who stepped, which way the forward went, what no_sync
+covered, what was unfrozen, moved or loaded."""
 
 from __future__ import annotations
 
@@ -8,8 +9,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from paralab.doctor.agreement import differing, found, is_data_parallel, listed, place_of, watched, wraps
-from paralab.doctor.events import Amp, Backward, Collective, Forward, Join, LoadState, Moved, Pipeline, Scheduled, Step, Trainable
+from paralab.doctor.agreement import (
+    differing,
+    found,
+    is_data_parallel,
+    listed,
+    place_of,
+    watched,
+    wraps,
+)
+from paralab.doctor.events import (
+    Amp,
+    Backward,
+    Collective,
+    Forward,
+    Join,
+    LoadState,
+    Moved,
+    Pipeline,
+    Scheduled,
+    Step,
+    Trainable,
+)
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.rank_rules.semantics import changed_graph, unused
@@ -25,7 +46,8 @@ TAKEN = {"broadcast", "broadcast_object_list", "scatter", "scatter_object_list",
 
 @dataclass(frozen=True)
 class Apart:
-    """The first step that ranks do not agree about. `names`: the parameters in which they differ."""
+    """The first step that ranks do not agree about. `names`: the parameters in which they
+    differ."""
 
     seen: Observation
     ranks: list[RankSeen]
@@ -43,29 +65,53 @@ class Apart:
     def norms(self, of: str) -> tuple[str, ...]:
         """The evidence: the norm of the first differing tensor on each rank."""
         place = self.steps[0].names.index(self.names[0])
-        values = [(rank.rank, (getattr(step, of) or [])[place]) for rank, step in zip(self.ranks, self.steps, strict=True)]
-        told = [f"rank {rank}: norm {value[0]:.6g}" if value else f"rank {rank}: none" for rank, value in values]
+        values = [
+            (rank.rank, (getattr(step, of) or [])[place])
+            for rank, step in zip(self.ranks, self.steps, strict=True)
+        ]
+        told = [
+            f"rank {rank}: norm {value[0]:.6g}" if value else f"rank {rank}: none"
+            for rank, value in values
+        ]
         return (f"{of} of {self.names[0]} at step {self.number}: {'; '.join(told)}",)
 
 
 @lru_cache(maxsize=1)  # asked once for each entry
 def cause(seen: Observation) -> Finding | None:
-    if len(seen.ranks) < 2 or not watched(seen) or any(rank.of(Pipeline) or rank.of(Join) for rank in seen.ranks):
+    if (
+        len(seen.ranks) < 2
+        or not watched(seen)
+        or any(rank.of(Pipeline) or rank.of(Join) for rank in seen.ranks)
+    ):
         return None  # another part of the model on each; or uneven data, and step 7 of one rank is not step 7 of another
     if uneven := _unequal_steps(seen):
         return uneven
     for ranks in _replicas(seen):
-        common = [steps for steps in _common_steps(ranks) if not _is_of_another_group(ranks, steps[0])]
+        common = [
+            steps for steps in _common_steps(ranks) if not _is_of_another_group(ranks, steps[0])
+        ]
         ignored = {name for wrap in wraps(ranks[0]) for name in wrap.ignored}
-        for steps in common if seen.settled else common[:-1]:  # what comes after the last step may explain it: an exception
+        for steps in (
+            common if seen.settled else common[:-1]
+        ):  # what comes after the last step may explain it: an exception
             names = steps[0].names
-            gradients = [i for i in differing([step.gradients or [] for step in steps]) if names[i] not in ignored]
+            gradients = [
+                i
+                for i in differing([step.gradients or [] for step in steps])
+                if names[i] not in ignored
+            ]
             if gradients:
                 apart = Apart(seen, ranks, steps, [names[i] for i in gradients])
                 return _explain_gradients(apart)
-            parameters = [i for i in differing([step.parameters or [] for step in steps]) if names[i] not in ignored]
+            parameters = [
+                i
+                for i in differing([step.parameters or [] for step in steps])
+                if names[i] not in ignored
+            ]
             if parameters and _is_common(ranks[0], steps[0]):
-                return _explain_parameters(Apart(seen, ranks, steps, [names[i] for i in parameters]))
+                return _explain_parameters(
+                    Apart(seen, ranks, steps, [names[i] for i in parameters])
+                )
     return None
 
 
@@ -81,7 +127,8 @@ for _entry in ("S06", "S07", "S08", "S11", "S12", "G04", "G05", "P06"):
     _rule(_entry)
 
 
-# --- who is compared with whom ---------------------------------------------------------------------------------------------------
+# --- who is compared with whom
+# ---------------------------------------------------------------------------------------------------
 
 
 def _replicas(seen: Observation) -> list[list[RankSeen]]:
@@ -89,12 +136,23 @@ def _replicas(seen: Observation) -> list[list[RankSeen]]:
     groups = {tuple(wrap.ranks) for rank in seen.ranks for wrap in wraps(rank) if wrap.ranks}
     if not groups:
         return [seen.ranks] if not any(wraps(rank) for rank in seen.ranks) else []
-    return [[rank for rank in seen.ranks if rank.rank in group] for group in sorted(groups) if len(group) > 1]
+    return [
+        [rank for rank in seen.ranks if rank.rank in group]
+        for group in sorted(groups)
+        if len(group) > 1
+    ]
 
 
 def _common_steps(ranks: list[RankSeen]) -> Iterator[list[Step]]:
     """The steps of which all ranks have digests, of the same parameters."""
-    tables = [{(step.optimiser, step.number): step for step in rank.steps if step.gradients and step.parameters} for rank in ranks]
+    tables = [
+        {
+            (step.optimizer, step.number): step
+            for step in rank.steps
+            if step.gradients and step.parameters
+        }
+        for rank in ranks
+    ]
     for key in tables[0] if tables else ():
         steps = [table[key] for table in tables if key in table]
         if len(steps) == len(ranks) and all(step.names == steps[0].names for step in steps):
@@ -104,41 +162,58 @@ def _common_steps(ranks: list[RankSeen]) -> Iterator[list[Step]]:
 def _is_of_another_group(ranks: list[RankSeen], step: Step) -> bool:
     """What it steps may be a model that DDP holds equal between other ranks, or on one alone."""
     group = {rank.rank for rank in ranks}
-    return any(set(step.names) <= set(wrap.names) for wrap in wraps(ranks[0]) if wrap.ranks and set(wrap.ranks) != group)
+    return any(
+        set(step.names) <= set(wrap.names)
+        for wrap in wraps(ranks[0])
+        if wrap.ranks and set(wrap.ranks) != group
+    )
 
 
 def _is_common(rank: RankSeen, step: Step) -> bool:
-    """The ranks train one model: under DDP, or with gradients that they give to each other. Others may begin with the same seed and
-    the same data, and go their own ways."""
+    """The ranks train one model: under DDP, or with gradients that they give to each other. Others
+    may begin with the same seed and the same data, and go their own ways."""
     if not any(value and value[0] for value in step.gradients or []):
         return False
-    return bool(wraps(rank)) or any(e.t < step.t and _exchanges_tensors(e) for e in rank.of(Collective))
+    return bool(wraps(rank)) or any(
+        e.t < step.t and _exchanges_tensors(e) for e in rank.of(Collective)
+    )
 
 
 def _exchanges_tensors(event: Collective) -> bool:
-    """All ranks give something to it; of a broadcast or a scatter they only take: data, first weights."""
+    """All ranks give something to it; of a broadcast or a scatter they only take: data, first
+    weights."""
     return event.op not in TAKEN and event.shape not in (None, [], [1])
 
 
-# --- who stepped -----------------------------------------------------------------------------------------------------------------
+# --- who stepped
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def _unequal_steps(seen: Observation) -> Finding | None:
     """All ranks compute the same passes, but not all apply them."""
-    if not is_data_parallel(seen) and not all(any(map(_exchanges_tensors, rank.of(Collective))) for rank in seen.ranks):
+    if not is_data_parallel(seen) and not all(
+        any(map(_exchanges_tensors, rank.of(Collective))) for rank in seen.ranks
+    ):
         return None
-    is_long = any(rank.made > ALL_WATCHED for rank in seen.ranks)  # then of later passes not all are known, and on each rank others
+    is_long = any(
+        rank.made > ALL_WATCHED for rank in seen.ranks
+    )  # then of later passes not all are known, and on each rank others
     in_order = (
-        seen.over and not seen.ended_by_us and not is_long and all(rank.came_to_its_end and not rank.raised for rank in seen.ranks)
+        seen.over
+        and not seen.ended_by_us
+        and not is_long
+        and all(rank.came_to_its_end and not rank.raised for rank in seen.ranks)
     )
     passes = [[one for one in rank.of(Backward) if one.step < ALL_WATCHED] for rank in seen.ranks]
     fewest = min(map(len, passes))
     if not fewest or (max(map(len, passes)) - fewest > (0 if in_order else 1) and not is_long):
         return None
-    # Ranks that run are not read at the same moment, and need not wait for each other: what each did before the same pass counts.
+    # Ranks that run are not read at the same moment, and need not wait for each other: what each
+    # did before the same pass counts.
     until = [float("inf") if in_order else mine[fewest - 1].t for mine in passes]
     made = {
-        rank.rank: sum(step.t < end for step in rank.steps) + sum(bool(event.skipped) and event.t < end for event in rank.of(Amp))
+        rank.rank: sum(step.t < end for step in rank.steps)
+        + sum(bool(event.skipped) and event.t < end for event in rank.of(Amp))
         for rank, end in zip(seen.ranks, until, strict=True)
     }
     gap = max(made.values()) - min(made.values())
@@ -146,9 +221,15 @@ def _unequal_steps(seen: Observation) -> Finding | None:
         return None
     most = max(seen.ranks, key=lambda rank: made[rank.rank])
     fewer = [rank for rank, count in made.items() if count < made[most.rank]]
-    shared = sum(event.op in TAKEN and event.shape not in (None, [], [1]) for event in most.of(Collective))
+    shared = sum(
+        event.op in TAKEN and event.shape not in (None, [], [1]) for event in most.of(Collective)
+    )
     unsure = shared >= gap
-    certain = "; tensors are sent, which may give them the result: certain if parameters differ at the end" if unsure else ""
+    certain = (
+        "; tensors are sent, which may give them the result: certain if parameters differ at the end"
+        if unsure
+        else ""
+    )
     return found(
         "S08",
         "suspect" if unsure else "error",
@@ -157,12 +238,13 @@ def _unequal_steps(seen: Observation) -> Finding | None:
         f"every rank has the averaged gradients, and those that do not apply them keep old parameters{certain}",
         "step on every rank: take the call out of the condition on the rank",
         place_of(most.steps[0] if most.steps else None),
-        [f"rank {rank}: {count} optimiser steps" for rank, count in made.items()],
+        [f"rank {rank}: {count} optimizer steps" for rank, count in made.items()],
         fewer[0] if len(fewer) == 1 else None,
     )
 
 
-# --- gradients differ before the step --------------------------------------------------------------------------------------------
+# --- gradients differ before the step
+# --------------------------------------------------------------------------------------------
 
 
 def _explain_gradients(apart: Apart) -> Finding | None:
@@ -175,14 +257,16 @@ def _explain_gradients(apart: Apart) -> Finding | None:
     apart = Apart(apart.seen, apart.ranks, apart.steps, inside)
     if unused(apart.seen) or changed_graph(apart.seen):
         return None  # DDP never finished averaging, and says so in the next forward
-    if _are_averaged_by_hand(apart.ranks[0]) or not (apart.seen.over or _was_ever_synced(apart.ranks[0])):
+    if _are_averaged_by_hand(apart.ranks[0]) or not (
+        apart.seen.over or _was_ever_synced(apart.ranks[0])
+    ):
         return None  # each rank steps alone for a while, and parameters are averaged then: or it may still come
     explain: tuple[Callable[[Apart], Finding | None], ...]
     explain = (_past_the_wrapper, _too_early, _not_synced, _unfrozen, _moved, _also_past)
     return next((finding for one in explain if (finding := one(apart)) is not None), None) or found(
         "S08",
         "error",
-        f"before optimiser step {apart.number} the gradients of {listed(apart.names)} are not the same on all ranks, although the "
+        f"before optimizer step {apart.number} the gradients of {listed(apart.names)} are not the same on all ranks, although the "
         "model went through DDP and nothing that was seen explains it: the replicas come apart from here on",
         "look at what happens to the gradients between backward and this step on each rank (hooks, clipping by local norms, noise)",
         place_of(apart.steps[0]),
@@ -191,11 +275,16 @@ def _explain_gradients(apart: Apart) -> Finding | None:
 
 
 def _are_averaged_by_hand(rank: RankSeen) -> bool:
-    """The user's own all_reduce calls had the shapes of all parameters, or of all of them in one."""
-    reduced = [event.shape for event in rank.of(Collective) if event.op == "all_reduce" and event.shape]
+    """The user's own all_reduce calls had the shapes of all parameters, or of all of them in
+    one."""
+    reduced = [
+        event.shape for event in rank.of(Collective) if event.op == "all_reduce" and event.shape
+    ]
     for wrap in wraps(rank):
         total = sum(math.prod(shape) for shape in wrap.shapes)
-        if all(shape in reduced for shape in wrap.shapes) or any(math.prod(shape) == total for shape in reduced):
+        if all(shape in reduced for shape in wrap.shapes) or any(
+            math.prod(shape) == total for shape in reduced
+        ):
             return True
     return False
 
@@ -208,7 +297,7 @@ def _outside(apart: Apart) -> Finding:
     return found(
         "S08",
         "suspect",
-        f"the optimiser also steps {listed(apart.names)} of {len(apart.steps[0].names)} parameters that no DDP model holds, and "
+        f"the optimizer also steps {listed(apart.names)} of {len(apart.steps[0].names)} parameters that no DDP model holds, and "
         "their gradients differ between ranks, so every rank trains its own. Certain if they are meant to be the same everywhere",
         "put them into the module that is given to DDP, or all-reduce their gradients before the step",
         place_of(apart.steps[0]),
@@ -230,7 +319,11 @@ def _past_the_wrapper(apart: Apart) -> Finding | None:
     guilty = []
     for rank in apart.ranks:
         window = apart.window(rank)
-        if window and window.micro_steps and not any(forward.through == "wrapper" for forward in _forwards(window)):
+        if (
+            window
+            and window.micro_steps
+            and not any(forward.through == "wrapper" for forward in _forwards(window))
+        ):
             guilty.append((rank, window))
     if not guilty:
         return None
@@ -264,9 +357,13 @@ def _not_synced(apart: Apart) -> Finding | None:
     if not guilty:
         return None
     rank, window, forward = guilty[0]
-    by_hand = any(event.op == "all_reduce" and event.shape not in ([], [1]) for event in rank.of(Collective))
+    by_hand = any(
+        event.op == "all_reduce" and event.shape not in ([], [1]) for event in rank.of(Collective)
+    )
     severity: Severity = "suspect" if by_hand else "error"
-    unsure = ". Certain unless your own all_reduce calls average the parameters later" if by_hand else ""
+    unsure = (
+        ". Certain unless your own all_reduce calls average the parameters later" if by_hand else ""
+    )
     backward = window.micro_steps[-1].backward
     culprit = _some(apart, [rank for rank, _, _ in guilty])
     if forward.model not in backward.unsynced:
@@ -274,28 +371,49 @@ def _not_synced(apart: Apart) -> Finding | None:
             f"the forward at {forward.site} is inside no_sync() and this backward is outside: DDP looks at the forward, so the "
             f"gradients of {listed(apart.names)} are not averaged at step {apart.number}{unsure}"
         )
-        fix = (
-            "put forward and backward into the same context: both inside no_sync() in early micro-batches, both outside in the last"
+        fix = "put forward and backward into the same context: both inside no_sync() in early micro-batches, both outside in the last"
+        return found(
+            "G05", severity, why, fix, place_of(backward), apart.norms("gradients"), culprit
         )
-        return found("G05", severity, why, fix, place_of(backward), apart.norms("gradients"), culprit)
     why = (
         f"step {apart.number} applies gradients that were never averaged: the last of its {len(window.micro_steps)} passes "
         "(forward at "
         f"{forward.site}) was inside no_sync(), so {listed(apart.names)} differ between ranks, and stay different{unsure}"
     )
     fix = "leave no_sync() for the pass before every step, also for the last batch of the loader"
-    return found("G04", severity, why, fix, place_of(apart.steps[0]), apart.norms("gradients"), culprit)
+    return found(
+        "G04", severity, why, fix, place_of(apart.steps[0]), apart.norms("gradients"), culprit
+    )
 
 
 def _too_early(apart: Apart) -> Finding | None:
-    """All forwards came first: the last of them made DDP ready, and the first backward used it up."""
+    """All forwards came first: the last of them made DDP ready, and the first backward used it
+    up."""
     for rank in apart.ranks:
         window = apart.window(rank)
         passes = window.micro_steps if window else []
-        first = [forward for forward in passes[0].forwards if forward.grad and forward.through == "wrapper"] if passes else []
-        asked = any(forward.sync is False for forward in first) or any(one.backward.unsynced for one in passes)
-        sent = [bool(one.backward.seq and one.backward.seq[1] >= one.backward.seq[0]) for one in passes]
-        if len(first) < 2 or not asked or not any(forward.sync for forward in first) or not any(sent) or all(sent):
+        first = (
+            [
+                forward
+                for forward in passes[0].forwards
+                if forward.grad and forward.through == "wrapper"
+            ]
+            if passes
+            else []
+        )
+        asked = any(forward.sync is False for forward in first) or any(
+            one.backward.unsynced for one in passes
+        )
+        sent = [
+            bool(one.backward.seq and one.backward.seq[1] >= one.backward.seq[0]) for one in passes
+        ]
+        if (
+            len(first) < 2
+            or not asked
+            or not any(forward.sync for forward in first)
+            or not any(sent)
+            or all(sent)
+        ):
             continue
         early = passes[sent.index(True)].backward
         local = len(passes) - 1 - sent.index(True)
@@ -307,7 +425,10 @@ def _too_early(apart: Apart) -> Finding | None:
             f"it stay on each rank, so {listed(apart.names)} differ at step {apart.number}",
             "one no_sync() block around forward and backward of a micro-batch, the next micro-batch after it",
             place_of(early),
-            [*apart.norms("gradients"), f"rank {rank.rank}: collectives in {sum(sent)} of {len(passes)} backward passes"],
+            [
+                *apart.norms("gradients"),
+                f"rank {rank.rank}: collectives in {sum(sent)} of {len(passes)} backward passes",
+            ],
         )
     return None
 
@@ -315,16 +436,23 @@ def _too_early(apart: Apart) -> Finding | None:
 def _unfrozen(apart: Apart) -> Finding | None:
     """They were frozen when DDP was made, so DDP does not know them."""
     rank = apart.ranks[0]
-    frozen = {name for wrap in wraps(rank) for name, on in zip(wrap.names, wrap.trainable, strict=True) if not on}
+    frozen = {
+        name
+        for wrap in wraps(rank)
+        for name, on in zip(wrap.names, wrap.trainable, strict=True)
+        if not on
+    }
     if not frozen.issuperset(apart.names):
         return None
-    changes = [event for event in rank.of(Trainable) if event.trainable and event.name in apart.names]
+    changes = [
+        event for event in rank.of(Trainable) if event.trainable and event.name in apart.names
+    ]
     return found(
         "S07",
         "error",
         f"{listed(apart.names)} were frozen when DDP was made and unfrozen here: DDP averages only what it knew then, so from step "
         f"{apart.number} on every rank trains them on its own data",
-        "unfreeze before DistributedDataParallel(…), or wrap the module again after unfreezing (and make a new optimiser)",
+        "unfreeze before DistributedDataParallel(…), or wrap the module again after unfreezing (and make a new optimizer)",
         place_of(changes[0] if changes else apart.steps[0]),
         apart.norms("gradients"),
     )
@@ -348,7 +476,9 @@ def _moved(apart: Apart) -> Finding | None:
 def _also_past(apart: Apart) -> Finding | None:
     """Some of the window's forwards went past the wrapper."""
     window = apart.window(apart.ranks[0])
-    past = [forward for forward in _forwards(window) if forward.through == "module"] if window else []
+    past = (
+        [forward for forward in _forwards(window) if forward.through == "module"] if window else []
+    )
     if not past:
         return None
     return found(
@@ -362,7 +492,8 @@ def _also_past(apart: Apart) -> Finding | None:
     )
 
 
-# --- gradients agree, parameters do not ------------------------------------------------------------------------------------------
+# --- gradients agree, parameters do not
+# ------------------------------------------------------------------------------------------
 
 
 def _explain_parameters(apart: Apart) -> Finding:
@@ -370,15 +501,22 @@ def _explain_parameters(apart: Apart) -> Finding:
     evidence = apart.norms("parameters")
     if len(set(rates.values())) > 1:
         changes = [event for event in apart.ranks[0].of(Scheduled) if event.t < apart.steps[0].t]
-        told = "; ".join(f"rank {rank}: {', '.join(f'{rate:g}' for rate in lr if rate is not None)}" for rank, lr in rates.items())
+        told = "; ".join(
+            f"rank {rank}: {', '.join(f'{rate:g}' for rate in lr if rate is not None)}"
+            for rank, lr in rates.items()
+        )
         why = (
             f"at step {apart.number} all ranks have the same gradients but different learning rates ({told}), so "
             f"{listed(apart.names)} "
             "come apart: something local, such as a rank's own loss, decides about the rate"
         )
         fix = "let the same number decide on all ranks: all_reduce the metric before scheduler.step(metric)"
-        return found("S08", "error", why, fix, place_of(changes[-1] if changes else apart.steps[0]), evidence)
-    loads = [rank for rank in apart.ranks if any(event.model is not None for event in rank.of(LoadState))]
+        return found(
+            "S08", "error", why, fix, place_of(changes[-1] if changes else apart.steps[0]), evidence
+        )
+    loads = [
+        rank for rank in apart.ranks if any(event.model is not None for event in rank.of(LoadState))
+    ]
     if loads and len(loads) < len(apart.ranks):
         load = loads[0].of(LoadState)[0]
         why = (
@@ -387,7 +525,15 @@ def _explain_parameters(apart: Apart) -> Finding:
             f"ranks the same parameters: {listed(apart.names)} differ from then on"
         )
         fix = "load before DistributedDataParallel(…), or on every rank"
-        return found("S08", "error", why, fix, place_of(load), evidence, loads[0].rank if len(loads) == 1 else None)
+        return found(
+            "S08",
+            "error",
+            why,
+            fix,
+            place_of(load),
+            evidence,
+            loads[0].rank if len(loads) == 1 else None,
+        )
     if not any(wraps(rank) for rank in apart.ranks):
         return _different_beginnings(apart, evidence)
     why = (
@@ -406,14 +552,30 @@ def _explain_parameters(apart: Apart) -> Finding:
 
 
 def _different_beginnings(apart: Apart, evidence: tuple[str, ...]) -> Finding:
-    reductions = [e for e in apart.ranks[0].of(Collective) if e.op == "all_reduce" and e.t < apart.steps[0].t]
+    reductions = [
+        e for e in apart.ranks[0].of(Collective) if e.op == "all_reduce" and e.t < apart.steps[0].t
+    ]
     if apart.number > 1:
         why = f"parameters differ after step {apart.number} although all gradients were the same, and no DDP keeps them together"
-        return found("S08", "error", why, "change parameters on all ranks alike", place_of(apart.steps[0]), evidence)
+        return found(
+            "S08",
+            "error",
+            why,
+            "change parameters on all ranks alike",
+            place_of(apart.steps[0]),
+            evidence,
+        )
     why = (
         f"the ranks apply the same averaged gradients, but began with different parameters ({listed(apart.names)}): averaging "
         "keeps "
         "the difference for ever, and every rank trains another model"
     )
     fix = "before the first step: for p in model.parameters(): dist.broadcast(p.detach(), src=0); the same for buffers"
-    return found("S11", "error", why, fix, place_of(reductions[-1] if reductions else apart.steps[0]), evidence)
+    return found(
+        "S11",
+        "error",
+        why,
+        fix,
+        place_of(reductions[-1] if reductions else apart.steps[0]),
+        evidence,
+    )

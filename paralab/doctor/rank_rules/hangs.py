@@ -1,4 +1,5 @@
-"""Ranks that do not meet: who did not come, where the others wait, and why. One cause at most: the rest are its victims."""
+"""Ranks that do not meet: who did not come, where the others wait, and why. One cause at most: the
+rest are its victims."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from paralab.doctor.missing import did_not_come, raised_alone, used_other_parame
 from paralab.doctor.observation import Observation
 from paralab.doctor.rules import in_ranks
 
-# In this order: tensors of different sizes can make any later line raise; a rank that raised explains why it did not come; ranks
-# that came apart explain what failed later.
+# In this order: tensors of different sizes can make any later line raise; a rank that raised
+# explains why it did not come; ranks that came apart explain what failed later.
 CAUSES: tuple[Callable[[Observation], Finding | None], ...] = (
     used_other_parameters,
     mixed_sizes,

@@ -1,4 +1,5 @@
-"""How the job was put together: the same model everywhere, threads that fit the cores, wrapping in the right order."""
+"""How the job was put together: the same model everywhere, threads that fit the cores, wrapping in
+the right order."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ from paralab.doctor.rules import in_ranks
 def different_models(seen: Observation) -> Iterator[Finding]:
     """The models that ranks hand to DDP, parameter by parameter, in the order of wrapping."""
     wrapped = [
-        [event for event in (*rank.events, *rank.doing) if isinstance(event, Wrap) and event.kind == "ddp"] for rank in seen.ranks
+        [
+            event
+            for event in (*rank.events, *rank.doing)
+            if isinstance(event, Wrap) and event.kind == "ddp"
+        ]
+        for rank in seen.ranks
     ]
     if len(seen.ranks) < 2:
         return
@@ -29,7 +35,11 @@ def different_models(seen: Observation) -> Iterator[Finding]:
             continue
         odd = odd_one_out(models)
         rank = seen.ranks[0].rank if odd is None else next(rank for rank in models if rank != odd)
-        other = odd if odd is not None else next(r for r, model in models.items() if model != models[rank])
+        other = (
+            odd
+            if odd is not None
+            else next(r for r, model in models.items() if model != models[rank])
+        )
         yield found(
             "L07",
             "error",
@@ -52,7 +62,10 @@ Model = tuple[tuple[str, tuple[int, ...], bool], ...]
 
 
 def _model(wrap: Wrap) -> Model:
-    return tuple((name, tuple(shape), on) for name, shape, on in zip(wrap.names, wrap.shapes, wrap.trainable, strict=True))
+    return tuple(
+        (name, tuple(shape), on)
+        for name, shape, on in zip(wrap.names, wrap.shapes, wrap.trainable, strict=True)
+    )
 
 
 def _count(shape: tuple[int, ...]) -> int:
@@ -69,7 +82,10 @@ def _difference(one: Model, other: Model, rank: int, its: int) -> str:
         if on != its_on:
             trainable, frozen = (rank, its) if on else (its, rank)
             return f"{name} is trainable on rank {trainable} and frozen on rank {frozen}"
-    more = [name for name, _, _ in (one if len(one) > len(other) else other)[min(len(one), len(other)) :]]
+    more = [
+        name
+        for name, _, _ in (one if len(one) > len(other) else other)[min(len(one), len(other)) :]
+    ]
     return f"{listed(more)} is there on rank {rank if len(one) > len(other) else its} only"
 
 
@@ -80,7 +96,12 @@ def too_many_threads(seen: Observation) -> Iterator[Finding]:
         ranks = [rank for rank in seen.ranks if rank.start.host == host]
         threads = [_threads(rank) for rank in ranks]
         cores = max(rank.start.cores for rank in ranks)
-        if len(ranks) < 2 or sum(threads) <= cores or max(threads) == 1 or any(rank.start.gpus for rank in ranks):
+        if (
+            len(ranks) < 2
+            or sum(threads) <= cores
+            or max(threads) == 1
+            or any(rank.start.gpus for rank in ranks)
+        ):
             continue
         share = max(1, cores // len(ranks))
         yield found(
@@ -91,7 +112,10 @@ def too_many_threads(seen: Observation) -> Iterator[Finding]:
             "every parallel loop waits for the slowest of them",
             f"torch.set_num_threads({share}) at the beginning of each rank, or OMP_NUM_THREADS={share} (torchrun sets 1)",
             None,
-            [f"rank {rank.rank}: {count} threads" for rank, count in zip(ranks, threads, strict=True)],
+            [
+                f"rank {rank.rank}: {count} threads"
+                for rank, count in zip(ranks, threads, strict=True)
+            ],
         )
 
 
@@ -103,7 +127,10 @@ def _threads(rank: RankSeen) -> int:
 # Exceptions that say what is wrong, but not where to look.
 MESSAGES: dict[str, tuple[re.Pattern[str], str, str]] = {
     "L05": (
-        re.compile(r"doesn't have NCCL built in|NCCL.*(not (built|available)|is not available)|no GPUs found", re.IGNORECASE),
+        re.compile(
+            r"doesn't have NCCL built in|NCCL.*(not (built|available)|is not available)|no GPUs found",
+            re.IGNORECASE,
+        ),
         "this PyTorch has no NCCL, or there is no GPU here, and the process group asks for it",
         "init_process_group('gloo') on CPUs, or a PyTorch built for CUDA",
     ),
@@ -121,7 +148,15 @@ MESSAGES: dict[str, tuple[re.Pattern[str], str, str]] = {
 
 
 def _raised(seen: Observation, pattern: re.Pattern[str]) -> tuple[RankSeen, Raised] | None:
-    return next(((rank, event) for rank in seen.ranks for event in rank.of(Raised) if pattern.search(event.message)), None)
+    return next(
+        (
+            (rank, event)
+            for rank in seen.ranks
+            for event in rank.of(Raised)
+            if pattern.search(event.message)
+        ),
+        None,
+    )
 
 
 def _rule(entry: str) -> None:

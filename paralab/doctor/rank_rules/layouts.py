@@ -17,7 +17,11 @@ from paralab.doctor.rules import in_ranks
 def gradient_layout(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks if seen.world > 1 else []:
         for wrap in wraps(rank):
-            passes = [b.laid[key] for b in rank.of(Backward) if b.laid and (key := str(wrap.model)) in b.laid]
+            passes = [
+                b.laid[key]
+                for b in rank.of(Backward)
+                if b.laid and (key := str(wrap.model)) in b.laid
+            ]
             if not passes:
                 continue
             yield _finding(rank, wrap, passes[-1])
@@ -41,5 +45,8 @@ def _finding(rank: RankSeen, wrap: Wrap, rows: list[list[Any]]) -> Finding:
         "model.to(memory_format=torch.channels_last) before DistributedDataParallel(…) where the data is channels_last; else "
         ".contiguous() after transpose or permute",
         place_of(wrap),
-        [f"rank {rank.rank}: {row[0]} {row[1]}: gradient {row[2]}, bucket {row[3]}" for row in rows[:4]],
+        [
+            f"rank {rank.rank}: {row[0]} {row[1]}: gradient {row[2]}, bucket {row[3]}"
+            for row in rows[:4]
+        ],
     )

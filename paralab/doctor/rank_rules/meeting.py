@@ -1,4 +1,5 @@
-"""Ranks at their beginning: fewer than are waited for, a port that is taken, and debugging that kills them."""
+"""Ranks at their beginning: fewer than are waited for, a port that is taken, and debugging that
+kills them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.rules import in_ranks
 from paralab.units import plural
 
-LATE = re.compile(r"clients joined|wait timeout after|client socket has timed out|timed out after", re.IGNORECASE)
+LATE = re.compile(
+    r"clients joined|wait timeout after|client socket has timed out|timed out after", re.IGNORECASE
+)
 TAKEN = re.compile(r"EADDRINUSE|ddress already in use")
 PORT = re.compile(r"port: (\d+)|:(\d{4,5})\b")
 
@@ -20,13 +23,23 @@ PORT = re.compile(r"port: (\d+)|:(\d{4,5})\b")
 @in_ranks("H18")
 def too_few_came(seen: Observation) -> Iterator[Finding]:
     """init_process_group waits for more ranks than there are."""
-    meetings = [(rank, next((init for init in _inits(rank) if init.world), None)) for rank in seen.ranks]
+    meetings = [
+        (rank, next((init for init in _inits(rank) if init.world), None)) for rank in seen.ranks
+    ]
     came = [rank.rank for rank, init in meetings if init is not None]
     for rank, init in meetings:
-        if init is None or not init.world or init.world <= len(came) or not init.error or not LATE.search(init.error):
+        if (
+            init is None
+            or not init.world
+            or init.world <= len(came)
+            or not init.error
+            or not LATE.search(init.error)
+        ):
             continue
         absent = [number for number in range(init.world) if number not in came]
-        named = f"rank {absent[0]}" if len(absent) == 1 else f"ranks {', '.join(map(str, absent[:8]))}"
+        named = (
+            f"rank {absent[0]}" if len(absent) == 1 else f"ranks {', '.join(map(str, absent[:8]))}"
+        )
         yield found(
             "H18",
             "error",
@@ -34,17 +47,29 @@ def too_few_came(seen: Observation) -> Iterator[Finding]:
             "there fail at their timeout; none of them is to blame",
             f"start {init.world} ranks, or give world_size={len(came)}: with torchrun leave rank and world_size out, it knows them",
             place_of(init),
-            [f"rank {rank.rank}: {init.error.splitlines()[0][:160]}", f"came: {', '.join(map(str, came))}"],
+            [
+                f"rank {rank.rank}: {init.error.splitlines()[0][:160]}",
+                f"came: {', '.join(map(str, came))}",
+            ],
         )
         return
 
 
 @in_ranks("H18")
 def met_elsewhere(seen: Observation) -> Iterator[Finding]:
-    """Under torchrun no rank opens a meeting: its agent keeps one. Where the program names another, nobody is there."""
+    """Under torchrun no rank opens a meeting: its agent keeps one. Where the program names another,
+    nobody is there."""
     inits = [(rank, init) for rank in seen.ranks for init in _inits(rank)]
-    waiting = [(rank, init) for rank, init in inits if init in rank.doing or (init.error and LATE.search(init.error))]
-    elsewhere = [(rank, init) for rank, init in waiting if init.agent and init.address and _port(init.address) != _port(init.agent)]
+    waiting = [
+        (rank, init)
+        for rank, init in inits
+        if init in rank.doing or (init.error and LATE.search(init.error))
+    ]
+    elsewhere = [
+        (rank, init)
+        for rank, init in waiting
+        if init.agent and init.address and _port(init.address) != _port(init.agent)
+    ]
     if not seen.settled or not elsewhere or len(waiting) < len(inits):
         return
     _, init = elsewhere[0]
@@ -105,12 +130,21 @@ def killed_by_debugging(seen: Observation) -> Iterator[Finding]:
         f"TORCH_DISTRIBUTED_DEBUG=DETAIL: its checks crash torch {rank.start.torch} itself on gloo (SIGSEGV)",
         "INFO in place of DETAIL; the order of collectives is what this observation compares, too",
         place_of(wrap),
-        [f"rank {one.rank}: process {one.start.pid} is gone inside DistributedDataParallel(…)" for one, _ in gone],
+        [
+            f"rank {one.rank}: process {one.start.pid} is gone inside DistributedDataParallel(…)"
+            for one, _ in gone
+        ],
     )
 
 
 def _died_wrapping(rank: RankSeen) -> Wrap | None:
     inner = rank.doing[-1] if rank.doing else None
-    if rank.lives is not False or rank.came_to_its_end or rank.raised or not isinstance(inner, Wrap) or inner.kind != "ddp":
+    if (
+        rank.lives is not False
+        or rank.came_to_its_end
+        or rank.raised
+        or not isinstance(inner, Wrap)
+        or inner.kind != "ddp"
+    ):
         return None
     return inner if inner.options.get("debug") == "DETAIL" else None

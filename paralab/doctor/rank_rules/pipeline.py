@@ -1,4 +1,5 @@
-"""Pipeline schedules: batches that do not divide into micro-batches, and a pipeline of one micro-batch."""
+"""Pipeline schedules: batches that do not divide into micro-batches, and a pipeline of one
+micro-batch."""
 
 from __future__ import annotations
 
@@ -13,13 +14,15 @@ from paralab.doctor.rules import in_ranks
 
 
 def parts(batch: int, microbatches: int) -> list[int]:
-    """As the schedule splits: the first ones get one more. 10 in 4 parts: 3 3 2 2; 7 in 4: 2 2 2 1."""
+    """As the schedule splits: the first ones get one more. 10 in 4 parts: 3 3 2 2; 7 in 4: 2 2 2
+    1."""
     small, larger = divmod(batch, microbatches)
     return [small + 1] * larger + [small] * (microbatches - larger)
 
 
 def _uneven(seen: Observation) -> Iterator[tuple[RankSeen, Pipeline, list[int]]]:
-    """The steps with a batch that gives parts of different sizes, also one that never came to its end."""
+    """The steps with a batch that gives parts of different sizes, also one that never came to its
+    end."""
     for rank in seen.ranks:
         for event in (*rank.story, *rank.doing):
             if isinstance(event, Pipeline) and event.size and is_uneven(event):
@@ -33,7 +36,9 @@ def _finding(entry: str, rank: RankSeen, event: Pipeline, why: str) -> Finding:
         "for its last "
         "one"
     )
-    evidence = [f"rank {rank.rank}, stage {event.stage} of {event.stages}: batch {event.size}, {needed} micro-batches"]
+    evidence = [
+        f"rank {rank.rank}, stage {event.stage} of {event.stages}: batch {event.size}, {needed} micro-batches"
+    ]
     if event.error:
         evidence.append(event.error.splitlines()[0][:160])
     return found(entry, "error", why, fix, place_of(event), evidence)
@@ -94,7 +99,9 @@ def single_microbatch(seen: Observation) -> Iterator[Finding]:
                     f"idles for {idle:.0%} of the step",
                     f"at least {4 * event.stages} micro-batches: {event.schedule}(stage, n_microbatches={4 * event.stages}, …)",
                     event.made_at or place_of(event),
-                    [f"idle share (stages - 1) / (micro-batches + stages - 1) = {event.stages - 1}/{event.stages}"],
+                    [
+                        f"idle share (stages - 1) / (micro-batches + stages - 1) = {event.stages - 1}/{event.stages}"
+                    ],
                     gain=idle - (event.stages - 1) / (5 * event.stages - 1),
                 )
                 return

@@ -1,5 +1,5 @@
-"""Mixed precision: gradients that are scaled when they should not be, a scaler that is called in the wrong order, steps left "
-"out."""
+"""Mixed precision: gradients that are scaled when they should not be, a scaler that is called in
+the wrong order, steps left " "out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def clipped_while_scaled(seen: Observation) -> Iterator[Finding]:
                     "the scaler has divided, almost nothing is left of the step",
                     "scaler.unscale_(optimizer) before clipping",
                     place_of(event),
-                    [f"rank {rank.rank}, step {event.step + 1}: scale {scale:g}, norm {event.norm}, limit {event.most}"],
+                    [
+                        f"rank {rank.rank}, step {event.step + 1}: scale {scale:g}, norm {event.norm}, limit {event.most}"
+                    ],
                 )
                 return
 
@@ -48,12 +50,21 @@ def _scale_after(event: Amp, scale: float | None) -> float | None:
     return None if event.op in ("unscale_", "update", "step") else scale
 
 
-def _failed(seen: Observation, entry: str, ops: tuple[str, ...], pattern: str, why: str, fix: str) -> Iterator[Finding]:
+def _failed(
+    seen: Observation, entry: str, ops: tuple[str, ...], pattern: str, why: str, fix: str
+) -> Iterator[Finding]:
     """A call of the scaler that raised, with what it means."""
     for rank in seen.ranks:
         for event in rank.of(Amp):
             if event.op in ops and event.error and re.search(pattern, event.error):
-                yield found(entry, "error", why, fix, place_of(event), [f"rank {rank.rank}: {event.error.splitlines()[0][:160]}"])
+                yield found(
+                    entry,
+                    "error",
+                    why,
+                    fix,
+                    place_of(event),
+                    [f"rank {rank.rank}: {event.error.splitlines()[0][:160]}"],
+                )
                 return
 
 
@@ -61,14 +72,21 @@ def _failed(seen: Observation, entry: str, ops: tuple[str, ...], pattern: str, w
 def unscaled_twice(seen: Observation) -> Iterator[Finding]:
     why = "unscale_ is called here a second time before update(): the gradients would be divided by the scale twice"
     fix = "call unscale_ once for each step: at the end of the window, not in every micro-batch"
-    yield from _failed(seen, "A02", ("unscale_",), r"unscale_\(\) has already been called", why, fix)
+    yield from _failed(
+        seen, "A02", ("unscale_",), r"unscale_\(\) has already been called", why, fix
+    )
 
 
 @in_ranks("A03")
 def never_updated(seen: Observation) -> Iterator[Finding]:
     why = "scaler.step() comes a second time without scaler.update() in between: the scaler does not know that a new step has begun"
     yield from _failed(
-        seen, "A03", ("step",), r"step\(\) has already been called", why, "scaler.update() after every scaler.step()"
+        seen,
+        "A03",
+        ("step",),
+        r"step\(\) has already been called",
+        why,
+        "scaler.update() after every scaler.step()",
     )
 
 
@@ -79,24 +97,36 @@ def stepped_past_the_scaler(seen: Observation) -> Iterator[Finding]:
         for event, inside in _with_scaler(rank):
             if isinstance(event, Amp):
                 scale = _scale_after(event, scale)
-            elif isinstance(event, Step) and not inside and scale is not None and _was_scaled(rank, event):
+            elif (
+                isinstance(event, Step)
+                and not inside
+                and scale is not None
+                and _was_scaled(rank, event)
+            ):
                 factor = f"{scale:g}" if scale else "the scale"
                 yield found(
                     "A04",
                     "error",
-                    "the loss went through scaler.scale(), but this optimiser steps by itself: it applies gradients that are "
+                    "the loss went through scaler.scale(), but this optimizer steps by itself: it applies gradients that are "
                     f"{factor} "
                     f"times too large, and steps over infinities that the scaler would have left out",
                     "scaler.step(optimizer) and scaler.update() in its place",
                     place_of(event),
-                    [f"rank {rank.rank}: step {event.number} outside scaler.step(), scale {factor}"],
+                    [
+                        f"rank {rank.rank}: step {event.number} outside scaler.step(), scale {factor}"
+                    ],
                 )
                 return
 
 
 def _was_scaled(rank: RankSeen, step: Step) -> bool:
-    """The last backward before a step began from a scaled loss: nothing but the scaling came between the two."""
-    before = [event for event in rank.events if event.t < step.t and isinstance(event, (Amp, Backward, Step))]
+    """The last backward before a step began from a scaled loss: nothing but the scaling came
+    between the two."""
+    before = [
+        event
+        for event in rank.events
+        if event.t < step.t and isinstance(event, (Amp, Backward, Step))
+    ]
     for event, earlier in zip(reversed(before), reversed(before[:-1]), strict=False):
         if isinstance(event, Backward):
             return isinstance(earlier, Amp) and earlier.op == "scale" and earlier.enabled
@@ -108,7 +138,10 @@ def _was_scaled(rank: RankSeen, step: Step) -> bool:
 def _with_scaler(rank: RankSeen) -> Iterator[tuple[Event, bool]]:
     """Every event, and whether scaler.step() was open then, or still is."""
     until = 0.0
-    began = min((event.t for event in rank.doing if isinstance(event, Amp) and event.op == "step"), default=math.inf)
+    began = min(
+        (event.t for event in rank.doing if isinstance(event, Amp) and event.op == "step"),
+        default=math.inf,
+    )
     for event in rank.events:
         if isinstance(event, Amp) and event.op == "step":
             until = event.t + (event.seconds or 0.0)
@@ -119,7 +152,9 @@ def _with_scaler(rank: RankSeen) -> Iterator[tuple[Event, bool]]:
 def half_parameters(seen: Observation) -> Iterator[Finding]:
     why = "the scaler divides gradients only of float32 parameters; these are float16 themselves (model.half(), or loaded so)"
     fix = "leave the parameters in float32 and let autocast compute in float16: no model.half(), no torch_dtype=float16"
-    yield from _failed(seen, "A05", ("unscale_", "step"), "Attempting to unscale FP16 gradients", why, fix)
+    yield from _failed(
+        seen, "A05", ("unscale_", "step"), "Attempting to unscale FP16 gradients", why, fix
+    )
 
 
 @in_ranks("A06")
@@ -181,7 +216,11 @@ def always_skipped(seen: Observation) -> Iterator[Finding]:
         if (skips < MANY_SKIPS or no_number < MANY_SKIPS) and skips < TOO_MANY_SKIPS:
             continue
         scales = [event.scale for event in rank.of(Amp) if event.op == "update" and event.scale]
-        cause = f"the loss is {first.loss} since then" if first and no_number >= MANY_SKIPS else "the gradients are never finite"
+        cause = (
+            f"the loss is {first.loss} since then"
+            if first and no_number >= MANY_SKIPS
+            else "the gradients are never finite"
+        )
         yield found(
             "A08",
             "error",
@@ -191,7 +230,9 @@ def always_skipped(seen: Observation) -> Iterator[Finding]:
             "find the first module whose output is NaN (torch.autograd.detect_anomaly(), or hooks): a log, sqrt or division of "
             "zero",
             place_of(first) if no_number >= MANY_SKIPS else None,
-            [f"rank {rank.rank}: scale {' '.join(f'{scale:g}' for scale in scales[-5:])}, {len(rank.steps)} steps made"],
+            [
+                f"rank {rank.rank}: scale {' '.join(f'{scale:g}' for scale in scales[-5:])}, {len(rank.steps)} steps made"
+            ],
         )
         return
 

@@ -1,5 +1,5 @@
-"""What DDP does and does not do: parameters without gradients, options that cost or break, statistics, random streams, reductions.
-Replicas that come apart are in `drift`."""
+"""What DDP does and does not do: parameters without gradients, options that cost or break,
+statistics, random streams, reductions. Replicas that come apart are in `drift`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from functools import lru_cache
 from pathlib import Path
 
 from paralab.doctor.agreement import found, is_data_parallel, listed, place_of, watched, wraps
-from paralab.doctor.events import Backward, Batch, Collective, Forward, Loader, Loss, Seed, Trainable, Wrap
+from paralab.doctor.events import (
+    Backward,
+    Batch,
+    Collective,
+    Forward,
+    Loader,
+    Loss,
+    Seed,
+    Trainable,
+    Wrap,
+)
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.place import Place
@@ -26,7 +36,8 @@ FEW_SAMPLES = 16  # per rank, below which the statistics of a BatchNorm are nois
 LOOKED_AT = 3  # passes, before anything is said about all of them
 
 
-# --- parameters without gradients ----------------------------------------------------------------------------------------------
+# --- parameters without gradients
+# ----------------------------------------------------------------------------------------------
 
 
 @in_ranks("S01")
@@ -55,16 +66,27 @@ def unused(seen: Observation) -> Finding | None:
         names = [name for name in lacking[0] if all(name in other for other in lacking)]
         if not names:
             continue
-        complaint = next((rank.raised for rank in seen.ranks if rank.raised and UNFINISHED in rank.raised.message), None)
+        complaint = next(
+            (
+                rank.raised
+                for rank in seen.ranks
+                if rank.raised and UNFINISHED in rank.raised.message
+            ),
+            None,
+        )
         said = [complaint.message.splitlines()[0][:160]] if complaint else []
-        frozen = [event for event in seen.ranks[0].of(Trainable) if event.name in names and not event.trainable]
+        frozen = [
+            event
+            for event in seen.ranks[0].of(Trainable)
+            if event.name in names and not event.trainable
+        ]
         if frozen and complaint:
             return found(
                 "S07",
                 "error",
                 f"{listed(names)} were trainable when DDP was made and are frozen here: DDP still waits for their gradients, and "
                 "fails in the forward after the next",
-                "freeze before DistributedDataParallel(…), or wrap the module again after freezing (and make a new optimiser)",
+                "freeze before DistributedDataParallel(…), or wrap the module again after freezing (and make a new optimizer)",
                 place_of(frozen[0]),
                 [f"without gradient after backward: {listed(names, 8)}", *said],
             )
@@ -84,16 +106,27 @@ def unused(seen: Observation) -> Finding | None:
 
 
 def _lacking(rank: RankSeen, wrap: Wrap) -> list[str]:
-    """Without a gradient after a pass that went through the wrapper, and in which DDP was to average: as DDP says, or as was seen.
-    A model of which no parameter has one takes part in another loss, later (a GAN's generator, while the other one learns)."""
-    told = WITHOUT.search(rank.raised.message) if rank.raised and UNFINISHED in rank.raised.message else None
+    """Without a gradient after a pass that went through the wrapper, and in which DDP was to
+    average: as DDP says, or as was seen. A model of which no parameter has one takes part in
+    another loss, later (a GAN's generator, while the other one learns)."""
+    told = (
+        WITHOUT.search(rank.raised.message)
+        if rank.raised and UNFINISHED in rank.raised.message
+        else None
+    )
     if told:
         trained = [name for name, is_on in zip(wrap.names, wrap.trainable, strict=True) if is_on]
         places = [int(place) for place in told[1].split()]
-        return [trained[place] for place in places] if len(wraps(rank)) == 1 and max(places) < len(trained) else []
+        return (
+            [trained[place] for place in places]
+            if len(wraps(rank)) == 1 and max(places) < len(trained)
+            else []
+        )
     for window in windows(rank):
         forwards = [forward for one in window.micro_steps for forward in one.forwards]
-        if any(f.model == wrap.model and f.grad and f.sync and f.through == "wrapper" for f in forwards):
+        if any(
+            f.model == wrap.model and f.grad and f.sync and f.through == "wrapper" for f in forwards
+        ):
             lacking = (window.micro_steps[-1].backward.lacking or {}).get(str(wrap.model))
             if lacking and len(lacking) < sum(wrap.trainable):
                 return lacking
@@ -132,9 +165,16 @@ def changed_graph(seen: Observation) -> Finding | None:
     for rank in seen.ranks:
         wrap = next((wrap for wrap in wraps(rank) if wrap.options.get("static_graph")), None)
         raised = rank.raised
-        if wrap is None or raised is None or (CHANGED not in raised.message and UNFINISHED not in raised.message):
+        if (
+            wrap is None
+            or raised is None
+            or (CHANGED not in raised.message and UNFINISHED not in raised.message)
+        ):
             continue
-        first = next((event.lacking for event in rank.of(Backward) if event.lacking is not None), {}) or {}
+        first = (
+            next((event.lacking for event in rank.of(Backward) if event.lacking is not None), {})
+            or {}
+        )
         names = first.get(str(wrap.model), [])
         told = f" ({listed(names)} had no gradient in the first pass)" if names else ""
         return found(
@@ -158,10 +198,19 @@ def needless_search(seen: Observation) -> Iterator[Finding]:
         if not wrap.options.get("find_unused_parameters") or wrap.options.get("static_graph"):
             continue
         key = str(wrap.model)
-        looked = [[b for b in rank.of(Backward) if b.unused_bytes is not None and key in b.unused_bytes] for rank in seen.ranks]
-        if any(len(events) <= LOOKED_AT for events in looked):  # what DDP found in the last of them is not known yet
+        looked = [
+            [b for b in rank.of(Backward) if b.unused_bytes is not None and key in b.unused_bytes]
+            for rank in seen.ranks
+        ]
+        if any(
+            len(events) <= LOOKED_AT for events in looked
+        ):  # what DDP found in the last of them is not known yet
             continue
-        if any((e.unused_bytes or {}).get(key) or (e.lacking or {}).get(key) for events in looked for e in events):
+        if any(
+            (e.unused_bytes or {}).get(key) or (e.lacking or {}).get(key)
+            for events in looked
+            for e in events
+        ):
             continue
         yield found(
             "S04",
@@ -171,11 +220,15 @@ def needless_search(seen: Observation) -> Iterator[Finding]:
             f"{len(looked[0])} passes that were looked at all {sum(wrap.trainable)} trainable parameters were used, on all ranks",
             "leave find_unused_parameters out, if no branch of the model is ever left out",
             place_of(wrap),
-            [f"rank {rank.rank}: 0 bytes unused in {len(events)} passes" for rank, events in zip(seen.ranks, looked, strict=True)],
+            [
+                f"rank {rank.rank}: 0 bytes unused in {len(events)} passes"
+                for rank, events in zip(seen.ranks, looked, strict=True)
+            ],
         )
 
 
-# --- statistics and random streams ---------------------------------------------------------------------------------------------
+# --- statistics and random streams
+# ---------------------------------------------------------------------------------------------
 
 
 @in_ranks("S09")
@@ -195,7 +248,11 @@ def tiny_batches(seen: Observation) -> Iterator[Finding]:
             )
             return
     for wrap in wraps(seen.ranks[0]) if is_data_parallel(seen) else []:
-        trained = [f for f in seen.ranks[0].of(Forward) if f.model == wrap.model and f.training and f.grad and f.size is not None]
+        trained = [
+            f
+            for f in seen.ranks[0].of(Forward)
+            if f.model == wrap.model and f.training and f.grad and f.size is not None
+        ]
         sizes = [forward.size for forward in trained if forward.size is not None]
         usual = max(set(sizes), key=sizes.count) if sizes else FEW_SAMPLES
         if wrap.batch_norms and not wrap.sync_batch_norms and usual < FEW_SAMPLES:
@@ -203,7 +260,7 @@ def tiny_batches(seen: Observation) -> Iterator[Finding]:
                 "S09",
                 "warning",
                 f"{wrap.batch_norms} BatchNorm layer{'s' if wrap.batch_norms > 1 else ''} of {wrap.model_class} "
-                f"normalise{'' if wrap.batch_norms > 1 else 's'} over the {usual} samples of one rank, not over the "
+                f"normalize{'' if wrap.batch_norms > 1 else 's'} over the {usual} samples of one rank, not over the "
                 f"{usual * seen.world} of all {seen.world}; only rank 0's running statistics are kept",
                 "SyncBatchNorm.convert_sync_batchnorm(model) before DDP (on GPUs), a larger batch per rank, or GroupNorm",
                 place_of(wrap),
@@ -218,19 +275,31 @@ def same_random_numbers(seen: Observation) -> Iterator[Finding]:
         return
     drawn = [_streams(rank) for rank in seen.ranks]
     common = set.intersection(*(set(streams) for streams in drawn))
-    equal = [number for number in sorted(common) if len({streams[number] for streams in drawn}) == 1]
+    equal = [
+        number for number in sorted(common) if len({streams[number] for streams in drawn}) == 1
+    ]
     if len(equal) < 2 or len(equal) < len(common):
         return
     rank = seen.ranks[0]
     dropouts = max((wrap.dropouts for wrap in wraps(rank)), default=0)
-    between = [number for number in equal if number - 1 in equal and drawn[0][number] != drawn[0][number - 1]]
+    between = [
+        number
+        for number in equal
+        if number - 1 in equal and drawn[0][number] != drawn[0][number - 1]
+    ]
     if not dropouts and not any(_inside_a_pass(rank, number) for number in between):
         return  # nobody draws from it while training
     seeds = [event for event in rank.of(Seed) if event.t < rank.of(Forward)[equal[0]].t]
     seed = seeds[-1] if seeds else None
-    what = f"{dropouts} dropout layer{'s' if dropouts > 1 else ''}" if dropouts else "random numbers drawn between forward passes"
+    what = (
+        f"{dropouts} dropout layer{'s' if dropouts > 1 else ''}"
+        if dropouts
+        else "random numbers drawn between forward passes"
+    )
     unsure = "" if dropouts else ". Certain if they are not meant to be equal"
-    seeded = f"torch.manual_seed({seed.seed}) on every rank" if seed else "the same seed on every rank"
+    seeded = (
+        f"torch.manual_seed({seed.seed}) on every rank" if seed else "the same seed on every rank"
+    )
     yield found(
         "S10",
         "warning" if dropouts else "suspect",
@@ -239,22 +308,31 @@ def same_random_numbers(seen: Observation) -> Iterator[Finding]:
         f"meant{unsure}",
         "torch.manual_seed(seed + rank), after the model is built",
         place_of(seed or rank.of(Forward)[equal[0]]),
-        [f"state of the stream at forward pass {number + 1}: {drawn[0][number]:#x} on all ranks" for number in equal[:3]],
+        [
+            f"state of the stream at forward pass {number + 1}: {drawn[0][number]:#x} on all ranks"
+            for number in equal[:3]
+        ],
     )
 
 
 def _streams(rank: RankSeen) -> dict[int, int]:
     """Number of a training forward -> state of the random stream."""
-    return {i: f.random for i, f in enumerate(rank.of(Forward)) if f.random is not None and f.training and f.grad}
+    return {
+        i: f.random
+        for i, f in enumerate(rank.of(Forward))
+        if f.random is not None and f.training and f.grad
+    }
 
 
 def _inside_a_pass(rank: RankSeen, number: int) -> bool:
-    """Between forward `number` and the one before it no pass over a loader began: that draws a number of its own."""
+    """Between forward `number` and the one before it no pass over a loader began: that draws a
+    number of its own."""
     before, after = rank.of(Forward)[number - 1 : number + 1]
     return not any(before.t < event.t < after.t for event in rank.of(Loader))
 
 
-# --- reductions ----------------------------------------------------------------------------------------------------------------
+# --- reductions
+# ----------------------------------------------------------------------------------------------------------------
 
 
 @in_ranks("S13")
@@ -263,7 +341,9 @@ def reduced_in_the_graph(seen: Observation) -> Iterator[Finding]:
         for backward in rank.of(Backward):
             if not backward.reduced:
                 continue
-            call = next((e for e in reversed(rank.of(Collective)) if e.in_graph and e.t < backward.t), None)
+            call = next(
+                (e for e in reversed(rank.of(Collective)) if e.in_graph and e.t < backward.t), None
+            )
             if call is None:
                 continue
             yield found(
@@ -281,10 +361,15 @@ def reduced_in_the_graph(seen: Observation) -> Iterator[Finding]:
 
 @in_ranks("S14")
 def sum_shown_as_mean(seen: Observation) -> Iterator[Finding]:
-    """The losses of all ranks are added up, and in the function that does so nothing is divided. A loss that is a sum, or that may
-    have been divided by what all ranks have counted together before, may be added up."""
+    """The losses of all ranks are added up, and in the function that does so nothing is divided. A
+    loss that is a sum, or that may have been divided by what all ranks have counted together
+    before, may be added up."""
     rank = seen.ranks[0] if seen.ranks else None
-    if rank is None or len(seen.ranks) < 2 or any(loss.grad and loss.reduction != "mean" for loss in rank.of(Loss)):
+    if (
+        rank is None
+        or len(seen.ranks) < 2
+        or any(loss.grad and loss.reduction != "mean" for loss in rank.of(Loss))
+    ):
         return
     sums: dict[Place, list[tuple[Collective, float]]] = {}
     loss: float | None = None
@@ -295,9 +380,19 @@ def sum_shown_as_mean(seen: Observation) -> Iterator[Finding]:
         elif isinstance(event, Backward):
             loss = event.loss if isinstance(event.loss, float) and not counted else None
             counted = False
-        elif isinstance(event, Collective) and event.op in ("all_reduce", "reduce") and event.reduction == "SUM":
+        elif (
+            isinstance(event, Collective)
+            and event.op in ("all_reduce", "reduce")
+            and event.reduction == "SUM"
+        ):
             place = place_of(event)
-            if place and loss and event.value is not None and not event.in_graph and abs(event.value - loss) <= 1e-5 * abs(loss):
+            if (
+                place
+                and loss
+                and event.value is not None
+                and not event.in_graph
+                and abs(event.value - loss) <= 1e-5 * abs(loss)
+            ):
                 sums.setdefault(place, []).append((event, loss))
             else:
                 counted = True
@@ -312,25 +407,34 @@ def sum_shown_as_mean(seen: Observation) -> Iterator[Finding]:
             f"afterwards: what is shown is {seen.world} times the mean loss, and grows with the number of ranks",
             "divide by dist.get_world_size() after the all_reduce, or op=dist.ReduceOp.AVG (NCCL)",
             place,
-            [f"{len(calls)} calls of {event.op} with SUM, each of the value that had gone into backward"],
+            [
+                f"{len(calls)} calls of {event.op} with SUM, each of the value that had gone into backward"
+            ],
         )
 
 
 def _divides_after(place: Place) -> bool:
-    """The function divides something from this line on, or hands the result on; True where it cannot be read. What is reduced in
-    place may also be divided by who called."""
+    """The function divides something from this line on, or hands the result on; True where it
+    cannot be read. What is reduced in place may also be divided by who called."""
     try:
         tree = ast.parse(Path(place.file).read_text())
     except (OSError, ValueError, SyntaxError):
         return True
-    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    around = [node for node in functions if node.lineno <= place.line <= (node.end_lineno or node.lineno)]
+    functions = [
+        node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    around = [
+        node for node in functions if node.lineno <= place.line <= (node.end_lineno or node.lineno)
+    ]
     owner: ast.AST = max(around, key=lambda node: node.lineno) if around else tree
     later = [node for node in ast.walk(owner) if getattr(node, "lineno", 0) >= place.line]
     divides = (ast.Div, ast.FloorDiv)
     return any(
         (isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, divides))
-        or (isinstance(node, ast.Attribute) and node.attr in ("div", "div_", "mean", "true_divide", "divide"))
+        or (
+            isinstance(node, ast.Attribute)
+            and node.attr in ("div", "div_", "mean", "true_divide", "divide")
+        )
         or (isinstance(node, ast.Return) and node.value is not None)
         or isinstance(node, (ast.Yield, ast.YieldFrom))
         for node in later

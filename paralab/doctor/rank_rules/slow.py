@@ -1,8 +1,10 @@
-"""Where observed ranks lose their time: the judgements of `doctor.waste`, on the times that the ranks wrote down. Waste that has
-an entry of its own in the catalogue (data, threads, passes that all reduce) is found by the rules of that entry.
+"""Where observed ranks lose their time: the judgements of `doctor.waste`, on the times that the
+ranks wrote down. Waste that has an entry of its own in the catalogue (data, threads, passes that
+all reduce) is found by the rules of that entry.
 
-A *window* is what a rank did from the end of one optimiser step to the end of the next. Numbers that change while the command runs
-are judged when it is over, and only where enough windows were seen: the first ones, and a trial of three steps, tell nothing.
+A *window* is what a rank did from the end of one optimizer step to the end of the next. Numbers
+that change while the command runs are judged when it is over, and only where enough windows were
+seen: the first ones, and a trial of three steps, tell nothing.
 """
 
 from __future__ import annotations
@@ -41,22 +43,32 @@ class Window:
 
 
 def windows(rank: RankSeen) -> list[Window]:
-    """Of the optimiser that made most steps; the time before its first step belongs to nothing."""
-    made = Counter(step.optimiser for step in rank.steps)
+    """Of the optimizer that made most steps; the time before its first step belongs to nothing."""
+    made = Counter(step.optimizer for step in rank.steps)
     main = made.most_common(1)[0][0] if made else None
-    ends = [step.t + (step.seconds or 0.0) for step in rank.steps if step.optimiser == main]
-    times = [event.t for event in rank.events]  # in order: a window is found by halving, not by going through all of them
-    return [Window(begin, end, rank.events[bisect_left(times, begin) : bisect_left(times, end)]) for begin, end in pairwise(ends)]
+    ends = [step.t + (step.seconds or 0.0) for step in rank.steps if step.optimizer == main]
+    times = [
+        event.t for event in rank.events
+    ]  # in order: a window is found by halving, not by going through all of them
+    return [
+        Window(begin, end, rank.events[bisect_left(times, begin) : bisect_left(times, end)])
+        for begin, end in pairwise(ends)
+    ]
 
 
 def measured(observation: Observation) -> list[list[Window]]:
-    """Per rank, the windows that all ranks have, after the warm-up; empty where they are too few, or not over yet."""
+    """Per rank, the windows that all ranks have, after the warm-up; empty where they are too few,
+    or not over yet."""
     if not observation.over or not observation.ranks:
         return []
     per_rank = [windows(rank) for rank in observation.ranks]
     many = min(map(len, per_rank))
     kept = [each[WARM_UP:many] for each in per_rank] if many - WARM_UP >= FEWEST else []
-    toy = kept and not observation.ranks[0].start.gpus and statistics.median(w.seconds for w in kept[0]) < TOY_SECONDS
+    toy = (
+        kept
+        and not observation.ranks[0].start.gpus
+        and statistics.median(w.seconds for w in kept[0]) < TOY_SECONDS
+    )
     return [] if toy else kept
 
 
@@ -78,7 +90,12 @@ def over_a_tenth(observation: Observation) -> Iterator[Finding]:
     step = statistics.median(window.seconds for window in found[0])
     calls = [_collectives(window) for window in found[0]]
     spent = statistics.median(
-        sum(min(times) for times in zip(*(map(_took, _collectives(rank[number])) for rank in found), strict=False))
+        sum(
+            min(times)
+            for times in zip(
+                *(map(_took, _collectives(rank[number])) for rank in found), strict=False
+            )
+        )
         for number in range(len(found[0]))
     )
     if any(calls):
@@ -99,13 +116,16 @@ def one_bucket(observation: Observation) -> Iterator[Finding]:
     found, reduced = measured(observation), reductions(observation)
     if found and reduced:
         step = statistics.median(window.seconds for window in found[0])
-        finding = waste.one_bucket(reduced.sizes, reduced.compute, reduced.transfer, reduced.exposed, step)
+        finding = waste.one_bucket(
+            reduced.sizes, reduced.compute, reduced.transfer, reduced.exposed, step
+        )
         yield from [at(finding, reduced.site)] if finding else []
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """A usual backward pass of the first DDP model, in seconds. `site`: where the model was wrapped."""
+    """A usual backward pass of the first DDP model, in seconds. `site`: where the model was
+    wrapped."""
 
     sizes: list[int]
     compute: float
@@ -116,7 +136,10 @@ class Reduction:
 
 def reductions(observation: Observation) -> Reduction | None:
     """The rank that waits least in a pass came last to it, and shows what sending takes."""
-    per_rank = [{e.iteration: e for e in rank.of(Reduced) if e.model == 0 and e.iteration > WARM_UP} for rank in observation.ranks]
+    per_rank = [
+        {e.iteration: e for e in rank.of(Reduced) if e.model == 0 and e.iteration > WARM_UP}
+        for rank in observation.ranks
+    ]
     common = set.intersection(*map(set, per_rank)) if per_rank else set()
     if len(common) < FEWEST_PASSES or len(per_rank) < 2:
         return None
@@ -132,8 +155,13 @@ def reductions(observation: Observation) -> Reduction | None:
 
 
 def _collectives(window: Window) -> list[Collective]:
-    """That the user's code waited for; sends and receives wait for the other side's computing, and are left out."""
-    return [e for e in window.events if isinstance(e, Collective) and e.seq and e.seconds and not e.asynchronous]
+    """That the user's code waited for; sends and receives wait for the other side's computing, and
+    are left out."""
+    return [
+        e
+        for e in window.events
+        if isinstance(e, Collective) and e.seq and e.seconds and not e.asynchronous
+    ]
 
 
 def _took(event: Event) -> float:
@@ -142,7 +170,8 @@ def _took(event: Event) -> float:
 
 @in_ranks("W03")
 def straggler(observation: Observation) -> Iterator[Finding]:
-    """Who comes last to where gradients are reduced. Clocks of several machines are not compared."""
+    """Who comes last to where gradients are reduced. Clocks of several machines are not
+    compared."""
     found = measured(observation)
     if len(found) < 2 or len({rank.start.host for rank in observation.ranks}) > 1:
         return
@@ -150,18 +179,28 @@ def straggler(observation: Observation) -> Iterator[Finding]:
     rounds = [round_ for round_ in zip(*arrivals, strict=True) if None not in round_]
     if len(rounds) < FEWEST:
         return
-    last = Counter(max(range(len(round_)), key=lambda rank: round_[rank] or 0.0) for round_ in rounds)
+    last = Counter(
+        max(range(len(round_)), key=lambda rank: round_[rank] or 0.0) for round_ in rounds
+    )
     place, times = last.most_common(1)[0]
-    waits = [(round_[place] or 0.0) - min(t for number, t in enumerate(round_) if number != place and t) for round_ in rounds]
+    waits = [
+        (round_[place] or 0.0) - min(t for number, t in enumerate(round_) if number != place and t)
+        for round_ in rounds
+    ]
     step = statistics.median(window.seconds for window in found[0])
     if times >= LATE_STEPS * len(rounds):
-        finding = waste.straggler(observation.ranks[place].rank, statistics.median(waits), step, times, len(rounds))
+        finding = waste.straggler(
+            observation.ranks[place].rank, statistics.median(waits), step, times, len(rounds)
+        )
         yield from [finding] if finding else []
 
 
 def _arrival(window: Window) -> float | None:
-    """When a rank came to its first synchronisation: the backward pass of DDP, or a collective of its own."""
-    return next((e.t for e in window.events if _reduced(e) or (isinstance(e, Collective) and e.seq)), None)
+    """When a rank came to its first synchronization: the backward pass of DDP, or a collective of
+    its own."""
+    return next(
+        (e.t for e in window.events if _reduced(e) or (isinstance(e, Collective) and e.seq)), None
+    )
 
 
 @in_ranks("W06")
@@ -170,11 +209,20 @@ def not_finite(observation: Observation) -> Iterator[Finding]:
     for rank in observation.ranks:
         passes = [event for event in rank.of(Backward) if event.loss is not None]
         losses = [event.loss if isinstance(event.loss, float | int) else None for event in passes]
-        finding = waste.lost_loss(losses, []) if observation.over and len(losses) > 2 and not _scales(rank) else None
+        finding = (
+            waste.lost_loss(losses, [])
+            if observation.over and len(losses) > 2 and not _scales(rank)
+            else None
+        )
         if finding:
             first = passes[losses.index(None)]
             why = finding.why.replace("step", "backward pass", 1)
-            yield at(replace(finding, why=why, rank=None, evidence=(f"step {first.step}: loss {first.loss}",)), first.site)
+            yield at(
+                replace(
+                    finding, why=why, rank=None, evidence=(f"step {first.step}: loss {first.loss}",)
+                ),
+                first.site,
+            )
             return
 
 

@@ -1,4 +1,5 @@
-"""What the synchronisation of a recorded run costs: too much of it, in one piece, too often, or waiting for one rank."""
+"""What the synchronization of a recorded run costs: too much of it, in one piece, too often, or
+waiting for one rank."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from paralab.analyse.wording import collectives
+from paralab.analyse.phrases import collectives
 from paralab.doctor import waste
 from paralab.doctor.finding import Finding
 from paralab.doctor.recorded import Recorded, Run
@@ -26,8 +27,13 @@ def over_a_tenth(recorded: Recorded) -> Iterator[Finding]:
             how = "nn.DataParallel copies the model and gathers outputs and gradients in every step"
         else:
             how = f"{collectives(run.result)} of together {size(run.result['bytes_per_step'])} per step and rank"
-        spent, exposed = run.metrics["communication_seconds"], run.metrics["exposed_communication_seconds"]
-        yield from placed(run, waste.over_a_tenth(spent or 0.0, exposed or 0.0, run.step_seconds, how))
+        spent, exposed = (
+            run.metrics["communication_seconds"],
+            run.metrics["exposed_communication_seconds"],
+        )
+        yield from placed(
+            run, waste.over_a_tenth(spent or 0.0, exposed or 0.0, run.step_seconds, how)
+        )
 
 
 @in_run("W02")
@@ -42,11 +48,13 @@ def one_bucket(recorded: Recorded) -> Iterator[Finding]:
         backward = (metrics["backward_seconds"] or 0.0) / run.plan["accumulate"]
         exposed = min(metrics["exposed_communication_seconds"] or 0.0, transfer)
         sizes = [bucket["bytes"] for bucket in last]
-        yield from placed(run, waste.one_bucket(sizes, backward, transfer, exposed, run.step_seconds))
+        yield from placed(
+            run, waste.one_bucket(sizes, backward, transfer, exposed, run.step_seconds)
+        )
 
 
 def _last_pass(run: Run) -> list[dict[str, Any]]:
-    """The buckets of one synchronisation: those of the last backward pass."""
+    """The buckets of one synchronization: those of the last backward pass."""
     buckets = [bucket for bucket in run.metrics["buckets"] if bucket["kind"] == "all_reduce"]
     return list({(bucket["stage"], bucket["bucket"]): bucket for bucket in buckets}.values())
 
@@ -63,11 +71,19 @@ def stages_synced_every_pass(recorded: Recorded) -> Iterator[Finding]:
 
 def _synced_too_often(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
-        all_reduces, exposed = run.result["all_reduces_per_step"] or 0.0, run.metrics["exposed_communication_seconds"] or 0.0
+        all_reduces, exposed = (
+            run.result["all_reduces_per_step"] or 0.0,
+            run.metrics["exposed_communication_seconds"] or 0.0,
+        )
         yield from placed(
             run,
             waste.synced_every_pass(
-                all_reduces, len(_last_pass(run)), run.plan["accumulate"], exposed, run.step_seconds, run.plan["stages"]
+                all_reduces,
+                len(_last_pass(run)),
+                run.plan["accumulate"],
+                exposed,
+                run.step_seconds,
+                run.plan["stages"],
             ),
         )
 
@@ -78,5 +94,12 @@ def straggler(recorded: Recorded) -> Iterator[Finding]:
         # Ranks that share cores come last by turns of the system's choice: that is L09.
         if (late := run.metrics["straggler"]) and not run.is_crowded:
             yield from placed(
-                run, waste.straggler(late["rank"], late["waited_seconds"], run.step_seconds, late["last_in"], late["of"])
+                run,
+                waste.straggler(
+                    late["rank"],
+                    late["waited_seconds"],
+                    run.step_seconds,
+                    late["last_in"],
+                    late["of"],
+                ),
             )

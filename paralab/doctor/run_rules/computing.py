@@ -1,11 +1,12 @@
-"""Where the devices of a recorded run had nothing to do, or too much: data, stages, replicas, cores, precision."""
+"""Where the devices of a recorded run had nothing to do, or too much: data, stages, replicas,
+cores, precision."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from paralab.analyse.uncertainty import speed_up
+from paralab.analyse.confidence import speed_up
 from paralab.doctor import waste
 from paralab.doctor.finding import Finding
 from paralab.doctor.recorded import Recorded, Row
@@ -18,7 +19,8 @@ LOW = ("bf16", "fp16")
 @in_run("T06")
 def data_wait(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
-        # Between steps lies more than loading (a checkpoint, the notice board): no more than the loading is blamed on the data.
+        # Between steps lies more than loading (a checkpoint, the notice board): no more than the
+        # loading is blamed on the data.
         waited = min(run.metrics["data_wait_seconds"] or 0.0, run.metrics["data_seconds"] or 0.0)
         yield from placed(run, waste.data_wait(waited, run.step_seconds))
 
@@ -27,9 +29,18 @@ def data_wait(recorded: Recorded) -> Iterator[Finding]:
 def unequal_replicas(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
         if run.plan["strategy"] == "dp":
-            busy = [device["seconds"] or 0.0 for device in run.metrics["busy"]] if run.metrics["balance"] else []
+            busy = (
+                [device["seconds"] or 0.0 for device in run.metrics["busy"]]
+                if run.metrics["balance"]
+                else []
+            )
             held = [memory["bytes"] for memory in run.result["peak_bytes"]]
-            yield from placed(run, waste.unequal_replicas(busy, held, run.step_seconds) if len(held) > 1 or len(busy) > 1 else None)
+            yield from placed(
+                run,
+                waste.unequal_replicas(busy, held, run.step_seconds)
+                if len(held) > 1 or len(busy) > 1
+                else None,
+            )
 
 
 @in_run("L09")
@@ -41,7 +52,9 @@ def crowded(recorded: Recorded) -> Iterator[Finding]:
         # Model parallelism without micro-batches has one device at work at a time.
         if plan["device"] == "cpu" and plan["strategy"] != "mp":
             cores = run.recording.manifest["machine"]["cores"]
-            yield from placed(run, waste.crowded(plan["threads_per_device"], at_once, cores, "device"))
+            yield from placed(
+                run, waste.crowded(plan["threads_per_device"], at_once, cores, "device")
+            )
 
 
 @in_run("S04")
@@ -58,7 +71,12 @@ def idle_stages(recorded: Recorded) -> Iterator[Finding]:
             plan = run.plan
             samples = plan["batch_size"] // (plan["replicas"] * plan["accumulate"])
             schedule = plan.get("schedule") or "gpipe"
-            yield from placed(run, waste.idle_stages(bubble["measured"], plan["stages"], plan["micro_batches"], schedule, samples))
+            yield from placed(
+                run,
+                waste.idle_stages(
+                    bubble["measured"], plan["stages"], plan["micro_batches"], schedule, samples
+                ),
+            )
 
 
 @in_run("W05")
@@ -66,7 +84,9 @@ def uneven_stages(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
         # With cores shared by the stages, they wait for the cores: that is L09.
         if (bubble := run.metrics["bubble"]) and not run.is_crowded:
-            busy = [device["seconds"] or 0.0 for device in run.metrics["busy"]][: run.plan["stages"]]
+            busy = [device["seconds"] or 0.0 for device in run.metrics["busy"]][
+                : run.plan["stages"]
+            ]
             yield from placed(run, waste.uneven_stages(bubble["measured"], bubble["ideal"], busy))
 
 
@@ -86,9 +106,17 @@ def _in_fp32(row: Row, rows: tuple[Row, ...]) -> Row | None:
     """The same set-up in fp32."""
 
     def rest(request: dict[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in request.items() if key not in ("precision", "loss_scale")}
+        return {
+            key: value for key, value in request.items() if key not in ("precision", "loss_scale")
+        }
 
-    same = (o for o in rows if o["precision"] == "fp32" and not o["error"] and rest(o["request"]) == rest(row["request"]))
+    same = (
+        o
+        for o in rows
+        if o["precision"] == "fp32"
+        and not o["error"]
+        and rest(o["request"]) == rest(row["request"])
+    )
     return next(same, None)
 
 
@@ -104,5 +132,11 @@ def not_finite(recorded: Recorded) -> Iterator[Finding]:
 
 def _lost_losses(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
-        scales = [event["scale"] for event in run.recording.named("optimizer", 0) if event.get("scale") is not None]
-        yield from placed(run, waste.lost_loss(run.result["losses"], scales, run.result["begun_at_step"]))
+        scales = [
+            event["scale"]
+            for event in run.recording.named("optimizer", 0)
+            if event.get("scale") is not None
+        ]
+        yield from placed(
+            run, waste.lost_loss(run.result["losses"], scales, run.result["begun_at_step"])
+        )

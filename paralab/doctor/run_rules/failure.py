@@ -1,4 +1,5 @@
-"""Why a recorded run failed or hung. Its launcher has seen the ends of all ranks and named the first; here that gets its entry."""
+"""Why a recorded run failed or hung. Its launcher has seen the ends of all ranks and named the
+first; here that gets its entry."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Iterator
 
 from paralab.analyse.failure import last_lines
 from paralab.analyse.hang import who_hung
-from paralab.analyse.testimony import Testimony
+from paralab.analyse.stack_dumps import Testimony
 from paralab.doctor.finding import Finding
 from paralab.doctor.recorded import Recorded, Run
 from paralab.doctor.rules import in_run
@@ -16,24 +17,49 @@ from paralab.record.folder import RunFolder
 RANK = re.compile(r"Rank (\d+) ")
 HUNG = re.compile(r"longer than its deadline")
 
-# What the launcher says of the first rank that failed -> entry, and what to do. The first that fits.
+# What the launcher says of the first rank that failed -> entry, and what to do. The first that
+# fits.
 CAUSES: tuple[tuple[str, str, str], ...] = (
     (
         r"killed by SIGKILL|is gone without a word",
         "H12",
         "Was it the memory? `dmesg | grep -i oom`, the job's memory limit. Then a smaller batch, or fewer loader workers.",
     ),
-    (r"killed by SIGILL", "L10", "ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 before Python starts; `paralab doctor` tries it."),
-    (r"killed by SIGBUS|Bus error", "L11", "A larger /dev/shm (docker run --shm-size=8g, or --ipc=host), or fewer loader workers."),
-    (r"EADDRINUSE|address already in use", "L01", "Another MASTER_PORT; `paralab doctor` names the process that has this one."),
-    (r"code 0 (before|without)", "H02", "Let all ranks leave together: no return, sys.exit or os._exit on one rank only."),
-    (r"clients joined|client socket has timed out", "H18", "The same MASTER_ADDR, MASTER_PORT and WORLD_SIZE on every node."),
+    (
+        r"killed by SIGILL",
+        "L10",
+        "ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 before Python starts; `paralab doctor` tries it.",
+    ),
+    (
+        r"killed by SIGBUS|Bus error",
+        "L11",
+        "A larger /dev/shm (docker run --shm-size=8g, or --ipc=host), or fewer loader workers.",
+    ),
+    (
+        r"EADDRINUSE|address already in use",
+        "L01",
+        "Another MASTER_PORT; `paralab doctor` names the process that has this one.",
+    ),
+    (
+        r"code 0 (before|without)",
+        "H02",
+        "Let all ranks leave together: no return, sys.exit or os._exit on one rank only.",
+    ),
+    (
+        r"clients joined|client socket has timed out",
+        "H18",
+        "The same MASTER_ADDR, MASTER_PORT and WORLD_SIZE on every node.",
+    ),
     (
         r"finished reduction in the prior iteration",
         "S01",
         "requires_grad_(False), before DDP, for what the loss does not use; or find_unused_parameters=True.",
     ),
-    (r"Expected to mark a variable ready only once", "S02", "checkpoint(use_reentrant=False), or no find_unused_parameters."),
+    (
+        r"Expected to mark a variable ready only once",
+        "S02",
+        "checkpoint(use_reentrant=False), or no find_unused_parameters.",
+    ),
 )
 
 
@@ -52,16 +78,27 @@ def _failures(recorded: Recorded) -> Iterator[Finding]:
 def _failure(run: Run, problem: str) -> Finding:
     found = RANK.search(problem)
     rank = int(found[1]) if found else None
-    entry, cure = "H11", "Correct what this rank raised; the other ranks' errors are consequences of it."
+    entry, fix = (
+        "H11",
+        "Correct what this rank raised; the other ranks' errors are consequences of it.",
+    )
     for pattern, id_, words in CAUSES:
         if re.search(pattern, problem):
-            entry, cure = id_, words
+            entry, fix = id_, words
             break
     log = RunFolder(run.folder).logs / f"rank{rank}.txt"
     lines = tuple(line for line in last_lines(log, 4).splitlines() if line.strip())
     others = [str(r["rank"]) for r in run.result["ranks"] if r["rank"] != rank]
     victims = f" What {_ranks(others)} said after it is no cause." if others else ""
-    return Finding(entry, "error", problem.rstrip(".") + "." + victims, cure, str(run.folder), rank=rank, evidence=lines)
+    return Finding(
+        entry,
+        "error",
+        problem.rstrip(".") + "." + victims,
+        fix,
+        str(run.folder),
+        rank=rank,
+        evidence=lines,
+    )
 
 
 def _ranks(numbers: list[str]) -> str:
@@ -73,14 +110,20 @@ def _hang(run: Run, problem: str, attempt: int) -> Finding:
     found = RANK.search(problem)
     late = [int(found[1])] if found else []
     hang = who_hung(RunFolder(run.folder).testimonies(attempt), run.recording.world_size, late)
-    evidence = tuple(line for line in (f"rank {hang.rank} is at {hang.where}" if hang.where else None, hang.waiting) if line)
+    evidence = tuple(
+        line
+        for line in (f"rank {hang.rank} is at {hang.where}" if hang.where else None, hang.waiting)
+        if line
+    )
     where = str(run.folder)
     if "nobody is missing" in hang.why:
         fix = "Try NCCL_P2P_DISABLE=1; then the network: firewall, interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)."
         why = f"{problem} Certain if it runs with NCCL_P2P_DISABLE=1."
         return Finding("H15", "suspect", why, fix, where, evidence=evidence)
     stuck = Testimony.read(RunFolder(run.folder).testimonies(attempt), hang.rank)
-    if hang.mismatch or ("did not arrive" in hang.why and stuck.waits_in):  # in another collective than the others
+    if hang.mismatch or (
+        "did not arrive" in hang.why and stuck.waits_in
+    ):  # in another collective than the others
         fix = "Every rank must call the same collectives in the same order: look at both places."
         return Finding("H04", "error", problem, fix, where, rank=hang.rank, evidence=evidence)
     fix = "Continue it (kill -CONT) if it is stopped; else look at where it is. A longer deadline, if it only needs longer."
@@ -89,7 +132,11 @@ def _hang(run: Run, problem: str, attempt: int) -> Finding:
 
 def _without_a_word(run: Run) -> Finding:
     """No rank and no launcher has written an end."""
-    silent = [str(rank) for rank in range(run.recording.world_size) if not run.recording.named("end", rank)]
+    silent = [
+        str(rank)
+        for rank in range(run.recording.world_size)
+        if not run.recording.named("end", rank)
+    ]
     done, planned = run.result["reached_step"], run.plan["num_steps"]
     why = (
         f"The run ends after {done} of {planned} steps without a word of {_ranks(silent)} or of the launcher: they were killed "

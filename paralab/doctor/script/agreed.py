@@ -1,10 +1,21 @@
-"""What a collective has made the same on all ranks. `dist.all_reduce(x)` changes x where it stands: x counts as agreed on."""
+"""What a collective has made the same on all ranks. `dist.all_reduce(x)` changes x where it stands:
+x counts as agreed on."""
 
 from __future__ import annotations
 
-from paralab.doctor.script.values import Call, Choice, Computed, Items, Made, Mapping, Value, options
+from paralab.doctor.script.values import (
+    Call,
+    Choice,
+    Computed,
+    Items,
+    Made,
+    Mapping,
+    Value,
+    options,
+)
 
-# Collectives after which one of their arguments holds the same on all ranks (reduce and gather: on one of them).
+# Collectives after which one of their arguments holds the same on all ranks (reduce and gather: on
+# one of them).
 _AGREED = {
     "torch.distributed.all_reduce": 0,
     "torch.distributed.all_reduce_coalesced": 0,
@@ -33,19 +44,32 @@ def mark(call: Call) -> None:
 
 def _mark(value: Value | None) -> None:
     for option in options(value) if value else ():
-        for each in (option, *_parts(option), *(part for over in _gone_over(option) for part in _parts(over))):
+        for each in (
+            option,
+            *_parts(option),
+            *(part for over in _gone_over(option) for part in _parts(over)),
+        ):
             each.known["agreed"] = True
 
 
 def _parts(value: Value) -> tuple[Value, ...]:
-    return value.items if isinstance(value, Items) else tuple(value.entries.values()) if isinstance(value, Mapping) else ()
+    return (
+        value.items
+        if isinstance(value, Items)
+        else tuple(value.entries.values())
+        if isinstance(value, Mapping)
+        else ()
+    )
 
 
 def _gone_over(value: Value) -> tuple[Value, ...]:
-    """`for x in (a, b)`, `for x in sums.values()`, `sums[name]`: each of them, one after the other."""
+    """`for x in (a, b)`, `for x in sums.values()`, `sums[name]`: each of them, one after the
+    other."""
     if not isinstance(value, Computed) or value.op not in ("Item", "Index"):
         return ()
-    return tuple(over.call.receiver or over if isinstance(over, Made) else over for over in value.parents)
+    return tuple(
+        over.call.receiver or over if isinstance(over, Made) else over for over in value.parents
+    )
 
 
 def is_agreed(value: Value) -> bool:

@@ -1,4 +1,5 @@
-"""What ranks agree on: values that a collective has made the same everywhere, and values that each rank has for itself.
+"""What ranks agree on: values that a collective has made the same everywhere, and values that each
+rank has for itself.
 
 A loss is a rank's own until it was all-reduced.
 """
@@ -10,10 +11,31 @@ from collections.abc import Callable, Iterator
 
 from paralab.doctor.script.agreed import is_agreed
 from paralab.doctor.script.naming import COLLECTIVES, DDP, LOADER
-from paralab.doctor.script.questions import UNKNOWN, comes_from, depends_on_rank, is_forward, never, on_rank, roles, sources, under
+from paralab.doctor.script.questions import (
+    UNKNOWN,
+    comes_from,
+    depends_on_rank,
+    is_forward,
+    never,
+    on_rank,
+    roles,
+    sources,
+    under,
+)
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.remembering import remembered
-from paralab.doctor.script.values import Attr, Call, Choice, Computed, Constant, Entered, Function, Happening, Made, Value
+from paralab.doctor.script.values import (
+    Attr,
+    Call,
+    Choice,
+    Computed,
+    Constant,
+    Entered,
+    Function,
+    Happening,
+    Made,
+    Value,
+)
 
 # Where the group stands among the arguments.
 _GROUP = {
@@ -36,7 +58,10 @@ class Agreement:
 
     def __init__(self) -> None:
         self._comes: dict[Value, bool] = {}  # answers that were given before
-        self._nobodys: dict[bool, set[Value]] = {True: set(), False: set()}  # with clocks and without
+        self._nobodys: dict[bool, set[Value]] = {
+            True: set(),
+            False: set(),
+        }  # with clocks and without
 
     def comes_from_agreed(self, value: Value) -> bool:
         """Somewhere on its way it was the same on all ranks."""
@@ -46,11 +71,14 @@ class Agreement:
                 self._comes[value] = True
                 return True
             walked.append(origin)
-        self._comes.update(dict.fromkeys(walked, False))  # what comes from nothing of the kind has no such origin either
+        self._comes.update(
+            dict.fromkeys(walked, False)
+        )  # what comes from nothing of the kind has no such origin either
         return False
 
     def own(self, value: Value, clocks: bool = False) -> Value | None:
-        """Where it became each rank's own: a batch, an output of the model, a clock. None if ranks agree, or nothing is known."""
+        """Where it became each rank's own: a batch, an output of the model, a clock. None if ranks
+        agree, or nothing is known."""
         nobodys = self._nobodys[clocks]
         seen: set[Value] = set()
         waiting = deque([value])
@@ -72,9 +100,15 @@ class Agreement:
 
     def _is_source(self, value: Value, clocks: bool) -> bool:
         if isinstance(value, Made):
-            return (is_forward(value.call) and not _is_of_the_same_data(value.call)) or (clocks and value.call.target in _CLOCKS)
+            return (is_forward(value.call) and not _is_of_the_same_data(value.call)) or (
+                clocks and value.call.target in _CLOCKS
+            )
         loaders = [parent for parent in value.parents if "loader" in roles(parent)]
-        fixed = [each for each in loaders if isinstance(each, Made) and _is_the_same_everywhere(each.call)]
+        fixed = [
+            each
+            for each in loaders
+            if isinstance(each, Made) and _is_the_same_everywhere(each.call)
+        ]
         return isinstance(value, Computed) and value.op == "Item" and len(loaders) > len(fixed)
 
 
@@ -86,22 +120,36 @@ def _is_count(value: Value) -> bool:
 
 def _is_of_the_same_data(forward: Call) -> bool:
     """Every rank evaluates the same batches, with the same weights."""
-    loaders = [call for argument in forward.args for call in sources(argument) if call.target == LOADER]
-    return under(forward, "no_grad") is not None and bool(loaders) and all(map(_is_the_same_everywhere, loaders))
+    loaders = [
+        call for argument in forward.args for call in sources(argument) if call.target == LOADER
+    ]
+    return (
+        under(forward, "no_grad") is not None
+        and bool(loaders)
+        and all(map(_is_the_same_everywhere, loaders))
+    )
 
 
 def _is_the_same_everywhere(loader: Call) -> bool:
     """A DataLoader in a fixed order, of data in which the rank plays no part."""
-    return not {"shuffle", "sampler", "batch_sampler", "**"} & set(loader.keywords) and not comes_from(loader.result, "rank")
+    return not {"shuffle", "sampler", "batch_sampler", "**"} & set(
+        loader.keywords
+    ) and not comes_from(loader.result, "rank")
 
 
 def _is_mapped(value: Value) -> bool:
-    """`map(together, (count, total))`: a function of the script that was not followed, and may ask the other ranks."""
-    return isinstance(value, Made) and value.call.target == "builtins.map" and isinstance(value.call.args[0], Function)
+    """`map(together, (count, total))`: a function of the script that was not followed, and may ask
+    the other ranks."""
+    return (
+        isinstance(value, Made)
+        and value.call.target == "builtins.map"
+        and isinstance(value.call.args[0], Function)
+    )
 
 
 def live(choice: Choice) -> tuple[Value, ...]:
-    """The options that a job of several ranks can take: not what stands under `if not dist.is_initialized()`."""
+    """The options that a job of several ranks can take: not what stands under `if not
+    dist.is_initialized()`."""
     if len(choice.tests) == 1 and len(choice.options) == 2 and not depends_on_rank(choice.tests[0]):
         way = on_rank(choice.tests[0], 0)
         if way is not UNKNOWN:
@@ -110,7 +158,8 @@ def live(choice: Choice) -> tuple[Value, ...]:
 
 
 def walk(value: Value, skip: Callable[[Value], bool] = lambda value: False) -> Iterator[Value]:
-    """The value and what it was computed from, along the ways that a job of several ranks takes; without what `skip` says."""
+    """The value and what it was computed from, along the ways that a job of several ranks takes;
+    without what `skip` says."""
     seen: set[Value] = set()
     waiting = deque([value])
     while waiting:
@@ -118,7 +167,9 @@ def walk(value: Value, skip: Callable[[Value], bool] = lambda value: False) -> I
         if current not in seen and not skip(current):
             seen.add(current)
             yield current
-            waiting.extend((*live(current), *current.tests) if isinstance(current, Choice) else current.parents)
+            waiting.extend(
+                (*live(current), *current.tests) if isinstance(current, Choice) else current.parents
+            )
 
 
 def is_collective(call: Call) -> bool:
@@ -129,8 +180,9 @@ def is_collective(call: Call) -> bool:
     return group is None or (isinstance(group, Constant) and group.value is None)
 
 
-def synchronises(call: Call) -> bool:
-    """Ranks wait for each other here: a collective, the making of a DDP model, a backward through one."""
+def synchronizes(call: Call) -> bool:
+    """Ranks wait for each other here: a collective, the making of a DDP model, a backward through
+    one."""
     return is_collective(call) or call.target == DDP or is_ddp_backward(call)
 
 
@@ -138,14 +190,21 @@ def synchronises(call: Call) -> bool:
 def is_ddp_backward(call: Call) -> bool:
     if call.method != "backward":
         return False
-    return any(comes_from(value, "ddp") for value in (call.receiver, *call.args) if value is not None)
+    return any(
+        comes_from(value, "ddp") for value in (call.receiver, *call.args) if value is not None
+    )
 
 
 def in_a_job(script: Script) -> bool:
-    """Does the script itself start a process group or wrap a model in DDP? What Accelerate or Fabric do is left to them."""
+    """Does the script itself start a process group or wrap a model in DDP? What Accelerate or
+    Fabric do is left to them."""
     return any(True for _ in script.calls_of("torch.distributed.init_process_group", DDP))
 
 
 def is_alone(happening: Happening) -> bool:
     """In a function that nothing in the script calls."""
-    return bool(happening.context) and isinstance(happening.context[0], Entered) and happening.context[0].call is None
+    return (
+        bool(happening.context)
+        and isinstance(happening.context[0], Entered)
+        and happening.context[0].call is None
+    )

@@ -1,4 +1,5 @@
-"""Cures as edits of a script's lines. Only what stands on one line is changed; everything else is left to the user's hands."""
+"""Cures as edits of a script's lines. Only what stands on one line is changed; everything else is
+left to the user's hands."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ def swapped(script: Script, file: Path, node: ast.AST, text: str) -> tuple[Edit,
     if first != last or not first:
         return ()
     line = script.lines(file)[first - 1].encode()
-    new = line[: getattr(node, "col_offset", 0)] + text.encode() + line[getattr(node, "end_col_offset", 0) or 0 :]
+    new = (
+        line[: getattr(node, "col_offset", 0)]
+        + text.encode()
+        + line[getattr(node, "end_col_offset", 0) or 0 :]
+    )
     return (Edit(script.shown(file), first, first, (new.decode(),)),)
 
 
@@ -29,12 +34,20 @@ def with_keyword(script: Script, file: Path, node: ast.AST, text: str) -> tuple[
 
 
 def inserted(script: Script, file: Path, before: ast.stmt, *texts: str) -> tuple[Edit, ...]:
-    """New statements before a statement, at its indent. Nothing where several statements share a line."""
+    """New statements before a statement, at its indent. Nothing where several statements share a
+    line."""
     line = script.lines(file)[before.lineno - 1]
     indent = line[: before.col_offset]
     if indent.strip():
         return ()
-    return (Edit(script.shown(file), before.lineno, before.lineno - 1, tuple(indent + text for text in texts)),)
+    return (
+        Edit(
+            script.shown(file),
+            before.lineno,
+            before.lineno - 1,
+            tuple(indent + text for text in texts),
+        ),
+    )
 
 
 def statement_of(script: Script, file: Path, node: ast.AST) -> ast.stmt | None:
@@ -56,7 +69,9 @@ def function_of(script: Script, file: Path, node: ast.AST) -> ast.AST | None:
     return found
 
 
-def out_of_branch(script: Script, file: Path, branch: ast.AST, inside: ast.AST | None) -> tuple[Edit, ...]:
+def out_of_branch(
+    script: Script, file: Path, branch: ast.AST, inside: ast.AST | None
+) -> tuple[Edit, ...]:
     """The first line under `if …:` moves before it; an `if` that has nothing left goes away."""
     if not isinstance(branch, ast.If) or branch.orelse or file_of(script, branch) != file:
         return ()
@@ -66,7 +81,9 @@ def out_of_branch(script: Script, file: Path, branch: ast.AST, inside: ast.AST |
     indent = header[: branch.col_offset]
     if indent.strip() or not header.split("#")[0].rstrip().endswith(":"):
         return ()
-    if not (body.lineno == body.end_lineno == branch.lineno + 1) or not any(part is inside for part in ast.walk(body)):
+    if not (body.lineno == body.end_lineno == branch.lineno + 1) or not any(
+        part is inside for part in ast.walk(body)
+    ):
         return ()
     moved = indent + lines[body.lineno - 1][body.col_offset :]
     left = (header,) if len(branch.body) > 1 else ()

@@ -30,7 +30,15 @@ from paralab.doctor.script.values import (
 )
 
 # the special methods of operators that classes of a script have
-OPERATORS = {"Add": "add", "Sub": "sub", "Mult": "mul", "MatMult": "matmul", "Div": "truediv", "BitOr": "or", "LShift": "lshift"}
+OPERATORS = {
+    "Add": "add",
+    "Sub": "sub",
+    "Mult": "mul",
+    "MatMult": "matmul",
+    "Div": "truediv",
+    "BitOr": "or",
+    "LShift": "lshift",
+}
 NAMESPACES = ("types.SimpleNamespace", "argparse.Namespace")
 
 
@@ -39,7 +47,11 @@ def wrapped_by(value: Value) -> Object | None:
     if not isinstance(value, Made) or not value.call.target.endswith("DataParallel"):
         return None
     module = value.call.argument(0, "module")
-    return next((option for option in options(module) if isinstance(option, Object)), None) if module else None
+    return (
+        next((option for option in options(module) if isinstance(option, Object)), None)
+        if module
+        else None
+    )
 
 
 class Expressions(State):
@@ -47,12 +59,16 @@ class Expressions(State):
 
     def __init__(self) -> None:
         super().__init__()
-        self.settled: set[tuple[Scope, str]] = set()  # parameters that are literals in the call under way
+        self.settled: set[tuple[Scope, str]] = (
+            set()
+        )  # parameters that are literals in the call under way
 
     def call(self, node: ast.Call, scope: Scope) -> Value:
         raise NotImplementedError
 
-    def enter(self, function: Function, args: tuple[Value, ...], keywords: dict[str, Value], call: Any) -> Value:
+    def enter(
+        self, function: Function, args: tuple[Value, ...], keywords: dict[str, Value], call: Any
+    ) -> Value:
         raise NotImplementedError
 
     def value(self, node: ast.expr | None, scope: Scope) -> Value:
@@ -77,13 +93,20 @@ class Expressions(State):
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Value:
         found = self.attribute(self.value(node.value, scope), node.attr)
-        is_read = isinstance(node.ctx, ast.Load) and any(isinstance(context, Loop) for context in self.stack)
-        if isinstance(found, Constant) and node.attr in self.added_to and is_read:  # in another turn it has been added to
-            return Computed("Counted", node, parents=(found,), known={"added": self.added_to[node.attr]})
+        is_read = isinstance(node.ctx, ast.Load) and any(
+            isinstance(context, Loop) for context in self.stack
+        )
+        if (
+            isinstance(found, Constant) and node.attr in self.added_to and is_read
+        ):  # in another turn it has been added to
+            return Computed(
+                "Counted", node, parents=(found,), known={"added": self.added_to[node.attr]}
+            )
         return found
 
     def attribute(self, base: Value, name: str) -> Value:
-        """An attribute of a value: followed into modules, objects and classes of the script, a longer name for a library's."""
+        """An attribute of a value: followed into modules, objects and classes of the script, a
+        longer name for a library's."""
         if isinstance(base, Choice):
             found = tuple(self.attribute(option, name) for option in base.options)
             return either(found, base.tests)
@@ -96,7 +119,11 @@ class Expressions(State):
             return held or self._of_class(base.of, base, name) or Attr(base, name, parents=(base,))
         if isinstance(base, Class):
             return self._of_class(base, None, name) or Attr(base, name, parents=(base,))
-        if isinstance(base, Made) and "scope" in base.known and (base.known["scope"], name) in self.names:
+        if (
+            isinstance(base, Made)
+            and "scope" in base.known
+            and (base.known["scope"], name) in self.names
+        ):
             return self.names[base.known["scope"], name]
         if isinstance(base, Made) and base.call.target in NAMESPACES and name in base.call.keywords:
             return base.call.keywords[name]
@@ -109,7 +136,9 @@ class Expressions(State):
         """A class's attribute; a method is bound to its owner, a property is run."""
         found = self.names.get((of.scope, name))
         if found is None:
-            inherited = (self._of_class(base, owner, name) for base in of.bases if isinstance(base, Class))
+            inherited = (
+                self._of_class(base, owner, name) for base in of.bases if isinstance(base, Class)
+            )
             return next((value for value in inherited if value is not None), None)
         if not isinstance(found, Function) or owner is None:
             return found
@@ -128,7 +157,11 @@ class Expressions(State):
         if isinstance(key, Constant):
             if isinstance(base, Mapping) and key.value in base.entries:
                 return base.entries[key.value]
-            if isinstance(base, Items) and isinstance(key.value, int) and -len(base.items) <= key.value < len(base.items):
+            if (
+                isinstance(base, Items)
+                and isinstance(key.value, int)
+                and -len(base.items) <= key.value < len(base.items)
+            ):
                 return base.items[key.value]
         return Computed("Index", node, parents=(base, key))
 
@@ -155,16 +188,36 @@ class Expressions(State):
                 rest.append(value)
         return Mapping(entries, parents=(*entries.values(), *rest))
 
-    def settle(self, function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, scope: Scope, call: ast.AST) -> None:
-        """Parameters that this call of a function gives as literals (or leaves at a literal), and that stay as they are."""
+    def settle(
+        self,
+        function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda,
+        scope: Scope,
+        call: ast.AST,
+    ) -> None:
+        """Parameters that this call of a function gives as literals (or leaves at a literal), and
+        that stay as they are."""
         wanted = function.args
-        names = [argument.arg for argument in (*wanted.posonlyargs, *wanted.args, *wanted.kwonlyargs)]
+        names = [
+            argument.arg for argument in (*wanted.posonlyargs, *wanted.args, *wanted.kwonlyargs)
+        ]
         changed = {part.id for part in self.stored_in(function)}
-        given = [*call.args, *(keyword.value for keyword in call.keywords)] if isinstance(call, ast.Call) else []
-        literals = [part for part in (*given, *wanted.defaults, *wanted.kw_defaults) if isinstance(part, ast.Constant)]
+        given = (
+            [*call.args, *(keyword.value for keyword in call.keywords)]
+            if isinstance(call, ast.Call)
+            else []
+        )
+        literals = [
+            part
+            for part in (*given, *wanted.defaults, *wanted.kw_defaults)
+            if isinstance(part, ast.Constant)
+        ]
         for name in names:
             value = self.names.get((scope, name))
-            if isinstance(value, Constant) and name not in changed and any(part.value is value.value for part in literals):
+            if (
+                isinstance(value, Constant)
+                and name not in changed
+                and any(part.value is value.value for part in literals)
+            ):
                 self.settled.add((scope, name))
 
     def decided(self, test: ast.expr, scope: Scope) -> bool | None:
@@ -174,7 +227,11 @@ class Expressions(State):
             return None if inner is None else not inner
         if isinstance(test, ast.Name) and (scope, test.id) in self.settled:
             value = self.names.get((scope, test.id))
-            return bool(value.value) if isinstance(value, Constant) and isinstance(value.value, bool | None) else None
+            return (
+                bool(value.value)
+                if isinstance(value, Constant) and isinstance(value.value, bool | None)
+                else None
+            )
         return None
 
     def _ifexp(self, node: ast.IfExp, scope: Scope) -> Value:
@@ -189,14 +246,17 @@ class Expressions(State):
         return either(found, (test,))
 
     def special(self, value: Value, name: str, *args: Value) -> Value | None:
-        """What a class of the script gives by a special method: `folder / "model.pt"`, `meter += loss`, `with Job():`."""
+        """What a class of the script gives by a special method: `folder / "model.pt"`, `meter +=
+        loss`, `with Job():`."""
         method = self.attribute(value, f"__{name}__") if isinstance(value, Object) else None
         return self.enter(method, args, {}, None) if isinstance(method, Function) else None
 
     def _binop(self, node: ast.BinOp, scope: Scope) -> Value:
         left, right = self.value(node.left, scope), self.value(node.right, scope)
         op = type(node.op).__name__
-        return self.special(left, OPERATORS.get(op, op), right) or Computed(op, node, parents=(left, right))
+        return self.special(left, OPERATORS.get(op, op), right) or Computed(
+            op, node, parents=(left, right)
+        )
 
     def _boolop(self, node: ast.BoolOp, scope: Scope) -> Value:
         """`a and f()`: what follows stands in a branch."""
@@ -206,7 +266,10 @@ class Expressions(State):
         return Computed(type(node.op).__name__, node, parents=(first, *rest))
 
     def _compare(self, node: ast.Compare, scope: Scope) -> Value:
-        parts = (self.value(node.left, scope), *(self.value(part, scope) for part in node.comparators))
+        parts = (
+            self.value(node.left, scope),
+            *(self.value(part, scope) for part in node.comparators),
+        )
         return Computed(type(node.ops[0]).__name__, node, parents=parts)
 
     def _joinedstr(self, node: ast.JoinedStr, scope: Scope) -> Value:
@@ -230,7 +293,9 @@ class Expressions(State):
         self.yields.append((self.context, self.value(node.value, scope)))
         return Value()
 
-    def _listcomp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, scope: Scope) -> Value:
+    def _listcomp(
+        self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, scope: Scope
+    ) -> Value:
         own, depth, tests = Scope(scope.file, scope), len(self.stack), []
         for part in node.generators:
             over = self.value(part.iter, own)
@@ -240,7 +305,9 @@ class Expressions(State):
                 tests.append(self.value(test, own))
                 self.stack.append(Branch(test, tests[-1], True))
         made = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-        value = Computed("Comprehension", node, parents=(*(self.value(part, own) for part in made), *tests))
+        value = Computed(
+            "Comprehension", node, parents=(*(self.value(part, own) for part in made), *tests)
+        )
         del self.stack[depth:]
         return value
 
@@ -250,7 +317,8 @@ class Expressions(State):
         return self.call(node, scope)
 
     def item_of(self, over: Value) -> Value:
-        """What one turn of a loop over this gives. `enumerate(xs)` gives a pair, of which the second is of xs; so does zip."""
+        """What one turn of a loop over this gives. `enumerate(xs)` gives a pair, of which the
+        second is of xs; so does zip."""
         if isinstance(over, Made):
             name, inner = over.call.target, over.call.args
             if name == "builtins.enumerate" and inner:
@@ -263,7 +331,9 @@ class Expressions(State):
                 return self.item_of(inner[0])
         if isinstance(over, Generated) and over.each is not None:
             return over.each
-        if isinstance(over, Items) and any(isinstance(item, Object) for item in over.items):  # `for callback in self.callbacks`
+        if isinstance(over, Items) and any(
+            isinstance(item, Object) for item in over.items
+        ):  # `for callback in self.callbacks`
             return either(over.items, ())
         return Computed("Item", getattr(over, "node", None), parents=(over,))
 
@@ -291,7 +361,8 @@ class Expressions(State):
             self._unpack(target, value, scope)
 
     def _store_option(self, arguments: Made, name: str, value: Value) -> None:
-        """`args.save = args.out and rank == 0`. What is called a rank is one, wherever it came from."""
+        """`args.save = args.out and rank == 0`. What is called a rank is one, wherever it came
+        from."""
         if name not in RANK_NAMES:
             scope = arguments.known.setdefault("scope", Scope(self.file))
             self.names.before((scope, name), Attr(arguments, name, parents=(arguments,)))
@@ -300,14 +371,22 @@ class Expressions(State):
     def _unpack(self, target: ast.Tuple | ast.List, value: Value, scope: Scope) -> None:
         if isinstance(value, Choice):  # (a, b) on one way, (c, d) on the other
             pairs = [
-                option.items for option in value.options if isinstance(option, Items) and len(option.items) == len(target.elts)
+                option.items
+                for option in value.options
+                if isinstance(option, Items) and len(option.items) == len(target.elts)
             ]
             if len(pairs) == len(value.options):
                 joined = tuple(either(way, value.tests) for way in zip(*pairs, strict=True))
                 value = Items(joined, parents=joined)
-        known = value.items if isinstance(value, Items) and len(value.items) == len(target.elts) else None
+        known = (
+            value.items
+            if isinstance(value, Items) and len(value.items) == len(target.elts)
+            else None
+        )
         for number, part in enumerate(target.elts):
-            self.bind(part, known[number] if known else Computed("Part", target, parents=(value,)), scope)
+            self.bind(
+                part, known[number] if known else Computed("Part", target, parents=(value,)), scope
+            )
 
     def library(self, name: str) -> Dotted:
         return Dotted(canonical(name), name)

@@ -1,4 +1,5 @@
-"""What a model is fed with: the loaders behind the arguments of a forward. Where a tensor is moved to does not make it another."""
+"""What a model is fed with: the loaders behind the arguments of a forward. Where a tensor is moved
+to does not make it another."""
 
 from __future__ import annotations
 
@@ -17,8 +18,14 @@ def content(value: Value) -> Iterator[Value]:
     while waiting:
         current = waiting.pop(0)
         yield current
-        moved = isinstance(current, Made) and current.call.method in _MOVES and current.call.receiver is not None
-        parents = (current.call.receiver,) if moved and isinstance(current, Made) else current.parents
+        moved = (
+            isinstance(current, Made)
+            and current.call.method in _MOVES
+            and current.call.receiver is not None
+        )
+        parents = (
+            (current.call.receiver,) if moved and isinstance(current, Made) else current.parents
+        )
         for parent in parents:
             if parent is not None and id(parent) not in seen:
                 seen.add(id(parent))
@@ -28,7 +35,12 @@ def content(value: Value) -> Iterator[Value]:
 def loaders_of(forwards: Iterable[Call]) -> list[Call]:
     """The DataLoader calls whose batches these forwards are given."""
     given = (value for call in forwards for value in (*call.args, *call.keywords.values()))
-    made = (part.call for value in given for part in content(value) if isinstance(part, Made) and part.call.target == LOADER)
+    made = (
+        part.call
+        for value in given
+        for part in content(value)
+        if isinstance(part, Made) and part.call.target == LOADER
+    )
     return list(dict.fromkeys(made))
 
 

@@ -1,6 +1,7 @@
 """What a model is made of, as far as the script tells: its layers, and what belongs to it.
 
-A module of the script holds what its methods have stored in it; a container of the library what it was given.
+A module of the script holds what its methods have stored in it; a container of the library what it
+was given.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from paralab.doctor.script.reading import Script
 from paralab.doctor.script.remembering import remembered
 from paralab.doctor.script.values import Attr, Call, Choice, Constant, Made, Object, Value, options
 
-_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LazyBatchNorm1d", "LazyBatchNorm2d", "LazyBatchNorm3d")
+_NORMS = (
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "LazyBatchNorm1d",
+    "LazyBatchNorm2d",
+    "LazyBatchNorm3d",
+)
 _NO_WEIGHTS = frozenset(
     word
     for line in (
@@ -84,7 +92,11 @@ def _is_list(value: Value) -> bool:
 
 def layers(script: Script, module: Value | None) -> list[Call]:
     """The library's layers in a module, in program order."""
-    made = [value.call for value in parts(script, module).values() if isinstance(value, Made) and "module" in roles(value)]
+    made = [
+        value.call
+        for value in parts(script, module).values()
+        if isinstance(value, Made) and "module" in roles(value)
+    ]
     return sorted(made, key=lambda call: call.number)
 
 
@@ -103,12 +115,20 @@ def has_buffers(script: Script, module: Value | None) -> str | None:
         return f"{kind(norm)} in line {norm.line}"
     inside = parts(script, module)
     registered = (call for call in script.methods("register_buffer") if call.receiver is not None)
-    own = next((call for call in registered if any(id(option) in inside for option in options(call.receiver or Value()))), None)
+    own = next(
+        (
+            call
+            for call in registered
+            if any(id(option) in inside for option in options(call.receiver or Value()))
+        ),
+        None,
+    )
     return f"register_buffer in line {own.line}" if own else None
 
 
 def is_known(script: Script, module: Value | None) -> bool:
-    """Is all that belongs to the module seen: layers of torch and modules of the script, and nothing else that is made?"""
+    """Is all that belongs to the module seen: layers of torch and modules of the script, and
+    nothing else that is made?"""
     made = (value for value in parts(script, module).values() if isinstance(value, Made | Attr))
     return all("module" in roles(value) for value in made)
 
@@ -143,18 +163,26 @@ def inside_wrapper(value: Value | None) -> Call | None:
 
 
 def belongs(script: Script, value: Value, module: Value | None, wrapping: Call) -> bool:
-    """Is a parameter (or a part) computed from this module, from its wrapper, or from something in it?"""
+    """Is a parameter (or a part) computed from this module, from its wrapper, or from something in
+    it?"""
     inside = parts(script, module)
 
     def further(v: Value) -> bool:  # a gradient or an output of the model is not a part of it
         if isinstance(v, Attr):
             return v.name == "grad"
-        if isinstance(v, Object):  # what it was made with (sizes, options) may be in the other model, too
+        if isinstance(
+            v, Object
+        ):  # what it was made with (sizes, options) may be in the other model, too
             return True
-        return isinstance(v, Made) and v.call is not wrapping and v.call.method not in _LEADS_TO_PARTS
+        return (
+            isinstance(v, Made) and v.call is not wrapping and v.call.method not in _LEADS_TO_PARTS
+        )
 
     found = origins(value, further)
-    return any(id(origin) in inside or (isinstance(origin, Made) and origin.call is wrapping) for origin in found)
+    return any(
+        id(origin) in inside or (isinstance(origin, Made) and origin.call is wrapping)
+        for origin in found
+    )
 
 
 def is_copy(value: Value) -> bool:

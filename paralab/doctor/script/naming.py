@@ -1,4 +1,5 @@
-"""What the names of libraries mean, however they were imported: one canonical name each, and the role of what they make."""
+"""What the names of libraries mean, however they were imported: one canonical name each, and the
+role of what they make."""
 
 from __future__ import annotations
 
@@ -9,9 +10,16 @@ AUTOCAST = "torch.amp.autocast"
 LOADER = "torch.utils.data.DataLoader"
 SAMPLER = "torch.utils.data.DistributedSampler"
 FSDP = "torch.distributed.fsdp.FullyShardedDataParallel"
-RANK_NAMES = {"rank", "local_rank", "global_rank", "proc_id", "rank_id"}  # of parameters and options
+RANK_NAMES = {
+    "rank",
+    "local_rank",
+    "global_rank",
+    "proc_id",
+    "rank_id",
+}  # of parameters and options
 
-# The last part of a dotted torch name tells these apart, wherever torch has put them over the years.
+# The last part of a dotted torch name tells these apart, wherever torch has put them over the
+# years.
 _BY_LAST = {
     "DistributedDataParallel": DDP,
     "DataParallel": DP,
@@ -63,17 +71,31 @@ _MADE_ROLES = {
     "torch.distributed.get_node_local_rank": "rank",
     "torch.distributed.get_world_size": "world",
 }
-_LOSSES = ("Loss", "cross_entropy", "mse_loss", "nll_loss", "l1_loss", "binary_cross_entropy", "kl_div", "smooth_l1_loss")
+_LOSSES = (
+    "Loss",
+    "cross_entropy",
+    "mse_loss",
+    "nll_loss",
+    "l1_loss",
+    "binary_cross_entropy",
+    "kl_div",
+    "smooth_l1_loss",
+)
 
 
 def canonical(name: str) -> str:
-    """`torch.nn.parallel.distributed.DistributedDataParallel` → `torch.nn.parallel.DistributedDataParallel`"""
+    """`torch.nn.parallel.distributed.DistributedDataParallel` →
+    `torch.nn.parallel.DistributedDataParallel`"""
     if not name.startswith("torch."):
         return name
     parts = name.split(".")
-    if (parts[-1] in _BY_LAST and parts[-2] != "checkpoint") or name.endswith("checkpoint.checkpoint"):
+    if (parts[-1] in _BY_LAST and parts[-2] != "checkpoint") or name.endswith(
+        "checkpoint.checkpoint"
+    ):
         return _BY_LAST[parts[-1]]
-    if len(parts) > 2 and parts[-2] in _BY_LAST and parts[-2] != "checkpoint":  # a method: DistributedDataParallel.no_sync
+    if (
+        len(parts) > 2 and parts[-2] in _BY_LAST and parts[-2] != "checkpoint"
+    ):  # a method: DistributedDataParallel.no_sync
         return f"{_BY_LAST[parts[-2]]}.{parts[-1]}"
     for prefix, short in _PREFIXES:
         if name.startswith(prefix):
@@ -82,13 +104,20 @@ def canonical(name: str) -> str:
 
 
 def role_of_made(target: str) -> str | None:
-    """The part that the result of a library call plays: ddp, scaler, loader, optimizer, scheduler, module, loss, …"""
+    """The part that the result of a library call plays: ddp, scaler, loader, optimizer, scheduler,
+    module, loss, …"""
     if target in _MADE_ROLES:
         return _MADE_ROLES[target]
     head, _, last = target.rpartition(".")
-    if head.startswith("torch.optim.lr_scheduler") or last.endswith(("_schedule_with_warmup", "LRScheduler", "get_scheduler")):
+    if head.startswith("torch.optim.lr_scheduler") or last.endswith(
+        ("_schedule_with_warmup", "LRScheduler", "get_scheduler")
+    ):
         return "scheduler"
-    if (head.startswith("torch.optim") and last[:1].isupper()) or last in ("AdamW", "Adafactor", "Lion"):
+    if (head.startswith("torch.optim") and last[:1].isupper()) or last in (
+        "AdamW",
+        "Adafactor",
+        "Lion",
+    ):
         return "optimizer"
     if head == "torch.utils.data":
         return "sampler-plain" if last.endswith("Sampler") else "dataset"

@@ -1,4 +1,5 @@
-"""In which order passes run: every micro-batch forwards and backwards, or all forwards first and the backwards after them."""
+"""In which order passes run: every micro-batch forwards and backwards, or all forwards first and
+the backwards after them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Findings of script rules: the place, the line of code as evidence, and short names for what stands there."""
+"""Findings of script rules: the place, the line of code as evidence, and short names for what
+stands there."""
 
 from __future__ import annotations
 
@@ -25,8 +26,13 @@ def found(
     edits: tuple[Edit, ...] = (),
 ) -> Finding:
     """A finding at a happening. `also`: other places that belong to the evidence."""
-    evidence = tuple(f"{happening.file.name}:{happening.line}: {line_of(script, happening)}" for happening in (at, *also))
-    return Finding(id, severity, why, fix, script.shown(at.file), at.line, evidence=evidence, edits=edits)
+    evidence = tuple(
+        f"{happening.file.name}:{happening.line}: {line_of(script, happening)}"
+        for happening in (at, *also)
+    )
+    return Finding(
+        id, severity, why, fix, script.shown(at.file), at.line, evidence=evidence, edits=edits
+    )
 
 
 def line_of(script: Script, at: Happening) -> str:
@@ -42,7 +48,9 @@ def line_of(script: Script, at: Happening) -> str:
 
 def place(other: Happening, at: Happening) -> str:
     """`line 7`, or `line 7 of net.py` where that is another file."""
-    return f"line {other.line}" if other.file == at.file else f"line {other.line} of {other.file.name}"
+    return (
+        f"line {other.line}" if other.file == at.file else f"line {other.line} of {other.file.name}"
+    )
 
 
 def short(node: ast.AST | None, most: int = 60) -> str:
@@ -65,9 +73,12 @@ def test_of(branch: Branch) -> str:
 
 
 def by_way_of(at: Happening, branch: Branch) -> str:
-    """How a branch of another function leads here: ", through `mean` in line 19 of loop.py"; empty in one function."""
+    """How a branch of another function leads here: ", through `mean` in line 19 of loop.py"; empty
+    in one function."""
     inside = at.context[at.context.index(branch) + 1 :] if branch in at.context else ()
-    call = next((context.call for context in inside if isinstance(context, Entered) and context.call), None)
+    call = next(
+        (context.call for context in inside if isinstance(context, Entered) and context.call), None
+    )
     return f", through `{called(call)}` in {place(call, at)}" if call else ""
 
 

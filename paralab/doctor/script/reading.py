@@ -1,4 +1,5 @@
-"""A training script as the rules see it: the symbolic run of the file and of the modules of its folder that it imports.
+"""A training script as the rules see it: the symbolic run of the file and of the modules of its
+folder that it imports.
 
 Nothing of the script is executed, torch is not imported.
 """
@@ -21,8 +22,9 @@ from paralab.errors import UsageError
 
 @dataclass(eq=False)
 class Script:
-    """`happened`: every call, store and leave, in program order. Loops are run once, both ways of a branch are taken, functions are
-    run where they are called (so what happens in them is there once per call, with the caller's context)."""
+    """`happened`: every call, store and leave, in program order. Loops are run once, both ways of a
+    branch are taken, functions are run where they are called (so what happens in them is there once
+    per call, with the caller's context)."""
 
     path: Path
     happened: list[Happening]
@@ -68,13 +70,18 @@ class Script:
         return (call for target in targets for call in self._by_target.get(target, []))
 
     def methods(self, *names: str) -> Iterator[Call]:
-        """Calls of methods (or functions) by their last name, in program order: `methods("backward")`."""
+        """Calls of methods (or functions) by their last name, in program order:
+        `methods("backward")`."""
         found = [call for name in names for call in self._by_method.get(name, [])]
         return iter(sorted(found, key=lambda call: call.number))
 
     def imports(self, *packages: str) -> bool:
         """Is one of these packages imported anywhere?"""
-        return any(name.split(".")[0] in packages or name in packages for node in self.all_nodes for name in _imported(node))
+        return any(
+            name.split(".")[0] in packages or name in packages
+            for node in self.all_nodes
+            for name in _imported(node)
+        )
 
     def lines(self, file: Path) -> list[str]:
         return _lines(file)
@@ -88,14 +95,18 @@ def read_script(path: Path) -> Script:
     try:
         text = python_of(path)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}.", cure="the path of a Python file") from error
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}.", fix="the path of a Python file"
+        ) from error
     run = Run(path.parent)
     try:
         with nothing_collected():
             run.module(path, _tree(path, text), "__main__")
             run.run_the_rest(path)
     except RecursionError as error:
-        raise UsageError(f"{path} is nested too deeply to be followed.", cure="expressions of fewer parts") from error
+        raise UsageError(
+            f"{path} is nested too deeply to be followed.", fix="expressions of fewer parts"
+        ) from error
     return Script(path, run.happened, run.sources)
 
 
@@ -105,7 +116,10 @@ def _tree(path: Path, text: str) -> ast.Module:
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         place = f"{path}:{line}" if line else str(path)
-        raise UsageError(f"{place} is not Python: {getattr(error, 'msg', error)}.", cure="a file that Python can parse") from error
+        raise UsageError(
+            f"{place} is not Python: {getattr(error, 'msg', error)}.",
+            fix="a file that Python can parse",
+        ) from error
 
 
 def _lines(file: Path) -> list[str]:

@@ -1,4 +1,5 @@
-"""Answers that are kept with what was asked about, and go with it: many scripts may be read in one process."""
+"""Answers that are kept with what was asked about, and go with it: many scripts may be read in one
+process."""
 
 from __future__ import annotations
 

@@ -21,11 +21,16 @@ def ways(value: Value | None) -> list[Value]:
 
 
 def default_of(script: Script, value: Value | None) -> Value | None:
-    """`options.batch` is what `add_argument("--batch", default=…)` says, unless the user says otherwise."""
+    """`options.batch` is what `add_argument("--batch", default=…)` says, unless the user says
+    otherwise."""
     if not isinstance(value, Attr) or "arguments" not in roles(value.base):
         return value
     for call in script.methods("add_argument"):
-        names = [str(name.value).lstrip("-").replace("-", "_") for name in call.args if isinstance(name, Constant)]
+        names = [
+            str(name.value).lstrip("-").replace("-", "_")
+            for name in call.args
+            if isinstance(name, Constant)
+        ]
         wanted = call.keywords.get("dest")
         if value.name in names or (isinstance(wanted, Constant) and wanted.value == value.name):
             return call.keywords.get("default", value)
@@ -37,7 +42,8 @@ def known_number(script: Script, value: Value | None) -> int | float | None:
 
 
 def backends(script: Script) -> set[Any]:
-    """The backends that init_process_group is given: nccl, gloo, None for torch's own choice, `?` for one that is not known."""
+    """The backends that init_process_group is given: nccl, gloo, None for torch's own choice, `?`
+    for one that is not known."""
     found = set()
     for call in script.calls_of(INIT):
         for way in ways(default_of(script, call.argument(0, "backend"))) or [Constant(None)]:
@@ -49,7 +55,11 @@ def uses_cuda(script: Script) -> bool:
     """Are there CUDA devices in the script at all?"""
     if "nccl" in backends(script) or any(True for _ in script.calls_of(SET_DEVICE)):
         return True
-    return any(where(target) not in ("cpu", "?") for call in script.methods("to", "cuda") for target in [destination(call)])
+    return any(
+        where(target) not in ("cpu", "?")
+        for call in script.methods("to", "cuda")
+        for target in [destination(call)]
+    )
 
 
 def destination(call: Call) -> Value | None:
@@ -69,7 +79,11 @@ def _where(device: Value) -> str:
     if isinstance(device, Constant):
         if isinstance(device.value, int) and not isinstance(device.value, bool):
             return f"cuda:{device.value}"
-        return device.value if isinstance(device.value, str) and device.value.startswith(("cpu", "cuda")) else "?"
+        return (
+            device.value
+            if isinstance(device.value, str) and device.value.startswith(("cpu", "cuda"))
+            else "?"
+        )
     if comes_from(device, "rank"):
         return "own"
     if isinstance(device, Made) and device.call.target == "torch.device":

@@ -8,7 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from paralab.doctor.script.values import Branch, Call, Constant, Context, Happening, Leave, Made, Scope, Store, Value, either
+from paralab.doctor.script.values import (
+    Branch,
+    Call,
+    Constant,
+    Context,
+    Happening,
+    Leave,
+    Made,
+    Scope,
+    Store,
+    Value,
+    either,
+)
 
 Key = tuple[Scope, str]
 Changes = dict[Key, Value]
@@ -16,7 +28,8 @@ MOST_STEPS = 40_000  # statements; a script that calls itself in circles must en
 
 
 class Names(dict[Key, Value]):
-    """What names hold. A branch is run between `begin` and `undo`, which gives back what it has changed."""
+    """What names hold. A branch is run between `begin` and `undo`, which gives back what it has
+    changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +41,8 @@ class Names(dict[Key, Value]):
         super().__setitem__(key, value)
 
     def before(self, key: Key, value: Value) -> None:
-        """What a name has held all along, before it is given a value for the first time; no branch undoes it."""
+        """What a name has held all along, before it is given a value for the first time; no branch
+        undoes it."""
         if key not in self:
             super().__setitem__(key, value)
 
@@ -53,7 +67,9 @@ class Names(dict[Key, Value]):
         """What names hold after a branch: where the two ways differ, either."""
         for key in {**one, **other}:
             old = self.get(key)
-            ways = [value for value in (one.get(key, old), other.get(key, old)) if value is not None]
+            ways = [
+                value for value in (one.get(key, old), other.get(key, old)) if value is not None
+            ]
             self[key] = either(ways, tests)
 
 
@@ -61,19 +77,27 @@ class State:
     def __init__(self) -> None:
         self.names = Names()
         self.modules: dict[str, Scope] = {}  # modules of the script's folder, by dotted name
-        self.globals_of: dict[tuple[Scope, str], Scope] = {}  # names that a function has declared global or nonlocal
+        self.globals_of: dict[
+            tuple[Scope, str], Scope
+        ] = {}  # names that a function has declared global or nonlocal
         self.stack: list[Context] = []
         self.happened: list[Happening] = []
         self.yields: list[tuple[tuple[Context, ...], Value]] = []
         self.files: list[Scope] = []  # the module under way
         self.steps = 0
-        self.added_to: dict[str, list[ast.AugAssign]] = {}  # attributes that count something, anywhere in the script
+        self.added_to: dict[
+            str, list[ast.AugAssign]
+        ] = {}  # attributes that count something, anywhere in the script
         self._stored: dict[ast.AST, list[ast.Name]] = {}
 
     def stored_in(self, node: ast.AST) -> list[ast.Name]:
         """The names that a function or a loop gives a value to, where it does so."""
         if node not in self._stored:
-            names = (part for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store))
+            names = (
+                part
+                for part in ast.walk(node)
+                if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+            )
             self._stored[node] = list(names)
         return self._stored[node]
 
@@ -111,7 +135,9 @@ class State:
         self.record(Store, node, base=base, name=name, value=value)
         if isinstance(value, Constant):
             for context in self.stack:
-                if isinstance(context, Branch):  # a test remembers what is set to a number where it holds: counters start again
+                if isinstance(
+                    context, Branch
+                ):  # a test remembers what is set to a number where it holds: counters start again
                     context.test.known.setdefault(("sets", context.taken), set()).add(name)
 
     def leave(self, node: ast.AST, kind: str, value: Value | None = None) -> None:

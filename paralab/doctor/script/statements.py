@@ -1,4 +1,5 @@
-"""Statements of a symbolic run: every one is run once, both ways of a branch are taken, and names are joined afterwards."""
+"""Statements of a symbolic run: every one is run once, both ways of a branch are taken, and names
+are joined afterwards."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ from paralab.doctor.script.values import (
 )
 from paralab.doctor.sources import python_of
 
-MOST_BYTES = 500_000  # of modules that are followed; a script inside a large package does not read all of it
+MOST_BYTES = (
+    500_000  # of modules that are followed; a script inside a large package does not read all of it
+)
 
 
 class Run(Calls):
@@ -56,16 +59,24 @@ class Run(Calls):
         return scope
 
     def run_the_rest(self, main: Path) -> None:
-        """What nothing called: entry points that a launcher calls, and code that is called from elsewhere."""
+        """What nothing called: entry points that a launcher calls, and code that is called from
+        elsewhere."""
         for thing in list(self.defined):
             if thing.scope.file != main:
                 continue
-            if isinstance(thing, Function) and thing.node not in self.runs and thing.scope in self.modules.values():
+            if (
+                isinstance(thing, Function)
+                and thing.node not in self.runs
+                and thing.scope in self.modules.values()
+            ):
                 self._alone(thing)
             elif isinstance(thing, Class):
                 owner = self.objects.get(thing.node)
                 for statement in thing.node.body:
-                    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) and statement not in self.runs:
+                    if (
+                        isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
+                        and statement not in self.runs
+                    ):
                         owner = owner or self._instance(thing)
                         method = self._of_class(thing, owner, statement.name)
                         if isinstance(method, Function) and statement not in self.runs:
@@ -107,7 +118,8 @@ class Run(Calls):
         before = len(self.happened)
         self.value(node.value, scope)
         return any(
-            getattr(happening, "kind", "") == "exit" and happening.node is node.value for happening in self.happened[before:]
+            getattr(happening, "kind", "") == "exit" and happening.node is node.value
+            for happening in self.happened[before:]
         )
 
     def _do_assign(self, node: ast.Assign, scope: Scope) -> None:
@@ -157,7 +169,10 @@ class Run(Calls):
             self.stack.extend(With(node, (manager,)) for manager in self.entered[before:])
             return left
         body, left_body = self._way(Branch(node, test, True), node.body, scope)
-        stacked = [Choice((manager, Constant(None)), (test,), parents=(manager, test)) for manager in self.entered[before:]]
+        stacked = [
+            Choice((manager, Constant(None)), (test,), parents=(manager, test))
+            for manager in self.entered[before:]
+        ]
         self.entered[before:] = stacked
         other, left_other = self._way(Branch(node, test, False), node.orelse, scope)
         if left_body and left_other:
@@ -171,7 +186,9 @@ class Run(Calls):
         self.stack.extend(With(node, (manager,)) for manager in stacked)
         return False
 
-    def _way(self, context: Context, statements: list[ast.stmt], scope: Scope) -> tuple[Changes, bool]:
+    def _way(
+        self, context: Context, statements: list[ast.stmt], scope: Scope
+    ) -> tuple[Changes, bool]:
         """Run one way of a branch: what it changes, and whether it always leaves."""
         self.names.begin()
         with self.within(context):
@@ -197,7 +214,9 @@ class Run(Calls):
         self._forget_counters(node, scope)
         self._turn(node, Loop(node, self.value(node.test, scope), scope.file), scope, None)
 
-    def _turn(self, node: ast.For | ast.AsyncFor | ast.While, loop: Loop, scope: Scope, item: Value | None) -> None:
+    def _turn(
+        self, node: ast.For | ast.AsyncFor | ast.While, loop: Loop, scope: Scope, item: Value | None
+    ) -> None:
         """One turn of a loop stands for all of them. Afterwards it may have turned or not."""
         self._forget_counters(node, scope)
         self.names.begin()
@@ -217,14 +236,20 @@ class Run(Calls):
         for part in self.stored_in(node):
             if isinstance(self.names.get((scope, part.id)), Constant):
                 before = self.names[scope, part.id]
-                self.names[scope, part.id] = Computed("Varying", part, parents=(before,), known={"loop": node})
+                self.names[scope, part.id] = Computed(
+                    "Varying", part, parents=(before,), known={"loop": node}
+                )
 
     def _do_with(self, node: ast.With | ast.AsyncWith, scope: Scope) -> bool:
         depth, managers = len(self.stack), []
         for item in node.items:
             manager, before = self.value(item.context_expr, scope), len(self.entered)
             self.stack.extend(managed(item.context_expr, manager))
-            entered = manager.entered if isinstance(manager, Generated) else self.special(manager, "enter")
+            entered = (
+                manager.entered
+                if isinstance(manager, Generated)
+                else self.special(manager, "enter")
+            )
             self.stack.extend(With(item.context_expr, (inner,)) for inner in self.entered[before:])
             managers.append(manager)
             if item.optional_vars:
@@ -256,11 +281,15 @@ class Run(Calls):
 
     def _do_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> None:
         decorators = tuple(self.value(decorator, scope) for decorator in node.decorator_list)
-        sees = scope.outer if scope in self.class_scopes and scope.outer else scope  # a method does not see its class's names
+        sees = (
+            scope.outer if scope in self.class_scopes and scope.outer else scope
+        )  # a method does not see its class's names
         function = Function(node, sees, decorators=decorators)
         self.defined.append(function)
         for decorator in reversed(decorators):
-            if isinstance(decorator, Function):  # what it gives back takes the place of the function
+            if isinstance(
+                decorator, Function
+            ):  # what it gives back takes the place of the function
                 wrapped = self.enter(decorator, (function,), {}, None)
                 function = wrapped if isinstance(wrapped, Function) else function
         self.names[scope, node.name] = function
@@ -313,17 +342,28 @@ class Run(Calls):
                     self.names[scope, exported] = value
                 continue
             found = self.names.get((module, alias.name)) if module else None
-            dotted = Dotted(f"{name}.{alias.name}".strip(".")) if inner else self.library(f"{name}.{alias.name}")
+            dotted = (
+                Dotted(f"{name}.{alias.name}".strip("."))
+                if inner
+                else self.library(f"{name}.{alias.name}")
+            )
             self.names[scope, alias.asname or alias.name] = found or dotted
 
     def _local_module(self, name: str, start: Path) -> Scope | None:
-        """A module of the script's own folder (or of a package that the script is part of), run when it is imported first."""
+        """A module of the script's own folder (or of a package that the script is part of), run
+        when it is imported first."""
         if name in self.modules:
             return self.modules[name]
         parts = name.split(".")
-        homes = [start, *(parent.parent for parent in (start, *start.parents[:2]) if parent.name == parts[0])]
+        homes = [
+            start,
+            *(parent.parent for parent in (start, *start.parents[:2]) if parent.name == parts[0]),
+        ]
         for home in homes:
-            for path in (home.joinpath(*parts).with_suffix(".py"), home.joinpath(*parts, "__init__.py")):
+            for path in (
+                home.joinpath(*parts).with_suffix(".py"),
+                home.joinpath(*parts, "__init__.py"),
+            ):
                 if path.is_file() and path not in self.sources and self.bytes_read < MOST_BYTES:
                     self.bytes_read += path.stat().st_size
                     try:

@@ -1,7 +1,9 @@
-"""What a symbolic run of a script is made of: values that names may hold, and what happened to them, in program order.
+"""What a symbolic run of a script is made of: values that names may hold, and what happened to
+them, in program order.
 
-A value remembers where it came from (`parents`), so that a rule can ask what a loss was computed from or what a test depends on.
-Every call, store and leave remembers its context: the branches, loops, with-blocks and function calls it stands in.
+A value remembers where it came from (`parents`), so that a rule can ask what a loss was computed
+from or what a test depends on. Every call, store and leave remembers its context: the branches,
+loops, with-blocks and function calls it stands in.
 
     for x, y in loader:                 Loop
         with model.no_sync():           With
@@ -19,15 +21,24 @@ from pathlib import Path
 from typing import Any
 
 # Questions that have the same answer whenever they are asked.
-ASKED = ("torch.distributed.is_", "torch.distributed.get_", "torch.cuda.is_available", "os.environ", "builtins.int")
+ASKED = (
+    "torch.distributed.is_",
+    "torch.distributed.get_",
+    "torch.cuda.is_available",
+    "os.environ",
+    "builtins.int",
+)
 
 
 @dataclass(eq=False)
 class Value:
-    """Something unknown, computed from its parents. The parts of a tuple that is not known have the whole as their parent."""
+    """Something unknown, computed from its parents. The parts of a tuple that is not known have the
+    whole as their parent."""
 
     parents: tuple[Value, ...] = field(default=(), kw_only=True)
-    known: dict[Any, Any] = field(default_factory=dict, kw_only=True)  # answers to questions that were asked before
+    known: dict[Any, Any] = field(
+        default_factory=dict, kw_only=True
+    )  # answers to questions that were asked before
 
     def __repr__(self) -> str:  # a value may refer to the whole run
         return f"<{type(self).__name__}>"
@@ -47,7 +58,8 @@ class Parameter(Value):
 
 @dataclass(eq=False, repr=False)
 class Dotted(Value):
-    """A name of a library: `torch.distributed.all_reduce`, whatever it is called here. `written`: before it was made canonical."""
+    """A name of a library: `torch.distributed.all_reduce`, whatever it is called here. `written`:
+    before it was made canonical."""
 
     name: str
     written: str = ""
@@ -55,7 +67,8 @@ class Dotted(Value):
 
 @dataclass(eq=False, repr=False)
 class Computed(Value):
-    """The result of an operator (`Div`, `Mod`, `Eq`, `And`, `Not`, `FString`, `Index`, `Item` of a loop …) on its parents."""
+    """The result of an operator (`Div`, `Mod`, `Eq`, `And`, `Not`, `FString`, `Index`, `Item` of a
+    loop …) on its parents."""
 
     op: str
     node: ast.AST | None = None
@@ -63,7 +76,8 @@ class Computed(Value):
 
 @dataclass(eq=False, repr=False)
 class Choice(Value):
-    """One of several values, by how a branch went; the tests that decide are among the parents, not among the options."""
+    """One of several values, by how a branch went; the tests that decide are among the parents, not
+    among the options."""
 
     options: tuple[Value, ...]
     tests: tuple[Value, ...] = ()
@@ -86,7 +100,8 @@ class Mapping(Value):
 
 @dataclass(eq=False, repr=False)
 class Attr(Value):
-    """An attribute of a value that is not an object of the script: `model.module`, `args.local_rank`, `batch.labels`."""
+    """An attribute of a value that is not an object of the script: `model.module`,
+    `args.local_rank`, `batch.labels`."""
 
     base: Value
     name: str
@@ -94,7 +109,8 @@ class Attr(Value):
 
 @dataclass(eq=False, repr=False)
 class Function(Value):
-    """A function of the script. `owner`: the object that it is a method of; `scope`: where its free names are looked up."""
+    """A function of the script. `owner`: the object that it is a method of; `scope`: where its free
+    names are looked up."""
 
     node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
     scope: Scope
@@ -133,9 +149,10 @@ class Made(Value):
 
 @dataclass(eq=False, repr=False)
 class Generated(Value):
-    """What a generator function of the script gives: the contexts in which it yields (for `@contextmanager`). `each`: what every
-    turn of its one loop yields, where that is so; another turn of who goes over it is another turn of that loop. `entered`: what
-    its only `yield` gives."""
+    """What a generator function of the script gives: the contexts in which it yields (for
+    `@contextmanager`). `each`: what every turn of its one loop yields, where that is so; another
+    turn of who goes over it is another turn of that loop. `entered`: what its only `yield`
+    gives."""
 
     contexts: tuple[Context, ...]
     each: Value | None = None
@@ -144,7 +161,8 @@ class Generated(Value):
 
 @dataclass(eq=False)
 class Scope:
-    """Where names live: a module, a function under way, a class, an object. `outer`: where free names are looked up."""
+    """Where names live: a module, a function under way, a class, an object. `outer`: where free
+    names are looked up."""
 
     file: Path
     outer: Scope | None = None
@@ -171,7 +189,8 @@ class Loop:
 
 @dataclass(frozen=True, eq=False)
 class With:
-    """A with-block, with the values of its context expressions (also a decorator's, and what ExitStack entered)."""
+    """A with-block, with the values of its context expressions (also a decorator's, and what
+    ExitStack entered)."""
 
     node: ast.AST
     managers: tuple[Value, ...]
@@ -217,9 +236,10 @@ class Happening:
 @dataclass(eq=False)
 class Call(Happening):
     """`target`: the canonical dotted name for what a library has (`torch.distributed.all_reduce`,
-    `torch.nn.parallel.DistributedDataParallel.no_sync`), the function's own name for the script's; `?.backward` for a method of
-    something unknown, `?` for an unknown callable. `written`: the dotted name before it was made canonical. `function`: what was
-    called, as a value. `into`: the function of the script that was run for it."""
+    `torch.nn.parallel.DistributedDataParallel.no_sync`), the function's own name for the script's;
+    `?.backward` for a method of something unknown, `?` for an unknown callable. `written`: the
+    dotted name before it was made canonical. `function`: what was called, as a value. `into`: the
+    function of the script that was run for it."""
 
     target: str = "?"
     written: str = "?"
@@ -246,7 +266,8 @@ class Call(Happening):
 
 @dataclass(eq=False)
 class Store(Happening):
-    """`base.name = value` where base is not an object of the script's own or is one (then it is also in its scope)."""
+    """`base.name = value` where base is not an object of the script's own or is one (then it is
+    also in its scope)."""
 
     base: Value = field(default_factory=Value)
     name: str = ""
@@ -266,11 +287,14 @@ DEEPEST = 20  # values that were computed from values; past that a question is n
 
 
 def either(ways: Sequence[Value], tests: tuple[Value, ...]) -> Value:
-    """One of several values; of two, the first is taken when the test holds. A name that changes in a hundred branches stays small:
-    where there are too many options, choices among them are opened, and what decided is forgotten."""
+    """One of several values; of two, the first is taken when the test holds. A name that changes in
+    a hundred branches stays small: where there are too many options, choices among them are opened,
+    and what decided is forgotten."""
     if all(way is ways[0] for way in ways):
         return ways[0]
-    leaves = [option for way in ways for option in (way.leaves if isinstance(way, Choice) else (way,))]
+    leaves = [
+        option for way in ways for option in (way.leaves if isinstance(way, Choice) else (way,))
+    ]
     kept = tuple(dict.fromkeys(leaves))[:MOST_OPTIONS]
     if len(leaves) <= MOST_OPTIONS:
         return Choice(tuple(ways), tests, kept, parents=(*ways, *tests))
@@ -279,7 +303,8 @@ def either(ways: Sequence[Value], tests: tuple[Value, ...]) -> Value:
 
 def options(value: Value, known: tuple[tuple[Value, bool], ...] = ()) -> Iterator[Value]:
     """The value, or what it may be. A test that decides twice comes out the same way both times:
-    `raw = model.module if ddp else model` is never the wrapper that `if ddp: model = DDP(model)` has made."""
+    `raw = model.module if ddp else model` is never the wrapper that `if ddp: model = DDP(model)`
+    has made."""
     if not isinstance(value, Choice):
         yield value
     elif len(value.tests) == 1 and len(value.options) == 2:
@@ -293,7 +318,8 @@ def options(value: Value, known: tuple[tuple[Value, bool], ...] = ()) -> Iterato
 
 
 def same(one: Value, other: Value, depth: int = 0) -> bool:
-    """Certainly the same, if nothing was stored in between: one value, or the same attribute, comparison or question twice."""
+    """Certainly the same, if nothing was stored in between: one value, or the same attribute,
+    comparison or question twice."""
     if one is other:
         return True
     if type(one) is not type(other) or len(one.parents) != len(other.parents) or depth > DEEPEST:
@@ -304,7 +330,11 @@ def same(one: Value, other: Value, depth: int = 0) -> bool:
     if isinstance(one, Attr) and isinstance(other, Attr):
         return one.name == other.name and same(one.base, other.base, depth + 1)
     if isinstance(one, Computed) and isinstance(other, Computed):
-        return one.op == other.op and bool(one.parents) and all(same(*pair, depth + 1) for pair in pairs)
+        return (
+            one.op == other.op
+            and bool(one.parents)
+            and all(same(*pair, depth + 1) for pair in pairs)
+        )
     if isinstance(one, Made) and isinstance(other, Made):
         asked = one.call.target == other.call.target and one.call.target.startswith(ASKED)
         return asked and all(same(*pair, depth + 1) for pair in pairs)

@@ -1,4 +1,5 @@
-"""Gradient accumulation under DDP: are gradients exchanged once per window, and always before the step?"""
+"""Gradient accumulation under DDP: are gradients exchanged once per window, and always before the
+step?"""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from paralab.doctor.script.values import (
     options,
 )
 
-# --- G02, G03: exchanged more often than needed ----------------------------------------------------------------------------------
+# --- G02, G03: exchanged more often than needed
+# ----------------------------------------------------------------------------------
 
 
 @in_script("G02")
@@ -33,7 +35,12 @@ def exchange_in_every_turn(script: Script) -> Iterator[Finding]:
     for window in windows(script):
         backward = window.backward
         calls = (backward.call, *backward.wrapped)
-        if window.number == 1 or not backward.wrapped or _in_unknown_block(calls) or _quiet_sibling(script, window):
+        if (
+            window.number == 1
+            or not backward.wrapped
+            or _in_unknown_block(calls)
+            or _quiet_sibling(script, window)
+        ):
             continue
         number = f"{window.number}" if window.number else f"`{window.size_text or 'n'}`"
         model = called(backward.wrapped[0])
@@ -46,9 +53,12 @@ def exchange_in_every_turn(script: Script) -> Iterator[Finding]:
 
 
 def _quiet_sibling(script: Script, window: Window) -> bool:
-    """In no_sync itself, or the same work stands twice in the loop, once with and once without no_sync."""
+    """In no_sync itself, or the same work stands twice in the loop, once with and once without
+    no_sync."""
     inside = (backward for backward in backwards(script) if window.loop in backward.call.context)
-    return any(under(call, "no_sync") for backward in inside for call in (backward.call, *backward.wrapped))
+    return any(
+        under(call, "no_sync") for backward in inside for call in (backward.call, *backward.wrapped)
+    )
 
 
 def _in_unknown_block(calls: tuple[Call, ...]) -> bool:
@@ -59,7 +69,9 @@ def _in_unknown_block(calls: tuple[Call, ...]) -> bool:
             return value.call.target.startswith("?")
         return type(value) is Value or isinstance(value, Parameter | Attr)
 
-    managers = (manager for call in calls for block in call.inside(With) for manager in block.managers)
+    managers = (
+        manager for call in calls for block in call.inside(With) for manager in block.managers
+    )
     return any(unknown(option) for manager in managers for option in options(manager))
 
 
@@ -67,7 +79,11 @@ def _in_unknown_block(calls: tuple[Call, ...]) -> bool:
 def no_sync_around_backward_only(script: Script) -> Iterator[Finding]:
     for backward in backwards(script):
         block = under(backward.call, "no_sync")
-        if block is None or not backward.wrapped or any(under(call, "no_sync") for call in backward.wrapped):
+        if (
+            block is None
+            or not backward.wrapped
+            or any(under(call, "no_sync") for call in backward.wrapped)
+        ):
             continue
         forward = backward.wrapped[0]
         if loops_apart(forward, backward.call):
@@ -87,7 +103,8 @@ def no_sync_around_backward_only(script: Script) -> Iterator[Finding]:
         )
 
 
-# --- G04, G05: a step on gradients that were not exchanged -----------------------------------------------------------------------
+# --- G04, G05: a step on gradients that were not exchanged
+# -----------------------------------------------------------------------
 
 
 @in_script("G05")
@@ -108,16 +125,21 @@ def _unless_averaged(script: Script, at: Call) -> tuple[Severity, str]:
     away = given_away(script)
     if away is None:
         return "error", ""
-    return "suspect", f" Certain if `{called(away)}` ({place(away, at)}) does not average the parameters."
+    return (
+        "suspect",
+        f" Certain if `{called(away)}` ({place(away, at)}) does not average the parameters.",
+    )
 
 
 def _never_exchanged(script: Script) -> list[Backward]:
-    """Backward calls whose forwards all stand in no_sync, whatever happens, where no other forward of the script is outside, and
-    nothing is exchanged by hand."""
+    """Backward calls whose forwards all stand in no_sync, whatever happens, where no other forward
+    of the script is outside, and nothing is exchanged by hand."""
     if exchanges_by_hand(script):
         return []
     every = [backward for backward in backwards(script) if backward.wrapped]
-    quiet = [backward for backward in every if all(_always_quiet(call) for call in backward.wrapped)]
+    quiet = [
+        backward for backward in every if all(_always_quiet(call) for call in backward.wrapped)
+    ]
     return quiet if len(quiet) == len(every) and steps(script) else []
 
 
@@ -130,7 +152,9 @@ def _always_quiet(call: Call) -> bool:
 def step_without_exchange(script: Script) -> Iterator[Finding]:
     quiet = [backward for backward in _never_exchanged(script) if under(backward.call, "no_sync")]
     if quiet:
-        step = next((step for step in steps(script) if step.number > quiet[0].call.number), steps(script)[0])
+        step = next(
+            (step for step in steps(script) if step.number > quiet[0].call.number), steps(script)[0]
+        )
         why = (
             f"`{called(step)}()` uses gradients that every rank has for itself: all forwards and backwards of the model, among "
             f"them line {quiet[0].call.line}, run in `no_sync`. The ranks' parameters drift apart."
@@ -145,17 +169,29 @@ def step_without_exchange(script: Script) -> Iterator[Finding]:
 
 def _unexchanged_boundary(script: Script, window: Window) -> Iterator[Finding]:
     backward = window.backward
-    if not backward.wrapped or window.guard is None or _others_outside(script, window) or exchanges_by_hand(script):
+    if (
+        not backward.wrapped
+        or window.guard is None
+        or _others_outside(script, window)
+        or exchanges_by_hand(script)
+    ):
         return
     forward = backward.wrapped[0]
     for more in (0, 1):
         for turn in window.turns(more):
-            quiet = is_under(forward, "no_sync", turn) is True and is_under(backward.call, "no_sync", turn) is True
+            quiet = (
+                is_under(forward, "no_sync", turn) is True
+                and is_under(backward.call, "no_sync", turn) is True
+            )
             if not quiet or happens(window.step, turn) is not True:
                 continue
             number, size = turn.index + 1, window.number or f"`{window.size_text or 'n'}`"
             partial = more and turn.index + 1 == turn.length
-            which = "after the last batch of the loader, whose window is not full," if partial else f"after micro-batch {number}"
+            which = (
+                "after the last batch of the loader, whose window is not full,"
+                if partial
+                else f"after micro-batch {number}"
+            )
             why = (
                 f"`{called(window.step)}()` runs {which} (of windows of {size}), and that micro-batch's forward in line "
                 f"{forward.line} is still in `no_sync`: the gradients were not exchanged, and the ranks' parameters drift apart."
@@ -163,12 +199,22 @@ def _unexchanged_boundary(script: Script, window: Window) -> Iterator[Finding]:
             if partial:
                 why += " Certain if the number of batches is not a multiple of the window."
             fix = "Let the same condition decide both: `no_sync` exactly when no step follows."
-            yield found(script, "G04", "suspect" if partial else "error", window.step, why, fix, also=(forward,))
+            yield found(
+                script,
+                "G04",
+                "suspect" if partial else "error",
+                window.step,
+                why,
+                fix,
+                also=(forward,),
+            )
             return
 
 
 def _others_outside(script: Script, window: Window) -> bool:
     """Another backward in the same loop, outside of no_sync: the boundary has its own."""
     own = window.backward.call
-    others = (backward for backward in backwards(script) if backward.wrapped and backward.call is not own)
+    others = (
+        backward for backward in backwards(script) if backward.wrapped and backward.call is not own
+    )
     return any(window.loop in other.call.context for other in others)

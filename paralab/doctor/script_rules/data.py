@@ -1,4 +1,5 @@
-"""Data: does every rank get its own part, in another order every epoch, and is every sample evaluated once."""
+"""Data: does every rank get its own part, in another order every epoch, and is every sample
+evaluated once."""
 
 from __future__ import annotations
 
@@ -12,7 +13,16 @@ from paralab.doctor.script.editing import function_of, inserted, swapped
 from paralab.doctor.script.feeding import content, loaders_of, may_be
 from paralab.doctor.script.naming import LOADER, SAMPLER
 from paralab.doctor.script.pointing import called, found, short
-from paralab.doctor.script.questions import comes_from, depends_on_rank, is_forward, iterated, origins, rank_branch, roles, under
+from paralab.doctor.script.questions import (
+    comes_from,
+    depends_on_rank,
+    is_forward,
+    iterated,
+    origins,
+    rank_branch,
+    roles,
+    under,
+)
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.remembering import remembered
 from paralab.doctor.script.turns import length
@@ -50,13 +60,28 @@ class Trained:
     @property
     def samplers(self) -> list[Call]:
         given = self.loader.argument(3, "sampler")
-        return [way.call for way in options(given) if isinstance(way, Made) and way.call.target == SAMPLER] if given else []
+        return (
+            [
+                way.call
+                for way in options(given)
+                if isinstance(way, Made) and way.call.target == SAMPLER
+            ]
+            if given
+            else []
+        )
 
     @property
     def loop(self) -> Loop | None:
         """The loop over the loader."""
         made = self.loader.result
-        return next((loop for loop in self.backward.call.inside(Loop) if any(made is over for over in iterated(loop))), None)
+        return next(
+            (
+                loop
+                for loop in self.backward.call.inside(Loop)
+                if any(made is over for over in iterated(loop))
+            ),
+            None,
+        )
 
 
 @remembered
@@ -73,27 +98,46 @@ def _is_nothing(value: Value | None) -> bool:
     return value is None or (isinstance(value, Constant) and value.value is None)
 
 
-# --- T01: every rank reads all of it; T04: a stream that is not split ------------------------------------------------------------
+# --- T01: every rank reads all of it; T04: a stream that is not split
+# ------------------------------------------------------------
 
 
 @in_script("T01")
 def every_rank_reads_everything(script: Script) -> Iterator[Finding]:
     for trained in _trained(script):
         loader, dataset = trained.loader, trained.dataset
-        if not _is_nothing(loader.argument(3, "sampler")) or not _is_nothing(loader.argument(4, "batch_sampler")):
+        if not _is_nothing(loader.argument(3, "sampler")) or not _is_nothing(
+            loader.argument(4, "batch_sampler")
+        ):
             continue
         if dataset is None or "**" in loader.keywords or "iterable dataset" in roles(dataset):
             continue
-        if _is_split(script, dataset) or _is_split_later(trained) or _differs_by_chance(script, dataset):
+        if (
+            _is_split(script, dataset)
+            or _is_split_later(trained)
+            or _differs_by_chance(script, dataset)
+        ):
             continue
         known = "dataset" in roles(dataset)
         shuffled = loader.argument(2, "shuffle")
         mixed = isinstance(shuffled, Constant) and shuffled.value is True
-        name = short(loader.node.args[0]) if isinstance(loader.node, ast.Call) and loader.node.args else "the dataset"
+        name = (
+            short(loader.node.args[0])
+            if isinstance(loader.node, ast.Call) and loader.node.args
+            else "the dataset"
+        )
         why = (
             f"No sampler: every rank goes through all of `{name}`"
-            + (" in a random order of its own: an epoch is as many passes as there are ranks." if mixed else " in the same order.")
-            + ("" if mixed else " All ranks compute the same gradients, and the job does no more than one process would.")
+            + (
+                " in a random order of its own: an epoch is as many passes as there are ranks."
+                if mixed
+                else " in the same order."
+            )
+            + (
+                ""
+                if mixed
+                else " All ranks compute the same gradients, and the job does no more than one process would."
+            )
         )
         if not known:
             why += " Certain if the dataset does not split itself by rank."
@@ -107,17 +151,29 @@ def shares_of_another_order(script: Script) -> Iterator[Finding]:
     """The shares of a DistributedSampler fit together only if all ranks shuffle alike."""
     for sampler in script.calls_of(SAMPLER):
         seed, shuffle = sampler.argument(4, "seed"), sampler.argument(3, "shuffle")
-        if seed is None or not _holds_the_rank(seed) or (isinstance(shuffle, Constant) and not shuffle.value):
+        if (
+            seed is None
+            or not _holds_the_rank(seed)
+            or (isinstance(shuffle, Constant) and not shuffle.value)
+        ):
             continue
         why = (
             "The seed holds the rank, so every rank shuffles in an order of its own and takes its share of that: in an epoch some "
             "samples come on several ranks, others on none."
         )
-        yield found(script, "T01", "error", sampler, why, "Give all ranks the same seed; `set_epoch` changes the order.")
+        yield found(
+            script,
+            "T01",
+            "error",
+            sampler,
+            why,
+            "Give all ranks the same seed; `set_epoch` changes the order.",
+        )
 
 
 def _holds_the_rank(seed: Value) -> bool:
-    """`17 + rank`. Not where the rank may be taken out of a seed that holds it: `torch.initial_seed() - rank`."""
+    """`17 + rank`. Not where the rank may be taken out of a seed that holds it:
+    `torch.initial_seed() - rank`."""
     taken_out = any(isinstance(origin, Computed) and origin.op == "Sub" for origin in origins(seed))
     return comes_from(seed, "rank") and not taken_out
 
@@ -149,18 +205,30 @@ def _asks_for_rank(script: Script, of: Class) -> bool:
 
 def _is_split_later(trained: Trained) -> bool:
     """Each rank takes its part of every batch."""
-    given = [value for call in trained.backward.wrapped for value in (*call.args, *call.keywords.values())]
+    given = [
+        value
+        for call in trained.backward.wrapped
+        for value in (*call.args, *call.keywords.values())
+    ]
     return any(roles(part) & {"rank", "world"} for value in given for part in content(value))
 
 
 def _differs_by_chance(script: Script, dataset: Value) -> bool:
     """Random numbers made here, with a seed that differs between ranks."""
-    drawn = [part.call for part in content(dataset) if isinstance(part, Made) and part.call.target in _RANDOM]
+    drawn = [
+        part.call
+        for part in content(dataset)
+        if isinstance(part, Made) and part.call.target in _RANDOM
+    ]
     for call in drawn:
         if "generator" in call.keywords:
             continue
         seeds = [seed for seed in script.calls_of(*_SEEDS) if seed.number < call.number]
-        if not seeds or depends_on_rank(seeds[-1].argument(0, "seed")) or comes_from(seeds[-1].argument(0, "seed"), "rank"):
+        if (
+            not seeds
+            or depends_on_rank(seeds[-1].argument(0, "seed"))
+            or comes_from(seeds[-1].argument(0, "seed"), "rank")
+        ):
             return True
     return False
 
@@ -168,7 +236,14 @@ def _differs_by_chance(script: Script, dataset: Value) -> bool:
 @in_script("T04")
 def stream_that_is_not_split(script: Script) -> Iterator[Finding]:
     for trained in _trained(script):
-        stream = next((way for way in options(trained.dataset or Value()) if "iterable dataset" in roles(way)), None)
+        stream = next(
+            (
+                way
+                for way in options(trained.dataset or Value())
+                if "iterable dataset" in roles(way)
+            ),
+            None,
+        )
         if not isinstance(stream, Object) or _is_split(script, stream) or _is_split_later(trained):
             continue
         method = _iter_of(stream.of)
@@ -195,17 +270,25 @@ def _iter_of(of: Class) -> ast.FunctionDef | None:
     return None
 
 
-# --- T02: the same order every epoch; T03: two orders at once --------------------------------------------------------------------
+# --- T02: the same order every epoch; T03: two orders at once
+# --------------------------------------------------------------------
 
 
 @in_script("T02")
 def same_order_every_epoch(script: Script) -> Iterator[Finding]:
     for trained in _trained(script):
         loop, samplers = trained.loop, trained.samplers
-        if loop is None or not samplers or any(_is_false(sampler.argument(3, "shuffle")) for sampler in samplers):
+        if (
+            loop is None
+            or not samplers
+            or any(_is_false(sampler.argument(3, "shuffle")) for sampler in samplers)
+        ):
             continue
         context = trained.backward.call.context
-        epochs = next((part for part in reversed(context[: context.index(loop)]) if isinstance(part, Loop)), None)
+        epochs = next(
+            (part for part in reversed(context[: context.index(loop)]) if isinstance(part, Loop)),
+            None,
+        )
         if epochs is None or epochs in trained.loader.context or _is_told(script, trained):
             continue
         at = Happening(trained.backward.call.number, loop.node, loop.file, ())
@@ -216,7 +299,16 @@ def same_order_every_epoch(script: Script) -> Iterator[Finding]:
             "always the same ones."
         )
         fix = "Call `sampler.set_epoch(epoch)` at the start of every epoch."
-        yield found(script, "T02", "warning", at, why, fix, also=(sampler,), edits=_telling(script, loop, epochs))
+        yield found(
+            script,
+            "T02",
+            "warning",
+            at,
+            why,
+            fix,
+            also=(sampler,),
+            edits=_telling(script, loop, epochs),
+        )
 
 
 def _is_false(value: Value | None) -> bool:
@@ -231,7 +323,9 @@ def _is_told(script: Script, trained: Trained) -> bool:
     for call in script.methods("set_epoch"):
         for way in options(call.receiver) if call.receiver else ():
             if isinstance(way, Attr) and way.name in ("sampler", "batch_sampler"):
-                if may_be(way.base, trained.loader.result) or not any("loader" in roles(base) for base in options(way.base)):
+                if may_be(way.base, trained.loader.result) or not any(
+                    "loader" in roles(base) for base in options(way.base)
+                ):
                     return True
             elif not any(way is other for other in others):
                 return True
@@ -241,16 +335,27 @@ def _is_told(script: Script, trained: Trained) -> bool:
 def _telling(script: Script, loop: Loop, epochs: Loop) -> tuple[Edit, ...]:
     """`loader.sampler.set_epoch(epoch)` as the epoch loop's first statement."""
     outer, inner = epochs.node, loop.node
-    if not isinstance(outer, ast.For) or not isinstance(inner, ast.For) or not isinstance(outer.target, ast.Name):
+    if (
+        not isinstance(outer, ast.For)
+        or not isinstance(inner, ast.For)
+        or not isinstance(outer.target, ast.Name)
+    ):
         return ()
-    if outer.target.id == "_" or function_of(script, loop.file, outer) is not function_of(script, loop.file, inner):
+    if outer.target.id == "_" or function_of(script, loop.file, outer) is not function_of(
+        script, loop.file, inner
+    ):
         return ()
     name = inner.iter
     while isinstance(name, ast.Call) and name.args:
         name = name.args[0]
     if not isinstance(name, ast.Name | ast.Attribute):
         return ()
-    return inserted(script, loop.file, outer.body[0], f"{ast.unparse(name)}.sampler.set_epoch({outer.target.id})")
+    return inserted(
+        script,
+        loop.file,
+        outer.body[0],
+        f"{ast.unparse(name)}.sampler.set_epoch({outer.target.id})",
+    )
 
 
 @in_script("T03")
@@ -274,18 +379,33 @@ def _unshuffled(script: Script, loader: Call) -> tuple[Edit, ...]:
     return ()
 
 
-# --- T05: samples that are evaluated twice ---------------------------------------------------------------------------------------
+# --- T05: samples that are evaluated twice
+# ---------------------------------------------------------------------------------------
 
 
 @in_script("T05")
 def padding_in_evaluation(script: Script) -> Iterator[Finding]:
     trained = {id(one.loader) for one in _trained(script)}
     for loader in script.calls_of(LOADER):
-        sampler = next((way for way in options(loader.argument(3, "sampler") or Value()) if isinstance(way, Made)), None)
-        if id(loader) in trained or sampler is None or sampler.call.target != SAMPLER or not _is_evaluated(script, loader):
+        sampler = next(
+            (
+                way
+                for way in options(loader.argument(3, "sampler") or Value())
+                if isinstance(way, Made)
+            ),
+            None,
+        )
+        if (
+            id(loader) in trained
+            or sampler is None
+            or sampler.call.target != SAMPLER
+            or not _is_evaluated(script, loader)
+        ):
             continue
         dropped, dataset = sampler.call.argument(5, "drop_last"), loader.argument(0, "dataset")
-        if (dropped is not None and not _is_false(dropped)) or _counts_samples(script, loader, dataset):
+        if (dropped is not None and not _is_false(dropped)) or _counts_samples(
+            script, loader, dataset
+        ):
             continue
         samples = length(dataset)
         if samples is not None and samples % 8 == 0:
@@ -297,12 +417,18 @@ def padding_in_evaluation(script: Script) -> Iterator[Finding]:
         else:
             why += "they count twice in the result. Certain if the number of samples is not a multiple of the number of ranks."
         fix = "Split without padding, `Subset(dataset, range(rank, len(dataset), world))`, or leave the repeated ones out."
-        yield found(script, "T05", "warning" if odd else "suspect", loader, why, fix, also=(sampler.call,))
+        yield found(
+            script, "T05", "warning" if odd else "suspect", loader, why, fix, also=(sampler.call,)
+        )
 
 
 def _is_evaluated(script: Script, loader: Call) -> bool:
     """A model is called on its batches without gradients, and no backward follows."""
-    passes = (call for call in script.calls if (is_forward(call) or _is_inner(call)) and under(call, "no_grad"))
+    passes = (
+        call
+        for call in script.calls
+        if (is_forward(call) or _is_inner(call)) and under(call, "no_grad")
+    )
     return any(loader in loaders_of([call]) for call in passes)
 
 
@@ -315,6 +441,8 @@ def _counts_samples(script: Script, loader: Call, dataset: Value | None) -> bool
     """`len(dataset)` is asked for: the result may be corrected by it."""
     for call in script.calls_of("builtins.len"):
         for way in options(call.args[0]) if call.args else ():
-            if (dataset is not None and may_be(dataset, way)) or (isinstance(way, Attr) and may_be(way.base, loader.result)):
+            if (dataset is not None and may_be(dataset, way)) or (
+                isinstance(way, Attr) and may_be(way.base, loader.result)
+            ):
                 return True
     return False

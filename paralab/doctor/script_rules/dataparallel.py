@@ -1,4 +1,5 @@
-"""nn.DataParallel: what its replicas lose, how it splits a batch, and what its wrapper does not have."""
+"""nn.DataParallel: what its replicas lose, how it splits a batch, and what its wrapper does not
+have."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from paralab.doctor.script.values import (
     options,
 )
 
-# What wrappers have themselves: the public names of nn.Module, DataParallel and DistributedDataParallel.
+# What wrappers have themselves: the public names of nn.Module, DataParallel and
+# DistributedDataParallel.
 _MODULE = """
     add_module apply bfloat16 buffers call_super_init children compile cpu cuda double dump_patches eval extra_repr float forward
     get_buffer get_extra_state get_parameter get_submodule half ipu load_state_dict modules mtia named_buffers named_children
@@ -62,7 +64,8 @@ def _gpus(wrapper: Call) -> int | None:
     return length(wrapper.argument(1, "device_ids"))
 
 
-# --- D01: one loss per GPU -------------------------------------------------------------------------------------------------------
+# --- D01: one loss per GPU
+# -------------------------------------------------------------------------------------------------------
 
 
 @in_script("D01")
@@ -82,11 +85,21 @@ def one_loss_per_gpu(script: Script) -> Iterator[Finding]:
             why += " Certain if the model returns a loss and there are several GPUs."
         fix = "Average over the GPUs first: `loss.mean().backward()`."
         edits = _averaged(script, backward.call)
-        yield found(script, "D01", "error" if known else "suspect", backward.call, why, fix, also=(forward, wrapper), edits=edits)
+        yield found(
+            script,
+            "D01",
+            "error" if known else "suspect",
+            backward.call,
+            why,
+            fix,
+            also=(forward, wrapper),
+            edits=edits,
+        )
 
 
 def _as_returned(loss: Value) -> Call | None:
-    """The forward whose result (or a part of it) the loss is, but for factors, whichever way it came."""
+    """The forward whose result (or a part of it) the loss is, but for factors, whichever way it
+    came."""
     if isinstance(loss, Made):
         return loss.call if is_forward(loss.call) else None
     if isinstance(loss, Choice):
@@ -106,16 +119,22 @@ def _calls_a_loss(value: Value) -> bool:
 
 def _averaged(script: Script, call: Call) -> tuple[Edit, ...]:
     node = call.node
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not isinstance(node.func.value, ast.Name):
+    if (
+        not isinstance(node, ast.Call)
+        or not isinstance(node.func, ast.Attribute)
+        or not isinstance(node.func.value, ast.Name)
+    ):
         return ()
     return swapped(script, call.file, node.func.value, f"{node.func.value.id}.mean()")
 
 
-# --- D03: a batch that does not reach all GPUs -----------------------------------------------------------------------------------
+# --- D03: a batch that does not reach all GPUs
+# -----------------------------------------------------------------------------------
 
 
 def chunks(batch: int, gpus: int) -> int:
-    """How many parts DataParallel makes of a batch: 9 over 4 GPUs are 3 + 3 + 3, and the fourth gets nothing."""
+    """How many parts DataParallel makes of a batch: 9 over 4 GPUs are 3 + 3 + 3, and the fourth
+    gets nothing."""
     return math.ceil(batch / math.ceil(batch / gpus)) if batch else 0
 
 
@@ -127,33 +146,52 @@ def batch_that_does_not_reach_all_gpus(script: Script) -> Iterator[Finding]:
         gpus = _gpus(wrapper) if wrapper else None
         for loader in loaders_of([forward]) if gpus and gpus > 1 else ():
             size = known_number(script, loader.argument(1, "batch_size") or Constant(1))
-            if not isinstance(size, int) or size < 1 or not gpus or not wrapper or id(loader) in said:
+            if (
+                not isinstance(size, int)
+                or size < 1
+                or not gpus
+                or not wrapper
+                or id(loader) in said
+            ):
                 continue
             last = _last(loader, size)
-            short = next((batch for batch in (size, last) if batch and chunks(batch, gpus) < gpus), None)
+            short = next(
+                (batch for batch in (size, last) if batch and chunks(batch, gpus) < gpus), None
+            )
             if short is None:
                 continue
             said.add(id(loader))
-            which = f"A batch of {short}" if short == size else f"The last batch has {short} samples and"
+            which = (
+                f"A batch of {short}"
+                if short == size
+                else f"The last batch has {short} samples and"
+            )
             why = (
                 f"{which} is split into parts of {math.ceil(short / gpus)}: {chunks(short, gpus)} parts for {gpus} GPUs (line "
                 f"{wrapper.line}). The rest has nothing to do, and a forward with arguments that are not split fails there with a "
                 "missing argument."
             )
             fix = f"A batch that is a multiple of {gpus}, and `drop_last=True`."
-            edits = with_keyword(script, loader.file, loader.node, "drop_last=True") if short != size else ()
+            edits = (
+                with_keyword(script, loader.file, loader.node, "drop_last=True")
+                if short != size
+                else ()
+            )
             yield found(script, "D03", "warning", loader, why, fix, also=(wrapper,), edits=edits)
 
 
 def _last(loader: Call, size: int) -> int | None:
     """The size of the last batch, where it is known and another one."""
     dropped, samples = loader.argument(8, "drop_last"), length(loader.argument(0, "dataset"))
-    if samples is None or (dropped is not None and not (isinstance(dropped, Constant) and not dropped.value)):
+    if samples is None or (
+        dropped is not None and not (isinstance(dropped, Constant) and not dropped.value)
+    ):
         return None
     return samples % size or None
 
 
-# --- D04: what replicas forget; D05: what the wrapper does not have --------------------------------------------------------------
+# --- D04: what replicas forget; D05: what the wrapper does not have
+# --------------------------------------------------------------
 
 
 @in_script("D04")
@@ -164,10 +202,20 @@ def forgotten_in_replicas(script: Script) -> Iterator[Finding]:
             wrapper = _wrapped(call.receiver) if call and is_forward(call) else None
             if wrapper is None:
                 continue
-            inner = [way for way in options(wrapper.argument(0, "module") or Value()) if isinstance(way, Object)]
-            if not any(way is one for way in options(store.base) for one in inner) or store.name == "[]":
+            inner = [
+                way
+                for way in options(wrapper.argument(0, "module") or Value())
+                if isinstance(way, Object)
+            ]
+            if (
+                not any(way is one for way in options(store.base) for one in inner)
+                or store.name == "[]"
+            ):
                 continue
-            kept = any(isinstance(part, Constant | Attr) or _is_own(script, part, inner[0]) for part in store.value.parents)
+            kept = any(
+                isinstance(part, Constant | Attr) or _is_own(script, part, inner[0])
+                for part in store.value.parents
+            )
             why = (
                 f"`self.{store.name}` is set in the forward of a model that line {wrapper.line} wraps in DataParallel. Each GPU "
                 "works on a replica that is thrown away after the forward, and the value with it."
@@ -175,15 +223,23 @@ def forgotten_in_replicas(script: Script) -> Iterator[Finding]:
             if not kept:
                 why += " Certain if it is read after the forward."
             fix = "Return the value from the forward and keep it outside, or use DistributedDataParallel."
-            yield found(script, "D04", "error" if kept else "suspect", store, why, fix, also=(wrapper,))
+            yield found(
+                script, "D04", "error" if kept else "suspect", store, why, fix, also=(wrapper,)
+            )
             break
 
 
 def _is_own(script: Script, value: Value, owner: Object) -> bool:
     """Computed from the object's own earlier state: a counter, a running mean."""
-    held = {id(store.value) for store in script.stores if any(way is owner for way in options(store.base))}
+    held = {
+        id(store.value)
+        for store in script.stores
+        if any(way is owner for way in options(store.base))
+    }
     registered = {id(owner)}
-    return any(id(o) in held or (isinstance(o, Attr) and id(o.base) in registered) for o in origins(value))
+    return any(
+        id(o) in held or (isinstance(o, Attr) and id(o.base) in registered) for o in origins(value)
+    )
 
 
 @in_script("D05")
@@ -193,7 +249,12 @@ def attribute_of_the_wrapper(script: Script) -> Iterator[Finding]:
         for value in (call.function, call.receiver, *call.args):
             for attribute in _chain(value):
                 name = attribute.name
-                if name in _OWN or name.startswith("_") or name in stored or not _is_wrapper(attribute.base):
+                if (
+                    name in _OWN
+                    or name.startswith("_")
+                    or name in stored
+                    or not _is_wrapper(attribute.base)
+                ):
                     continue
                 wrapper = next(way.call for way in options(attribute.base) if isinstance(way, Made))
                 kind = wrapper.target.rpartition(".")[2]
@@ -204,7 +265,16 @@ def attribute_of_the_wrapper(script: Script) -> Iterator[Finding]:
                     why += " Certain if it is an attribute of the model."
                 edits = _through_module(script, call, name)
                 fix = f"Go through the wrapper: `.module.{name}`."
-                yield found(script, "D05", "error" if known else "suspect", call, why, fix, also=(wrapper,), edits=edits)
+                yield found(
+                    script,
+                    "D05",
+                    "error" if known else "suspect",
+                    call,
+                    why,
+                    fix,
+                    also=(wrapper,),
+                    edits=edits,
+                )
 
 
 def _is_wrapper(value: Value) -> bool:
@@ -221,7 +291,10 @@ def _chain(value: Value | None) -> Iterator[Attr]:
 def _has(script: Script, wrapper: Call, name: str) -> bool:
     for inner in options(wrapper.argument(0, "module") or Value()):
         if isinstance(inner, Object):
-            if any(store.name == name and any(way is inner for way in options(store.base)) for store in script.stores):
+            if any(
+                store.name == name and any(way is inner for way in options(store.base))
+                for store in script.stores
+            ):
                 return True
             if any(getattr(statement, "name", None) == name for statement in inner.of.node.body):
                 return True

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding
 from paralab.doctor.rules import in_script
-from paralab.doctor.script.agreement import is_alone, is_collective, is_ddp_backward, synchronises
+from paralab.doctor.script.agreement import is_alone, is_collective, is_ddp_backward, synchronizes
 from paralab.doctor.script.naming import LOADER
 from paralab.doctor.script.pointing import called, file_of, found, line_of, place, short, test_of
 from paralab.doctor.script.questions import (
@@ -39,7 +39,8 @@ from paralab.doctor.script_rules.partings import goers
 
 _MAKE_TENSORS = ("randn", "rand", "zeros", "ones", "empty", "arange")
 
-# --- H01: every n-th item --------------------------------------------------------------------------------------------------------
+# --- H01: every n-th item
+# --------------------------------------------------------------------------------------------------------
 
 
 @in_script("H01")
@@ -85,7 +86,10 @@ def _agrees_on_length(script: Script) -> bool:
         if is_collective(call):
             for argument in call.args:
                 if any(
-                    isinstance(o, Made) and o.call.target == "builtins.len" and comes_from(o, "loader") for o in origins(argument)
+                    isinstance(o, Made)
+                    and o.call.target == "builtins.len"
+                    and comes_from(o, "loader")
+                    for o in origins(argument)
                 ):
                     return True
     return False
@@ -93,8 +97,17 @@ def _agrees_on_length(script: Script) -> bool:
 
 def _every_nth(script: Script, loader: Value) -> Iterator[ast.AST]:
     """The places where the loader's data is cut into every n-th item."""
-    data = [value for call in _loaders(loader) for value in [call.argument(0, "dataset")] if value is not None]
-    held = [store.value for store in script.stores if any(option in data for option in options(store.base))]
+    data = [
+        value
+        for call in _loaders(loader)
+        for value in [call.argument(0, "dataset")]
+        if value is not None
+    ]
+    held = [
+        store.value
+        for store in script.stores
+        if any(option in data for option in options(store.base))
+    ]
     seen = set()
     for value in (*data, *held):
         for origin in origins(value):
@@ -107,7 +120,11 @@ def _every_nth(script: Script, loader: Value) -> Iterator[ast.AST]:
 
 
 def _loaders(loader: Value) -> list[Call]:
-    return [option.call for option in options(loader) if isinstance(option, Made) and option.call.target == LOADER]
+    return [
+        option.call
+        for option in options(loader)
+        if isinstance(option, Made) and option.call.target == LOADER
+    ]
 
 
 def _strided(value: Value) -> ast.AST | None:
@@ -122,9 +139,18 @@ def _strided(value: Value) -> ast.AST | None:
             and _is_stride(key.parents[0], key.parents[-1])
         ):
             return value.node if not _is_trimmed(base) else None
-    if isinstance(value, Made) and value.call.target == "builtins.range" and len(value.call.args) == 3:
+    if (
+        isinstance(value, Made)
+        and value.call.target == "builtins.range"
+        and len(value.call.args) == 3
+    ):
         first, last, step = value.call.args
-        if _is_stride(first, step) and isinstance(last, Made) and last.call.target == "builtins.len" and not _is_trimmed(last):
+        if (
+            _is_stride(first, step)
+            and isinstance(last, Made)
+            and last.call.target == "builtins.len"
+            and not _is_trimmed(last)
+        ):
             return value.call.node
     return None
 
@@ -136,14 +162,29 @@ def _is_stride(first: Value, step: Value) -> bool:
 def _is_trimmed(value: Value) -> bool:
     if any((rows := _rows(origin)) is not None and rows % 8 == 0 for origin in origins(value)):
         return True  # equal shares on any usual number of ranks
-    return any(isinstance(o, Computed) and o.op in ("Mod", "FloorDiv") and comes_from(o, "world") for o in origins(value))
+    return any(
+        isinstance(o, Computed) and o.op in ("Mod", "FloorDiv") and comes_from(o, "world")
+        for o in origins(value)
+    )
 
 
 def _rows(value: Value) -> float | None:
     """How many samples a TensorDataset has, where its first tensor is made with numbers."""
-    tensor = value.call.args[0] if isinstance(value, Made) and value.call.method == "TensorDataset" and value.call.args else None
-    made = isinstance(tensor, Made) and tensor.call.target.startswith("torch.") and tensor.call.method in _MAKE_TENSORS
-    return number(tensor.call.args[0]) if isinstance(tensor, Made) and made and tensor.call.args else None
+    tensor = (
+        value.call.args[0]
+        if isinstance(value, Made) and value.call.method == "TensorDataset" and value.call.args
+        else None
+    )
+    made = (
+        isinstance(tensor, Made)
+        and tensor.call.target.startswith("torch.")
+        and tensor.call.method in _MAKE_TENSORS
+    )
+    return (
+        number(tensor.call.args[0])
+        if isinstance(tensor, Made) and made and tensor.call.args
+        else None
+    )
 
 
 def _strided_iteration(script: Script, dataset: Value) -> Iterator[ast.AST]:
@@ -151,12 +192,16 @@ def _strided_iteration(script: Script, dataset: Value) -> Iterator[ast.AST]:
     if not isinstance(dataset, Object) or "iterable dataset" not in roles(dataset):
         return
     for call in script.calls_of("itertools.islice"):
-        own = any(isinstance(context, Entered) and context.function.owner is dataset for context in call.context)
+        own = any(
+            isinstance(context, Entered) and context.function.owner is dataset
+            for context in call.context
+        )
         if own and len(call.args) == 4 and _is_stride(call.args[1], call.args[3]):
             yield call.node
 
 
-# --- H09, H13, H17: barriers, timeouts, the end -----------------------------------------------------------------------------------
+# --- H09, H13, H17: barriers, timeouts, the end
+# -----------------------------------------------------------------------------------
 
 
 _CHOOSE_DEVICE = (SET_DEVICE, "torch.set_default_device")
@@ -171,12 +216,24 @@ def _is_elsewhere(call: Call) -> bool:
 @in_script("H09")
 def barrier_without_device(script: Script) -> Iterator[Finding]:
     starts = list(script.calls_of(INIT))
-    if "nccl" not in backends(script) or any("device_id" in call.keywords or "**" in call.keywords for call in starts):
+    if "nccl" not in backends(script) or any(
+        "device_id" in call.keywords or "**" in call.keywords for call in starts
+    ):
         return
-    barriers = [call for call in script.calls_of("torch.distributed.barrier") if "device_ids" not in call.keywords]
-    chosen = [call.number for call in script.calls if call.target in _CHOOSE_DEVICE or _is_elsewhere(call)]
-    first = next((call for call in barriers if not any(number < call.number for number in chosen)), None)
-    if first and not is_alone(first) and not is_alone(starts[0]):  # else nobody knows what comes before
+    barriers = [
+        call
+        for call in script.calls_of("torch.distributed.barrier")
+        if "device_ids" not in call.keywords
+    ]
+    chosen = [
+        call.number for call in script.calls if call.target in _CHOOSE_DEVICE or _is_elsewhere(call)
+    ]
+    first = next(
+        (call for call in barriers if not any(number < call.number for number in chosen)), None
+    )
+    if (
+        first and not is_alone(first) and not is_alone(starts[0])
+    ):  # else nobody knows what comes before
         why = (
             f"The backend is nccl and no device was chosen before `{called(first)}()`: neither torch.cuda.set_device nor "
             f"device_id in init_process_group ({place(starts[0], first)}). NCCL guesses the device from the rank and can hang "
@@ -189,7 +246,16 @@ def barrier_without_device(script: Script) -> Iterator[Finding]:
         yield found(script, "H09", "warning", first, why, fix, also=(starts[0],))
 
 
-_LONG = ("tokenize", "preprocess", "prepare_data", "build_index", "build_cache", "build_vocab", "snapshot_download", "load_dataset")
+_LONG = (
+    "tokenize",
+    "preprocess",
+    "prepare_data",
+    "build_index",
+    "build_cache",
+    "build_vocab",
+    "snapshot_download",
+    "load_dataset",
+)
 
 
 @in_script("H13")
@@ -200,9 +266,22 @@ def waiting_for_preprocessing(script: Script) -> Iterator[Finding]:
     for barrier in script.calls_of("torch.distributed.barrier"):
         if rank_branch(barrier) is not None or "timeout" in barrier.keywords:
             continue
-        before = [call for call in script.calls if call.number < barrier.number and _takes_long(call)]
-        long = next((call for call in reversed(before) if (b := rank_branch(call)) and who_takes(b) == "rank 0 only"), None)
-        between = [c for c in script.calls if long and long.number < c.number < barrier.number and synchronises(c)]
+        before = [
+            call for call in script.calls if call.number < barrier.number and _takes_long(call)
+        ]
+        long = next(
+            (
+                call
+                for call in reversed(before)
+                if (b := rank_branch(call)) and who_takes(b) == "rank 0 only"
+            ),
+            None,
+        )
+        between = [
+            c
+            for c in script.calls
+            if long and long.number < c.number < barrier.number and synchronizes(c)
+        ]
         if long is None or between or rank_branch(long) is None:
             continue
         minutes = 10 if "nccl" in backends(script) else 30
@@ -224,7 +303,9 @@ def _takes_long(call: Call) -> bool:
 
 
 def _is_named(script: Script, name: str) -> bool:
-    return any(getattr(node, "attr", getattr(node, "id", None)) == name for node in script.all_nodes)
+    return any(
+        getattr(node, "attr", getattr(node, "id", None)) == name for node in script.all_nodes
+    )
 
 
 @in_script("H17")
@@ -233,7 +314,9 @@ def group_is_not_closed(script: Script) -> Iterator[Finding]:
     if not starts:
         return
     ends = list(script.calls_of("torch.distributed.destroy_process_group"))
-    if not ends and not _is_named(script, "destroy_process_group"):  # atexit.register(dist.destroy_process_group) closes it too
+    if not ends and not _is_named(
+        script, "destroy_process_group"
+    ):  # atexit.register(dist.destroy_process_group) closes it too
         why = (
             f"`{called(starts[0])}` opens a process group and nothing in the script closes it: torch warns at the end, and "
             "NCCL may hang there."
@@ -253,4 +336,11 @@ def group_is_not_closed(script: Script) -> Iterator[Finding]:
             f"`{line_of(script, end)}` is called by {who_takes(branch)} (`{test_of(branch)}`): the others leave the group "
             "open, and NCCL may hang at exit."
         )
-        yield found(script, "H17", "warning", end, why, "Call destroy_process_group() on all ranks, outside the branch.")
+        yield found(
+            script,
+            "H17",
+            "warning",
+            end,
+            why,
+            "Call destroy_process_group() on all ranks, outside the branch.",
+        )

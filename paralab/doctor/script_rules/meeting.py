@@ -1,4 +1,5 @@
-"""How the ranks of a script find each other: as many as are waited for, a port that is free, and no debugging that kills them."""
+"""How the ranks of a script find each other: as many as are waited for, a port that is free, and no
+debugging that kills them."""
 
 from __future__ import annotations
 
@@ -25,10 +26,19 @@ _STORE = "torch.distributed.TCPStore"
 def more_ranks_wanted_than_started(script: Script) -> Iterator[Finding]:
     for spawn in script.calls_of(*sorted(SPAWNS)):
         started = number(spawn.argument(2, "nprocs") or Constant(1))
-        inside = (call for call in script.calls_of(INIT) if any(entered.call is spawn for entered in call.inside(Entered)))
+        inside = (
+            call
+            for call in script.calls_of(INIT)
+            if any(entered.call is spawn for entered in call.inside(Entered))
+        )
         for init in inside:
             wanted = number(init.argument(3, "world_size"))
-            if not isinstance(wanted, int) or not isinstance(started, int) or wanted <= started or not _is_spawned(init):
+            if (
+                not isinstance(wanted, int)
+                or not isinstance(started, int)
+                or wanted <= started
+                or not _is_spawned(init)
+            ):
                 continue
             why = (
                 f"`{called(init)}` waits for {wanted} ranks, and `{called(spawn)}` ({place(spawn, init)}) starts {started}, with "
@@ -39,10 +49,13 @@ def more_ranks_wanted_than_started(script: Script) -> Iterator[Finding]:
 
 
 def _is_spawned(init: Call) -> bool:
-    """Its rank is the number that spawn gives, as it is: not one among the ranks of several machines."""
+    """Its rank is the number that spawn gives, as it is: not one among the ranks of several
+    machines."""
     given = init.argument(4, "rank")
     ranks = list(options(given)) if given is not None else []
-    return bool(ranks) and all(isinstance(r, Made) and r.call.target == "torch.multiprocessing.spawn.rank" for r in ranks)
+    return bool(ranks) and all(
+        isinstance(r, Made) and r.call.target == "torch.multiprocessing.spawn.rank" for r in ranks
+    )
 
 
 @in_script("L01")
@@ -65,7 +78,9 @@ def every_rank_serves(script: Script) -> Iterator[Finding]:
             f"Every rank that comes here wants to listen on port {port} (`is_master=True`): the first of a machine gets it, the "
             "others end with EADDRINUSE. Certain if more than one rank runs on a machine."
         )
-        yield found(script, "L01", "suspect", store, why, "Let one rank be the server: is_master=rank == 0.")
+        yield found(
+            script, "L01", "suspect", store, why, "Let one rank be the server: is_master=rank == 0."
+        )
 
 
 def _is_true(value: Value | None) -> bool:
@@ -78,7 +93,8 @@ def _is_false(value: Value) -> bool:
 
 @in_script("H19")
 def debugging_that_crashes(script: Script) -> Iterator[Finding]:
-    """DETAIL on gloo with DDP. torch reads the variable when it is imported: set later, it does nothing."""
+    """DETAIL on gloo with DDP. torch reads the variable when it is imported: set later, it does
+    nothing."""
     wraps = next(script.calls_of(DDP), None)
     if wraps is None or not {"gloo", None, "?"} & backends(script):
         return
@@ -94,7 +110,10 @@ def debugging_that_crashes(script: Script) -> Iterator[Finding]:
 
 def _levels(script: Script) -> Iterator[Happening]:
     for call in script.calls_of(_LEVEL):
-        if call.args and all(is_dotted(level, "torch.distributed.DebugLevel.DETAIL") for level in options(call.args[0])):
+        if call.args and all(
+            is_dotted(level, "torch.distributed.DebugLevel.DETAIL")
+            for level in options(call.args[0])
+        ):
             yield call
 
 
@@ -106,14 +125,18 @@ def _variables(script: Script) -> Iterator[Happening]:
 
 
 def _is_before_torch(script: Script, at: Happening) -> bool:
-    """In the file that is started, above its first import of torch; or in one that asks torch to read the environment again."""
+    """In the file that is started, above its first import of torch; or in one that asks torch to
+    read the environment again."""
     if any(True for _ in script.calls_of("torch.distributed.set_debug_level_from_env")):
         return True
     tree = script.trees.get(at.file)
     imports = [
         node.lineno
         for node in ast.walk(tree or ast.Module([], []))
-        if (isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "torch" for alias in node.names))
+        if (
+            isinstance(node, ast.Import)
+            and any(alias.name.split(".")[0] == "torch" for alias in node.names)
+        )
         or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch")
     ]
     return at.file == script.path and at.line < min(imports, default=at.line)

@@ -1,4 +1,5 @@
-"""Where ranks part: collectives and forwards that only some of them come to, in another order, and ranks that go away."""
+"""Where ranks part: collectives and forwards that only some of them come to, in another order, and
+ranks that go away."""
 
 from __future__ import annotations
 
@@ -7,17 +8,47 @@ from collections.abc import Iterator
 
 from paralab.doctor.finding import Edit, Finding, Severity
 from paralab.doctor.rules import in_script
-from paralab.doctor.script.agreement import is_collective, is_ddp_backward, synchronises
+from paralab.doctor.script.agreement import is_collective, is_ddp_backward, synchronizes
 from paralab.doctor.script.editing import swapped
 from paralab.doctor.script.modules import has_buffers, is_known, is_off, is_wrapper
 from paralab.doctor.script.naming import DDP
-from paralab.doctor.script.pointing import by_way_of, called, found, line_of, node_of, place, short, test_of
-from paralab.doctor.script.questions import is_certain, is_forward, never, origins, rank_branch, roles, under, who_takes
+from paralab.doctor.script.pointing import (
+    by_way_of,
+    called,
+    found,
+    line_of,
+    node_of,
+    place,
+    short,
+    test_of,
+)
+from paralab.doctor.script.questions import (
+    is_certain,
+    is_forward,
+    never,
+    origins,
+    rank_branch,
+    roles,
+    under,
+    who_takes,
+)
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.remembering import remembered
-from paralab.doctor.script.values import Branch, Call, Computed, Constant, Entered, Leave, Loop, Made, Value, options
+from paralab.doctor.script.values import (
+    Branch,
+    Call,
+    Computed,
+    Constant,
+    Entered,
+    Leave,
+    Loop,
+    Made,
+    Value,
+    options,
+)
 
-# --- who goes away --------------------------------------------------------------------------------------------------------------
+# --- who goes away
+# --------------------------------------------------------------------------------------------------------------
 
 
 @in_script("H02")
@@ -39,33 +70,59 @@ def goers(script: Script) -> list[tuple[Leave, Branch, Call]]:
 
 
 def _goers(script: Script) -> Iterator[tuple[Leave, Branch, Call]]:
-    """Leaves by which some ranks end for good, and the first call in which the others wait for them."""
-    waiting = [call for call in script.calls if synchronises(call)]
+    """Leaves by which some ranks end for good, and the first call in which the others wait for
+    them."""
+    waiting = [call for call in script.calls if synchronizes(call)]
     for leave in script.leaves:
         branch = rank_branch(leave)
-        if branch is None or leave.kind not in ("exit", "return", "break") or is_failure(leave) or never(leave):
+        if (
+            branch is None
+            or leave.kind not in ("exit", "return", "break")
+            or is_failure(leave)
+            or never(leave)
+        ):
             continue
         start = _frame(leave)
         loops = [loop for loop in leave.context if isinstance(loop, Loop)]
         if leave.kind == "return":
-            outside = [call for call in waiting if call.context[: start + 1] != leave.context[: start + 1]]
+            outside = [
+                call for call in waiting if call.context[: start + 1] != leave.context[: start + 1]
+            ]
             around = [loop for loop in leave.context[:start] if isinstance(loop, Loop)]
-            if any(call.number > leave.number or any(loop in call.context for loop in around) for call in outside):
+            if any(
+                call.number > leave.number or any(loop in call.context for loop in around)
+                for call in outside
+            ):
                 continue  # these ranks go on elsewhere
             loops = [loop for loop in loops if loop not in around]
         if leave.kind == "break":
             loops = loops[-1:]
             if not loops or leave.context.index(loops[0]) > leave.context.index(branch):
                 continue  # the loop itself is of these ranks only
-        left = [call for call in waiting if call.number > leave.number and (leave.kind == "exit" or _within(call, leave, start))]
+        left = [
+            call
+            for call in waiting
+            if call.number > leave.number and (leave.kind == "exit" or _within(call, leave, start))
+        ]
         again = [call for call in waiting if any(loop in call.context for loop in loops)]
-        others = [call for call in (*left, *again) if rank_branch(call) is None or not _same_way(rank_branch(call), branch)]
+        others = [
+            call
+            for call in (*left, *again)
+            if rank_branch(call) is None or not _same_way(rank_branch(call), branch)
+        ]
         if leave.kind == "break":
             others = [call for call in again if call in others]
-        others = _without_partners(others, [call for call in waiting if _is_before(call, leave, branch)])
-        # where the other ranks return, too, they do so perhaps together: what both ask besides the rank is not known
+        others = _without_partners(
+            others, [call for call in waiting if _is_before(call, leave, branch)]
+        )
+        # where the other ranks return, too, they do so perhaps together: what both ask besides the
+        # rank is not known
         if others and not (leave.kind == "return" and _others_return(script, leave, branch)):
-            yield leave, branch, min(others, key=lambda call: (call.number < leave.number, call.number))
+            yield (
+                leave,
+                branch,
+                min(others, key=lambda call: (call.number < leave.number, call.number)),
+            )
 
 
 def _is_before(call: Call, leave: Leave, branch: Branch) -> bool:
@@ -74,7 +131,8 @@ def _is_before(call: Call, leave: Leave, branch: Branch) -> bool:
 
 
 def _without_partners(calls: list[Call], made: list[Call]) -> list[Call]:
-    """The calls that the leaving ranks have not made themselves just before: `if rank != 0: dist.barrier(); return`."""
+    """The calls that the leaving ranks have not made themselves just before: `if rank != 0:
+    dist.barrier(); return`."""
     targets = [call.target for call in made]
     alone = []
     for call in calls:
@@ -87,13 +145,20 @@ def _without_partners(calls: list[Call], made: list[Call]) -> list[Call]:
 
 def _frame(leave: Leave) -> int:
     """Where in its context the function that it stands in begins; -1 for a module."""
-    return max((number for number, context in enumerate(leave.context) if isinstance(context, Entered)), default=-1)
+    return max(
+        (number for number, context in enumerate(leave.context) if isinstance(context, Entered)),
+        default=-1,
+    )
 
 
 def _others_return(script: Script, leave: Leave, branch: Branch) -> bool:
     """Does the other way of the branch return from the same run of the function, too?"""
     entered = leave.context[: _frame(leave) + 1]
-    same = (other for other in script.leaves if other.kind == "return" and other.context[: _frame(other) + 1] == entered)
+    same = (
+        other
+        for other in script.leaves
+        if other.kind == "return" and other.context[: _frame(other) + 1] == entered
+    )
     return any(_other_way(mine, branch) for other in same for mine in other.inside(Branch))
 
 
@@ -125,7 +190,8 @@ def if_so(branch: Branch) -> str:
     return "" if is_certain(branch) else f" Certain if `{test_of(branch)}` differs between ranks."
 
 
-# --- collectives of some ranks --------------------------------------------------------------------------------------------------
+# --- collectives of some ranks
+# --------------------------------------------------------------------------------------------------
 
 
 @in_script("H03")
@@ -141,7 +207,11 @@ def collective_of_some_ranks(script: Script) -> Iterator[Finding]:
             if branch is None or branch.node in gone:
                 continue
             who = who_takes(branch)
-            what = "the gradients' all-reduce in `backward()`" if call.method == "backward" else f"`{called(call)}`"
+            what = (
+                "the gradients' all-reduce in `backward()`"
+                if call.method == "backward"
+                else f"`{called(call)}`"
+            )
             why = (
                 f"{what[0].upper()}{what[1:]} is called by {who} "
                 f"(`{test_of(branch)}`{'' if branch.taken else ' is false here'}{by_way_of(call, branch)}). It ends when all "
@@ -156,7 +226,9 @@ def collectives_in_another_order(script: Script) -> Iterator[Finding]:
     for mine, others in _partings(script):
         ops = [call.target for call in mine], [call.target for call in others]
         if ops[0] != ops[1] and sorted(ops[0]) == sorted(ops[1]):
-            one, other = next(pair for pair in zip(mine, others, strict=True) if pair[0].target != pair[1].target)
+            one, other = next(
+                pair for pair in zip(mine, others, strict=True) if pair[0].target != pair[1].target
+            )
             branch = rank_branch(one)
             assert branch
             why = (
@@ -199,7 +271,12 @@ def collectives_swapped(script: Script) -> Iterator[Finding]:
 def collectives_in_the_order_of_a_set(script: Script) -> Iterator[Finding]:
     for call in script.calls:
         loop = next(call.inside(Loop), None)
-        if loop is None or not is_collective(call) or not _is_set(loop.over) or not _of_the_item(call, loop):
+        if (
+            loop is None
+            or not is_collective(call)
+            or not _is_set(loop.over)
+            or not _of_the_item(call, loop)
+        ):
             continue
         why = (
             f"`{called(call)}` is called once for each item of a set. The order of a set of strings differs between "
@@ -209,9 +286,13 @@ def collectives_in_the_order_of_a_set(script: Script) -> Iterator[Finding]:
 
 
 def _of_the_item(call: Call, loop: Loop) -> bool:
-    """Is what is sent worked out from the loop's item? A `broadcast(None)` for each item is the same, whatever the order."""
+    """Is what is sent worked out from the loop's item? A `broadcast(None)` for each item is the
+    same, whatever the order."""
     sent = (origin for value in (*call.args, *call.keywords.values()) for origin in origins(value))
-    return any(isinstance(origin, Computed) and origin.op == "Item" and loop.over in origin.parents for origin in sent)
+    return any(
+        isinstance(origin, Computed) and origin.op == "Item" and loop.over in origin.parents
+        for origin in sent
+    )
 
 
 def _is_set(value: Value) -> bool:
@@ -227,12 +308,16 @@ def _tensor(call: Call) -> Value | None:
 
 
 def _written(call: Call) -> str:
-    return ast.unparse(call.node.args[0]) if isinstance(call.node, ast.Call) and call.node.args else called(call)
+    return (
+        ast.unparse(call.node.args[0])
+        if isinstance(call.node, ast.Call) and call.node.args
+        else called(call)
+    )
 
 
 def _partings(script: Script) -> Iterator[tuple[list[Call], list[Call]]]:
-    """Stretches of collectives that only some ranks come to: what one part of the ranks calls, and what the other part calls,
-    until the next one that all call."""
+    """Stretches of collectives that only some ranks come to: what one part of the ranks calls, and
+    what the other part calls, until the next one that all call."""
     mine: list[Call] = []
     others: list[Call] = []
     for call in script.calls:
@@ -274,13 +359,15 @@ def _not_awaited(calls: list[Call], others: list[Call]) -> list[Call]:
 
 
 def _is_repeated(call: Call) -> bool:
-    """In a `while` of its own branch: followers that take what comes until they are told to stop."""
+    """In a `while` of its own branch: followers that take what comes until they are told to
+    stop."""
     branch = rank_branch(call)
     within = call.context[call.context.index(branch) :] if branch in call.context else ()
     return any(isinstance(loop, Loop) and isinstance(loop.node, ast.While) for loop in within)
 
 
-# --- the model called by some ranks ---------------------------------------------------------------------------------------------
+# --- the model called by some ranks
+# ---------------------------------------------------------------------------------------------
 
 
 @in_script("H07")
@@ -291,11 +378,17 @@ def ddp_forward_of_some_ranks(script: Script) -> Iterator[Finding]:
     for call in forwards:
         branch = rank_branch(call)
         wrapped = [option.call for option in _wrappers(call.receiver or Value())]
-        if branch is None or who_takes(branch) == "only some ranks" or any(_keeps_buffers(made) for made in wrapped):
+        if (
+            branch is None
+            or who_takes(branch) == "only some ranks"
+            or any(_keeps_buffers(made) for made in wrapped)
+        ):
             continue
         if branch.node in gone or any(_other_way(rank_branch(other), branch) for other in forwards):
             continue  # H02 says it; the others call it in their own branch
-        if not under(call, "no_grad") and any(_same_way(rank_branch(other), branch) for other in backwards):
+        if not under(call, "no_grad") and any(
+            _same_way(rank_branch(other), branch) for other in backwards
+        ):
             continue  # H03 says it
         buffers = has_buffers(script, wrapped[0].argument(0, "module")) if wrapped else None
         if not buffers and wrapped and is_known(script, wrapped[0].argument(0, "module")):
@@ -308,20 +401,37 @@ def ddp_forward_of_some_ranks(script: Script) -> Iterator[Finding]:
         else:
             why += "sends the model's buffers to all ranks, which do not come. Certain if the model has buffers (BatchNorm has)."
         fix = f"Call `{name}.module(…)` in this branch, or validate on all ranks."
-        yield found(script, "H07", "error" if buffers else "suspect", call, why, fix, edits=_to_module(script, call))
+        yield found(
+            script,
+            "H07",
+            "error" if buffers else "suspect",
+            call,
+            why,
+            fix,
+            edits=_to_module(script, call),
+        )
 
 
 def _to_module(script: Script, call: Call) -> tuple[Edit, ...]:
-    """`model(x)` → `model.module(x)`, if it is the wrapper, and some ranks', whenever this line is reached."""
+    """`model(x)` → `model.module(x)`, if it is the wrapper, and some ranks', whenever this line is
+    reached."""
     reached = [other for other in script.calls if other.node is call.node]
-    if not isinstance(call.node, ast.Call) or not all(is_wrapper(other.receiver) and rank_branch(other) for other in reached):
+    if not isinstance(call.node, ast.Call) or not all(
+        is_wrapper(other.receiver) and rank_branch(other) for other in reached
+    ):
         return ()
     return swapped(script, call.file, call.node.func, f"{short(call.node.func, 1000)}.module")
 
 
 def _wrappers(value: Value) -> list[Made]:
-    return [option for option in options(value) if isinstance(option, Made) and option.call.target == DDP]
+    return [
+        option
+        for option in options(value)
+        if isinstance(option, Made) and option.call.target == DDP
+    ]
 
 
 def _keeps_buffers(made: Call) -> bool:
-    return is_off(made.keywords.get("broadcast_buffers")) or is_off(made.keywords.get("forward_sync_buffers"))
+    return is_off(made.keywords.get("broadcast_buffers")) or is_off(
+        made.keywords.get("forward_sync_buffers")
+    )

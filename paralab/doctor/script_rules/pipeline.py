@@ -19,12 +19,16 @@ _PACKAGE = "torch.distributed.pipelining."
 
 def splits(batch: int, micro_batches: int) -> list[int]:
     """The rows of each micro-batch: 10 over 4 are 3 3 2 2."""
-    return [batch // micro_batches + (part < batch % micro_batches) for part in range(micro_batches)]
+    return [
+        batch // micro_batches + (part < batch % micro_batches) for part in range(micro_batches)
+    ]
 
 
 def _schedules(script: Script) -> Iterator[Call]:
     for call in script.calls:
-        if call.target.startswith(_PACKAGE) and call.target.rpartition(".")[2].startswith("Schedule"):
+        if call.target.startswith(_PACKAGE) and call.target.rpartition(".")[2].startswith(
+            "Schedule"
+        ):
             yield call
 
 
@@ -57,10 +61,16 @@ def _batches(script: Script, step: Call) -> Iterator[tuple[int, str]]:
             if not isinstance(size, int) or size < 1:
                 continue
             yield size, f"the loader of line {loader.line} gives batches of {size}"
-            dropped, samples = loader.argument(8, "drop_last"), length(loader.argument(0, "dataset"))
+            dropped, samples = (
+                loader.argument(8, "drop_last"),
+                length(loader.argument(0, "dataset")),
+            )
             kept = dropped is None or (isinstance(dropped, Constant) and not dropped.value)
             if kept and samples and samples % size:
-                yield samples % size, f"the last batch of the loader of line {loader.line} has {samples % size} of {size} rows"
+                yield (
+                    samples % size,
+                    f"the last batch of the loader of line {loader.line} has {samples % size} of {size} rows",
+                )
 
 
 def _steps(script: Script) -> Iterator[tuple[Call, Call]]:
@@ -73,8 +83,8 @@ def _steps(script: Script) -> Iterator[tuple[Call, Call]]:
 
 
 def _misfits(script: Script) -> Iterator[tuple[Call, Call, int, int, str]]:
-    """Steps with a batch that the micro-batches do not divide: the step, its schedule, rows, micro-batches, and where they are "
-    "from."""
+    """Steps with a batch that the micro-batches do not divide: the step, its schedule, rows,
+    micro-batches, and where they are " "from."""
     for step, schedule in _steps(script):
         number = _micro_batches(script, schedule)
         for batch, where in _batches(script, step):
@@ -117,9 +127,7 @@ def micro_batch_of_one_row(script: Script) -> Iterator[Finding]:
 
 
 def _cure(batch: int, number: int) -> str:
-    return (
-        f"A batch that is a multiple of {number} ({-(-batch // number) * number} for {batch}), and `drop_last=True` in the loader."
-    )
+    return f"A batch that is a multiple of {number} ({-(-batch // number) * number} for {batch}), and `drop_last=True` in the loader."
 
 
 @in_script("P03")

@@ -27,7 +27,19 @@ from paralab.doctor.script.updates import (
     steps,
     windows,
 )
-from paralab.doctor.script.values import Branch, Call, Computed, Constant, Dotted, Happening, Loop, Made, Value, With, options
+from paralab.doctor.script.values import (
+    Branch,
+    Call,
+    Computed,
+    Constant,
+    Dotted,
+    Happening,
+    Loop,
+    Made,
+    Value,
+    With,
+    options,
+)
 
 _HALF = ("torch.float16", "torch.half")
 
@@ -46,7 +58,13 @@ def _of(script: Script, target: str, scaler: Value) -> list[Call]:
 
 def _scalers(script: Script) -> Iterator[Value]:
     """GradScalers that are not switched off, and that nobody outside of the script gets hold of."""
-    given = {id(way) for call in script.calls if _leaves(call) for value in _arguments(call) for way in options(value)}
+    given = {
+        id(way)
+        for call in script.calls
+        if _leaves(call)
+        for value in _arguments(call)
+        for way in options(value)
+    }
     for made in _all_scalers(script):
         if id(made) not in given and _truth(_enabled(made)) is not False:
             yield made
@@ -55,13 +73,19 @@ def _scalers(script: Script) -> Iterator[Value]:
 def _all_scalers(script: Script) -> list[Value]:
     found: dict[int, Value] = {id(call.result): call.result for call in script.calls_of(SCALER)}
     for call in script.calls_of(STEP, SCALE):
-        found.update({id(way): way for way in options(call.receiver or Value()) if "scaler" in roles(way)})
+        found.update(
+            {id(way): way for way in options(call.receiver or Value()) if "scaler" in roles(way)}
+        )
     return list(found.values())
 
 
 def _leaves(call: Call) -> bool:
     """Into code that was not read: a library's, or something unknown."""
-    return call.into is None and not call.target.startswith(("builtins.", "torch.")) and call.method[:1].islower()
+    return (
+        call.into is None
+        and not call.target.startswith(("builtins.", "torch."))
+        and call.method[:1].islower()
+    )
 
 
 def _arguments(call: Call) -> tuple[Value, ...]:
@@ -78,7 +102,11 @@ def _truth(value: Value | None) -> bool | None:
         return True
     if isinstance(value, Constant):
         return bool(value.value)
-    if isinstance(value, Computed) and value.op in ("Is", "Eq", "IsNot", "NotEq") and len(value.parents) == 2:
+    if (
+        isinstance(value, Computed)
+        and value.op in ("Is", "Eq", "IsNot", "NotEq")
+        and len(value.parents) == 2
+    ):
         one, other = value.parents
         if isinstance(one, Dotted) and isinstance(other, Dotted):
             return (one.name == other.name) is (value.op in ("Is", "Eq"))
@@ -87,11 +115,16 @@ def _truth(value: Value | None) -> bool | None:
 
 def _before(every: list[Backward], call: Happening) -> Backward | None:
     """The last backward before this, on the same way through the script."""
-    earlier = [backward for backward in every if backward.call.number < call.number and not excludes(backward.call, call)]
+    earlier = [
+        backward
+        for backward in every
+        if backward.call.number < call.number and not excludes(backward.call, call)
+    ]
     return earlier[-1] if earlier else None
 
 
-# --- A01: clipping what is still scaled ------------------------------------------------------------------------------------------
+# --- A01: clipping what is still scaled
+# ------------------------------------------------------------------------------------------
 
 
 @in_script("A01")
@@ -104,8 +137,19 @@ def clipping_scaled_gradients(script: Script) -> Iterator[Finding]:
             if _truth(_enabled(scaler)) is False:
                 continue
             start = backward.call.number
-            unscaled = [u for u in _of(script, UNSCALE, scaler) if start < u.number < clip.number and not excludes(u, clip)]
-            step = next((s for s in _of(script, STEP, scaler) if s.number > clip.number and not excludes(s, clip)), None)
+            unscaled = [
+                u
+                for u in _of(script, UNSCALE, scaler)
+                if start < u.number < clip.number and not excludes(u, clip)
+            ]
+            step = next(
+                (
+                    s
+                    for s in _of(script, STEP, scaler)
+                    if s.number > clip.number and not excludes(s, clip)
+                ),
+                None,
+            )
             if unscaled or step is None:
                 continue
             why = (
@@ -115,7 +159,9 @@ def clipping_scaled_gradients(script: Script) -> Iterator[Finding]:
             )
             fix = f"Call `{_unscale(step)}` before clipping; `step` then does not unscale again."
             edits = _unscaling(script, clip, step)
-            yield found(script, "A01", "error", clip, why, fix, also=(backward.call, step), edits=edits)
+            yield found(
+                script, "A01", "error", clip, why, fix, also=(backward.call, step), edits=edits
+            )
 
 
 def _unscale(step: Call) -> str:
@@ -127,13 +173,16 @@ def _unscale(step: Call) -> str:
 
 
 def _unscaling(script: Script, clip: Call, step: Call) -> tuple[Edit, ...]:
-    if clip.file != step.file or function_of(script, clip.file, clip.node) is not function_of(script, step.file, step.node):
+    if clip.file != step.file or function_of(script, clip.file, clip.node) is not function_of(
+        script, step.file, step.node
+    ):
         return ()
     statement = statement_of(script, clip.file, clip.node)
     return inserted(script, clip.file, statement, _unscale(step)) if statement else ()
 
 
-# --- A02, A03, A04, A11: the scaler's calls in the wrong number or order ---------------------------------------------------------
+# --- A02, A03, A04, A11: the scaler's calls in the wrong number or order
+# ---------------------------------------------------------
 
 
 @in_script("A02")
@@ -141,14 +190,26 @@ def unscaled_twice(script: Script) -> Iterator[Finding]:
     for scaler in _scalers(script):
         calls, updates = _of(script, UNSCALE, scaler), _of(script, UPDATE, scaler)
         for one, other in itertools.pairwise(calls):
-            if any(one.number < update.number < other.number for update in updates) or excludes(one, other):
+            if any(one.number < update.number < other.number for update in updates) or excludes(
+                one, other
+            ):
                 continue
-            if _same(one.argument(0, "optimizer"), other.argument(0, "optimizer")) and _loops(one) == _loops(other):
+            if _same(one.argument(0, "optimizer"), other.argument(0, "optimizer")) and _loops(
+                one
+            ) == _loops(other):
                 why = (
                     f"The gradients of `{_given(other)}` were already unscaled in line {one.line}, and `update()` has not been "
                     "called since: GradScaler refuses with a RuntimeError."
                 )
-                yield found(script, "A02", "error", other, why, "Unscale once per step, before the first use.", also=(one,))
+                yield found(
+                    script,
+                    "A02",
+                    "error",
+                    other,
+                    why,
+                    "Unscale once per step, before the first use.",
+                    also=(one,),
+                )
                 break
         else:
             yield from _unscaled_in_every_turn(script, scaler, calls, updates)
@@ -159,10 +220,16 @@ def _loops(call: Call) -> list[Loop]:
 
 
 def _given(call: Call) -> str:
-    return short(call.node.args[0]) if isinstance(call.node, ast.Call) and call.node.args else "the optimizer"
+    return (
+        short(call.node.args[0])
+        if isinstance(call.node, ast.Call) and call.node.args
+        else "the optimizer"
+    )
 
 
-def _unscaled_in_every_turn(script: Script, scaler: Value, calls: list[Call], updates: list[Call]) -> Iterator[Finding]:
+def _unscaled_in_every_turn(
+    script: Script, scaler: Value, calls: list[Call], updates: list[Call]
+) -> Iterator[Finding]:
     for window in windows(script):
         if scaler not in window.backward.scalers or window.number == 1:
             continue
@@ -171,7 +238,8 @@ def _unscaled_in_every_turn(script: Script, scaler: Value, calls: list[Call], up
             if window.loop not in call.context or _varies(call, window.loop):
                 continue
             early = any(
-                happens(call, turn) is True and all(happens(update, turn) is False for update in inside)
+                happens(call, turn) is True
+                and all(happens(update, turn) is False for update in inside)
                 for turn in window.turns()
                 if window.guard is not None or not inside
             )
@@ -187,7 +255,11 @@ def _unscaled_in_every_turn(script: Script, scaler: Value, calls: list[Call], up
 def _varies(call: Call, loop: Loop) -> bool:
     """Another optimizer in every turn."""
     given = call.argument(0, "optimizer")
-    return given is not None and any(isinstance(o, Computed) and o.op in ("Item", "Part") for o in options(given)) and bool(loop)
+    return (
+        given is not None
+        and any(isinstance(o, Computed) and o.op in ("Item", "Part") for o in options(given))
+        and bool(loop)
+    )
 
 
 @in_script("A03")
@@ -206,7 +278,11 @@ def _after(script: Script, call: Call, text: str) -> tuple[Edit, ...]:
     """A statement after the call's own, which is a line of its own."""
     line = script.lines(call.file)[call.line - 1]
     statement = statement_of(script, call.file, call.node)
-    if not isinstance(statement, ast.Expr) or statement.end_lineno != call.line or line[: statement.col_offset].strip():
+    if (
+        not isinstance(statement, ast.Expr)
+        or statement.end_lineno != call.line
+        or line[: statement.col_offset].strip()
+    ):
         return ()
     new = line[: statement.col_offset] + text
     return (Edit(script.shown(call.file), call.line + 1, call.line, (new,)),)
@@ -245,22 +321,34 @@ def stepped_past_the_scaler(script: Script) -> Iterator[Finding]:
         yield found(script, "A04", "error", step, why, fix, also=(backward.call,), edits=edits)
 
 
-def _unscaled_before(script: Script, scalers: list[Value], step: Call, backward: Backward) -> Call | None:
+def _unscaled_before(
+    script: Script, scalers: list[Value], step: Call, backward: Backward
+) -> Call | None:
     """Where the gradients of this step were unscaled, after the backward."""
     calls = [call for scaler in scalers for call in _of(script, UNSCALE, scaler)]
-    given = [call for call in calls if _same(call.argument(0, "optimizer"), optimizer_of(step)) and not excludes(call, step)]
+    given = [
+        call
+        for call in calls
+        if _same(call.argument(0, "optimizer"), optimizer_of(step)) and not excludes(call, step)
+    ]
     return next((call for call in given if backward.call.number < call.number < step.number), None)
 
 
 def _is_asked_for(step: Call, unscaled: Call) -> bool:
     """`if torch.isfinite(norm): optimizer.step()`: the script looks for overflows itself."""
-    return any(branch not in unscaled.context and not counts(branch) for branch in step.inside(Branch))
+    return any(
+        branch not in unscaled.context and not counts(branch) for branch in step.inside(Branch)
+    )
 
 
-def _through_scaler(script: Script, step: Call, backward: Backward, scaler: Value, text: str) -> tuple[Edit, ...]:
+def _through_scaler(
+    script: Script, step: Call, backward: Backward, scaler: Value, text: str
+) -> tuple[Edit, ...]:
     assert backward.scaling is not None
     same_file = step.file == backward.call.file
-    if not same_file or function_of(script, step.file, step.node) is not function_of(script, step.file, backward.scaling.node):
+    if not same_file or function_of(script, step.file, step.node) is not function_of(
+        script, step.file, backward.scaling.node
+    ):
         return ()
     edits = swapped(script, step.file, step.node, text)
     if edits and not _of(script, UPDATE, scaler):
@@ -276,24 +364,47 @@ def never_scaled(script: Script) -> Iterator[Finding]:
         if stepping and not _of(script, SCALE, scaler):
             name = called(stepping[0]).rpartition(".")[0]
             plain = _before(backwards(script), stepping[0])
-            where = f" `{called(plain.call)}()` in line {plain.call.line} starts from the loss as it is." if plain else ""
+            where = (
+                f" `{called(plain.call)}()` in line {plain.call.line} starts from the loss as it is."
+                if plain
+                else ""
+            )
             why = f"`{name}.scale(loss)` is never called, and `{called(stepping[0])}(…)` refuses with an AssertionError.{where}"
             fix = f"`{name}.scale(loss).backward()`"
             also = (plain.call,) if plain else ()
-            yield found(script, "A11", "error", stepping[0], why, fix, also=also, edits=_scaling(script, plain, stepping[0], name))
+            yield found(
+                script,
+                "A11",
+                "error",
+                stepping[0],
+                why,
+                fix,
+                also=also,
+                edits=_scaling(script, plain, stepping[0], name),
+            )
 
 
 def _scaling(script: Script, plain: Backward | None, step: Call, name: str) -> tuple[Edit, ...]:
     """`loss.backward()` → `scaler.scale(loss).backward()`"""
     node = plain.call.node if plain else None
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not plain or plain.call.file != step.file:
+    if (
+        not isinstance(node, ast.Call)
+        or not isinstance(node.func, ast.Attribute)
+        or not plain
+        or plain.call.file != step.file
+    ):
         return ()
-    if function_of(script, step.file, node) is not function_of(script, step.file, step.node) and not name.startswith("self."):
+    if function_of(script, step.file, node) is not function_of(
+        script, step.file, step.node
+    ) and not name.startswith("self."):
         return ()
-    return swapped(script, step.file, node.func.value, f"{name}.scale({ast.unparse(node.func.value)})")
+    return swapped(
+        script, step.file, node.func.value, f"{name}.scale({ast.unparse(node.func.value)})"
+    )
 
 
-# --- A05, A06, A09: number formats -----------------------------------------------------------------------------------------------
+# --- A05, A06, A09: number formats
+# -----------------------------------------------------------------------------------------------
 
 
 @in_script("A05")
@@ -304,7 +415,11 @@ def half_precision_parameters(script: Script) -> Iterator[Finding]:
             weights = {id(origin) for origin in origins(optimizer)} if optimizer else set()
             for call in script.methods("half", "to", "from_pretrained"):
                 held = call.result if call.method == "from_pretrained" else call.receiver
-                if not _to_half(call) or held is None or not any(id(way) in weights for way in options(held)):
+                if (
+                    not _to_half(call)
+                    or held is None
+                    or not any(id(way) in weights for way in options(held))
+                ):
                     continue
                 later = [
                     c
@@ -325,7 +440,10 @@ def _to_half(call: Call) -> bool:
     if call.method == "half":
         return True
     names = ("dtype", "torch_dtype") if call.method == "from_pretrained" else ("dtype",)
-    given = [*(call.args if call.method == "to" else ()), *(call.keywords[name] for name in names if name in call.keywords)]
+    given = [
+        *(call.args if call.method == "to" else ()),
+        *(call.keywords[name] for name in names if name in call.keywords),
+    ]
     return any(is_dotted(way, name) for value in given for way in options(value) for name in _HALF)
 
 
@@ -334,7 +452,11 @@ def scaler_for_bfloat16(script: Script) -> Iterator[Finding]:
     said = set()
     for backward in backwards(script):
         for scaler in backward.scalers:
-            if not isinstance(scaler, Made) or id(scaler) in said or _truth(_enabled(scaler)) is not True:
+            if (
+                not isinstance(scaler, Made)
+                or id(scaler) in said
+                or _truth(_enabled(scaler)) is not True
+            ):
                 continue
             casts = [cast for call in backward.forwards if (cast := _autocast(call))]
             if casts and all(_is_bfloat16(cast) for cast in casts):
@@ -351,10 +473,19 @@ def scaler_for_bfloat16(script: Script) -> Iterator[Finding]:
 def _autocast(call: Happening) -> Call | None:
     """The innermost autocast around this that is not switched off."""
     for block in call.inside(With):
-        made = [way.call for manager in block.managers for way in options(manager) if isinstance(way, Made)]
+        made = [
+            way.call
+            for manager in block.managers
+            for way in options(manager)
+            if isinstance(way, Made)
+        ]
         for cast in made:
             if cast.target == AUTOCAST:
-                on = cast.argument(0, "enabled") if cast.written.startswith("torch.cuda.") else cast.keywords.get("enabled")
+                on = (
+                    cast.argument(0, "enabled")
+                    if cast.written.startswith("torch.cuda.")
+                    else cast.keywords.get("enabled")
+                )
                 return None if _truth(on) is False else cast
     return None
 

@@ -1,4 +1,5 @@
-"""What makes the models of the ranks worse or different without DDP's doing: statistics, seeds, first weights."""
+"""What makes the models of the ranks worse or different without DDP's doing: statistics, seeds,
+first weights."""
 
 from __future__ import annotations
 
@@ -46,9 +47,17 @@ def batch_norm_of_small_batches(script: Script) -> Iterator[Finding]:
 
 def _training_loaders(script: Script) -> list[Call]:
     """The loaders of the loops in which a DDP model is trained."""
-    loops = [loop for call in script.calls if is_ddp_backward(call) and (loop := loop_over(call, "loader"))]
+    loops = [
+        loop
+        for call in script.calls
+        if is_ddp_backward(call) and (loop := loop_over(call, "loader"))
+    ]
     made = (origin for loop in loops for origin in origins(loop.over))
-    return list(dict.fromkeys(value.call for value in made if isinstance(value, Made) and value.call.target == LOADER))
+    return list(
+        dict.fromkeys(
+            value.call for value in made if isinstance(value, Made) and value.call.target == LOADER
+        )
+    )
 
 
 _RANDOM = (
@@ -96,11 +105,18 @@ def _drawn_in_training(script: Script, at: Call) -> str | None:
             and not call.target.endswith(("seed", "default_rng"))
             and "generator" not in call.keywords
         ):
-            getting = next((c for c in call.inside(Entered) if c.function.name in ("__getitem__", "__iter__")), None)
+            getting = next(
+                (c for c in call.inside(Entered) if c.function.name in ("__getitem__", "__iter__")),
+                None,
+            )
             if getting:
                 return f"`{called(call)}` in {getting.function.name} ({place(call, at)}) draws"
         if call.target.startswith(
-            ("torchvision.transforms.Random", "torchvision.transforms.v2.Random", "torchvision.transforms.ColorJitter")
+            (
+                "torchvision.transforms.Random",
+                "torchvision.transforms.v2.Random",
+                "torchvision.transforms.ColorJitter",
+            )
         ):
             return f"{called(call)} ({place(call, at)}) changes pictures"
     return None
@@ -108,16 +124,30 @@ def _drawn_in_training(script: Script, at: Call) -> str | None:
 
 @in_script("S11")
 def own_first_weights(script: Script) -> Iterator[Finding]:
-    if wrappings(script) or not any(True for _ in script.calls_of("torch.distributed.init_process_group")):
+    if wrappings(script) or not any(
+        True for _ in script.calls_of("torch.distributed.init_process_group")
+    ):
         return
-    reduces = [call for call in script.calls if is_collective(call) and call.args and _is_gradient(call.args[0])]
-    sends = [call for call in script.calls if call.target.startswith("torch.distributed.") and "broadcast" in call.method]
+    reduces = [
+        call
+        for call in script.calls
+        if is_collective(call) and call.args and _is_gradient(call.args[0])
+    ]
+    sends = [
+        call
+        for call in script.calls
+        if call.target.startswith("torch.distributed.") and "broadcast" in call.method
+    ]
     if not reduces or sends or any(True for _ in script.methods("load_state_dict")):
         return
     seeds = list(script.calls_of("torch.manual_seed"))
     if seeds and not _has_rank(seeds[0]):
         return  # what is built first is the same on all ranks; a seed with the rank may come after the model
-    start = f"the seed differs between ranks ({place(seeds[0], reduces[0])})" if seeds else "no seed is set"
+    start = (
+        f"the seed differs between ranks ({place(seeds[0], reduces[0])})"
+        if seeds
+        else "no seed is set"
+    )
     why = (
         f"Gradients are averaged by hand in line {reduces[0].line}, but the ranks begin with different weights: {start}, and "
         "nothing sends rank 0's weights to the others. They never become equal."

@@ -1,4 +1,5 @@
-"""What DDP does and does not do: which gradients it averages, and what makes the ranks' models differ."""
+"""What DDP does and does not do: which gradients it averages, and what makes the ranks' models
+differ."""
 
 from __future__ import annotations
 
@@ -59,32 +60,66 @@ def _backwards(script: Script) -> list[tuple[Call, Value]]:
     """Backward calls with the loss that they start from."""
     found = []
     for call in script.methods("backward"):
-        loss = call.args[0] if call.target in ("torch.autograd.backward",) and call.args else call.receiver
+        loss = (
+            call.args[0]
+            if call.target in ("torch.autograd.backward",) and call.args
+            else call.receiver
+        )
         if loss is not None:
             found.append((call, loss))
     return found
 
 
-# --- S01, S02, S05: the graph -----------------------------------------------------------------------------------------------------
+# --- S01, S02, S05: the graph
+# -----------------------------------------------------------------------------------------------------
 
 
 @in_script("S01")
 def part_is_never_used(script: Script) -> Iterator[Finding]:
-    read = {node.attr for node in script.all_nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
-    words = {node.value for node in script.all_nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    if read & {"children", "named_children", "_modules", "named_modules", "modules", "get_submodule", "__dict__"}:
+    read = {
+        node.attr
+        for node in script.all_nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    words = {
+        node.value
+        for node in script.all_nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    if read & {
+        "children",
+        "named_children",
+        "_modules",
+        "named_modules",
+        "modules",
+        "get_submodule",
+        "__dict__",
+    }:
         return
-    if any(call.target in ("builtins.getattr", "builtins.vars") and not _names_it(call) for call in script.calls):
+    if any(
+        call.target in ("builtins.getattr", "builtins.vars") and not _names_it(call)
+        for call in script.calls
+    ):
         return
     for wrapping, module in wrappings(script):
-        if "find_unused_parameters" in wrapping.keywords or "static_graph" in wrapping.keywords or "**" in wrapping.keywords:
+        if (
+            "find_unused_parameters" in wrapping.keywords
+            or "static_graph" in wrapping.keywords
+            or "**" in wrapping.keywords
+        ):
             continue
         for model in options(module):
             if not isinstance(model, Object) or not _is_plain_module(model.of):
                 continue
             for store in script.stores:
-                unused = store.name not in read and store.name not in words and has_weights(store.value)
-                if unused and any(option is model for option in options(store.base)) and not _is_frozen(script, store.value):
+                unused = (
+                    store.name not in read and store.name not in words and has_weights(store.value)
+                )
+                if (
+                    unused
+                    and any(option is model for option in options(store.base))
+                    and not _is_frozen(script, store.value)
+                ):
                     why = (
                         f"`self.{store.name}` has parameters and no method reads it, so they take no part in the loss. DDP "
                         f"({place(wrapping, store)}) waits for their gradients and raises in the second step."
@@ -102,17 +137,32 @@ def _names_it(call: Call) -> bool:
 
 
 def _is_plain_module(of: Class) -> bool:
-    return len(of.bases) == 1 and isinstance(of.bases[0], Dotted) and of.bases[0].name == "torch.nn.Module"
+    return (
+        len(of.bases) == 1
+        and isinstance(of.bases[0], Dotted)
+        and of.bases[0].name == "torch.nn.Module"
+    )
 
 
 def _is_frozen(script: Script, value: Value) -> bool:
-    off = (call for call in script.methods("requires_grad_") if is_off(call.argument(0, "requires_grad")))
+    off = (
+        call
+        for call in script.methods("requires_grad_")
+        if is_off(call.argument(0, "requires_grad"))
+    )
     return any(any(option is value for option in options(call.receiver or Value())) for call in off)
 
 
 @in_script("S02")
 def reentrant_checkpoint(script: Script) -> Iterator[Finding]:
-    looking = next((call for call in script.calls_of(DDP) if is_on(call.keywords.get("find_unused_parameters"))), None)
+    looking = next(
+        (
+            call
+            for call in script.calls_of(DDP)
+            if is_on(call.keywords.get("find_unused_parameters"))
+        ),
+        None,
+    )
     if looking is None or is_on(looking.keywords.get("static_graph")):
         return
     for call in script.calls_of("torch.utils.checkpoint.checkpoint"):
@@ -125,7 +175,14 @@ def reentrant_checkpoint(script: Script) -> Iterator[Finding]:
                 'has marked its parameters as done by then: "Expected to mark a variable ready only once".'
             )
             yield found(
-                script, "S02", "error", call, why, "Pass use_reentrant=False.", also=(looking,), edits=_not_reentrant(script, call)
+                script,
+                "S02",
+                "error",
+                call,
+                why,
+                "Pass use_reentrant=False.",
+                also=(looking,),
+                edits=_not_reentrant(script, call),
             )
 
 
@@ -140,15 +197,28 @@ def _not_reentrant(script: Script, call: Call) -> tuple[Edit, ...]:
 @in_script("S05")
 def two_forwards_before_backward(script: Script) -> Iterator[Finding]:
     for wrapping, module in wrappings(script):
-        if any(is_off(wrapping.keywords.get(name)) for name in ("broadcast_buffers", "forward_sync_buffers")):
+        if any(
+            is_off(wrapping.keywords.get(name))
+            for name in ("broadcast_buffers", "forward_sync_buffers")
+        ):
             continue
         norms = batch_norms(script, module)
-        if not norms or any(True for _ in script.calls_of("torch.nn.SyncBatchNorm.convert_sync_batchnorm")):
+        if not norms or any(
+            True for _ in script.calls_of("torch.nn.SyncBatchNorm.convert_sync_batchnorm")
+        ):
             continue
         for _, loss in _backwards(script):
-            calls = {id(call.node): call for call in sources(loss) if _is_forward_of(call, wrapping) and not under(call, "no_grad")}
+            calls = {
+                id(call.node): call
+                for call in sources(loss)
+                if _is_forward_of(call, wrapping) and not under(call, "no_grad")
+            }
             ordered = sorted(calls.values(), key=lambda call: call.number)
-            pairs = [(one, two) for one, two in itertools.combinations(ordered, 2) if not exclusive(one, two)]
+            pairs = [
+                (one, two)
+                for one, two in itertools.combinations(ordered, 2)
+                if not exclusive(one, two)
+            ]
             if pairs:
                 first, second = pairs[0]
                 why = (
@@ -163,10 +233,13 @@ def two_forwards_before_backward(script: Script) -> Iterator[Finding]:
 
 
 def _is_forward_of(call: Call, wrapping: Call) -> bool:
-    return is_forward(call) and any(isinstance(way, Made) and way.call is wrapping for way in options(call.receiver or Value()))
+    return is_forward(call) and any(
+        isinstance(way, Made) and way.call is wrapping for way in options(call.receiver or Value())
+    )
 
 
-# --- S06: past the wrapper --------------------------------------------------------------------------------------------------------
+# --- S06: past the wrapper
+# --------------------------------------------------------------------------------------------------------
 
 
 @in_script("S06")
@@ -175,7 +248,9 @@ def forward_past_the_wrapper(script: Script) -> Iterator[Finding]:
         return
     seen = set()
     for backward, loss in _backwards(script):
-        if is_alone(backward) and not any(step.context[:1] == backward.context[:1] for step in steps(script)):
+        if is_alone(backward) and not any(
+            step.context[:1] == backward.context[:1] for step in steps(script)
+        ):
             continue  # nothing is trained with these gradients
         if _are_thrown_away(script, backward):
             continue
@@ -184,7 +259,12 @@ def forward_past_the_wrapper(script: Script) -> Iterator[Finding]:
             continue  # the hooks are armed
         for call in calls:
             past = _past_the_wrapper(script, call)
-            if past is None or under(past, "no_grad") or id(past.node) in seen or rank_branch(past) is not None:
+            if (
+                past is None
+                or under(past, "no_grad")
+                or id(past.node) in seen
+                or rank_branch(past) is not None
+            ):
                 continue  # where one rank is alone, there is nobody to average with
             seen.add(id(past.node))
             why = (
@@ -192,25 +272,50 @@ def forward_past_the_wrapper(script: Script) -> Iterator[Finding]:
                 f"({place(backward, past)}) are not averaged. The ranks' models drift apart, with no message."
             )
             fix = "Call the wrapped model itself; let its forward do what the method does."
-            yield found(script, "S06", "error", past, why, fix, also=(backward,), edits=_without_module(script, past))
+            yield found(
+                script,
+                "S06",
+                "error",
+                past,
+                why,
+                fix,
+                also=(backward,),
+                edits=_without_module(script, past),
+            )
 
 
 def _are_thrown_away(script: Script, backward: Call) -> bool:
-    """The gradients of the weights are cleared before a step: only those of the input were wanted (an attack, say)."""
-    cleared = min((call.number for call in script.methods("zero_grad") if call.number > backward.number), default=None)
-    stepped = min((call.number for call in steps(script) if call.number > backward.number), default=None)
+    """The gradients of the weights are cleared before a step: only those of the input were wanted
+    (an attack, say)."""
+    cleared = min(
+        (call.number for call in script.methods("zero_grad") if call.number > backward.number),
+        default=None,
+    )
+    stepped = min(
+        (call.number for call in steps(script) if call.number > backward.number), default=None
+    )
     return cleared is not None and (stepped is None or cleared < stepped)
 
 
 def _past_the_wrapper(script: Script, call: Call) -> Call | None:
-    """The call by which this was reached, if it is a module's that DDP has wrapped before, not by way of DDP."""
+    """The call by which this was reached, if it is a module's that DDP has wrapped before, not by
+    way of DDP."""
     if call.method == "module" and is_wrapper(call.receiver):
         return call  # ddp.module(x)
-    if inside_wrapper(call.receiver) and not call.method.startswith(("state_dict", "parameters", "named_", "get_")):
+    if inside_wrapper(call.receiver) and not call.method.startswith(
+        ("state_dict", "parameters", "named_", "get_")
+    ):
         return call  # ddp.module.loss(x)
     if not is_forward(call):
         return None
-    wrapped = next((w for w, module in wrappings(script) if w.number < call.number and _is_of(call.receiver, module)), None)
+    wrapped = next(
+        (
+            w
+            for w, module in wrappings(script)
+            if w.number < call.number and _is_of(call.receiver, module)
+        ),
+        None,
+    )
     if wrapped is None:
         return None
     entered = [context.call for context in call.inside(Entered) if context.call is not None]
@@ -220,28 +325,39 @@ def _past_the_wrapper(script: Script, call: Call) -> Call | None:
 
 
 def _is_of(value: Value | None, module: Value) -> bool:
-    return value is not None and any(one is other for one in options(value) for other in options(module))
+    return value is not None and any(
+        one is other for one in options(value) for other in options(module)
+    )
 
 
 def _without_module(script: Script, call: Call) -> tuple[Edit, ...]:
     """`model.module(x)` → `model(x)`, where it stands on one line."""
     node = call.node
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "module":
+    if (
+        not isinstance(node, ast.Call)
+        or not isinstance(node.func, ast.Attribute)
+        or node.func.attr != "module"
+    ):
         return ()
     return swapped(script, call.file, node.func, short(node.func.value, 1000))
 
 
-# --- S07, S08, S12: changes after wrapping ----------------------------------------------------------------------------------------
+# --- S07, S08, S12: changes after wrapping
+# ----------------------------------------------------------------------------------------
 
 
-# What follows from a change of requires_grad after DDP was made, by what it is changed to, and what would make it certain.
+# What follows from a change of requires_grad after DDP was made, by what it is changed to, and what
+# would make it certain.
 _CHANGED = {
     True: (
         "DDP averages the gradients of the parameters that required one when it was made; these were frozen then, so every rank "
         "trains them on its own batches only, with no message",
         "they were frozen when DDP was made",
     ),
-    False: ("DDP still waits for the gradients of these parameters, and raises in the next step", "they stay so"),
+    False: (
+        "DDP still waits for the gradients of these parameters, and raises in the next step",
+        "they stay so",
+    ),
     None: (
         "DDP goes by what required a gradient when it was made. Parameters that are freed now are trained by every rank on its "
         "own batches only; for those that are frozen now it waits, and raises",
@@ -254,17 +370,30 @@ _CHANGED = {
 def requires_grad_after_wrapping(script: Script) -> Iterator[Finding]:
     changes = list(_requires_grad_changes(script))
     for wrapping, module in wrappings(script):
-        again = [w.number for w, other in wrappings(script) if w.number > wrapping.number and _is_of(_inside(other), module)]
+        again = [
+            w.number
+            for w, other in wrappings(script)
+            if w.number > wrapping.number and _is_of(_inside(other), module)
+        ]
         mine = [(at, to) for at, whose, to in changes if belongs(script, whose, module, wrapping)]
         frozen = [at for at, to in mine if at.number < wrapping.number and to is False]
         seen = set()
         for at, to in mine:
-            if at.number < wrapping.number or any(number > at.number for number in again) or id(at.node) in seen:
+            if (
+                at.number < wrapping.number
+                or any(number > at.number for number in again)
+                or id(at.node) in seen
+            ):
                 continue
-            if not any(call.number > at.number or set(at.inside(Loop)) & set(call.inside(Loop)) for call, _ in _backwards(script)):
+            if not any(
+                call.number > at.number or set(at.inside(Loop)) & set(call.inside(Loop))
+                for call, _ in _backwards(script)
+            ):
                 continue  # for an export, after the training
             seen.add(id(at.node))
-            if (to is False and "find_unused_parameters" in wrapping.keywords) or (to is True and exchanges_by_hand(script)):
+            if (to is False and "find_unused_parameters" in wrapping.keywords) or (
+                to is True and exchanges_by_hand(script)
+            ):
                 continue
             if any(_is_put_back(at, other) or _is_put_back(other, at) for other, _ in mine):
                 continue
@@ -274,7 +403,9 @@ def requires_grad_after_wrapping(script: Script) -> Iterator[Finding]:
             more = "" if sure else f" Certain if {certain}."
             why = f"`{line_of(script, at)}` changes requires_grad after DDP was made in {place(wrapping, at)}: {what}.{more}"
             fix = "Change requires_grad before DDP(…), or wrap the module again afterwards (and make the optimizer anew)."
-            yield found(script, "S07", "error" if sure else "suspect", at, why, fix, also=(wrapping,))
+            yield found(
+                script, "S07", "error" if sure else "suspect", at, why, fix, also=(wrapping,)
+            )
 
 
 def _is_put_back(at: Happening, later: Happening) -> bool:
@@ -313,9 +444,17 @@ def _truth(value: Value) -> bool | None:
 def step_of_some_ranks(script: Script) -> Iterator[Finding]:
     if not any(is_ddp_backward(call) for call in script.calls) or exchanges_by_hand(script):
         return
-    stepping = [(call, rank_branch(call)) for call in script.methods("step") if roles(call.receiver) & {"optimizer", "scaler"}]
+    stepping = [
+        (call, rank_branch(call))
+        for call in script.methods("step")
+        if roles(call.receiver) & {"optimizer", "scaler"}
+    ]
     gone = {branch.node for _, branch, _ in goers(script)}
-    parted = [(call, branch) for call, branch in stepping if branch is not None and branch.node not in gone]
+    parted = [
+        (call, branch)
+        for call, branch in stepping
+        if branch is not None and branch.node not in gone
+    ]
     if {who_takes(branch) for _, branch in parted} >= {"rank 0 only", "all ranks but 0"}:
         return  # each has its own
     for call, branch in parted:
@@ -334,11 +473,17 @@ def wrapped_model_is_moved(script: Script) -> Iterator[Finding]:
         return
     backwards = [call for call in script.calls if is_ddp_backward(call)]
     for call in script.methods("cpu", "to"):
-        wrapping = inside_wrapper(call.receiver) or next((w for w, _ in wrappings(script) if _is_made_by(call.receiver, w)), None)
+        wrapping = inside_wrapper(call.receiver) or next(
+            (w for w, _ in wrappings(script) if _is_made_by(call.receiver, w)), None
+        )
         if wrapping is None or (call.method == "to" and where(destination(call)) != "cpu"):
             continue
         loops = list(call.inside(Loop))
-        later = [b for b in backwards if b.number > call.number or any(loop in b.context for loop in loops)]
+        later = [
+            b
+            for b in backwards
+            if b.number > call.number or any(loop in b.context for loop in loops)
+        ]
         if later:
             why = (
                 f"`{line_of(script, call)}` moves the parameters of the DDP model ({place(wrapping, call)}), and it is "
@@ -350,4 +495,6 @@ def wrapped_model_is_moved(script: Script) -> Iterator[Finding]:
 
 
 def _is_made_by(value: Value | None, wrapping: Call) -> bool:
-    return value is not None and any(isinstance(way, Made) and way.call is wrapping for way in options(value))
+    return value is not None and any(
+        isinstance(way, Made) and way.call is wrapping for way in options(value)
+    )

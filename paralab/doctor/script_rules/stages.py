@@ -17,8 +17,8 @@ from paralab.doctor.script.values import Call, With, options
 
 @in_script("P06")
 def exchanged_too_early(script: Script) -> Iterator[Finding]:
-    """All forwards, then all backwards, both with no_sync for all but the last. The last forward makes DDP ready to exchange, and
-    the first backward that comes then does it."""
+    """All forwards, then all backwards, both with no_sync for all but the last. The last forward
+    makes DDP ready to exchange, and the first backward that comes then does it."""
     if any(True for _ in script.methods("prepare_for_backward")) or not steps(script):
         return
     by_hand = exchanges_by_hand(script) or given_away(script) is not None
@@ -44,4 +44,6 @@ def exchanged_too_early(script: Script) -> Iterator[Finding]:
 
 def _always_quiet(call: Call) -> bool:
     managers = [manager for block in call.inside(With) for manager in block.managers]
-    return any(all("no_sync" in roles(option) for option in options(manager)) for manager in managers)
+    return any(
+        all("no_sync" in roles(option) for option in options(manager)) for manager in managers
+    )

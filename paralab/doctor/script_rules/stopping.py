@@ -1,4 +1,5 @@
-"""Ranks that stop at different times: the loop is left on a rank's own numbers, or on a flag that only some ranks set."""
+"""Ranks that stop at different times: the loop is left on a rank's own numbers, or on a flag that
+only some ranks set."""
 
 from __future__ import annotations
 
@@ -13,7 +14,17 @@ from paralab.doctor.script.agreement import Agreement, in_a_job, is_collective, 
 from paralab.doctor.script.pointing import called, found, line_of, place, short, test_of
 from paralab.doctor.script.questions import is_forward, origins, rank_branch, who_takes
 from paralab.doctor.script.reading import Script
-from paralab.doctor.script.values import Branch, Call, Entered, Happening, Leave, Loop, Made, Value, options
+from paralab.doctor.script.values import (
+    Branch,
+    Call,
+    Entered,
+    Happening,
+    Leave,
+    Loop,
+    Made,
+    Value,
+    options,
+)
 from paralab.doctor.script_rules.hangs import training_loops
 from paralab.doctor.script_rules.partings import if_so, is_failure, sure
 
@@ -40,7 +51,9 @@ def stop_on_own_numbers(script: Script) -> Iterator[Finding]:
                 "Decide together: all_reduce the number (or a 0/1 flag with ReduceOp.MAX) before the test, so that all ranks "
                 "see the same."
             )
-            yield found(script, "H08", "suspect" if clock else "error", leave, why, fix, also=(wait,))
+            yield found(
+                script, "H08", "suspect" if clock else "error", leave, why, fix, also=(wait,)
+            )
             break
 
 
@@ -50,7 +63,9 @@ def loop_while_own_numbers(script: Script) -> Iterator[Finding]:
         return
     agreement = Agreement()
     for loop, backward in training_loops(script):
-        if isinstance(loop.node, ast.While) and any(agreement.own(test) is not None for test in (loop.over, *loop.again)):
+        if isinstance(loop.node, ast.While) and any(
+            agreement.own(test) is not None for test in (loop.over, *loop.again)
+        ):
             at = Happening(backward.number, loop.node, loop.file, ())
             why = (
                 f"`while {short(loop.node.test)}` is worked out from each rank's own batches. The rank where it becomes false "
@@ -67,7 +82,8 @@ def loop_while_own_numbers(script: Script) -> Iterator[Finding]:
             )
 
 
-# --- a flag that some ranks set ---------------------------------------------------------------------------------------------------
+# --- a flag that some ranks set
+# ---------------------------------------------------------------------------------------------------
 
 
 @in_script("H08")
@@ -78,11 +94,15 @@ def stop_on_a_flag_of_some_ranks(script: Script) -> Iterator[Finding]:
         return
     tests: list[tuple[Happening, Value, str, Call]] = []
     for leave, loops, wait in _leaves(script):
-        tests += [(leave, branch.test, test_of(branch), wait) for branch in _branches_within(leave, loops)]
+        tests += [
+            (leave, branch.test, test_of(branch), wait) for branch in _branches_within(leave, loops)
+        ]
     for loop, backward in training_loops(script):
         if isinstance(loop.node, ast.While):
             at = Happening(backward.number, loop.node, loop.file, ())
-            tests += [(at, test, short(loop.node.test), backward) for test in (loop.over, *loop.again)]
+            tests += [
+                (at, test, short(loop.node.test), backward) for test in (loop.over, *loop.again)
+            ]
     for at, test, text, wait in tests:
         change = _set_by_some(script, test, changes, at)
         branch = rank_branch(change) if change else None
@@ -99,21 +119,39 @@ def stop_on_a_flag_of_some_ranks(script: Script) -> Iterator[Finding]:
 
 def _changes(script: Script) -> list[tuple[Happening, Value]]:
     """Where tensors are changed in place, and which."""
-    calls = [(call, call.receiver) for call in script.calls if call.method.endswith("_") and not call.method.startswith("_")]
+    calls = [
+        (call, call.receiver)
+        for call in script.calls
+        if call.method.endswith("_") and not call.method.startswith("_")
+    ]
     stores = [(store, store.base) for store in script.stores if store.name == "[]"]
-    return sorted(((at, value) for at, value in (*calls, *stores) if value is not None), key=lambda pair: pair[0].number)
+    return sorted(
+        ((at, value) for at, value in (*calls, *stores) if value is not None),
+        key=lambda pair: pair[0].number,
+    )
 
 
-def _set_by_some(script: Script, test: Value, changes: list[tuple[Happening, Value]], at: Happening) -> Happening | None:
-    """The change of a tensor behind a test that only some ranks make, if that tensor is nobody else's business."""
+def _set_by_some(
+    script: Script, test: Value, changes: list[tuple[Happening, Value]], at: Happening
+) -> Happening | None:
+    """The change of a tensor behind a test that only some ranks make, if that tensor is nobody
+    else's business."""
     asked = list(origins(test, lambda value: isinstance(value, Made) and is_forward(value.call)))
     if any(is_agreed(origin) for origin in asked):
         return None
-    for flag in (origin for origin in asked if isinstance(origin, Made) and origin.call.target.startswith("torch.")):
+    for flag in (
+        origin
+        for origin in asked
+        if isinstance(origin, Made) and origin.call.target.startswith("torch.")
+    ):
         own = [change for change, value in changes if any(way is flag for way in options(value))]
         parted = [change for change in own if rank_branch(change) is not None]
         ways = {(branch.node, branch.taken) for change in parted if (branch := rank_branch(change))}
-        if not parted or any((node, not taken) in ways for node, taken in ways) or any(map(partial(_gives, flag), script.calls)):
+        if (
+            not parted
+            or any((node, not taken) in ways for node, taken in ways)
+            or any(map(partial(_gives, flag), script.calls))
+        ):
             continue
         if not any(parted[-1].number < change.number < at.number for change in own):
             return parted[-1]
@@ -123,31 +161,48 @@ def _set_by_some(script: Script, test: Value, changes: list[tuple[Happening, Val
 def _gives(flag: Value, call: Call) -> bool:
     """Is it given to code that was not read, which may send it, or to torch.distributed?"""
     quiet = call.into is not None or (
-        call.target.startswith(("builtins.", "torch.")) and not call.target.startswith("torch.distributed.")
+        call.target.startswith(("builtins.", "torch."))
+        and not call.target.startswith("torch.distributed.")
     )
-    return not quiet and any(way is flag for value in (*call.args, *call.keywords.values()) for way in options(value))
+    return not quiet and any(
+        way is flag for value in (*call.args, *call.keywords.values()) for way in options(value)
+    )
 
 
-# --- where loops are left ---------------------------------------------------------------------------------------------------------
+# --- where loops are left
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _leaves(script: Script) -> Iterator[tuple[Leave, list[Loop], Call]]:
-    """Where loops are left, or a turn of them, by no test on the rank; and where the others then wait."""
+    """Where loops are left, or a turn of them, by no test on the rank; and where the others then
+    wait."""
     waits = [call for call in script.calls if is_ddp_backward(call) or is_collective(call)]
     for leave in script.leaves:
         loops = _left(leave)
         inside = [call for call in waits if any(loop in call.context for loop in loops)]
         if leave.kind == "continue":
             inside = [call for call in inside if call.number > leave.number]
-        if leave.kind != "raise" and inside and rank_branch(leave) is None and not is_failure(leave):
+        if (
+            leave.kind != "raise"
+            and inside
+            and rank_branch(leave) is None
+            and not is_failure(leave)
+        ):
             yield leave, loops, inside[0]
 
 
 def _left(leave: Leave) -> list[Loop]:
     """The loops that it leaves (or whose turn it ends)."""
-    start = max((number for number, context in enumerate(leave.context) if isinstance(context, Entered)), default=-1)
+    start = max(
+        (number for number, context in enumerate(leave.context) if isinstance(context, Entered)),
+        default=-1,
+    )
     frame = leave.context if leave.kind == "exit" else leave.context[start + 1 :]
-    loops = [context for context in frame if isinstance(context, Loop) and not isinstance(context.node, ast.comprehension)]
+    loops = [
+        context
+        for context in frame
+        if isinstance(context, Loop) and not isinstance(context.node, ast.comprehension)
+    ]
     return loops[-1:] if leave.kind in ("break", "continue") else loops
 
 

@@ -1,4 +1,5 @@
-"""Windows of gradient accumulation: the rest of an epoch that fills no window, and a schedule that runs ahead of the steps."""
+"""Windows of gradient accumulation: the rest of an epoch that fills no window, and a schedule that
+runs ahead of the steps."""
 
 from __future__ import annotations
 
@@ -35,7 +36,12 @@ from paralab.doctor.script.values import (
 def rest_of_the_epoch(script: Script) -> Iterator[Finding]:
     stepping = steps(script)
     for window in windows(script):
-        if window.guard is None or window.number == 1 or not _restarts(window) or _counts_on(script, window):
+        if (
+            window.guard is None
+            or window.number == 1
+            or not _restarts(window)
+            or _counts_on(script, window)
+        ):
             continue
         usual = window.number or known_number(script, window.size)
         if window.length is not None and usual and window.length % usual == 0:
@@ -44,7 +50,11 @@ def rest_of_the_epoch(script: Script) -> Iterator[Finding]:
             continue
         left = [turn for turn in window.turns(1) if happens(window.step, turn) is True]
         last = window.turns(1)[-1]
-        if not left or happens(window.backward.call, last) is not True or happens(window.step, last) is not False:
+        if (
+            not left
+            or happens(window.backward.call, last) is not True
+            or happens(window.step, last) is not False
+        ):
             continue
         size = window.number or f"`{window.size_text or 'n'}`"
         why = f"`{called(window.step)}()` runs after every {size} batches only. "
@@ -65,16 +75,26 @@ def rest_of_the_epoch(script: Script) -> Iterator[Finding]:
 
 @in_script("G06")
 def rest_is_not_yielded(script: Script) -> Iterator[Finding]:
-    """A generator collects n batches and yields them; what is left when the loader ends is not yielded."""
+    """A generator collects n batches and yields them; what is left when the loader ends is not
+    yielded."""
     for backward in backwards(script):
-        generated = (way for loop in backward.call.inside(Loop) for way in options(loop.over) if isinstance(way, Generated))
+        generated = (
+            way
+            for loop in backward.call.inside(Loop)
+            for way in options(loop.over)
+            if isinstance(way, Generated)
+        )
         for full in filter(None, map(_yields_when_full, generated)):
             loop, size, batches = full.loop, number(full.size), length(full.loop.over)
-            if not comes_from(loop.over, "loader") or (size and batches is not None and batches % size == 0):
+            if not comes_from(loop.over, "loader") or (
+                size and batches is not None and batches % size == 0
+            ):
                 continue
             at = Happening(backward.call.number, full.branch.node, loop.file, ())
             rest = (
-                f"Of {batches} batches, the last {batches % int(size)} are" if size and batches else "The batches that are left are"
+                f"Of {batches} batches, the last {batches % int(size)} are"
+                if size and batches
+                else "The batches that are left are"
             )
             why = (
                 f"Batches are given on only when `{test_of(full.branch)}`, and nothing is given on after the loop. {rest} never "
@@ -83,7 +103,15 @@ def rest_is_not_yielded(script: Script) -> Iterator[Finding]:
             if not (size and batches):
                 why += " Certain if the number of batches is not a multiple of it."
             fix = "After the loop, yield what is left, too, and divide the loss by what the window really has."
-            yield found(script, "G06", "warning" if size and batches else "suspect", at, why, fix, also=(backward.call,))
+            yield found(
+                script,
+                "G06",
+                "warning" if size and batches else "suspect",
+                at,
+                why,
+                fix,
+                also=(backward.call,),
+            )
 
 
 @dataclass(frozen=True)
@@ -102,28 +130,53 @@ def _yields_when_full(generated: Generated) -> _Full | None:
     assert isinstance(loop, Loop)
     assert isinstance(branch, Branch)
     for test in origins(branch.test):
-        if isinstance(test, Computed) and test.op in ("Eq", "GtE") and branch.taken and len(test.parents) == 2:
+        if (
+            isinstance(test, Computed)
+            and test.op in ("Eq", "GtE")
+            and branch.taken
+            and len(test.parents) == 2
+        ):
             counted, size = test.parents
-            if isinstance(counted, Made) and counted.call.target == "builtins.len" and isinstance(loop.node, ast.For):
+            if (
+                isinstance(counted, Made)
+                and counted.call.target == "builtins.len"
+                and isinstance(loop.node, ast.For)
+            ):
                 return _Full(loop, branch, size)
     return None
 
 
 def _fate_of_the_rest(script: Script, window: Window) -> tuple[str, bool]:
-    """What becomes of gradients that no step has used when the loop ends, and whether they get into another epoch's step."""
+    """What becomes of gradients that no step has used when the loop ends, and whether they get into
+    another epoch's step."""
     again = [context for context in _around(window) if isinstance(context, Loop)]
     if not again:
         return "are never used", False
-    outside = [call for call in script.methods("zero_grad") if again[-1] in call.context and window.loop not in call.context]
+    outside = [
+        call
+        for call in script.methods("zero_grad")
+        if again[-1] in call.context and window.loop not in call.context
+    ]
     if outside:
-        return f"are never used: `{called(outside[0])}()` in {place(outside[0], window.step)} throws them away", False
-    return "are added to the first step of the next epoch; those of the last epoch are never used", True
+        return (
+            f"are never used: `{called(outside[0])}()` in {place(outside[0], window.step)} throws them away",
+            False,
+        )
+    return (
+        "are added to the first step of the next epoch; those of the last epoch are never used",
+        True,
+    )
 
 
 def _counts_on(script: Script, window: Window) -> bool:
-    """Does the counter go on from one epoch to the next? Then a window that an epoch has begun is filled by the next one."""
+    """Does the counter go on from one epoch to the next? Then a window that an epoch has begun is
+    filled by the next one."""
     assert window.guard is not None
-    modulo: list[Value] = [v for v in origins(window.guard.test) if isinstance(v, Computed) and v.op == "Mod" and counters(v)]
+    modulo: list[Value] = [
+        v
+        for v in origins(window.guard.test)
+        if isinstance(v, Computed) and v.op == "Mod" and counters(v)
+    ]
     counting = [counter for test in modulo or [window.guard.test] for counter in counters(test)]
     return any(not _starts_with(script, counter, window) for counter in counting)
 
@@ -132,13 +185,19 @@ def _starts_with(script: Script, counter: Computed, window: Window) -> bool:
     """Does a counter start again whenever the window's loop starts?"""
     if counter.op == "Varying":
         return counter.known.get("loop") is window.loop.node
-    if not isinstance(counter.node, ast.AugAssign) or not isinstance(counter.node.target, ast.Attribute):
+    if not isinstance(counter.node, ast.AugAssign) or not isinstance(
+        counter.node.target, ast.Attribute
+    ):
         return any(parent is part for parent in counter.parents for part in iterated(window.loop))
     again = next((loop for loop in reversed(_around(window)) if isinstance(loop, Loop)), None)
     if again is None:
         return not is_alone(window.step)
     attribute = counter.node.target.attr
-    sets = (store for store in script.stores if store.name == attribute and isinstance(store.value, Constant))
+    sets = (
+        store
+        for store in script.stores
+        if store.name == attribute and isinstance(store.value, Constant)
+    )
     return any(again in store.context and window.loop not in store.context for store in sets)
 
 
@@ -147,13 +206,16 @@ def _around(window: Window) -> tuple[Context, ...]:
 
 
 def _restarts(window: Window) -> bool:
-    """Does the loop go over something that ends? Not `while True`, not a range of steps with a batch drawn in each."""
+    """Does the loop go over something that ends? Not `while True`, not a range of steps with a
+    batch drawn in each."""
     node = window.loop.node
     if not isinstance(node, ast.For | ast.AsyncFor):
         return False
     if window.length is not None:
         return True
-    return comes_from(window.loop.over, "loader") or any(isinstance(o, Parameter) for o in origins(window.loop.over))
+    return comes_from(window.loop.over, "loader") or any(
+        isinstance(o, Parameter) for o in origins(window.loop.over)
+    )
 
 
 def _follows(step: Call, window: Window) -> bool:
@@ -166,7 +228,11 @@ def _follows(step: Call, window: Window) -> bool:
 def schedule_runs_ahead(script: Script) -> Iterator[Finding]:
     for window in windows(script):
         for call in script.methods("step"):
-            if "scheduler" not in roles(call.receiver) or window.number == 1 or window.loop not in call.context:
+            if (
+                "scheduler" not in roles(call.receiver)
+                or window.number == 1
+                or window.loop not in call.context
+            ):
                 continue
             if not _ahead(window, call):
                 continue
@@ -184,4 +250,6 @@ def _ahead(window: Window, call: Call) -> bool:
     if window.guard is None:
         return guard_between(call, window.backward.call, window.loop) is None
     turns = window.turns()
-    return any(happens(call, turn) is True and happens(window.step, turn) is False for turn in turns)
+    return any(
+        happens(call, turn) is True and happens(window.step, turn) is False for turn in turns
+    )

@@ -1,8 +1,10 @@
-"""The way into the processes of a foreign command: Python imports a module of this name before it starts a program.
+"""The way into the processes of a foreign command: Python imports a module of this name before it
+starts a program.
 
-This folder stands first on PYTHONPATH of the command that `paralab doctor` starts. The one thing done here is to wait until the
-program has imported torch, and then to begin observing. It takes itself off the path, and the `sitecustomize` that would have been
-found without it is run as ever. A process that never imports torch, and torchrun's own, goes on as if nothing had been here.
+This folder stands first on PYTHONPATH of the command that `paralab doctor` starts. The one thing
+done here is to wait until the program has imported torch, and then to begin observing. It takes
+itself off the path, and the `sitecustomize` that would have been found without it is run as ever. A
+process that never imports torch, and torchrun's own, goes on as if nothing had been here.
 """
 
 import contextlib
@@ -13,8 +15,17 @@ import types
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = os.path.dirname(os.path.dirname(HERE))
-# Programs that start or serve ranks and import torch themselves; by the name of a script or of a module after -m.
-LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch", "torchfrtrace", "tensorboard", "pip", "paralab"}
+# Programs that start or serve ranks and import torch themselves; by the name of a script or of a
+# module after -m.
+LAUNCHERS = {
+    "torchrun",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "torchfrtrace",
+    "tensorboard",
+    "pip",
+    "paralab",
+}
 
 
 def chain() -> None:
@@ -34,11 +45,14 @@ def is_launcher() -> bool:
     words = sys.orig_argv[1:]
     named = words[words.index("-m") + 1 : words.index("-m") + 2] if "-m" in words else []
     script = next((word for word in words if not word.startswith("-")), "")
-    return bool({*named, os.path.basename(script)} & LAUNCHERS) or "multiprocessing.resource_tracker" in " ".join(words)
+    return bool(
+        {*named, os.path.basename(script)} & LAUNCHERS
+    ) or "multiprocessing.resource_tracker" in " ".join(words)
 
 
 def begin() -> None:
-    """Import paralab.observe without paralab's own face, which would bring packages that a rank need not have."""
+    """Import paralab.observe without paralab's own face, which would bring packages that a rank
+    need not have."""
     face = sys.modules.get("paralab")
     try:
         if face is None:
@@ -47,7 +61,12 @@ def begin() -> None:
             sys.modules["paralab"] = stand_in
         importlib.import_module("paralab.observe.begin").begin(os.environ["PARALAB_OBSERVE"])
     except Exception as error:
-        with contextlib.suppress(OSError), open(os.path.join(os.environ["PARALAB_OBSERVE"], f"off-{os.getpid()}.txt"), "w") as note:
+        with (
+            contextlib.suppress(OSError),
+            open(
+                os.path.join(os.environ["PARALAB_OBSERVE"], f"off-{os.getpid()}.txt"), "w"
+            ) as note,
+        ):
             note.write(f"{type(error).__name__}: {error}\n")
     finally:
         if face is None:

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from distributed import any_rank, average, get_world_size, is_distributed, is_main_process, main_process_only, synchronize
+from distributed import (
+    any_rank,
+    average,
+    get_world_size,
+    is_distributed,
+    is_main_process,
+    main_process_only,
+    synchronize,
+)
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -1,0 +1,336 @@
+"""Pictures of a run as data, from its folder: the timeline, the pipeline's schedule, load and
+memory over time, the batch split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from paralab.analyse.blocks import Line, Lines, Part, Schedule, Slot, Span, Split, Timeline
+from paralab.analyse.metrics import (
+    COLLECTIVES,
+    blocked,
+    computing,
+    pass_bubbles,
+    pipelines_of,
+    transfers_and_waits,
+)
+from paralab.analyse.recording import Recording
+from paralab.analyse.time_intervals import Interval, lanes, without
+from paralab.plan.schedules import ideal_bubble, order, simulate
+from paralab.record.reader import Event
+from paralab.units import plural
+
+KINDS = {
+    "replica_forward": "forward",
+    "replica_backward": "backward",
+}  # a replica's work is drawn like any other
+MOST_SPANS = 600  # of one timeline: a page stays small, and nobody reads more
+MOST_POINTS = 300
+GAP_SECONDS = 0.1  # between two runs that are drawn one after the other
+
+Curves = dict[str, list[tuple[float, float]]]
+
+
+def timeline(recording: Recording, steps: int = 2) -> Timeline | None:
+    """The last measured steps of every rank: what each device did, and each bucket on its way.
+    Times count from the first one's start."""
+    detailed = [step for step in recording.timed if recording.spans(0, step[0]["step"])]
+    for number in range(min(steps, len(detailed)), 0, -1):
+        found = _timeline(recording, detailed[-number:])
+        if len(found.spans) <= MOST_SPANS or number == 1:
+            return found
+    return None
+
+
+def _timeline(recording: Recording, steps: list[list[Event]]) -> Timeline:
+    origin = min(event["start"] for event in steps[0])
+    names: list[str] = []
+    spans: list[Span] = []
+    for rank in recording.plan["ranks"]:
+        devices = list(dict.fromkeys(device["name"] for device in rank["devices"]))
+        base = len(names)
+        names += [f"rank {rank['rank']} · {device}" for device in devices]
+        events = [
+            event for step in steps for event in recording.spans(rank["rank"], step[0]["step"])
+        ]
+        reduced = [event for event in events if event["event"] in COLLECTIVES]
+        rows = lanes([(event["start"], event["end"]) for event in reduced], nested=False)
+        what = "shards" if any("unit" in event for event in reduced) else "all-reduce"
+        names += [
+            f"rank {rank['rank']} · {what}" + (f" {n + 1}" if n else "")
+            for n in range(max(rows, default=-1) + 1)
+        ]
+        for event, row in zip(reduced, rows, strict=True):
+            spans.append(_span(event, base + len(devices) + row, origin))
+        for step in steps:
+            own = recording.spans(rank["rank"], step[0]["step"])
+            spans += _work(own, devices, base, origin)
+            spans += _exposed(recording, rank["rank"], step[0]["step"], base, origin)
+        spans += [
+            _span(event, base, origin)
+            for event in recording.named("data", rank["rank"])
+            if _between(event, steps)
+        ]
+    ends = tuple(
+        (
+            step[0]["step"],
+            min(e["start"] for e in step) - origin,
+            max(e["end"] for e in step) - origin,
+        )
+        for step in steps
+    )
+    return Timeline("the last steps", tuple(names), tuple(spans), ends)
+
+
+def _work(own: list[Event], devices: list[str], base: int, origin: float) -> list[Span]:
+    """What the devices did. Where replicas have their own spans, the whole forward and backward of
+    the process only hold them."""
+    replicas = {event["event"] for event in own} & KINDS.keys()
+    clipped = dict(
+        zip((id(e) for e in own if e["event"] == "backward"), computing(own), strict=True)
+    )
+    found = []
+    for event in own:
+        if event["event"] in (*COLLECTIVES, "data") or (
+            replicas and event["event"] in ("forward", "backward")
+        ):
+            continue
+        lane = base + devices.index(event["device"]) if event.get("device") in devices else base
+        found.append(_span(event, lane, origin, clipped.get(id(event))))
+    return found
+
+
+def _exposed(recording: Recording, rank: int, step: int, base: int, origin: float) -> list[Span]:
+    """The time in which the rank's first device only waits: for a slower rank, or for a
+    transfer."""
+    own = recording.spans(rank, step)
+    busy = [
+        (e["start"], e["end"]) for e in own if e["event"] in ("forward", "optimizer")
+    ] + computing(own)
+    busy = without(busy, blocked(own))
+    transfers, waits = transfers_and_waits(recording, rank, step)
+    found = []
+    for label, intervals in (
+        ("waiting for a slower rank", waits),
+        ("exposed communication", transfers),
+    ):
+        for start, end in without(intervals, busy):
+            exposed = intervals is transfers
+            found.append(
+                Span(
+                    base,
+                    "wait",
+                    label,
+                    start - origin,
+                    end - origin,
+                    exposed,
+                    details={"step": step},
+                )
+            )
+    return found
+
+
+def _span(event: Event, lane: int, origin: float, interval: Interval | None = None) -> Span:
+    start, end = interval or (event["start"], event["end"])
+    kind = str(KINDS.get(event["event"], event["event"]))
+    hidden = ("event", "start", "end", "device")
+    details = {name: value for name, value in event.items() if name not in hidden}
+    if "unit" in event:
+        return Span(lane, kind, str(event["unit"]), start - origin, end - origin, details=details)
+    label = (
+        f"bucket {event['bucket']}"
+        if kind == "all_reduce"
+        else f"{kind} {event['micro']}"
+        if "micro" in event
+        else kind
+    )
+    return Span(lane, kind, label, start - origin, end - origin, details=details)
+
+
+def _between(event: Event, steps: list[list[Event]]) -> bool:
+    return bool(steps[0][0]["start"] <= event["start"] <= steps[-1][0]["end"])
+
+
+def schedule(recording: Recording) -> Schedule | None:
+    """One pass of the last measured step through the stages of the first replica, beside the ideal
+    one."""
+    plan = recording.plan
+    stages, micro_batches, name = plan["stages"], plan["micro_batches"], plan.get("schedule")
+    detailed = [step for step in recording.timed if recording.spans(0, step[0]["step"])]
+    if stages < 2 or not detailed:
+        return None
+    own = pipelines_of(recording, detailed[-1][0]["step"])[0]
+    work = [
+        event
+        for event in own
+        if event["event"] in ("forward", "backward")
+        and event["accumulation"] == 0
+        and "stage" in event
+    ]
+    if not work:
+        return None
+    clipped = dict(
+        zip((id(e) for e in own if e["event"] == "backward"), computing(own), strict=True)
+    )
+    origin = min(event["start"] for event in work)
+    measured = []
+    for event in work:
+        start, end = clipped.get(id(event), (event["start"], event["end"]))
+        place = event["stage"] % stages, event["micro"], event["event"] == "backward"
+        measured.append(
+            Slot(
+                *place,
+                start - origin,
+                end - origin,
+                event["stage"] // stages,
+                bool(event.get("weights")),
+            )
+        )
+    if name:
+        devices = [
+            f"rank {rank['rank']} · {rank['devices'][0]['name']}"
+            for rank in plan["ranks"]
+            if not rank["replica"]
+        ]
+    else:
+        devices = [device["name"] for device in plan["ranks"][0]["devices"]]
+    who = "replica 0" if name else "rank 0"
+    return Schedule(
+        f"{who}, {plural(micro_batches, 'micro-batch')} through {stages} stages",
+        tuple(f"stage {stage} · {device}" for stage, device in enumerate(devices)),
+        tuple(measured),
+        tuple(ideal_slots(stages, micro_batches, name or "gpipe")),
+        pass_bubbles(own, stages)[0],
+        ideal_bubble(stages, micro_batches, name or "gpipe"),
+        IDEAL[name or "gpipe"],
+    )
+
+
+IDEAL = {
+    "gpipe": "The ideal schedule (GPipe) takes every forward and every backward pass to be equally long.",
+    "1f1b": "The ideal schedule (1F1B) takes every forward and every backward pass to be equally long.",
+    "interleaved": "The ideal schedule takes all passes to be equally long. "
+    "Every stage has two parts of the model; passes of the second one have a prime.",
+    "zero-bubble": "The ideal schedule takes forward, input and weight passes to be equally long. A prime marks the second part of "
+    "a stage; nobody waits for the gradient of the model's input, so the very first part has weight passes alone.",
+}
+
+
+def ideal_slots(stages: int, micro_batches: int, name: str = "gpipe") -> list[Slot]:
+    """Every pass in the order of the schedule, each one slot long.
+
+    gpipe, 2 stages, 3 micro-batches    stage 0   F0 F1 F2 ·· ·· B0 B1 B2
+                                        stage 1   ·· F0 F1 F2 B0 B1 B2 ··
+    """
+    return [
+        Slot(slot.rank, micro, kind != "F", slot.start, slot.end, part // stages, kind == "W")
+        for slot in simulate(order(name, stages, micro_batches))
+        for part, kind, micro in [slot.action]
+    ]
+
+
+def load_lines(recordings: Sequence[Recording], title: str = "load") -> Lines | None:
+    """Per GPU what NVML said; without one, the cores that every rank used."""
+    lines: Curves = {}
+    for rank, time, event in _samples(recordings):
+        for gpu in event["devices"]:
+            if gpu.get("utilization") is not None:
+                lines.setdefault(f"{gpu['device']} · NVML (rank {rank})", []).append(
+                    (time, gpu["utilization"])
+                )
+        if not event["devices"]:
+            lines.setdefault(f"rank {rank} · cores", []).append((time, event["cpu_share"]))
+    on_gpu = any("NVML" in name for name in lines)
+    y, unit = (
+        ("share of the time in which a kernel ran", "share")
+        if on_gpu
+        else ("cores in use", "number")
+    )
+    return _lines(title, lines, y, unit)
+
+
+def memory_lines(recordings: Sequence[Recording], title: str = "memory") -> Lines | None:
+    """Per GPU what the allocator held; without one, what every process did."""
+    lines: Curves = {}
+    for rank, time, event in _samples(recordings):
+        for gpu in event["devices"]:
+            lines.setdefault(f"rank {rank} · {gpu['device']}", []).append(
+                (time, gpu["allocated_bytes"])
+            )
+        if not event["devices"] and event["rss_bytes"] is not None:
+            lines.setdefault(f"rank {rank} · process", []).append((time, event["rss_bytes"]))
+    return _lines(title, lines, "memory", "bytes")
+
+
+def _samples(recordings: Sequence[Recording]) -> Iterator[tuple[int, float, Event]]:
+    """(rank, seconds, `load` event) of runs laid one after the other, without the time between
+    them."""
+    offset = 0.0
+    for recording in recordings:
+        times = [event["time"] for event in recording.named("load")]
+        begin = min(times, default=0.0)
+        for rank in range(recording.world_size):
+            for event in recording.named("load", rank):
+                yield rank, offset + event["time"] - begin, event
+        offset += max(times, default=0.0) - begin + GAP_SECONDS
+
+
+def _lines(title: str, lines: Curves, y: str, unit: str) -> Lines | None:
+    shown = tuple(Line(name, tuple(thinned(sorted(points)))) for name, points in lines.items())
+    return Lines(title, shown, "seconds", y, unit) if shown else None
+
+
+def thinned(points: Sequence[Any]) -> Sequence[Any]:
+    """At most `MOST_POINTS`, evenly taken."""
+    step = -(-len(points) // MOST_POINTS)
+    return points[:: step or 1]
+
+
+def loss_lines(rows: Sequence[dict[str, Any]]) -> Lines | None:
+    """The losses of all set-ups on one another: where they are the same training, one curve hides
+    the others."""
+    lines = []
+    for row in rows:
+        points = [
+            (float(step), loss) for step, loss in enumerate(row["losses"]) if loss is not None
+        ]
+        if points:
+            lines.append(Line(row["name"], tuple(thinned(points))))
+    return (
+        Lines("Loss", tuple(lines), "optimizer step", "loss of the global batch", "number")
+        if lines
+        else None
+    )
+
+
+def split(row: dict[str, Any]) -> Split | None:
+    """The batch over the devices that share it, cut into passes and micro-batches."""
+    batch = row.get("batch")
+    if not batch:
+        return None
+    parts = []
+    for rank in row["ranks"]:
+        if rank.get("stage"):  # the stages of a replica see the same samples
+            continue
+        if rank["roles"][0].startswith(
+            "replica "
+        ):  # DataParallel: one process, one share per replica
+            pieces = [
+                (device, held, batch["accumulate"])
+                for device, held in zip(rank["devices"], rank["split"], strict=True)
+            ]
+        else:
+            cuts = batch["accumulate"] * batch["micro_batches"]
+            pieces = [
+                (
+                    f"rank {rank['rank']} · {' → '.join(rank['devices'])}",
+                    rank["samples_per_step"],
+                    cuts,
+                )
+            ]
+        for label, held, cuts in pieces:
+            parts.append(
+                Part(label, tuple(held // cuts + (place < held % cuts) for place in range(cuts)))
+            )
+    return Split(batch["arithmetic"], batch["size"], tuple(parts))

@@ -1,0 +1,125 @@
+"""Numbers as parts of a sentence: how many times as fast and how sure that is, shares, lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paralab.analyse.confidence import Ratio
+from paralab.units import plural, seconds, size
+
+TELLS = (
+    1.05  # an interval that ends below this says: not faster, or so little that nobody would notice
+)
+SAME_SIZE = 0.005
+
+
+def machine_words(comparison: dict[str, Any]) -> str:
+    """What the rows were trained on: `1 GPU (NVIDIA H200)`, `2 cores of AMD EPYC`, or both. A GPU
+    that no row used is not named."""
+    machine, used = comparison["machine"], {row["device"] for row in comparison["rows"]}
+    gpus = machine["gpus"]
+    found = (
+        [f"{plural(len(gpus), 'GPU')} ({gpus[0]['name']})"]
+        if gpus and used & {"cuda", "auto"}
+        else []
+    )
+    found += (
+        [f"{plural(machine['cores'], 'core')} of {machine['cpu']}"]
+        if "cpu" in used or not found
+        else []
+    )
+    return " and ".join(found)
+
+
+def factor(value: float) -> str:
+    """`1.87`, `0.66`, `0.057`."""
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
+def interval(ratio: Ratio) -> str:
+    """`(1.80–1.95)`; what a single round cannot tell is said."""
+    if ratio.low is None or ratio.high is None:
+        return "(too few rounds for an interval)"
+    return f"({factor(ratio.low)}–{factor(ratio.high)})"
+
+
+def speed(subject: str, ratio: Ratio) -> str:
+    """`DDP is 1.93 times as fast (1.88–1.99)`; `DDP makes no measurable difference: 1.01 times as
+    fast (0.97–1.04)`."""
+    verb = (
+        "makes no measurable difference:" if ratio.verdict == "no measurable difference" else "is"
+    )
+    return f"{subject} {verb} {factor(ratio.value)} times as fast {interval(ratio)}"
+
+
+def faster(ratio: Ratio) -> bool | None:
+    """Yes or no, where the rounds can tell."""
+    if ratio.low is None or ratio.high is None:
+        return None
+    if ratio.verdict == "faster":
+        return True
+    return False if ratio.verdict == "slower" or ratio.high < TELLS else None
+
+
+def reaches(ratio: Ratio, goal: float) -> bool | None:
+    """Is the true ratio at least `goal`? None where the goal lies inside the interval, or there is
+    none."""
+    if ratio.low is None or ratio.high is None:
+        return None
+    return True if ratio.low >= goal else False if ratio.high < goal else None
+
+
+def share(value: float | None) -> str:
+    """`0.1288` -> `13 %`, `0.0661` -> `6.6 %`."""
+    if value is None:
+        return "not measured"
+    return f"{value * 100:.0f} %" if value >= 0.0995 or value == 0 else f"{value * 100:.2g} %"
+
+
+def collectives(row: dict[str, Any]) -> str:
+    """`2 all-reduce(s)`; with shards `7 all-gather(s) and 4 reduce-scatter(s)`; nothing where one
+    process trains."""
+    kinds = {
+        "all-reduce(s)": "all_reduces",
+        "all-gather(s)": "all_gathers",
+        "reduce-scatter(s)": "reduce_scatters",
+    }
+    counts = {words: row.get(f"{kind}_per_step") for words, kind in kinds.items()}
+    return " and ".join(f"{count:g} {words}" for words, count in counts.items() if count)
+
+
+def spread(times: dict[str, Any]) -> str:
+    """`34.6 ms (p10–p90: 34.4 ms–35.0 ms)`."""
+    return f"{seconds(times['median'])} (p10–p90: {seconds(times['p10'])}–{seconds(times['p90'])})"
+
+
+def listed(words: Sequence[object], last: str = "and") -> str:
+    """`a, b and c`."""
+    told = [str(word) for word in words]
+    return f" {last} ".join([", ".join(told[:-1]), told[-1]]) if len(told) > 1 else "".join(told)
+
+
+def alike(words: Sequence[object]) -> str:
+    """`4` where all are, `4, 4 and 8` where not."""
+    return str(words[0]) if len(set(map(str, words))) == 1 else listed(words)
+
+
+def split_words(sizes: Sequence[int]) -> str:
+    """`22/22/20`."""
+    return "/".join(map(str, sizes))
+
+
+def often(times: int) -> str:
+    return {1: "once", 2: "twice"}.get(times, f"{times} times")
+
+
+def more_or_less(before: float, after: float) -> str:
+    """Of sizes: `12.3 MiB less, 16 %`; `as much`."""
+    if abs(after - before) < SAME_SIZE * before:
+        return "as much"
+    return f"{size(abs(after - before))} {'more' if after > before else 'less'}, {share(abs(after - before) / before)}"
+
+
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

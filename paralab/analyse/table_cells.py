@@ -1,0 +1,72 @@
+"""Numbers as cells of a table: the words, the value, and the spread in which a repetition may lie.
+A count has no spread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paralab.analyse.blocks import Cell
+from paralab.analyse.confidence import Ratio
+from paralab.analyse.phrases import factor, interval, share, split_words
+from paralab.units import rate, seconds, size
+
+
+def name(text: object) -> Cell:
+    return Cell(str(text), str(text))
+
+
+def exact(number: float | None, why_not: str = "") -> Cell:
+    """A count."""
+    if number is None:
+        return missing(why_not)
+    whole = int(number) if float(number).is_integer() else round(float(number), 3)
+    return Cell(str(whole), whole)
+
+
+def missing(why: str) -> Cell:
+    return Cell(f"not measured: {why}" if why else "not measured", None)
+
+
+def step_time(row: dict[str, Any]) -> Cell:
+    times = row["step_seconds"]
+    return Cell(seconds(times["median"]), times["median"], times["p10"], times["p90"])
+
+
+def duration(value: float | None, why_not: str = "") -> Cell:
+    return missing(why_not) if value is None else Cell(seconds(value), value, value, value)
+
+
+def held_bytes(value: float | None, why_not: str = "") -> Cell:
+    """Bytes that are counted, so the same in every run."""
+    return missing(why_not) if value is None else Cell(size(value), int(value))
+
+
+def measured_share(value: float | None, why_not: str = "") -> Cell:
+    return missing(why_not) if value is None else Cell(share(value), value, value, value)
+
+
+def per_second(value: float | None) -> Cell:
+    return missing("") if value is None else Cell(rate(value), value, value, value)
+
+
+def ratio(of: Ratio | None, why_not: str = "") -> Cell:
+    """`1.87 (1.80–1.95)`: how many times as fast."""
+    if of is None:
+        return missing(why_not)
+    low, high = (of.value, of.value) if of.low is None or of.high is None else (of.low, of.high)
+    return Cell(f"{factor(of.value)} {interval(of)}", of.value, low, high)
+
+
+def split(sizes: Sequence[int]) -> Cell:
+    return Cell(split_words(sizes), split_words(sizes))
+
+
+def words(text: object) -> Cell:
+    """What a student may put otherwise (a goal), or what is another one in every run (a process
+    number)."""
+    return Cell(str(text))
+
+
+def yes_no(value: bool | None) -> Cell:
+    return Cell("cannot be told" if value is None else "yes" if value else "no", value)

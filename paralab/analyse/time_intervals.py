@@ -1,0 +1,71 @@
+"""Sets of moments as sorted, disjoint intervals: the arithmetic behind "while nothing else was
+computed". Pure functions.
+
+compute   ████████████····        union      ████████████████
+transfer  ······██████████        overlap    ······██████····     both at once
+                                  exposed    ············████     transfer without compute
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+Interval = tuple[float, float]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """[(0, 2), (1, 3), (5, 6)] -> [(0, 3), (5, 6)]; empty ones are left out."""
+    merged: list[Interval] = []
+    for start, end in sorted(interval for interval in intervals if interval[1] > interval[0]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def without(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list[Interval]:
+    """What of the first is not in the second: [(0, 10)] without [(2, 4)] -> [(0, 2), (4, 10)]."""
+    left = union(intervals)
+    for cut_start, cut_end in union(removed):
+        left = [
+            piece
+            for start, end in left
+            for piece in ((start, min(end, cut_start)), (max(start, cut_end), end))
+            if piece[1] > piece[0]
+        ]
+    return left
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    return sum(end - start for start, end in union(intervals))
+
+
+def lanes(spans: Sequence[Interval], nested: bool) -> list[int]:
+    """The lane of every span: the first one in which it neither crosses another nor, unless
+    `nested`, lies within one.
+
+    a ├──────────┤                    nested: a and b share lane 0 (b is a part of a), c crosses a: lane 1
+    b   ├───┤                         apart:  b and c have their own lanes, d comes after a: lane 0
+    c          ├─────┤
+    d                  ├──┤
+    """
+    found = [0] * len(spans)
+    open_ends: list[list[float]] = []  # per lane: the ends of what is under way, the innermost last
+    # The longer one first where two begin together: it can hold the other.
+    for number in sorted(
+        range(len(spans)), key=lambda number: (spans[number][0], -spans[number][1])
+    ):
+        start, end = spans[number]
+        for ends in open_ends:
+            while ends and ends[-1] <= start:
+                ends.pop()
+        fits = (
+            lane for lane, ends in enumerate(open_ends) if not ends or (nested and end <= ends[-1])
+        )
+        lane = next(fits, len(open_ends))
+        if lane == len(open_ends):
+            open_ends.append([])
+        open_ends[lane].append(end)
+        found[number] = lane
+    return found

@@ -1,0 +1,129 @@
+"""Standard streams that a command can always write to, whatever they are connected to.
+
+- closed ones (`>&-`, a daemon): /dev/null takes their place, or the next file that is opened would
+  get their number
+- those that know ASCII alone (LANG=C): a readable replacement for every other letter, `2 x 3 -> 6`
+- a terminal that goes away (a closed ssh session): what is written from then on is lost, and the
+  command goes on
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import io
+import os
+import sys
+import unicodedata
+from typing import Any
+
+READABLE = {
+    **dict.fromkeys("·–—−─├└┤┘│", "-"),
+    **{
+        "×": "x",
+        "÷": "/",
+        "…": "...",
+        "→": "->",
+        "←": "<-",
+        "↑": "^",
+        "≠": "!=",
+        "≈": "~",
+        "≤": "<=",
+        "≥": ">=",
+        "±": "+/-",
+    },
+    **{"Σ": "sum", "′": "'", "µ": "u", "μ": "u", "░": ".", "█": "#"},
+    **dict(zip("▁▂▃▄▅▆▇", "__--==#", strict=True)),
+}
+
+
+def make_safe() -> None:
+    """For the whole process, at its start."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            _connect_to_nothing(number)
+    codecs.register_error("readable", _readable)
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    sys.stdout = _safe(sys.stdout, 1)
+    sys.stderr = _safe(sys.stderr, 2)
+
+
+def _safe(stream: Any, number: int) -> Any:
+    """The same stream, unless it is not the process's own (a notebook's, a test's)."""
+    if stream is None:
+        return open(os.devnull, "w", encoding="utf-8")
+    if (
+        not isinstance(stream, io.TextIOWrapper)
+        or isinstance(stream, _Text)
+        or not _is(stream, number)
+    ):
+        return stream
+    written = io.BufferedWriter(_Unfailing(number))
+    return _Text(
+        written,
+        stream.encoding,
+        "readable",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+def _is(stream: io.TextIOWrapper, number: int) -> bool:
+    try:
+        return stream.fileno() == number
+    except (OSError, ValueError):
+        return False
+
+
+class _Text(io.TextIOWrapper):
+    buffer = None  # type: ignore[assignment]  # click would take it, and write UTF-8 where ASCII alone is understood
+
+
+class _Unfailing(io.RawIOBase):
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self.number
+
+    def isatty(self) -> bool:
+        return os.isatty(self.number)
+
+    def write(self, data: Any) -> int:
+        try:
+            return os.write(self.number, data)
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise
+            _connect_to_nothing(
+                self.number
+            )  # also so that what is left is not tried again at the end of the process
+            if error.errno == errno.EIO:
+                return len(data)
+            error.filename = "standard output" if self.number == 1 else "standard error"
+            raise
+
+
+def _connect_to_nothing(number: int) -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)  # may get this number itself
+    if nothing != number:
+        os.dup2(nothing, number)
+        os.close(nothing)
+    os.set_inheritable(number, True)
+
+
+def _readable(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letters = error.object[error.start : error.end]
+    return "".join(READABLE.get(letter) or _without_accent(letter) for letter in letters), error.end
+
+
+def _without_accent(letter: str) -> str:
+    first = unicodedata.normalize("NFKD", letter)[:1]
+    return first if first.isascii() else "?"

@@ -1,0 +1,324 @@
+"""A lab sheet in Markdown against the document of a run: which values contradict it, which are
+missing.
+
+A value is found by its section, its table's columns, its row's first cell and its column:
+
+    ## Part 3: the comparison | set-up | step time | total time | |---|---:|---:| | single | 36 ms |
+  1.2 s |            36 ms: the run has 34.6 ms, p10–p90 34.4–35.0 ms, with 25 % on both sides
+  25.8–43.8 ms
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from html import unescape
+from typing import Any
+
+from paralab.analyse.blocks import Answer, Cell, Document, Table
+from paralab.units import seconds, size
+
+UNITS = {  # what is measured, and what a number is multiplied with
+    "number": {"": 1.0, "×": 1.0, "x": 1.0, "times": 1.0},
+    "time": {
+        "s": 1.0,
+        "sec": 1.0,
+        "seconds": 1.0,
+        "ms": 1e-3,
+        "µs": 1e-6,
+        "μs": 1e-6,
+        "us": 1e-6,
+        "min": 60.0,
+    },
+    "size": {
+        "b": 1.0,
+        "bytes": 1.0,
+        "kb": 1e3,
+        "mb": 1e6,
+        "gb": 1e9,
+        "kib": 2.0**10,
+        "mib": 2.0**20,
+        "gib": 2.0**30,
+    },
+    "share": {"%": 0.01},
+}
+ROUNDED = 0.05  # of the value: what rounding may hide at most; `0 min` is no way to write 30 ms
+NUMBER = re.compile(
+    r"^[~≈]?\s*([-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([^\d\s(]*)\s*(?:\(.*\))?$"
+)
+EMPTY = ("", "…", "...", "-", "–", "—", "?", "_")
+YES_NO = {
+    "yes": True,
+    "no": False,
+    "ja": True,
+    "nein": False,
+    "oui": True,
+    "non": False,
+    "sí": True,
+    "si": True,
+}
+
+
+@dataclass
+class Written:
+    """One section of a sheet: its tables as rows of words, and its answers by question."""
+
+    tables: list[list[list[str]]] = field(default_factory=list)
+    answers: dict[str, str] = field(default_factory=dict)
+
+
+def parse(text: str) -> dict[str, Written]:
+    """The sections of a sheet by title. A bold line is a question, unless a table follows it."""
+    sections: dict[str, Written] = {}
+    current, question, in_table = Written(), None, False
+    for line in (line.strip() for line in text.splitlines()):
+        if line.startswith("## "):
+            current, question, in_table = (
+                sections.setdefault(unescape(line[3:].strip()), Written()),
+                None,
+                False,
+            )
+        elif line.startswith("|"):
+            if not in_table:
+                current.tables.append([])
+            if question is not None and not current.answers.get(question):
+                current.answers.pop(question, None)  # it was the table's title
+            question, in_table = None, True
+            current.tables[-1].append(_cells_of(line))
+        elif line.startswith("**") and line.endswith("**") and len(line) > 4:
+            question, in_table = unescape(line[2:-2].strip()), False
+            current.answers[question] = ""
+        else:
+            in_table = in_table and bool(line)
+            if question is not None and line:
+                current.answers[question] = f"{current.answers[question]} {line}".strip()
+    return sections
+
+
+def _cells_of(line: str) -> list[str]:
+    cells = re.split(r"(?<!\\)\|", line.strip().removeprefix("|").removesuffix("|"))
+    return [unescape(cell.replace("\\|", "|")).strip() for cell in cells]
+
+
+def emptied(document: Document) -> Document:
+    """The sheet to hand out: what is to be done stays, what came out is gone."""
+    sections = []
+    for section in document.sections:
+        blocks: list[Any] = []
+        for block in section.blocks:
+            if isinstance(block, Table):
+                rows = tuple((row[0], *(Cell(" ") for _ in row[1:])) for row in block.rows)
+                blocks.append(replace(block, rows=rows, note=""))
+            elif isinstance(block, Answer):
+                blocks.append(Answer(block.question, "", {}))
+        sections.append(replace(section, blocks=tuple(blocks)))
+    facts = tuple((name, "") for name, _ in document.facts)
+    return Document(
+        document.title,
+        "Fill in every cell, and answer every question; begin with Yes or No where it is one.",
+        (),
+        tuple(sections),
+        facts,
+    )
+
+
+def compared(text: str, document: Document, tolerance: float) -> dict[str, Any]:
+    """What contradicts the run, what is missing, what the run does not have."""
+    written = parse(text)
+    contradictions: list[dict[str, Any]] = []
+    missing: list[dict[str, Any]] = []
+    checked = 0
+    for section in document.sections:
+        mine = written.get(section.title)
+        for block in section.blocks:
+            if isinstance(block, Table):
+                found = _checked_table(block, mine, tolerance)
+            elif isinstance(block, Answer):
+                found = _checked_answer(block, mine)
+            else:
+                continue
+            for entry in found:
+                checked += 1
+                if entry.get("reason") == "":
+                    continue
+                (missing if entry["written"] is None else contradictions).append(
+                    {"section": section.title, **entry}
+                )
+    known = {section.title for section in document.sections} | {"What these numbers depend on"}
+    return {
+        "tolerance": tolerance,
+        "checked": checked,
+        "contradictions": contradictions,
+        "missing": missing,
+        "not_in_this_run": [title for title in written if title not in known],
+    }
+
+
+def _checked_table(
+    table: Table, mine: Written | None, tolerance: float
+) -> Iterator[dict[str, Any]]:
+    theirs = (
+        next(
+            (
+                rows
+                for rows in mine.tables
+                if rows and [_plain(c) for c in rows[0]] == [_plain(c) for c in table.columns]
+            ),
+            None,
+        )
+        if mine
+        else None
+    )
+    body = {_plain(row[0]): row for row in theirs[1:]} if theirs else {}
+    for row in table.rows:
+        words = body.get(_plain(row[0].text))
+        for place, cell in enumerate(row[1:], start=1):
+            given = words[place] if words and place < len(words) else ""
+            entry = {
+                "table": table.title,
+                "row": row[0].text,
+                "column": table.columns[place],
+                "run": _with_spread(cell),
+            }
+            if given.strip() in EMPTY:
+                yield {**entry, "written": None, "reason": "not filled in"}
+            else:
+                yield {**entry, "written": given, "reason": contradiction(given, cell, tolerance)}
+
+
+def _checked_answer(answer: Answer, mine: Written | None) -> Iterator[dict[str, Any]]:
+    given = (
+        next(
+            (
+                words
+                for question, words in mine.answers.items()
+                if _plain(question) == _plain(answer.question)
+            ),
+            "",
+        )
+        if mine
+        else ""
+    )
+    entry = {
+        "table": "",
+        "row": answer.question,
+        "column": "",
+        "run": _verdict(answer.verdict) or answer.text,
+    }
+    if given.strip() in EMPTY:
+        yield {**entry, "written": None, "reason": "not answered"}
+        return
+    said = YES_NO.get(re.split(r"\W+", given.strip().lower(), maxsplit=1)[0])
+    wrong = answer.verdict is not None and said is not None and said != answer.verdict
+    yield {**entry, "written": given, "reason": answer.text if wrong else ""}
+
+
+def _verdict(value: bool | None) -> str:
+    return "" if value is None else "yes" if value else "no"
+
+
+def contradiction(given: str, cell: Cell, tolerance: float) -> str:
+    """Why what was written cannot be; empty where it can."""
+    if cell.value is None:
+        return ""  # the run does not know better
+    if _plain(given) == _plain(cell.text):
+        return ""
+    if isinstance(cell.value, bool):
+        said = YES_NO.get(_plain(given))
+        return "" if said is cell.value else f"the run says {_verdict(cell.value)}"
+    if isinstance(cell.value, str):
+        return "" if _same_words(given, cell.value) else _other_words(given, cell.value)
+    pieces = re.split(r"\s+and\s+|\s*;\s*", given)
+    if len(pieces) > 1:  # `94 % and 66 %`: one number per device
+        return next(
+            (reason for piece in pieces if (reason := contradiction(piece, cell, tolerance))), ""
+        )
+    number, step, kind = parsed(given)
+    if number is None:
+        return f"{given!r} is no number with a unit that is known"
+    known = parsed(cell.text)[2]
+    if known and kind != known and {kind, known} != {"number", "share"}:
+        return f"it is a {kind}, the run has a {known}"
+    step = min(step, 2 * ROUNDED * abs(cell.value))
+    if cell.low is None or cell.high is None:
+        return (
+            ""
+            if abs(number - cell.value) <= step / 2 * 1.001 or number == cell.value
+            else "this is counted, not measured: it must be equal"
+        )
+    low, high = sorted((cell.low * (1 - tolerance), cell.high * (1 + tolerance)))
+    if low - step / 2 <= number <= high + step / 2:
+        return ""
+    times = number / cell.value if cell.value else math.inf
+    allowed = f"{_like(low, cell)} to {_like(high, cell)} with {tolerance:.0%} on both sides"
+    return f"{times:.3g} times the run's value; allowed is {allowed}"
+
+
+def _same_words(given: str, known: str) -> bool:
+    """The same numbers in the same order, and no word that is not there: `32/32` for `by each rank:
+    32/32`."""
+    mine, theirs = (re.findall(r"[^\W\d_]+|\d+", _plain(words)) for words in (given, known))
+    mine, theirs = ([word for word in words if word != "and"] for words in (mine, theirs))
+    numbers = [[word for word in words if word.isdigit()] for words in (mine, theirs)]
+    return mine == theirs or (
+        bool(numbers[1]) and numbers[0] == numbers[1] and set(mine) <= set(theirs)
+    )
+
+
+def _other_words(given: str, known: str) -> str:
+    if not re.fullmatch(r"[\d/]+", known):
+        return "a name must be the run's"
+    mine, theirs = (
+        sum(int(digits[:18]) for digits in re.findall(r"\d+", words)) for words in (given, known)
+    )
+    return (
+        "the sum is right, the parts are not"
+        if mine == theirs
+        else f"it adds up to {mine}, the batch has {theirs}"
+    )
+
+
+def parsed(words: str) -> tuple[float | None, float, str]:
+    """(the number in seconds, bytes or as a share; what its last digit is worth; its kind): `34.6
+    ms` -> 0.0346, 0.0001, time."""
+    found = NUMBER.match(words.replace("`", "").strip())
+    kind = next(
+        (kind for kind, units in UNITS.items() if found and found[2].lower() in units), None
+    )
+    if not found or kind is None:
+        return None, 0.0, ""
+    factor = UNITS[kind][found[2].lower()]
+    digits = found[1].replace(",", "")
+    mantissa, _, exponent = digits.lower().partition("e")
+    decimals = len(mantissa.partition(".")[2])
+    try:
+        number, worth = float(digits) * factor, 10.0 ** (int(exponent or 0) - decimals) * factor
+    except (OverflowError, ValueError):
+        return None, 0.0, ""
+    if not math.isfinite(number):
+        return None, 0.0, ""
+    return number, worth if factor != 1.0 or decimals else 0.0, kind
+
+
+def _with_spread(cell: Cell) -> str:
+    """`34.6 ms (34.4 ms to 35.0 ms)`."""
+    if cell.low is None or cell.high is None or cell.low == cell.high or "(" in cell.text:
+        return cell.text
+    return f"{cell.text} ({_like(cell.low, cell)} to {_like(cell.high, cell)})"
+
+
+def _like(value: float, cell: Cell) -> str:
+    """A number in the unit of a cell's words."""
+    unit = cell.text.partition(" ")[2].split(" ")[0]
+    if unit in ("s", "ms", "µs"):
+        return seconds(value)
+    if unit in ("B", "KiB", "MiB", "GiB"):
+        return size(value)
+    return f"{value:.0%}" if unit == "%" else f"{value:.3g}"
+
+
+def _plain(words: str) -> str:
+    """What counts when words are compared: no case, no code marks, single blanks."""
+    return " ".join(words.replace("`", "").replace("*", "").lower().split())

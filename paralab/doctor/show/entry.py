@@ -1,0 +1,112 @@
+"""An entry of the catalogue: in the terminal (`doctor --explain`), and as the page that
+docs/doctor/ and SARIF hold."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from rich.text import Text
+
+from paralab.doctor.entry import Entry
+from paralab.doctor.known import ENTRIES, GROUPS
+from paralab.doctor.rules import Way, rules
+from paralab.show.console import console, fact_table, plain_table, show_table
+
+WAYS: dict[Way, str] = {
+    "script": "reading the script",
+    "ranks": "watching the ranks",
+    "log": "reading logs",
+    "run": "reading a recorded run",
+    "machine": "looking at the machine",
+}
+assert WAYS.keys() == set(get_args(Way))
+
+
+def print_entry(entry: Entry) -> None:
+    console.print(Text.assemble((entry.id, "bold"), f"  {entry.title}"), soft_wrap=True)
+    ways = [words for way, words in WAYS.items() if entry.id in rules(way).values()]
+    table = fact_table()
+    for name, words in (("symptom", entry.symptom), ("cause", entry.cause), ("fix", entry.fix)):
+        table.add_row(name, Text(words))
+    table.add_row("found by", ", ".join(ways) or "no rule yet")
+    if entry.silent:
+        table.add_row("", "no other tool reports it on a plain PyTorch script")
+    if entry.limits:
+        table.add_row("limits", Text(entry.limits))
+    if entry.sources:
+        table.add_row("reported", Text(", ".join(entry.sources)))
+    show_table(table)
+    for name, code, other, style in (
+        ("wrong", entry.wrong, entry.right, "red"),
+        ("right", entry.right, entry.wrong, "green"),
+    ):
+        console.print(Text(f"\n{name}", style=f"bold {style}"))
+        for line in code.splitlines():  # what the fix changes is coloured
+            console.print(
+                Text(f"  {line}", style="" if line in other.splitlines() else style), soft_wrap=True
+            )
+
+
+def print_titles() -> None:
+    for group, entries in _by_group():
+        console.print(f"[bold]{group}[/]")
+        table = plain_table("id", "title", header=False)
+        for entry in entries:
+            table.add_row(f"  {entry.id}", entry.title)
+        show_table(table)
+
+
+def _by_group() -> list[tuple[str, list[Entry]]]:
+    of = {
+        group: [entry for entry in ENTRIES.values() if entry.id[0] == letter]
+        for letter, group in GROUPS.items()
+    }
+    return [(group, entries) for group, entries in of.items() if entries]
+
+
+def page(entry: Entry) -> str:
+    """Markdown."""
+    parts = [
+        f"# {entry.id} {entry.title}",
+        f"**Symptom.** {entry.symptom}",
+        f"**Cause.** {entry.cause}",
+        f"**Fix.** {entry.fix}",
+        f"Wrong:\n\n```python\n{entry.wrong}```",
+        f"Right:\n\n```python\n{entry.right}```",
+    ]
+    if entry.silent:
+        parts.append(
+            "It is silent: no other tool that we know reports it on a plain PyTorch script."
+        )
+    if entry.limits:
+        parts.append(f"**Limits.** {entry.limits}")
+    if entry.sources:
+        parts.append(
+            "Reported in "
+            + ", ".join(f"[{source}]({url(source)})" for source in entry.sources)
+            + "."
+        )
+    parts.append(f"Silence it on a line with `# paralab: ignore[{entry.id}] reason`.")
+    return "\n\n".join(parts) + "\n"
+
+
+def url(source: str) -> str:
+    """`pytorch/pytorch#33148` on GitHub, where a pull request is found under its number too."""
+    repository, number = source.split("#")
+    return f"https://github.com/{repository}/issues/{number}"
+
+
+def pages() -> dict[str, str]:
+    """All pages of docs/doctor/ with their file names, the index first."""
+    about = f"{len(ENTRIES)} ways in which parallel training goes wrong. What finds which: [the doctor](../doctor.md)."
+    index = ["# The catalogue", "", about, ""]
+    for group, entries in _by_group():
+        lines = [
+            f"- [{entry.id}]({entry.id}.md) {entry.title}{' *(silent)*' if entry.silent else ''}"
+            for entry in entries
+        ]
+        index += [f"## {group}", "", *lines, ""]
+    back = "\n[All entries](README.md)\n"
+    return {"README.md": "\n".join(index)} | {
+        f"{entry.id}.md": page(entry) + back for entry in ENTRIES.values()
+    }

@@ -1,0 +1,154 @@
+"""A diagnosis as SARIF 2.1.0, which code hosts show beside the lines of a change."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from paralab import __version__
+from paralab.doctor.finding import Edit, Finding
+from paralab.doctor.known import ENTRIES
+from paralab.doctor.patch import diff, shown_path
+from paralab.doctor.report import Diagnosis
+from paralab.doctor.show.entry import page
+from paralab.doctor.sources import Sources
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+FINGERPRINT = "primaryLocationLineHash"  # the one name by which code hosts know a result again
+LEVELS = {"error": "error", "warning": "warning", "suspect": "note"}
+PRECISIONS = {"error": "very-high", "warning": "high", "suspect": "medium"}
+
+
+def as_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
+    told: list[tuple[Finding, str | None]] = [(finding, None) for finding in diagnosis.findings]
+    told += [(each.finding, each.by.reason) for each in diagnosis.ignored]
+    ids = sorted({finding.id for finding, _ in told}, key=lambda id: list(ENTRIES).index(id))
+    results = [
+        _result(finding, reason, ids.index(finding.id), diagnosis) for finding, reason in told
+    ]
+    _tell_apart(results)
+    driver = {
+        "name": "paralab doctor",
+        "semanticVersion": __version__,
+        "rules": [_rule(id, told) for id in ids],
+    }
+    notes = [{"level": "note", "message": {"text": note}} for note in diagnosis.notes]
+    run = {
+        "tool": {"driver": driver},
+        "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": notes}],
+        "columnKind": "unicodeCodePoints",
+        "results": results,
+        "properties": {"lookedAt": diagnosis.looked_at, "notLookedAt": diagnosis.not_looked_at},
+    }
+    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _rule(id: str, told: list[tuple[Finding, str | None]]) -> dict[str, Any]:
+    entry = ENTRIES[id]
+    worst = next(
+        severity
+        for severity in LEVELS
+        if any(f.id == id and f.severity == severity for f, _ in told)
+    )
+    return {
+        "id": id,
+        "shortDescription": {"text": entry.title},
+        "fullDescription": {"text": f"{entry.cause} {entry.fix}"},
+        "help": {"text": f"{entry.symptom}\n{entry.cause}\n{entry.fix}", "markdown": page(entry)},
+        "defaultConfiguration": {"level": LEVELS[worst]},
+        "properties": {"precision": PRECISIONS[worst], "tags": ["parallel-training"]},
+    }
+
+
+def _result(
+    finding: Finding, ignored_for: str | None, index: int, diagnosis: Diagnosis
+) -> dict[str, Any]:
+    rank = f" (rank {finding.rank})" if finding.rank is not None else ""
+    seen = "".join(f"\n- {evidence}" for evidence in finding.evidence)
+    result: dict[str, Any] = {
+        "ruleId": finding.id,
+        "ruleIndex": index,
+        "level": LEVELS[finding.severity],
+        "message": {"text": f"{finding.why}{rank} Fix: {finding.fix}{seen}"},
+        "locations": _locations(finding, diagnosis),
+        "partialFingerprints": {FINGERPRINT: _fingerprint(finding, diagnosis.sources)},
+        "properties": {"severity": finding.severity, "rank": finding.rank, "gain": finding.gain},
+    }
+    if finding.edits and diff(finding.edits, diagnosis.sources):
+        result["fixes"] = [_fix(finding, diagnosis.sources)]
+    if ignored_for is not None:
+        result["suppressions"] = [{"kind": "inSource", "justification": ignored_for}]
+    return result
+
+
+def _locations(finding: Finding, diagnosis: Diagnosis) -> list[dict[str, Any]]:
+    """A code host wants a place for everything: what has none is told at the top of the file that
+    was looked at."""
+    file = finding.file or (diagnosis.subject if Path(diagnosis.subject).is_file() else None)
+    if not file:
+        return []
+    region: dict[str, Any] = {"startLine": finding.line or 1}
+    line = diagnosis.sources.line(finding.file, finding.line)
+    if line is not None:
+        region["snippet"] = {"text": line}
+    return [{"physicalLocation": {"artifactLocation": _artifact(file), "region": region}}]
+
+
+def _artifact(file: str) -> dict[str, str]:
+    shown = shown_path(file)
+    if Path(shown).is_absolute():
+        return {"uri": Path(shown).as_uri()}
+    return {"uri": quote(shown), "uriBaseId": "%SRCROOT%"}
+
+
+def _fingerprint(finding: Finding, sources: Sources) -> str:
+    """The same as long as the line says the same, wherever it moves to."""
+    line = (sources.line(finding.file, finding.line) or "").strip()
+    return hashlib.sha256(
+        f"{finding.id}\0{finding.file and shown_path(finding.file)}\0{line}".encode()
+    ).hexdigest()[:32]
+
+
+def _tell_apart(results: list[dict[str, Any]]) -> None:
+    """Equal lines of a file are numbered: two results with one fingerprint would be shown as
+    one."""
+    seen: Counter[str] = Counter()
+    for result in results:
+        line = result["partialFingerprints"][FINGERPRINT]
+        seen[line] += 1
+        result["partialFingerprints"][FINGERPRINT] = f"{line}:{seen[line]}"
+
+
+def _fix(finding: Finding, sources: Sources) -> dict[str, Any]:
+    files = dict.fromkeys(edit.file for edit in finding.edits)
+    changes = [
+        {
+            "artifactLocation": _artifact(file),
+            "replacements": [
+                _replacement(edit, sources.lines(file))
+                for edit in finding.edits
+                if edit.file == file
+            ],
+        }
+        for file in files
+    ]
+    return {"description": {"text": finding.fix}, "artifactChanges": changes}
+
+
+def _replacement(edit: Edit, lines: list[str]) -> dict[str, Any]:
+    """An insertion is a region without length; a replacement ends before the end of its last line,
+    which may be the file's."""
+    region = {"startLine": edit.first, "startColumn": 1}
+    if not edit.lines:
+        return {"deletedRegion": region | {"endLine": edit.last + 1, "endColumn": 1}}
+    if edit.last < edit.first:
+        text = "".join(f"{line}\n" for line in edit.lines)
+        return {
+            "deletedRegion": region | {"endLine": edit.first, "endColumn": 1},
+            "insertedContent": {"text": text},
+        }
+    end = {"endLine": edit.last, "endColumn": len(lines[edit.last - 1]) + 1}
+    return {"deletedRegion": region | end, "insertedContent": {"text": "\n".join(edit.lines)}}

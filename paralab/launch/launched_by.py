@@ -1,0 +1,204 @@
+"""Already launched? What torchrun, srun and others tell a process about itself, in environment
+variables.
+
+torchrun, and whoever keeps its convention   RANK WORLD_SIZE LOCAL_RANK GROUP_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_…
+srun with several tasks                      SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_NODEID …
+
+torchrun gives an address to meet at, and often serves a store there itself. srun gives none: rank 0
+takes a free port and writes it into a file in the folder that the job runs in, which all its nodes
+see.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paralab.errors import UsageError
+from paralab.launch.processes import INSIDE
+from paralab.plan.grid import Place
+
+LAUNCHED = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+BY_PREFIX = ("TORCHELASTIC_", "SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID")
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What this process is, in a job that something else has launched.
+
+    node      the number of its node; None where the launcher does not say
+    address   where the ranks meet, and its port; None: they have to agree on it
+    served    the launcher itself serves a store at that address
+    restarts  how often the launcher has started it before
+    attempt   tells this meeting from those of other jobs, and from those before a restart
+    """
+
+    launcher: str
+    rank: int
+    world_size: int
+    local_rank: int | None
+    node: int | None
+    num_nodes: int
+    address: str | None
+    port: int | None
+    served: bool
+    attempt: str
+    restarts: int = 0
+
+
+def joined(environment: Mapping[str, str] = os.environ) -> Joined | None:
+    """None: nobody has launched this process as one of several ranks, so paralab starts its own."""
+    if INSIDE in environment:
+        return None
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        return _of_torchrun(environment)
+    # In the script of an sbatch job, too, SLURM_PROCID is 0 and SLURM_NTASKS what was asked for:
+    # only a step has tasks.
+    if "SLURM_PROCID" in environment and _number(environment, "SLURM_STEP_NUM_TASKS", 1) > 1:
+        return _of_srun(environment)
+    return None
+
+
+def _of_torchrun(environment: Mapping[str, str]) -> Joined:
+    ranks = _number(environment, "WORLD_SIZE", 1)
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
+    if ranks > 1 and missing:
+        raise UsageError(
+            f"RANK={environment['RANK']} and WORLD_SIZE={ranks} say that this is one of several ranks, but "
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set: where are the others?",
+            fix="start it with torchrun or srun, or unset RANK and WORLD_SIZE",
+        )
+    restart = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    here = _number(environment, "LOCAL_WORLD_SIZE", 0)
+    return Joined(
+        launcher="torchrun"
+        if "TORCHELASTIC_RUN_ID" in environment
+        else "the launcher that set RANK and WORLD_SIZE",
+        rank=_number(environment, "RANK", 0),
+        world_size=ranks,
+        local_rank=_number(environment, "LOCAL_RANK", 0) if "LOCAL_RANK" in environment else None,
+        node=_number(environment, "GROUP_RANK", 0) if "GROUP_RANK" in environment else None,
+        num_nodes=ranks // here if here else 0,
+        address=environment.get("MASTER_ADDR"),
+        port=_number(environment, "MASTER_PORT", 0) if "MASTER_PORT" in environment else None,
+        served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=f"{environment.get('TORCHELASTIC_RUN_ID', 'none')}/{restart}",
+        restarts=int(restart),
+    )
+
+
+def _of_srun(environment: Mapping[str, str]) -> Joined:
+    restart = environment.get("SLURM_RESTART_COUNT", "0")
+    step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", "0"))
+    return Joined(
+        launcher="srun",
+        rank=_number(environment, "SLURM_PROCID", 0),
+        world_size=_number(environment, "SLURM_STEP_NUM_TASKS", 1),
+        local_rank=_number(environment, "SLURM_LOCALID", 0)
+        if "SLURM_LOCALID" in environment
+        else None,
+        node=_number(environment, "SLURM_NODEID", 0) if "SLURM_NODEID" in environment else None,
+        num_nodes=_number(
+            environment, "SLURM_STEP_NUM_NODES", _number(environment, "SLURM_NNODES", 1)
+        ),
+        address=None,
+        port=None,
+        served=False,
+        attempt=f"{environment.get('SLURM_JOB_ID', '0')}-{step}"
+        + (f"-{restart}" if restart != "0" else ""),
+        restarts=int(restart),
+    )
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name, "")
+    if text and not text.isdigit():
+        raise UsageError(
+            f"{name}={text!r} is not a number.",
+            fix=f"unset {name}, or start it with torchrun or srun",
+        )
+    return int(text) if text else default
+
+
+def without_launch(environment: Mapping[str, str]) -> dict[str, str]:
+    """For a child process that is no rank: a user's file that asks for RANK must not take it for
+    one."""
+    return {
+        name: text
+        for name, text in environment.items()
+        if name not in LAUNCHED and not name.startswith(BY_PREFIX)
+    }
+
+
+def meeting_file(place: Joined) -> Path:
+    """Where rank 0 of an srun job says its address. In the folder of the job: the only place that
+    all nodes are known to share."""
+    return Path(f".paralab-meeting-{place.attempt}").absolute()
+
+
+def own_address(place: Joined) -> str:
+    """An address of this node at which the job's other nodes reach it. The names of Slurm's nodes
+    need not resolve."""
+    if place.num_nodes == 1:
+        return "127.0.0.1"
+    name = os.environ.get("SLURMD_NODENAME", socket.gethostname())
+    found = name
+    if shutil.which("scontrol"):
+        asked = subprocess.run(
+            ["scontrol", "show", "node", name], capture_output=True, text=True, timeout=30
+        )
+        found = next(
+            (
+                word.partition("=")[2]
+                for word in asked.stdout.split()
+                if word.startswith("NodeAddr=")
+            ),
+            name,
+        )
+    try:
+        return socket.gethostbyname(found)
+    except OSError:
+        return found
+
+
+def places(facts: list[dict[str, Any]]) -> tuple[Place, ...]:
+    """What every rank has told about itself -> where each is, and its share of the cores.
+
+    Ranks with the same affinity mask share those cores; Slurm may also have given each its own.
+
+        machine A, cores 0-7    machine A, cores 0-7    machine B, cores 0-3
+        4 cores                 4 cores                 4 cores
+    """
+    numbers = [fact["node"] if fact["node"] is not None else fact["machine"] for fact in facts]
+    several = len(
+        {(number, fact["name"]) for number, fact in zip(numbers, facts, strict=True)}
+    ) > len({f["name"] for f in facts})
+    masks = [(fact["machine"], tuple(fact["mask"])) for fact in facts]
+    found = []
+    for number, fact, mask in zip(numbers, facts, masks, strict=True):
+        on_node = [rank for rank, other in enumerate(numbers) if other == number]
+        local = (
+            fact["local_rank"] if fact["local_rank"] is not None else on_node.index(fact["rank"])
+        )
+        # Two nodes of one name are one machine that plays several.
+        name = (
+            f"{fact['name']}#{fact['node']}"
+            if several and fact["node"] is not None
+            else fact["name"]
+        )
+        found.append(Place(name, local, tuple(fact["gpus"]), fact["cores"] / masks.count(mask)))
+    return tuple(found)

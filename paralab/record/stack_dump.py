@@ -1,0 +1,70 @@
+"""Where every thread of this process is, and its last collectives, written by a side thread when
+somebody asks."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from paralab.errors import ParalabError
+
+
+def testify(testimony: Path) -> None:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    stacks = {
+        names.get(ident, str(ident)): [
+            {
+                "file": f.filename,
+                "line": f.lineno,
+                "function": f.name,
+                "code": linecache.getline(f.filename, f.lineno or 0).strip(),
+            }
+            for f in traceback.extract_stack(frame)
+        ]
+        for ident, frame in sys._current_frames().items()
+    }
+    part = testimony.with_suffix(".part")
+    part.write_text(json.dumps({"stacks": stacks, "collectives": _collectives()}))
+    part.rename(testimony.with_suffix(".json"))
+
+
+def _collectives() -> list[dict[str, Any]]:
+    """The flight recorder's last entries, which gloo fills as well. A private function: what it
+    gives may change or be missing."""
+    try:
+        torch: Any = sys.modules[
+            "torch"
+        ]  # not imported here: the reading half, too, knows this package
+        dump = torch._C._distributed_c10d._dump_fr_trace_json
+        entries = json.loads(dump(includeCollectives=True, onlyActive=False))["entries"]
+    except Exception:
+        return []
+    kept = (
+        "process_group",
+        "collective_seq_id",
+        "is_p2p",
+        "p2p_seq_id",
+        "profiling_name",
+        "retired",
+        "state",
+        "input_sizes",
+    )
+    return [{name: entry.get(name) for name in kept} for entry in entries[-50:]]
+
+
+def leave_words(testimony: Path, error: BaseException) -> None:
+    """For the launcher, in case the error can be written neither to the events nor to the log."""
+    with suppress(OSError):
+        text = str(error) if isinstance(error, ParalabError) else f"{type(error).__name__}: {error}"
+        testimony.with_suffix(".error").write_text(text)
+
+
+def read_words(folder: Path, ranks: list[int]) -> dict[int, str]:
+    paths = {rank: folder / f"rank{rank}.error" for rank in ranks}
+    return {rank: path.read_text(errors="replace") for rank, path in paths.items() if path.exists()}

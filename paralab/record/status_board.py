@@ -1,0 +1,114 @@
+"""A notice board between the launcher and its ranks: a small file mapped into all of them, so that
+posting costs no system call.
+
+Every rank posts in which phase it is, at which step, and since when. That is how the launcher
+notices that one hangs, also when it is stopped, or never lets go of the interpreter. In the other
+direction the launcher posts the step before which all are to stop.
+
+Stopping together: ranks run ahead of one another by a step, and a post takes time to be seen. So a
+rank that comes to the step waits there, and the launcher either sees all of them waiting at the
+same step (agreed), or moves the step up (see `agree`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+PHASES = (
+    "start",
+    "step",
+    "save",
+    "end",
+    "idle",
+)  # idle: this rank has nothing to do until the others are done
+NEVER = -1
+UNSEEN = 121  # of a process whose end nobody saw, because the one that had forked it was killed
+LEFT_EARLY = 120  # stands for the exit code 0 of a rank whose last post is not its end
+HEADER = struct.Struct("<qq")  # the step to stop before, agreed or not
+SLOT = struct.Struct("<qqdq")  # phase, step, since when, waiting
+WAIT_SECONDS = 0.005
+
+
+@dataclass(frozen=True)
+class Post:
+    phase: str
+    step: int
+    since: float  # time.perf_counter(), which the processes of a machine share
+    waiting: bool
+
+
+class StatusBoard:
+    def __init__(self, path: Path, ranks: int) -> None:
+        self.ranks = ranks
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), HEADER.size + ranks * SLOT.size)
+
+    @classmethod
+    def create(cls, path: Path, ranks: int) -> StatusBoard:
+        slots = SLOT.pack(PHASES.index("start"), NEVER, time.perf_counter(), False) * ranks
+        path.write_bytes(HEADER.pack(NEVER, False) + slots)
+        return cls(path, ranks)
+
+    def post(self, rank: int, phase: str, step: int, waiting: bool = False) -> None:
+        # In one go: `pack_into` would fill the place with zeros first, and the launcher may look
+        # just then.
+        at = self._at(rank)
+        self._map[at : at + SLOT.size] = SLOT.pack(
+            PHASES.index(phase), step, time.perf_counter(), waiting
+        )
+
+    def read(self, rank: int) -> Post:
+        phase, step, since, waiting = SLOT.unpack_from(self._map, self._at(rank))
+        return Post(PHASES[phase], step, since, bool(waiting))
+
+    @property
+    def posts(self) -> list[Post]:
+        return [self.read(rank) for rank in range(self.ranks)]
+
+    def agree(self) -> None:
+        """One round of the launcher's side of stopping together; called again and again until the
+        ranks have ended."""
+        stop_at, agreed = HEADER.unpack_from(self._map)
+        if not agreed:
+            self.stop(*next_stop(stop_at, [(post.step, post.waiting) for post in self.posts]))
+
+    def stop(self, before: int, agreed: bool) -> None:
+        HEADER.pack_into(self._map, 0, before, agreed)
+
+    def stops_before(self, rank: int, step: int) -> bool:
+        """The rank's side: False: go on with this step. May wait until all have come to the same
+        step."""
+        stop_at, agreed = HEADER.unpack_from(self._map)
+        if stop_at == NEVER or step < stop_at:
+            return False
+        self.post(rank, "step", step, waiting=True)
+        while not agreed and step >= stop_at:
+            time.sleep(WAIT_SECONDS)
+            stop_at, agreed = HEADER.unpack_from(self._map)
+        return bool(agreed)
+
+    def _at(self, rank: int) -> int:
+        return HEADER.size + rank * SLOT.size
+
+
+def next_stop(stop_at: int, ranks: list[tuple[int, bool]]) -> tuple[int, bool]:
+    """(the step to stop before, agreed) from the present one and every rank's (step, waiting).
+
+    asked at first            7 running   8 running       -> stop before 9
+    one waits, one to come    9 waiting   8 running       -> still 9
+    one was too fast          9 waiting   9 running       -> stop before 10
+    one was past it unseen    9 waiting  10 waiting       -> stop before 11
+    all there                10 waiting  10 waiting       -> agreed
+    """
+    if all(waiting and step == stop_at for step, waiting in ranks):
+        return stop_at, True
+    passed = any(step > stop_at or (step == stop_at and not waiting) for step, waiting in ranks)
+    return (
+        (max(step for step, _ in ranks) + 1, False)
+        if stop_at == NEVER or passed
+        else (stop_at, False)
+    )

@@ -1,0 +1,70 @@
+"""One clock for all ranks: those on another machine measure how far their clock is from rank 0's.
+
+Monotonic clocks count from a machine's start, so between machines they differ by days. A rank asks
+rank 0 for its time again and again; the answer was given somewhere between question and arrival, so
+the quickest round trip tells it best:
+
+    asked at 10.000, answered "510.020", arrived at 10.004    ->    500.018 ahead, give or take
+  0.002
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from paralab.machine.host import clock_mark
+
+QUESTIONS = 32
+
+
+@dataclass(frozen=True)
+class Offset:
+    """Rank 0's clock minus this one."""
+
+    seconds: float
+    uncertainty: float
+
+
+ALIGNED = Offset(0.0, 0.0)
+
+
+def best_offset(trips: Sequence[tuple[float, float, float]]) -> Offset:
+    """(asked, rank 0's time, arrived) of every round trip -> the offset by the quickest; half of
+    that trip is its uncertainty."""
+    asked, theirs, arrived = min(trips, key=lambda trip: trip[2] - trip[0])
+    return Offset(theirs - (asked + arrived) / 2, (arrived - asked) / 2)
+
+
+def offset_to_rank_0() -> Offset:
+    """All ranks call it. Those that share rank 0's clock have nothing to measure."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mark = int.from_bytes(hashlib.sha256(clock_mark().encode()).digest()[:7])
+    marks = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
+    dist.all_gather(marks, torch.tensor([mark]))
+    found = ALIGNED
+    for other in (number for number in range(ranks) if marks[number] != marks[0]):
+        if rank == 0:
+            _answer(other)
+        elif rank == other:
+            found = best_offset([_ask() for _ in range(QUESTIONS)])
+    return found
+
+
+def _ask() -> tuple[float, float, float]:
+    theirs = torch.zeros(1, dtype=torch.float64)
+    asked = time.perf_counter()
+    dist.send(theirs, 0)
+    dist.recv(theirs, 0)
+    return asked, float(theirs), time.perf_counter()
+
+
+def _answer(other: int) -> None:
+    for _ in range(QUESTIONS):
+        dist.recv(torch.zeros(1, dtype=torch.float64), other)
+        dist.send(torch.tensor([time.perf_counter()], dtype=torch.float64), other)

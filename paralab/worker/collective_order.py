@@ -1,0 +1,94 @@
+"""Make sure that all FSDP ranks gather and reduce the same units in the same order.
+
+A collective does not know what it carries. If rank 0 gathers expert 1 while rank 1 gathers expert
+2, each gets half of both and trains on without an error. So each rank tracks the order of its
+collectives. A step that repeats the last one needs no check. In the first step, and from the point
+where a step deviates, every rank asks the others before each collective what they are about to do.
+A rank that gets no answer is the only one that deviates.
+
+    step 0   checked      gather a, gather b, reduce b, reduce a      agreed
+    step 1   the same     nothing to check
+    step 2   rank 1 is about to gather c instead of b: it asks, nobody answers, and it raises
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paralab.errors import ParalabError
+from paralab.plan.sharding import BRANCHES
+from paralab.worker.groups import PATIENCE
+
+ANSWER_SECONDS = 5.0  # wait this long for the others, or two steps if that is longer
+DONE = "finish the step"
+
+
+class Agreement:
+    def __init__(self, group: dist.ProcessGroup, rank: int) -> None:
+        self.group, self.rank = group, rank
+        self.step = -1
+        self.agreed: list[str] = []
+        self.actions: list[str] = []  # of this step
+        self.asking = False
+        self.began = time.monotonic()
+        self.longest = 0.0
+
+    def begin(self, step: int) -> None:
+        self.step, self.actions, self.asking = step, [], not self.agreed
+        self.began = time.monotonic()
+
+    def announce(self, action: str) -> None:
+        """Announce what this rank does next; raise if another rank does something else."""
+        place = len(self.actions)
+        expected = self.agreed[place] if place < len(self.agreed) else DONE
+        self.actions.append(action)
+        if not self.asking and action == expected:
+            return
+        try:
+            self._ask(action)
+        except RuntimeError:
+            if self.asking:  # every rank was asking, so one of them is gone
+                raise
+            raise self._parted({self.rank: action}, expected) from None
+        self.asking = True
+
+    def end(self) -> None:
+        """The step is over on this rank; is it over on the others?"""
+        if self.asking or self.actions != self.agreed:
+            self.announce(DONE)
+            self.agreed = self.actions[:-1]
+        self.longest = max(self.longest, time.monotonic() - self.began)
+
+    def _ask(self, action: str) -> None:
+        words = f"{len(self.actions)} {action}".encode()[:256]
+        mine = torch.zeros(256, dtype=torch.uint8)
+        mine[: len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
+        every = [torch.empty_like(mine) for _ in range(self.group.size())]
+        work: Any = dist.all_gather(every, mine, group=self.group, async_op=True)
+        # In the first step every rank asks, and some are still loading their model and data.
+        work.wait(
+            timedelta(seconds=max(ANSWER_SECONDS, 2 * self.longest)) if self.agreed else PATIENCE
+        )
+        if any(not torch.equal(mine, other) for other in every):
+            told = [
+                bytes(other.tolist()).rstrip(b"\0").decode(errors="replace").partition(" ")[2]
+                for other in every
+            ]
+            raise self._parted(dict(enumerate(told)))
+
+    def _parted(self, actions: dict[int, str], expected: str | None = None) -> ParalabError:
+        if expected is not None:
+            [(rank, action)] = actions.items()
+            what = f"rank {rank} is about to {action}, the others to {expected}"
+        else:
+            other = next(rank for rank, action in actions.items() if action != actions[0])
+            what = f"rank 0 is about to {actions[0]}, rank {other} to {actions[other]}"
+        return ParalabError(
+            f"fsdp: {BRANCHES} in step {self.step}: {what}. Continuing would mix up their shards.",
+            fix="call the same submodules on every rank, or use ddp --find-unused, which allows ranks to differ",
+        )

@@ -1,0 +1,73 @@
+"""Load and memory over time: what `watch nvidia-smi` and `top` show, sampled by a side thread while
+a rank trains."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paralab.plan.plan import RankPlan
+from paralab.worker.nvml import Nvml
+from paralab.worker.probes import Probe
+
+EVERY_SECONDS = 0.1
+
+
+class LoadSampler:
+    """A `load` event every tenth of a second. It reads counters of the system alone, and never
+    waits for a device."""
+
+    def __init__(self, rank: RankPlan, probe: Probe) -> None:
+        self.probe = probe
+        self.gpus = list(
+            dict.fromkeys(
+                device.torch for device in rank.devices if device.torch.startswith("cuda")
+            )
+        )
+        self.nvml = Nvml(self.gpus) if self.gpus else None
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="paralab-load", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        wall, cpu = time.perf_counter(), time.process_time()
+        while not self._done.wait(EVERY_SECONDS):
+            wall_now, cpu_now = time.perf_counter(), time.process_time()
+            share = (cpu_now - cpu) / (wall_now - wall)
+            wall, cpu = wall_now, cpu_now
+            reason = {"not_measured": self.nvml.reason} if self.nvml and self.nvml.reason else {}
+            devices = [self._gpu(device) for device in self.gpus]
+            self.probe.emit(
+                "load",
+                cpu_share=round(share, 3),
+                rss_bytes=resident_bytes(),
+                devices=devices,
+                **reason,
+            )
+
+    def _gpu(self, device: str) -> dict[str, Any]:
+        assert self.nvml is not None
+        return {
+            "device": device,
+            "allocated_bytes": torch.cuda.memory_allocated(device),
+            **self.nvml.read(device),
+        }
+
+
+def resident_bytes() -> int | None:
+    """Memory of this process now; None where the system does not tell (macOS, Windows)."""
+    status = Path("/proc/self/statm")
+    return (
+        int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else None
+    )

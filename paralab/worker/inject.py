@@ -1,0 +1,82 @@
+"""Faults planted on purpose: `paralab faults` asks for one through the environment, and this rank
+really has it.
+
+PARALAB_PLANT = {"kind": "kill", "rank": 1, "phase": "step", "step": 7, "mark": FILE}
+
+The mark is written just before the fault, with the time, and keeps it from happening again after a
+restart.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+VARIABLE = "PARALAB_PLANT"
+SLOW_SECONDS = 0.3
+
+
+def planted(phase: str, rank: int, step: int, model: nn.Module) -> None:
+    """Have the fault that was planted here, if one was."""
+    wanted = _wanted()
+    if not wanted or (wanted["rank"], wanted["phase"]) != (rank, phase) or step < wanted["step"]:
+        return
+    mark = Path(wanted["mark"])
+    if wanted["kind"] == "slow":  # for the rest of the run
+        time.sleep(SLOW_SECONDS)
+    if mark.exists():
+        return
+    mark.write_text(json.dumps({"unix_seconds": time.time(), "step": step}))
+    if wanted["kind"] == "fill":
+        _fill(Path(wanted["path"]))
+    else:
+        FAULTS[wanted["kind"]](model)
+
+
+@cache
+def _wanted() -> dict[str, Any]:
+    wanted: dict[str, Any] = json.loads(os.environ.get(VARIABLE, "{}"))
+    return wanted
+
+
+def _fill(path: Path) -> None:
+    """Leave no room on the disk of this file."""
+    with suppress(OSError), path.open("wb") as file:
+        while True:
+            file.write(bytes(2**20))
+            file.flush()
+
+
+def _raise(model: nn.Module) -> None:
+    raise ValueError("a planted error")
+
+
+def _poison(model: nn.Module) -> None:
+    with torch.no_grad():
+        next(p for p in model.parameters() if not p.is_meta).fill_(float("nan"))
+
+
+FAULTS: dict[str, Callable[[nn.Module], Any]] = {
+    "kill": lambda model: os.kill(os.getpid(), signal.SIGKILL),
+    "segv": lambda model: ctypes.string_at(0),  # reads address 0
+    "exception": _raise,
+    "exit0": lambda model: os._exit(0),
+    "stop": lambda model: os.kill(os.getpid(), signal.SIGSTOP),
+    "gil": lambda model: sum(
+        iter(int, 1)
+    ),  # adds up zeros for ever, without letting another thread run
+    "memory": lambda model: torch.empty(2**60),
+    "nan": _poison,
+    "slow": lambda model: None,
+}

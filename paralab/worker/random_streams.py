@@ -1,0 +1,108 @@
+"""One random stream per virtual device.
+
+torch has one generator per process and device. The threads of `dp`, `pipeline`, and `hybrid` would
+draw from it in whatever order they run, and the same command would never train the same model
+twice. So each virtual device has its own generator state. We swap it in for each operator that
+draws (torch tags them), and the order of the threads stops mattering.
+
+Activation checkpointing saves and restores the generator's state around a block. Inside a stream it
+gets the stream's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_swapping = threading.Lock()
+_active = threading.local()  # .streams: of the virtual device that this thread computes for
+
+
+class Streams:
+    """The streams of one rank's virtual devices: for each, the state of a CPU generator, or of its
+    GPU's."""
+
+    def __init__(self, devices: int, seed: int, gpu: int | None = None) -> None:
+        self.devices = devices
+        self.generator = (
+            torch.default_generator if gpu is None else torch.cuda.default_generators[gpu]
+        )
+        self.seed(seed)
+
+    def seed(self, seed: int) -> None:
+        before = self.generator.get_state()
+        self.states = []
+        for number in range(self.devices):
+            self.generator.manual_seed((seed * 1_000_003 + number) % 2**63)
+            self.states.append(self.generator.get_state())
+        self.generator.set_state(before)
+
+    @contextmanager
+    def drawing(self, current: Callable[[], int]) -> Iterator[None]:
+        """In this block and thread, draw from the stream of device `current()`."""
+        _follow_streams()
+        before, _active.streams = getattr(_active, "streams", None), (self, current)
+        try:
+            with _Swap(self, current):
+                yield
+        finally:
+            _active.streams = before
+
+
+class _Swap(TorchDispatchMode):
+    def __init__(self, streams: Streams, current: Callable[[], int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.streams, self.current = streams, current
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if (
+            torch.Tag.nondeterministic_seeded not in func.tags
+            or kwargs.get("generator") is not None
+        ):
+            return func(*args, **kwargs)
+        states, number, generator = self.streams.states, self.current(), self.streams.generator
+        with _swapping:
+            before = generator.get_state()
+            generator.set_state(states[number])
+            try:
+                return func(*args, **kwargs)
+            finally:
+                states[number] = generator.get_state()
+                generator.set_state(before)
+
+
+_get_global, _set_global = torch.get_rng_state, torch.set_rng_state
+
+
+def _place() -> tuple[list[torch.Tensor], int] | None:
+    """Where the state of this thread's stream is kept; None: it draws from the process's
+    generator."""
+    found: tuple[Streams, Callable[[], int]] | None = getattr(_active, "streams", None)
+    if found is None or found[0].generator is not torch.default_generator:
+        return None
+    return found[0].states, found[1]()
+
+
+def _get() -> torch.Tensor:
+    place = _place()
+    return place[0][place[1]] if place else _get_global()
+
+
+def _set(new_state: torch.Tensor) -> None:
+    if place := _place():
+        place[0][place[1]] = new_state
+    else:
+        _set_global(new_state)
+
+
+def _follow_streams() -> None:
+    """torch.utils.checkpoint asks torch.get_rng_state; in threads that draw from a stream this is
+    the stream's state."""
+    torch.get_rng_state = torch.random.get_rng_state = _get
+    torch.set_rng_state = torch.random.set_rng_state = _set

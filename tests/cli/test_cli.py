@@ -1,0 +1,239 @@
+"""The command line as a user meets it: one JSON object, clear refusals, nothing started by a wrong
+request."""
+
+import json
+
+import pytest
+
+from tests.conftest import run_paralab
+
+RESULT_FIELDS = {
+    "strategy",
+    "grid",
+    "ranks",
+    "batch",
+    "losses",
+    "step_seconds",
+    "total_seconds",
+    "samples_per_second",
+    "peak_bytes",
+    "all_reduces_per_step",
+    "bytes_per_step",
+    "run_folder",
+    "warnings",
+}
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory):
+    """One run that several checks look at."""
+    folder = tmp_path_factory.mktemp("hybrid")
+    options = [
+        "--workload",
+        "gpt:tiny",
+        "--micro-batches",
+        "3",
+        "--accumulate",
+        "2",
+        "--steps",
+        "8",
+        "--save-weights",
+    ]
+    return folder, run_paralab("run", "hybrid", *options, "--json", cwd=folder).json
+
+
+def test_json_carries_what_is_documented(hybrid):
+    _, result = hybrid
+    assert result.keys() >= RESULT_FIELDS
+    assert result["grid"] == {
+        "replicas": 2,
+        "stages": 2,
+        "devices": ["cpu:0", "cpu:2", "cpu:1", "cpu:3"],
+    }
+    assert [rank["devices"] for rank in result["ranks"]] == [["cpu:0", "cpu:2"], ["cpu:1", "cpu:3"]]
+    assert len({rank["pid"] for rank in result["ranks"]}) == 2
+    assert all(rank["virtual"] and rank["local_rank"] == rank["rank"] for rank in result["ranks"])
+    assert len(result["losses"]) == 8
+    assert result["losses"][-1] < result["losses"][0]
+    assert (
+        result["all_reduces_per_step"] == 2
+    )  # one per stage, however many micro-batches and passes
+    assert {(memory["rank"], memory["device"]) for memory in result["peak_bytes"]} == {
+        (0, "cpu:0"),
+        (0, "cpu:2"),
+        (1, "cpu:1"),
+        (1, "cpu:3"),
+    }
+
+
+def test_the_run_folder_holds_all_of_it(hybrid):
+    folder, result = hybrid
+    run = folder / result["run_folder"]
+    assert json.loads((run / "result.json").read_text()) == result
+    assert (run / "weights.pt").exists()
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert any("parameters" in line for line in manifest["constraints"])
+    assert "standard library" in manifest["data_path"] or "python" in manifest["data_path"]
+    events = [
+        json.loads(line) for line in (run / "events" / "rank0.jsonl").read_text().splitlines()
+    ]
+    one = [event for event in events if event.get("step") == 4]
+    # 2 passes × 3 micro-batches × 2 stages, forward and backward
+    assert sum(event["event"] == "forward" for event in one) == 12
+    assert sum(event["event"] == "backward" for event in one) == 12
+    reduced = [event for event in one if event["event"] == "all_reduce"]
+    assert sorted(event["stage"] for event in reduced) == [0, 1]
+    last = max(
+        event["start"] for event in one if event["event"] == "backward" and event["stage"] == 1
+    )
+    assert all(event["start"] >= last for event in reduced), (
+        "synchronized before the last micro-batch"
+    )
+    assert {"start", "split", "data", "optimizer", "step", "memory", "end"} <= {
+        event["event"] for event in events
+    }
+
+
+def test_a_run_on_the_screen(paralab):
+    done = paralab(
+        "run",
+        "dp",
+        "--replicas",
+        "3",
+        "--batch-size",
+        "64",
+        "--workload",
+        "mlp:small",
+        "--steps",
+        "3",
+        "--show",
+        "splits",
+    )
+    assert done.code == 0, done.err
+    for shape, device in (("[22, 256]", "cpu:0"), ("[22, 256]", "cpu:1"), ("[20, 256]", "cpu:2")):
+        assert (
+            f"Inside model on device {device} (virtual: cpu), shape: torch.Size({shape})"
+            in done.out
+        )
+    for words in (
+        "64 = 22 + 22 + 20 samples on 3 replicas",
+        "step time",
+        "samples/s",
+        "run folder",
+        "DataParallel is emulated",
+    ):
+        assert words in done.out
+    assert "step 3/3  loss" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "dpp"], ["Did you mean 'dp'", "single, dp, ddp"]),
+        (["run", "ddp", "--workload", "mpl"], ["Did you mean 'mlp'"]),
+        (["run", "ddp", "--batch-size", "4", "--replicas", "9"], ["4 < 9", "--batch-size 9"]),
+        (["run", "pipeline", "--stages", "40"], ["11 parts at most", "--stages 11"]),
+        (["run", "single", "--device", "cuda"], ["no usable GPU", "--device cpu"]),
+        (["plan", "pipeline", "--micro-batches", "99"], ["64 < 99"]),
+        (["verify", "dpp"], ["Did you mean 'dp'"]),
+        (["verify", "pipeline", "--micro-batches", "99"], ["cannot be cut into 99"]),
+        (["run", "ddp", "--steps", "many"], ["'many' is not a valid integer"]),
+    ],
+)
+def test_a_wrong_request_starts_nothing_and_exits_with_2(tmp_path, arguments, words):
+    import torch
+
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("this machine has the GPU that the request asks for")
+    done = run_paralab(*arguments, cwd=tmp_path)
+    assert done.code == 2
+    assert all(word in done.err for word in words), done.err
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_error_is_json_too(paralab):
+    done = paralab("run", "dpp", "--json")
+    assert done.code == 2
+    assert "Did you mean" in json.loads(done.out)["error"]
+
+
+def test_what_starts_its_own_ranks_says_so_inside_torchrun(paralab):
+    launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for command in ("plan", "verify", "compare"):
+        done = paralab(command, "ddp", environment=launched)
+        assert done.code == 2
+        assert "This starts its own ranks, and this process is already rank 0 of 2 of" in done.err
+
+
+def test_plan_starts_nothing_and_gives_reasons(paralab, tmp_path):
+    done = paralab("plan", "hybrid", "--replicas", "2", "--stages", "2", "--workload", "gpt:tiny")
+    assert done.code == 0
+    assert "backend" in done.out
+    assert "the ranks are CPU processes" in done.out
+    assert "of parameters" in done.out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_list_and_env(paralab):
+    assert {"single", "hybrid"} <= paralab("list", "--json").json["strategies"].keys()
+    assert "gpt:124m" in paralab("list").out
+    found = paralab("env", "--json").json
+    assert found["machine"]["cores"] >= 1
+    assert set(found["precisions"]) == {"fp64", "fp32", "tf32", "bf16", "fp16"}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_runs_or_is_refused_with_what_was_seen(paralab, precision):
+    done = paralab(
+        "run", "ddp", "--workload", "mlp:small", "--precision", precision, "--steps", "4", "--json"
+    )
+    if done.code == 2:
+        assert "trial process" in done.err
+        return
+    result = done.json
+    assert result["precision"] == precision
+    assert result["losses"][-1] < result["losses"][0]
+
+
+def test_options_do_something(paralab, tmp_path):
+    """Every option changes what is recorded; one that did nothing would fail here."""
+    small = paralab(
+        "run",
+        "ddp",
+        "--workload",
+        "mlp:small",
+        "--bucket-mb",
+        "0.3",
+        "--steps",
+        "6",
+        "--seed",
+        "1",
+        "--json",
+    ).json
+    shown = paralab(
+        "run", "ddp", "--workload", "mlp:small", "--steps", "6", "--show", "ranks", "--out", "large"
+    )
+    for rank in (0, 1):
+        assert f"Rank: {rank} | Local Rank: {rank} | Device: cpu:{rank} | PID:" in shown.out
+    large = json.loads((tmp_path / "large" / "result.json").read_text())
+    assert (
+        small["all_reduces_per_step"] > large["all_reduces_per_step"] == 2
+    )  # DDP's first bucket holds 1 MB of 1.5
+    assert small["bytes_per_step"] == large["bytes_per_step"]
+    assert small["losses"] != large["losses"]
+    counted = ["--epochs", "2", "--samples", "50", "--threads-per-device", "1"]
+    same = paralab(
+        "run", "mp", "--workload", "mlp:tiny", "--placement", "same", *counted, "--json"
+    ).json
+    assert same["steps"] == 4  # 32 + 18, twice
+    assert same["threads_per_device"] == 1
+    assert same["grid"]["devices"] == ["cpu:0"]
+    assert any("no model parallelism is left" in warning for warning in same["warnings"])
+
+
+@pytest.mark.parametrize("command", [["verify", "ddp"], ["run", "ddp"]])
+def test_a_deadline_that_is_over_before_it_begins_is_refused(paralab, command):
+    done = paralab(*command, "--step-deadline", "-1")
+    assert done.code == 2
+    assert "--step-deadline" in done.err

@@ -1,0 +1,94 @@
+"""Following a Slurm job whose controller is away, forgets, or changes its mind; Slurm's answers are
+laid out, one per look."""
+
+import json
+
+import pytest
+
+from paralab.errors import ParalabError, RunFailed
+from paralab.launch import slurm_job as submitting
+from paralab.launch.slurm import SlurmJob
+from paralab.record.folder import RunFolder
+
+RUNNING, COMPLETED = SlurmJob(7, "RUNNING", nodes="n1"), SlurmJob(7, "COMPLETED", nodes="n1")
+AWAY = ParalabError("Slurm does not answer: Unable to contact slurm controller.")
+
+
+@pytest.fixture
+def follow(tmp_path, monkeypatch):
+    """Look as often as there are answers, at once; return the job as it ended, and what was
+    said."""
+
+    def follow(*answers, wait_seconds=None):
+        said, left = [], list(answers)
+
+        def look(number):
+            answer = left.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(submitting.slurm, "look", look)
+        monkeypatch.setattr(submitting.slurm, "cancel", lambda number: said.append("cancelled"))
+        monkeypatch.setattr(submitting.slurm, "offered", lambda: "n1 gpu:2")
+        monkeypatch.setattr(submitting, "LOOK_SECONDS", (0.0, 0.0))
+        monkeypatch.setattr(submitting, "POLL_SECONDS", 0.001)
+        following = submitting.Following(
+            7, RunFolder(tmp_path), wait_seconds, said.append, lambda plan, folder: lambda: None
+        )
+        try:
+            return following.to_the_end(), said
+        except RunFailed as error:
+            return error, said
+
+    return follow
+
+
+def test_every_change_is_said_once(follow):
+    waits = SlurmJob(7, "PENDING", "Priority")
+    job, said = follow(waits, waits, RUNNING, RUNNING, COMPLETED)
+    assert job == COMPLETED
+    assert said == [
+        "Slurm job 7: PENDING (Priority: other jobs come first)",
+        "Slurm job 7: RUNNING on n1",
+        "Slurm job 7: COMPLETED on n1",
+    ]
+
+
+def test_a_controller_that_is_away_for_a_while_is_waited_for(follow, monkeypatch):
+    assert follow(RUNNING, AWAY, AWAY, COMPLETED)[0] == COMPLETED
+    monkeypatch.setattr(submitting, "SILENT_SECONDS", -1.0)
+    with pytest.raises(ParalabError, match="Slurm job 7 may still run"):
+        follow(RUNNING, AWAY)
+
+
+@pytest.mark.parametrize(("result", "state"), [(True, "COMPLETED"), (False, "FAILED")])
+def test_a_job_that_slurm_has_forgotten_is_told_by_what_it_left(follow, tmp_path, result, state):
+    (tmp_path / "run-7").mkdir()
+    if result:
+        (tmp_path / "run-7" / "result.json").write_text(json.dumps({}))
+    assert follow(RUNNING, None)[0].state == state
+
+
+def test_a_job_that_lost_its_node_is_not_over_when_it_is_queued_again(follow):
+    lost, again = (
+        SlurmJob(7, "NODE_FAIL", nodes="n1"),
+        SlurmJob(7, "PENDING", "BeginTime", restarts=1),
+    )
+    done = SlurmJob(7, "COMPLETED", restarts=1)
+    assert follow(RUNNING, lost, again, done)[0] == done
+    assert follow(RUNNING, lost, lost)[0] == lost
+
+
+def test_how_long_is_waited_depends_on_the_reason(follow, monkeypatch):
+    """A moment for what does not pass by itself; for ever for what does, unless a time is given."""
+    busy, never = SlurmJob(7, "PENDING", "Resources"), SlurmJob(7, "PENDING", "PartitionNodeLimit")
+    monkeypatch.setattr(submitting, "STUCK_SECONDS", 0.005)
+    assert follow(*[busy] * 20, COMPLETED)[0] == COMPLETED
+    error, said = follow(*[never] * 1000)
+    assert "PENDING (PartitionNodeLimit)" in error.problem
+    assert "n1 gpu:2" in error.detail
+    assert said[-1] == "cancelled"
+    error, said = follow(*[busy] * 1000, wait_seconds=0.005)
+    assert "PENDING (Resources)" in error.problem
+    assert said[-1] == "cancelled"

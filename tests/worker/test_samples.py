@@ -1,0 +1,145 @@
+"""The same samples in the same global batches, whatever the number of ranks."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from paralab.errors import UsageError
+from paralab.plan.batches import replica_span
+from paralab.worker.samples import dataset_samples, rank_batches
+from paralab.workload.workload import Workload
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return {"input": torch.tensor(float(index)), "target": torch.tensor(index)}
+
+
+def noisy(count):
+    """As a user's get_batch may be: three sources of randomness."""
+    x = torch.randn(count, 2) + random.random() + float(np.random.rand())
+    return x, x
+
+
+def workload(data, **fields):
+    return Workload(
+        model=torch.nn.Identity,
+        data=data,
+        loss=lambda output, target: output,
+        name="test",
+        **fields,
+    )
+
+
+def steps(data, replicas, replica, samples=10, **fields):
+    return [
+        rows
+        for _, rows in rank_batches(
+            workload(data, **fields),
+            lambda batch: replica_span(batch.size, replicas, replica),
+            batch_size=4,
+            samples=samples,
+            steps=6,
+            epochs=None,
+            seed=3,
+        )
+    ]
+
+
+MEMORY = {"input": torch.arange(10.0), "target": torch.arange(10)}
+
+
+@pytest.mark.parametrize(("data", "samples"), [(MEMORY, 10), (Numbers(), 10), (noisy, None)])
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_ranks_together_see_what_one_rank_sees(data, samples, replicas):
+    def first(rows):
+        return rows["input"] if isinstance(rows, dict) else rows[0]
+
+    alone = [first(rows) for rows in steps(data, 1, 0, samples)]
+    together = zip(
+        *(map(first, steps(data, replicas, replica, samples)) for replica in range(replicas)),
+        strict=True,
+    )
+    for whole, parts in zip(alone, together, strict=True):
+        # A rank that has nothing to do is given one sample, to be weighted with zero.
+        joined = torch.cat(parts)[: len(whole)]
+        assert torch.equal(joined, whole)
+
+
+def test_an_epoch_sees_every_sample_once_and_the_order_changes():
+    first, second = [
+        torch.cat([rows["target"] for rows in steps(MEMORY, 1, 0)[a : a + 3]]).tolist()
+        for a in (0, 3)
+    ]
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second
+
+
+def test_memory_and_dataset_give_the_same_batches():
+    for one, other in zip(steps(MEMORY, 2, 1), steps(Numbers(), 2, 1), strict=True):
+        assert torch.equal(one["target"], other["target"])
+
+
+def test_get_batch_does_not_disturb_other_randomness():
+    torch.manual_seed(0)
+    random.seed(0)
+    expected = torch.rand(1), random.random()
+    torch.manual_seed(0)
+    random.seed(0)
+    steps(noisy, 1, 0, None)
+    assert (torch.rand(1), random.random()) == expected
+
+
+def test_loader_workers_give_the_same_batches():
+    plain, loaded = steps(Numbers(), 2, 0), steps(Numbers(), 2, 0, loader_workers=1)
+    assert all(torch.equal(a["target"], b["target"]) for a, b in zip(plain, loaded, strict=True))
+
+
+def test_wrong_data_is_refused():
+    with pytest.raises(UsageError, match="made 3 samples"):
+        steps(lambda count: (torch.zeros(3), torch.zeros(3)), 1, 0, None)
+    with pytest.raises(UsageError, match="cannot read"):
+        dataset_samples(workload(3))
+    with pytest.raises(UsageError, match="do not share one number of samples"):
+        dataset_samples(workload((torch.zeros(3), torch.zeros(4))))
+
+
+class Augmented(Dataset):
+    """Every kind of random number, per sample."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.tensor(
+            [index + random.random(), float(torch.rand(())), float(np.random.rand())],
+            dtype=torch.float64,
+        )
+
+
+@pytest.mark.parametrize("edges", [[(0, 6)], [(0, 3), (3, 6)], [(0, 1), (1, 5), (5, 6)]])
+def test_a_sample_draws_the_same_whoever_loads_it(edges):
+    """Every rank once drew from the start of the batch's seed, so ranks trained on other
+    augmentations than one device."""
+    workload = Workload(
+        model=lambda: None, data=Augmented(), loss=lambda output, target: output, name="augmented"
+    )
+
+    def loaded(span):
+        batches = rank_batches(
+            workload, lambda batch: span, batch_size=6, samples=12, steps=4, epochs=None, seed=5
+        )
+        return [samples for _, samples in batches]
+
+    whole = loaded((0, 6))
+    parts = [torch.cat(step) for step in zip(*(loaded(edge) for edge in edges), strict=True)]
+    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
+    assert (
+        len({tuple(row) for step in whole for row in step.tolist()}) == 24
+    )  # and not the same in the next epoch

@@ -1,0 +1,262 @@
+"""Parts of a model, cut as processes would hold them, here all in one process: together they
+compute what the whole model does."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from paralab.errors import UsageError
+from paralab.plan.plan import Stage
+from paralab.worker.stage_module import Part, keep_only
+from paralab.workload.layers import find_layers
+from paralab.workload.proof_controls import controlled
+
+X = torch.randn(6, 8, dtype=torch.float64)
+CPU = torch.device("cpu")
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x, mask):
+        return x + torch.tanh(self.linear(x)) * mask
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x):
+        mask = (x.sum(1, keepdim=True) > 0).to(
+            x.dtype
+        )  # computed before the cuts, an argument of every block
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.last(x)
+
+
+class Checkpointed(Blocks):
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, 1.0, use_reentrant=False)
+        return self.last(x)
+
+
+class Past(Blocks):
+    """Computed from the inputs before the cuts, used past them, and an argument of nothing: every
+    process can compute it."""
+
+    def forward(self, x):
+        scale = torch.sigmoid(x.detach().sum(1, keepdim=True))
+        scale[0] = 2.0
+        low, high = torch.chunk(scale, 2)
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x, 1.0)
+        return self.last(x) * torch.cat([low, high])
+
+
+class Branching(Blocks):
+    """Asks for the values of its inputs before the cut, and for a shape that depends on them."""
+
+    def forward(self, x):
+        rows = (x[:, 0] > 0).nonzero().squeeze(1)
+        return super().forward(x if x.max().item() > -1e9 and len(rows) < 7 else -x)
+
+
+class PastParameters(Blocks):
+    def forward(self, x):
+        x = self.first(x)
+        scale = torch.sigmoid(x.detach().sum(1, keepdim=True))
+        for block in self.blocks:
+            x = block(x, 1.0)
+        return self.last(x) * scale
+
+
+class Asking(Blocks):
+    """Asks for values that a parameter has made, which another process computes."""
+
+    def forward(self, x):
+        return super().forward(x if self.first(x).max().item() > -1e9 else -x)
+
+
+class Views(nn.Module):
+    """What crosses the cut is a view of something larger, which torch cannot detach in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(8, 16), nn.Linear(8, 8), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.second(self.first(x)[:, 8:])[:, ::2])
+
+
+def in_place():
+    return nn.Sequential(
+        nn.Linear(8, 8),
+        nn.ReLU(inplace=True),
+        nn.Linear(8, 8),
+        nn.ReLU(inplace=True),
+        nn.Linear(8, 3),
+    )
+
+
+def norms():
+    return nn.Sequential(
+        nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+    )
+
+
+def stages_of(model):
+    layers, _ = find_layers(copy.deepcopy(model), X, lambda output: output.square().mean())
+    return tuple(
+        Stage(layer.name, layer.modules, 1, layer.seconds, layer.parameter_bytes)
+        for layer in layers
+    )
+
+
+def cut(model, parts):
+    """One copy of the model per part, each with its own part alone."""
+    found = []
+    for number in range(len(parts)):
+        mine = copy.deepcopy(model)
+        keep_only(mine, parts, {number})
+        part = Part(
+            mine, number, parts, CPU, CPU, lambda output, chunk, live: output.square().mean()
+        )
+        part.inputs = [X]
+        found.append(part)
+    return found
+
+
+def there_and_back(parts, live):
+    """Forward through all parts and back, as a schedule does it: between two parts tensors are
+    sent, not graphs."""
+    sent, kept = (), []
+    for part in parts:
+        received = tuple(t.detach().requires_grad_(t.requires_grad) for t in sent)
+        part.live = live
+        sent = part(*received)
+        kept.append((received, sent))
+    loss, grads = sent, None
+    assert not any(
+        t._is_view() or not t.is_contiguous() for _, outputs in kept[:-1] for t in outputs
+    )
+    for part, (received, outputs) in zip(reversed(parts), reversed(kept), strict=True):
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        pairs = [
+            (o, g)
+            for o, g in zip(outputs, grads or [None] * len(outputs), strict=True)
+            if o.requires_grad
+        ]
+        run = lambda pairs=pairs: torch.autograd.backward(  # noqa: E731
+            [o for o, _ in pairs], [g for _, g in pairs]
+        )
+        if live:
+            with part.returning(0, last=True):
+                run()
+        else:
+            run()
+        grads = [t.grad for t in received]
+    return loss
+
+
+@pytest.mark.parametrize("make", [Blocks, Checkpointed, Views, in_place, norms, Past, Branching])
+def test_the_parts_together_are_the_model(make):
+    torch.manual_seed(0)
+    model = make().double()
+    parts = cut(model, stages_of(model))
+    assert len(parts) > 2
+    names = {name for name, _ in model.named_parameters()}
+    assert all({name for name, _ in part.model[0].named_parameters()} == names for part in parts)
+    for live in (
+        False,
+        True,
+        True,
+    ):  # a trial, which leaves no trace; then twice, with shapes remembered
+        expected = copy.deepcopy(model)
+        for part in parts:
+            part.zero_grad()
+        loss = there_and_back(parts, live)
+        expected(X).square().mean().backward()
+        assert loss.item() == pytest.approx(expected(X).square().mean().item(), abs=1e-14)
+        for name, parameter in expected.named_parameters():
+            [held] = [
+                p
+                for part in parts
+                for n, p in part.model[0].named_parameters()
+                if n == name and not p.is_meta
+            ]
+            assert torch.allclose(held.grad, parameter.grad, atol=1e-14), name
+        if not live:
+            buffers = [
+                (n, b) for part in parts for n, b in part.model[0].named_buffers() if not b.is_meta
+            ]
+            assert all(torch.equal(b, dict(model.named_buffers())[n]) for n, b in buffers)
+    assert not any(part.runs for part in parts)
+
+
+def test_nothing_before_a_part_is_computed_again():
+    model = Blocks().double()
+    last = cut(model, stages_of(model))[-1]
+    calls = []
+    last.model[0].first.register_forward_pre_hook(lambda *_: None)
+    plain = nn.functional.linear
+    received = torch.randn(6, 8, dtype=torch.float64)
+    try:
+        nn.functional.linear = lambda x, *rest: calls.append(x.is_meta) or plain(x, *rest)
+        last(received)
+        first, again = list(calls), calls.clear()
+        last.live = True
+        last(received)
+    finally:
+        nn.functional.linear = plain
+    assert again is None
+    assert first == [True] * 5 + [False]  # once for the shapes …
+    assert calls == [False]  # … and from then on the part alone
+
+
+@pytest.mark.parametrize(("make", "words"), [(PastParameters, "(6, 1)"), (Asking, "blocks.0")])
+def test_what_cannot_be_cut_into_processes_says_so(make, words):
+    model = make().double()
+    parts = cut(model, stages_of(model))
+    with pytest.raises(UsageError) as refused:
+        there_and_back(parts, live=True)
+    assert words in refused.value.problem
+    assert "leave --schedule out" in refused.value.fix
+
+
+@pytest.mark.parametrize("kinds", [["state"], ["random"], ["state", "random"]])
+def test_parts_of_a_forward_that_is_held_fixed(kinds):
+    """Every part walks through the whole forward, most of it on shapes: read-only buffers and
+    seeded draws must hold there too."""
+
+    class Restless(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(8))
+
+        def forward(self, x):
+            self.mean.add_(x.detach().mean(0) if "state" in kinds else 0.0)
+            return x - self.mean + (torch.randn_like(x) if "random" in kinds else 0.0)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(8, 8), Restless(), nn.Linear(8, 8), Restless(), nn.Linear(8, 3)
+    ).double()
+    stages = stages_of(model)
+    with controlled(model, kinds, X[:3]):
+        expected = model(X).square().mean().item()
+        parts = cut(model, stages)
+        assert len(parts) > 3
+        for live in (False, True, True):
+            assert there_and_back(parts, live).item() == pytest.approx(expected, abs=1e-14)

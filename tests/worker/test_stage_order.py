@@ -1,0 +1,63 @@
+"""Turns at the stages, drawn: rows are stages, columns are moments, entries are micro-batches."""
+
+import threading
+import time
+
+import pytest
+
+from paralab.worker.stage_order import Aborted, Turns
+
+
+def sweep(stages, micros, route):
+    """Run every micro-batch through the stages in its thread; return who was where at each
+    moment."""
+    turns, drawn, lock = Turns(stages), [[] for _ in range(stages)], threading.Lock()
+
+    def walk(micro):
+        for stage in route:
+            turns.enter(stage, micro)
+            with lock:
+                drawn[stage].append(micro)
+            time.sleep(0.002)
+            turns.leave(stage, micro)
+
+    # Started in the wrong order on purpose: the turns must put them right.
+    threads = [threading.Thread(target=walk, args=(micro,)) for micro in reversed(range(micros))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    return drawn
+
+
+def test_every_stage_sees_the_micro_batches_in_order():
+    assert sweep(2, 4, route=[0, 1]) == [
+        [0, 1, 2, 3],
+        [0, 1, 2, 3],
+    ]
+    assert sweep(3, 3, route=[2, 1, 0]) == [[0, 1, 2]] * 3
+
+
+def test_two_stages_work_at_the_same_time():
+    turns = Turns(2)
+    turns.enter(0, 0)
+    turns.leave(0, 0)
+    turns.enter(1, 0)
+    turns.enter(
+        0, 1
+    )  # micro-batch 1 is in stage 0 while 0 is in stage 1; would hang if stages excluded each other
+
+
+def test_a_failure_wakes_those_that_wait():
+    turns, woken = Turns(1), []
+
+    def wait():
+        with pytest.raises(Aborted):
+            turns.enter(0, 5)
+        woken.append(True)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    turns.abort()
+    thread.join(5)
+    assert woken

@@ -1,0 +1,133 @@
+"""A forward held fixed gives every sample the same output, however the batch is split; without that
+it does not."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from paralab.workload.proof_controls import controlled, seeded_loss
+from paralab.workload.state import changes, put_back, state_of
+
+X = torch.randn(12, 8, dtype=torch.float64)
+
+
+class Drawing(nn.Module):
+    """Draws in every layout that a forward may use."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        h = self.linear(x)
+        h = (
+            h + torch.randn_like(h) + torch.rand(len(x), 1) + torch.empty(8, len(x)).normal_().T
+        )  # samples along another axis
+        h = h * torch.bernoulli(torch.full_like(h, 0.5)) + torch.rand(
+            ()
+        )  # one number for all samples
+        tokens = h.reshape(len(x) * 2, 4)  # two rows per sample
+        return (tokens + torch.randn(len(x) * 2, 4)).reshape(len(x), 8) + torch.dropout(
+            h, 0.5, True
+        )
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.calls, self.history = nn.Linear(8, 8), 0, []
+        self.register_buffer("mean", torch.zeros(8))
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, x):
+        self.calls += 1
+        self.history.append(len(x))
+        self.mean.add_(x.mean(0))
+        return self.linear(x) * self.calls + self.mean + len(self.history)
+
+
+def norms():
+    return nn.Sequential(
+        nn.Linear(8, 8), nn.BatchNorm1d(8), nn.BatchNorm1d(8, track_running_stats=False, eps=1e-3)
+    )
+
+
+CASES = [(Drawing, "random"), (Counting, "state"), (norms, "batch_norm")]
+
+
+@pytest.mark.parametrize(("make", "kind"), CASES)
+@pytest.mark.parametrize("cuts", [[6, 6], [1, 11], [5, 4, 3], [8, 2, 2]])
+def test_parts_of_a_batch_give_what_the_whole_gives(make, kind, cuts):
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = make()
+        with torch.no_grad():
+            if kind != "batch_norm" or 1 not in cuts:  # which refuses a single sample
+                loose = torch.cat([model(part) for part in X.split(cuts)])
+                assert not torch.allclose(loose, model(X))
+            with controlled(model, [kind], X[:3]):
+                whole = model(X)
+                assert torch.allclose(torch.cat([model(part) for part in X.split(cuts)]), whole)
+                # A copy of the model, as a replica has one, is held as well.
+                assert torch.allclose(copy.deepcopy(model)(X[:5]), whole[:5])
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_noise_is_not_the_same_for_every_sample_and_every_draw():
+    model = nn.Sequential(Drawing().double())
+    with controlled(model, ["random"], X[:3]), torch.no_grad():
+        noise = model(X) - model[0].linear(X)
+    assert len({tuple(row) for row in noise.tolist()}) == len(X)
+    assert len(set(noise.flatten().tolist())) > 50
+
+
+def test_the_process_draws_on_as_if_nothing_had_been_drawn():
+    model = nn.Sequential(Drawing().double())
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    with controlled(model, ["random"], X[:3]), torch.no_grad():
+        model(X)
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_a_loss_that_draws_is_seeded_by_its_targets():
+    loss = seeded_loss(lambda output, target: (output + torch.randn(len(target))).tolist())
+    output, target = torch.zeros(6), torch.arange(6)
+    whole = loss(output, target)
+    assert loss(output[:2], target[:2]) + loss(output[2:], target[2:]) == whole
+    assert len(set(whole)) == 6
+
+
+def test_gradients_flow_through_a_held_forward():
+    model = nn.Sequential(Counting().double(), Drawing().double())
+    with controlled(model, ["state", "random"], X[:3]):
+        model(X).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_state_is_copied_compared_and_put_back():
+    model = nn.Sequential(Counting().double())
+    before = state_of(model)
+    model(X)
+    model[0].generator.manual_seed(5)
+    after = state_of(model)
+    assert changes(before, after) == ["0.mean", "0.calls", "0.history", "0.generator"]
+    put_back(model, before)
+    assert changes(before, state_of(model)) == []
+    assert (model[0].calls, model[0].history) == (0, [])
+    model(X)  # what was put back is a copy: the next forward does not change the kept state
+    put_back(model, before)
+    assert model[0].history == []
+    assert changes(before, before) == []
+
+
+def test_a_buffer_with_two_names_stays_one():
+    model = nn.Module()
+    model.register_buffer("one", torch.zeros(2))
+    model.register_buffer("two", model.one)
+    put_back(model, state_of(model))
+    assert model.one is model.two

@@ -1,0 +1,181 @@
+"""What a look at a workload finds out before anything starts, and what a plan refuses because of
+it."""
+
+import textwrap
+
+import pytest
+
+from paralab.errors import UsageError
+from paralab.machine.host import Machine
+from paralab.machine.precision import Probe
+from paralab.plan.request import Request
+from paralab.plan.resolve import resolve
+from paralab.worker.inspect_workload import look_at_workload
+
+FILE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import IterableDataset
+
+X = torch.randn(64, 8)
+Y = (X.sum(1) > 0).long()
+
+def base(**fields):
+    model = lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
+    return {"model": model, "data": (X, Y), "loss": F.cross_entropy, "batch_size": 8} | fields
+
+def plain(): return base()
+def adamw(): return base(optimizer=lambda p: torch.optim.AdamW(p, 1e-3))
+def adafactor(): return base(optimizer=lambda p: torch.optim.Adafactor(p, 1e-2))
+
+class Clipping(torch.optim.SGD):
+    def step(self, closure=None):
+        nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 0.05)
+        return super().step(closure)
+
+def clipping(): return base(optimizer=lambda p: Clipping(p, 0.1))
+def two_optimizers(): return base(optimizer=lambda p: [torch.optim.SGD(p[:1], 0.1), torch.optim.SGD(p[1:], 0.1)])
+def plateau(): return base(scheduler=lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o))
+
+class Endless(IterableDataset):
+    def __len__(self): return 64
+    def __iter__(self): return zip(X, Y)
+
+def iterable(): return base(data=Endless())
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 2)
+    def forward(self, x, y):
+        logits = self.b(torch.relu(self.a(x)))
+        return logits, F.cross_entropy(logits, y)
+
+def own_loss(): return base(model=Own, unpack=lambda b: (b, b[1]), loss=lambda o, _: o[1])
+
+def sparse():
+    model = lambda: nn.Sequential(nn.EmbeddingBag(8, 4, sparse=True), nn.Linear(4, 2))
+    return base(model=model, data=(torch.randint(8, (64, 3)), Y))
+
+class Rare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.rare, self.o = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 2)
+    def forward(self, x):
+        h = torch.relu(self.a(x))
+        return self.o(torch.relu(self.rare(h)) if (x[:, 0] > 1).all() else h)
+
+def rare(): return base(model=Rare)
+
+class Alternating(Rare):
+    calls = 0
+    def forward(self, x):
+        self.calls += 1
+        h = torch.relu(self.a(x))
+        return self.o(torch.relu(self.rare(h)) if self.calls % 2 else h)
+
+def alternating(): return base(model=Alternating)
+
+class Random(nn.Module):
+    def forward(self, x): return x + torch.randn_like(x)
+
+def random(): return base(model=lambda: nn.Sequential(nn.Linear(8, 2), Random()))
+def dropout(): return base(model=lambda: nn.Sequential(nn.Linear(8, 2), nn.Dropout(0.5)))
+def functional_norm():
+    class Normed(nn.Module):
+        def forward(self, x): return F.batch_norm(x, None, None, training=True)
+    return base(model=lambda: nn.Sequential(nn.Linear(8, 2), Normed()))
+
+class Cached(nn.Module):
+    cache = None
+    def forward(self, x):
+        if self.cache is None: self.cache = torch.ones(8)
+        return x * self.cache
+
+def cached(): return base(model=lambda: nn.Sequential(Cached(), nn.Linear(8, 2)))
+"""
+
+
+@pytest.fixture(scope="module")
+def look(tmp_path_factory):
+    path = tmp_path_factory.mktemp("looks") / "looks.py"
+    path.write_text(textwrap.dedent(FILE))
+    return lambda name: look_at_workload(
+        f"{path}:{name}", "cpu", True, None, None, units=True, proof=True
+    )
+
+
+MACHINE = Machine(2, 2**34, "a CPU", "linux", "3.11", "2.13.0", None, (), ("gloo",), "none")
+
+
+def planned(summary, strategy, **options):
+    return resolve(
+        Request(strategy, **options), MACHINE, summary, lambda name: Probe(True, "tried"), None
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        (
+            "plain",
+            {
+                "state": (),
+                "random": False,
+                "dropout": False,
+                "unused": (),
+                "sometimes": (),
+                "split_problem": None,
+            },
+        ),
+        ("adamw", {"whole_tensors": False, "whole_model": False}),
+        ("adafactor", {"whole_tensors": True, "whole_model": False}),
+        ("clipping", {"whole_model": True}),
+        ("own_loss", {"scalar_output": True, "split_problem": None}),
+        ("sparse", {"sparse": ("0.weight",)}),
+        ("rare", {"unused": ("rare.weight", "rare.bias"), "sometimes": ("rare",), "state": ()}),
+        ("alternating", {"state": ("calls",), "random": False, "sometimes": ("rare",)}),
+        ("random", {"random": True, "dropout": False, "state": (), "split_problem": None}),
+        ("dropout", {"random": False, "dropout": True, "state": ()}),
+        ("functional_norm", {"batch_norms": 1, "random": False, "split_problem": None}),
+        ("cached", {"state": (), "random": False}),
+    ],
+)
+def test_what_is_found_out(look, name, fields):
+    summary = look(name)
+    assert {field: getattr(summary, field) for field in fields} == fields
+
+
+@pytest.mark.parametrize("name", ["two_optimizers", "plateau", "iterable"])
+def test_what_no_strategy_can_train_is_refused_before_anything_starts(look, name):
+    with pytest.raises(UsageError):
+        look(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "options", "works"),
+    [
+        ("adafactor", "fsdp", {}, "ddp"),
+        ("clipping", "pipeline", {"schedule": "1f1b"}, "pipeline"),
+        ("own_loss", "dp", {}, "ddp"),
+        ("sparse", "fsdp", {}, "ddp"),
+        ("rare", "hybrid", {}, "ddp"),
+    ],
+)
+def test_what_a_strategy_would_train_wrongly_is_refused(look, name, strategy, options, works):
+    summary = look(name)
+    with pytest.raises(UsageError):
+        planned(summary, strategy, **options)
+    assert planned(summary, works).strategy == works
+
+
+def test_no_stage_begins_at_a_module_that_is_called_only_sometimes(look):
+    assert "rare" not in [layer.name for layer in look("rare").layers]
+    assert "rare" not in [layer.name for layer in look("alternating").layers]
+
+
+def test_parameters_that_only_some_samples_use_make_ddp_look_for_them(look):
+    assert planned(look("rare"), "ddp").find_unused
+    assert not planned(look("plain"), "ddp").find_unused
+    assert planned(look("plain"), "ddp", find_unused=True).find_unused
