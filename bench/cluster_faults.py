@@ -1,8 +1,7 @@
 """Faults of a cluster: a lost link, a port that is taken, a node of Slurm that dies, a job that is
 requeued.
 
-    python bench/cluster_faults.py [slurm]        (root, iproute2, slurm-wlm and munge; what is
-  missing is said)
+    python bench/cluster_faults.py [slurm]        (root, iproute2, slurm-wlm and munge; what is missing is said)
 
 The rows are those of `paralab faults`, with the same training and the same comparison in the end.
 """

@@ -1,9 +1,8 @@
 """What it costs a training to be observed by the doctor: steps with and without, in turns, in the
 same ranks.
 
-    python bench/doctor.py [WIDTH …]          two CPU ranks, DDP; one line per width of the model:
-  how much longer a step takes python bench/doctor.py cuda [WIDTH …]     two ranks that share a GPU,
-  over gloo
+    python bench/doctor.py [WIDTH …]          two CPU ranks, DDP; one line per width of the model: how much longer a step takes
+    python bench/doctor.py cuda [WIDTH …]     two ranks that share a GPU, over gloo
 
 The first steps, of which everything is watched, are not counted; those that follow are. What else
 goes on changes the time of a step by far more than observing does, but seldom from one step to the

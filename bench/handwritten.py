@@ -1,9 +1,8 @@
 """The training that paralab is measured against: a loop written by hand, with no events, no
 weights, no hooks.
 
-    python bench/handwritten.py WORKLOAD BATCH STEPS PRECISION
-  one device torchrun --nproc_per_node=2 bench/handwritten.py WORKLOAD BATCH STEPS PRECISION
-  DDP
+    python bench/handwritten.py WORKLOAD BATCH STEPS PRECISION                                     one device
+    torchrun --nproc_per_node=2 bench/handwritten.py WORKLOAD BATCH STEPS PRECISION                DDP
 
 Prints the seconds of every step as JSON (rank 0). On a GPU blocks of steps are timed, with one
 synchronization at their end.

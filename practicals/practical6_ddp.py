@@ -1,8 +1,8 @@
 """Practical 6: DistributedDataParallel. One process per device, gradients averaged inside
 `loss.backward()`.
 
-    torchrun --nproc_per_node=2 practicals/practical6_ddp.py BUCKET_MB=4 torchrun --nproc_per_node=2
-  practicals/practical6_ddp.py      # smaller, more buckets
+    torchrun --nproc_per_node=2 practicals/practical6_ddp.py
+    BUCKET_MB=4 torchrun --nproc_per_node=2 practicals/practical6_ddp.py      # smaller, more buckets
 
 Each rank prints who it is, its share and its memory; rank 0 also which buckets were all-reduced,
 and when.

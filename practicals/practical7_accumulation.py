@@ -1,7 +1,7 @@
 """Practical 7, part 1: gradient accumulation with DDP, and what `no_sync()` saves.
 
-    torchrun --nproc_per_node=2 practicals/practical7_accumulation.py NO_SYNC=0 torchrun
-  --nproc_per_node=2 practicals/practical7_accumulation.py     # no_sync() removed
+    torchrun --nproc_per_node=2 practicals/practical7_accumulation.py
+    NO_SYNC=0 torchrun --nproc_per_node=2 practicals/practical7_accumulation.py     # no_sync() removed
 
 The optimizer steps once per ACCUM_STEPS steps. With `no_sync()` the gradients stay local until then
 (the ranks print different norms) and are all-reduced once; without it every `backward()` pays for

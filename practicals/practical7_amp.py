@@ -1,8 +1,8 @@
 """Practical 7, part 2: mixed precision with DDP, against float32 measured in the same run.
 
-    torchrun --nproc_per_node=2 practicals/practical7_amp.py USE_SCALER=0 torchrun
-  --nproc_per_node=2 practicals/practical7_amp.py     # the underflow is not repaired DTYPE=bfloat16
-  torchrun --nproc_per_node=2 practicals/practical7_amp.py   # float32's range, fewer digits
+    torchrun --nproc_per_node=2 practicals/practical7_amp.py
+    USE_SCALER=0 torchrun --nproc_per_node=2 practicals/practical7_amp.py     # the underflow is not repaired
+    DTYPE=bfloat16 torchrun --nproc_per_node=2 practicals/practical7_amp.py   # float32's range, fewer digits
 
 float16 has no number between 0 and 6e-8. Gradients of a small loss fall below it, become exactly
 zero, and their weights stop learning. GradScaler multiplies the loss before backward and divides

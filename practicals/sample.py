@@ -1,10 +1,10 @@
 """Practical 10: hybrid parallelism: data parallel over ranks, model parallel inside a rank,
 micro-batches.
 
-    torchrun --nproc_per_node=2 practicals/sample.py MICRO_BATCHES=8 BATCH_SIZE=128 torchrun
-  --nproc_per_node=2 practicals/sample.py python practicals/sample.py
-  # one process: no rank 1 SAME_DEVICE=1 torchrun --nproc_per_node=2 practicals/sample.py    # model
-  parallelism broken on purpose
+    torchrun --nproc_per_node=2 practicals/sample.py
+    MICRO_BATCHES=8 BATCH_SIZE=128 torchrun --nproc_per_node=2 practicals/sample.py
+    python practicals/sample.py                                       # one process: no rank 1
+    SAME_DEVICE=1 torchrun --nproc_per_node=2 practicals/sample.py    # model parallelism broken on purpose
 
 With 4 GPUs rank 0 uses cuda:0 and cuda:2, rank 1 uses cuda:1 and cuda:3. With fewer, devices are
 shared or virtual, and the output says so. Whatever the ranks and micro-batches, the trained weights

@@ -4,9 +4,10 @@ docs/metrics.md.
 One step of one rank of DDP, two buckets; the other rank is slower, and its bucket 1 is ready only
 at `w`:
 
-    device     [ forward ][      backward      ]                       [optimizer] bucket 0
-  [ready ··· done] bucket 1                               [ready ····· w ······ done] |waiting
-  |transferring|            exposed: the device has nothing to do
+    device     [ forward ][      backward      ]                       [optimizer]
+    bucket 0                     [ready ··· done]
+    bucket 1                               [ready ····· w ······ done]
+                                               |waiting |transferring|            exposed: the device has nothing to do
 
 A bucket is *transferred* from the moment its last rank is ready. Before that a rank *waits* for a
 slower one. What of both happens while the device computes costs nothing; the rest is exposed.

@@ -4,9 +4,9 @@ backward pass a bucket is ready.
 One synchronized step of a rank with three micro-batches in two stages; the all-reduce of a stage
 may begin only in its last one:
 
-    stage 0                         [B0][B1][   B2  ] stage 1            [B0][B1][  B2  ]
-  all-reduces                      1↑            0↑        2 begun in the last backward pass, 0
-  before it
+    stage 0                         [B0][B1][   B2  ]
+    stage 1            [B0][B1][  B2  ]
+    all-reduces                      1↑            0↑        2 begun in the last backward pass, 0 before it
 """
 
 from __future__ import annotations

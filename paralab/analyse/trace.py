@@ -315,8 +315,8 @@ def _arrow(id_: int, name: str, chain: list[Slice]) -> list[dict[str, Any]]:
     """Start, steps and finish of one arrow. A viewer binds each to the slice around it, and time
     must not run backwards:
 
-        leaves   when the second begins, if the first still lasts, else in the first one's last
-      microsecond arrives  when the slice begins, but not before the arrow has left
+        leaves   when the second begins, if the first still lasts, else in the first one's last microsecond
+        arrives  when the slice begins, but not before the arrow has left
 
     Where that is not possible (less than a microsecond long, or over before the other began) there
     is no arrow.

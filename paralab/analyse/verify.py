@@ -1,9 +1,9 @@
 """Is it the same training? The verdict on one case, from what its ranks measured against the
 single-device reference.
 
-    fp64   every parameter within 1e-10 of the single device's fp32   every parameter within 1e-5 of
-  its update: norm of the difference over norm of the tensor's update (or of a typical tensor's
-  update, where that is larger: sums that cancel keep the rounding of their terms)
+    fp64   every parameter within 1e-10 of the single device's
+    fp32   every parameter within 1e-5 of its update: norm of the difference over norm of the tensor's update
+           (or of a typical tensor's update, where that is larger: sums that cancel keep the rounding of their terms)
 
 Losses, buffers and the gradients of the first step are held to the same tolerance, relative to
 their size.

@@ -3,9 +3,10 @@ missing.
 
 A value is found by its section, its table's columns, its row's first cell and its column:
 
-    ## Part 3: the comparison | set-up | step time | total time | |---|---:|---:| | single | 36 ms |
-  1.2 s |            36 ms: the run has 34.6 ms, p10–p90 34.4–35.0 ms, with 25 % on both sides
-  25.8–43.8 ms
+    ## Part 3: the comparison
+    | set-up | step time | total time |
+    |---|---:|---:|
+    | single | 36 ms | 1.2 s |            36 ms: the run has 34.6 ms, p10–p90 34.4–35.0 ms, with 25 % on both sides 25.8–43.8 ms
 """
 
 from __future__ import annotations

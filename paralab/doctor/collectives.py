@@ -4,12 +4,12 @@ recorders' dumps give them.
 Collectives meet by their number in their group, never by name: the third call of rank 0 meets the
 third call of rank 1.
 
-    number       1              2              3 rank 0   all_reduce(4)  all_reduce(1)  broadcast(8)
-  rank 1   all_reduce(4)  all_reduce(1)                  -> rank 1 is behind: it did not come to
-  number 3 rank 1   all_reduce(4)  broadcast(8)                   -> number 2 meets another
-  operation rank 1   all_reduce(4)  all_reduce(7)                  -> number 2 meets another size
-  rank 1   all_reduce(4)  all_reduce(1) from elsewhere   -> number 2 meets another call site:
-  quietly wrong numbers
+    number       1              2              3
+    rank 0   all_reduce(4)  all_reduce(1)  broadcast(8)
+    rank 1   all_reduce(4)  all_reduce(1)                  -> rank 1 is behind: it did not come to number 3
+    rank 1   all_reduce(4)  broadcast(8)                   -> number 2 meets another operation
+    rank 1   all_reduce(4)  all_reduce(7)                  -> number 2 meets another size
+    rank 1   all_reduce(4)  all_reduce(1) from elsewhere   -> number 2 meets another call site: quietly wrong numbers
 """
 
 from __future__ import annotations

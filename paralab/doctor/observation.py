@@ -9,10 +9,11 @@ each rank can afford it: here they are those that all ranks kept); `rank<N>.rece
 first file explains. When asked, a rank also writes `rank<N>.json`: its stacks and its last
 collectives.
 
-    observation = Observation.read(folder) for rank in observation.ranks: for step in rank.of(Step):
-  ...            # typed, in the order in which they began rank.events
-  # all kinds, in that order rank.doing                                # what it is in now, or was
-  in when it was last heard of; outermost first
+    observation = Observation.read(folder)
+    for rank in observation.ranks:
+        for step in rank.of(Step): ...            # typed, in the order in which they began
+        rank.events                               # all kinds, in that order
+        rank.doing                                # what it is in now, or was in when it was last heard of; outermost first
 """
 
 from __future__ import annotations

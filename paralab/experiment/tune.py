@@ -5,9 +5,9 @@ Successive halving over measurements in turns. There are a handful of factors wi
 and a measurement takes seconds: a library for large searches would bring little. What matters is
 that every value is measured beside the default, in the same minutes.
 
-    rung 1   the default and every single change, one round            -> the curve over the bucket
-  size rung 2   the promising changes combined, two rounds                -> the better half final
-  the best ones and the default, five rounds, proved equal  -> how much faster, and how sure
+    rung 1   the default and every single change, one round            -> the curve over the bucket size
+    rung 2   the promising changes combined, two rounds                -> the better half
+    final    the best ones and the default, five rounds, proved equal  -> how much faster, and how sure
 
 Low precision is measured in the same way, but told apart: it is fast because it rounds, which
 changes the training's last digits.

@@ -5,12 +5,13 @@ A rank holds one part (gpipe, 1f1b) or two (interleaved, zero-bubble); part p li
 stages. What the ranks do, for 2 stages and 4 micro-batches, where F is a forward pass, B a backward
 pass, and ·· the bubble:
 
-    gpipe         rank 0   F0 F1 F2 F3 ·· ·· B0 B1 B2 B3      all activations are kept until the
-  turn rank 1   ·· F0 F1 F2 F3 B0 B1 B2 B3 ·· 1f1b          rank 0   F0 F1 ·· B0 F2 B1 F3 B2 ·· B3
-  the same bubble, at most `stages` activations are kept rank 1   ·· F0 B0 F1 B1 F2 B2 F3 B3 ··
-  interleaved   like 1f1b, in pieces of half the length: half the bubble zero-bubble   a backward
-  pass is cut in two, I (gradient of the input, which the rank before waits for) and W (of the
-  weights, for which nobody waits): W fills what would be bubble
+    gpipe         rank 0   F0 F1 F2 F3 ·· ·· B0 B1 B2 B3      all activations are kept until the turn
+                  rank 1   ·· F0 F1 F2 F3 B0 B1 B2 B3 ··
+    1f1b          rank 0   F0 F1 ·· B0 F2 B1 F3 B2 ·· B3      the same bubble, at most `stages` activations are kept
+                  rank 1   ·· F0 B0 F1 B1 F2 B2 F3 B3 ··
+    interleaved   like 1f1b, in pieces of half the length: half the bubble
+    zero-bubble   a backward pass is cut in two, I (gradient of the input, which the rank before waits for) and W (of the
+                  weights, for which nobody waits): W fills what would be bubble
 
 torch.distributed.pipelining makes the same lists (tests/plan/test_schedules.py holds them against
 each other).
@@ -129,10 +130,9 @@ def ideal_bubble(stages: int, micro_batches: int, schedule: str = "gpipe") -> fl
     """The idle share of the ranks, if all passes of a kind are equally long and sending takes no
     time (s stages, m micro-batches, v parts per rank):
 
-        gpipe, 1f1b    (s - 1) / (m + s - 1)          2 stages, 4 micro-batches -> 2 of 10 slots =
-      1/5 interleaved    (s - 1) / (v·m + s - 1)        the same idle slots, half as long: 1/9
-      zero-bubble    (s - 1) / (3·v·m + s - 1)      forward, input and weight pass equally long:
-      1/25
+        gpipe, 1f1b    (s - 1) / (m + s - 1)          2 stages, 4 micro-batches -> 2 of 10 slots = 1/5
+        interleaved    (s - 1) / (v·m + s - 1)        the same idle slots, half as long: 1/9
+        zero-bubble    (s - 1) / (3·v·m + s - 1)      forward, input and weight pass equally long: 1/25
 
     A rank works v·m times a forward, an input and a weight pass. The last stage waits s - 1 forward
     passes for its first input, and nobody can fill that. The first stage waits s - 1 backward

@@ -1,9 +1,10 @@
 """Checkpoints on disk: one new folder per save, whole only when its manifest is there, and checked
 before it is believed.
 
-    DIR/step-00000050/          the state after 50 steps __0_0.distcp, …           what
-  torch.distributed.checkpoint wrote .metadata                 where each tensor lies in those files
-  manifest.json             written last: size and SHA-256 of every file, step, samples, topology
+    DIR/step-00000050/          the state after 50 steps
+      __0_0.distcp, …           what torch.distributed.checkpoint wrote
+      .metadata                 where each tensor lies in those files
+      manifest.json             written last: size and SHA-256 of every file, step, samples, topology
 
 A folder without a manifest is half-written. One whose files do not fit its manifest is damaged.
 Neither is ever loaded, and neither counts when old checkpoints are deleted.

@@ -3,12 +3,12 @@
 Everything is a tensor under a name that does not depend on the topology, so that any strategy can
 read what any other one wrote:
 
-    model.NAME            a parameter; replicated ones are written by the first replica, sharded
-  ones by every rank buffer.NAME           a buffer, of the first replica optimizer.NAME.KEY    the
-  optimizer's state of the parameter NAME plain.N               what else the optimizer keeps of the
-  parameters that rank N holds (pickled) shared                the optimizer's settings, scheduler
-  and scaler (pickled) rank.N                rank N's random streams, and its buffers where they are
-  its own (pickled)
+    model.NAME            a parameter; replicated ones are written by the first replica, sharded ones by every rank
+    buffer.NAME           a buffer, of the first replica
+    optimizer.NAME.KEY    the optimiser's state of the parameter NAME
+    plain.N               what else the optimiser keeps of the parameters that rank N holds (pickled)
+    shared                the optimiser's settings, scheduler and scaler (pickled)
+    rank.N                rank N's random streams, and its buffers where they are its own (pickled)
 
 A save copies the state aside (that is all the training waits for), and a side thread writes it. The
 manifest that makes it a checkpoint comes last. What goes wrong in the thread is raised at the next

@@ -4,8 +4,7 @@ Monotonic clocks count from a machine's start, so between machines they differ b
 rank 0 for its time again and again; the answer was given somewhere between question and arrival, so
 the quickest round trip tells it best:
 
-    asked at 10.000, answered "510.020", arrived at 10.004    ->    500.018 ahead, give or take
-  0.002
+    asked at 10.000, answered "510.020", arrived at 10.004    ->    500.018 ahead, give or take 0.002
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ decoder uses, crosses such a cut: then it is none. To see that, every call's arg
 node in the autograd graph; a cut at marker i is clean when, from the output, no parameter used
 before i can be reached without passing marker i.
 
-    Sequential(a, b, Residual(c, d), e)     cuts: a | b | Residual | e       (d inside the residual
-  is crossed by its input)
+    Sequential(a, b, Residual(c, d), e)     cuts: a | b | Residual | e       (d inside the residual is crossed by its input)
 """
 
 from __future__ import annotations

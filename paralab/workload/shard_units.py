@@ -5,8 +5,7 @@ A unit's parameters are whole only while it is called, so it must be called once
 use them outside that call: not another module (tied weights), and not a parent's forward
 (`F.linear(x, self.embedding.weight)`). One run of the forward shows it.
 
-    GPT(embedding, blocks = ModuleList(b0, b1, … b11), norm, head)      units: embedding, b0 … b11,
-  head; norm is too small
+    GPT(embedding, blocks = ModuleList(b0, b1, … b11), norm, head)      units: embedding, b0 … b11, head; norm is too small
 """
 
 from __future__ import annotations

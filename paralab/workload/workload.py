@@ -27,7 +27,7 @@ class Workload:
                 a map-style Dataset, or a function `get_batch(n)` that makes n samples
     loss        `loss(output, target)`: the mean over what `weight` counts
     optimizer   called with the parameters; default `SGD(lr=0.01, momentum=0.9)`
-    scheduler   called with the optimizer, gives a learning-rate scheduler that is stepped after every optimizer step
+    scheduler   called with the optimiser, gives a learning-rate scheduler that is stepped after every optimiser step
     weight      `weight(batch)`: how many terms the loss of this batch is the mean of, e.g. its unpadded tokens;
                 default: its samples. With it, unequal pieces of a batch are added up correctly.
     unpack      `unpack(batch) -> (input, target)`; default: pairs, `{"input", "target"}`, or a tensor that is both

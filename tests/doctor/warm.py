@@ -1,8 +1,8 @@
 """A process that has imported torch and forks ranks from itself, so that a case takes a second and
 not six. Run as a program.
 
-    python warm.py serve SOCKET             imports torch, then serves python -S warm.py SOCKET
-  SCRIPT [ARG…]  two ranks of a script, started by the server; stands in for torchrun
+    python warm.py serve SOCKET             imports torch, then serves
+    python -S warm.py SOCKET SCRIPT [ARG…]  two ranks of a script, started by the server; stands in for torchrun
 
 The ranks belong to the client: when it goes, they go.
 """

@@ -1,9 +1,9 @@
 """Who began it, and who only noticed: every error of a job is a root (a rank's own), a victim's
 (another one is gone), or unknown.
 
-    12:00:07  rank 1  ValueError: image 13 has 0 bytes             root: nobody else has to do with
-  it 12:00:07  rank 0  Connection closed by peer [127.0.0.1]        victim: it waited for rank 1
-  12:00:08  rank 0  ended by SIGTERM                             victim: torchrun tidied up
+    12:00:07  rank 1  ValueError: image 13 has 0 bytes             root: nobody else has to do with it
+    12:00:07  rank 0  Connection closed by peer [127.0.0.1]        victim: it waited for rank 1
+    12:00:08  rank 0  ended by SIGTERM                             victim: torchrun tidied up
 
 The first root wins. Without one, the culprit is among those that said nothing at all."""
 

@@ -4,8 +4,8 @@ parameter, gradient and state.
 One pass of one rank over two units (blocks, say). A gather makes a unit's parameters whole; they
 are let go after use:
 
-    forward    [gather 0][ unit 0 ][gather 1][ unit 1 ] backward                    [gather 1][ unit
-  1 ][gather 0][reduce-scatter 1][ unit 0 ][reduce-scatter 0]
+    forward    [gather 0][ unit 0 ][gather 1][ unit 1 ]
+    backward                    [gather 1][ unit 1 ][gather 0][reduce-scatter 1][ unit 0 ][reduce-scatter 0]
 
 The losses are already weighted by their share of the global batch (`RankContext.weighted_loss`), so
 gradients are summed over ranks, not averaged. FSDP2 is half a second of imports: it is imported
