@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 from tests.conftest import ROOT
 
-UNDECLARED = ("pytest", "psutil", "transformers", "cloudpickle", "tensorboard")
+UNDECLARED = ("pytest", "transformers", "cloudpickle", "tensorboard")
 # They take minutes, or need an extra or the tests' files; `paralab doctor` looks at this machine,
 # which may have a fault.
 SKIPPED = "practical|tune|examples/huggingface.py|--stall|doctor$"

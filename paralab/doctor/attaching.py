@@ -1,41 +1,50 @@
-"""A job that stands still now: where each of its ranks is, and who is missing.
+"""Attach to a job that hangs now: where each rank is stuck, and which one is missing.
 
-Stacks come from, in this order: the rank's own side thread, if the job was started by `paralab
-doctor --` (then its collectives are known as well); its memory (doctor.memory), if it runs the same
-Python; py-spy, if it is installed (pip install "paralab[attach]"). Nothing is sent to the
-processes, and none of them is stopped by us.
+If the job was started by `paralab doctor --`, a side thread in each rank answers, and its
+collectives are known as well. Otherwise py-spy (pip install "paralab[attach]") reads the stacks. It
+does not pause the processes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from paralab.analyse.stack_dumps import LIBRARIES
 from paralab.doctor.finding import Finding
-from paralab.doctor.memory import Frame, Unreadable, stacks
 from paralab.doctor.missing import STOPPED
 from paralab.doctor.observation import Reader
 from paralab.doctor.place import Place
 from paralab.doctor.rules import apply
 from paralab.errors import UsageError
+from paralab.machine import processes
 
 LOOK_AGAIN_SECONDS = 0.5
-JOB = (
+BUSY_SECONDS = 0.05  # processor time between two looks
+SPY_SECONDS = 20
+SPY_TRIES = 3  # a process that runs while py-spy reads it may give a torn stack
+NO_PERMISSION = (
+    "py-spy may not read this process: use the same user or sudo (macOS always needs sudo), allow "
+    "ptrace (sysctl kernel.yama.ptrace_scope=0), or start the container with --cap-add=SYS_PTRACE"
+)
+JOB = (  # what the ranks of one job share
     "MASTER_ADDR",
     "MASTER_PORT",
     "TORCHELASTIC_RUN_ID",
     "WORLD_SIZE",
     "PARALAB_LAUNCHER",
-)  # what its ranks share
+)
 # Functions of torch in which a rank waits for the others, in words.
 WAITING = {
     "_sync_buffers": "the forward of the DDP model (its buffers)",
@@ -50,9 +59,20 @@ class Attached:
 
 
 @dataclass(frozen=True)
+class Frame:
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
 class RankNow:
-    """`stack`: of the main thread, outermost first, or None with `unread`: why. `moves`: it used
-    the processor or changed its place between two looks."""
+    """What one rank is doing.
+
+    stack   of the main thread, outermost first; None if it could not be read
+    unread  why not
+    moves   the rank used the processor or changed its place between two looks
+    """
 
     rank: int
     pid: int
@@ -63,7 +83,7 @@ class RankNow:
 
     @property
     def place(self) -> Place | None:
-        """The user's innermost line; else the innermost one at all."""
+        """The user's innermost line; if there is none, the innermost line."""
         own = [
             f
             for f in self.stack or []
@@ -74,7 +94,7 @@ class RankNow:
 
     @property
     def collective(self) -> str | None:
-        """The collective that it is in, as its stack tells."""
+        """The collective that the stack is in."""
         for frame in reversed(self.stack or []):
             if frame.file.endswith("distributed_c10d.py") and not frame.function.startswith(
                 ("_", "wrapper")
@@ -84,47 +104,49 @@ class RankNow:
                 return WAITING[frame.function]
         return None
 
-    def told(self) -> str:
+    def describe(self) -> str:
         where = f"{self.place}: {self.place.code}" if self.place else "an unknown place"
         waits = f"in {self.collective}, " if self.collective else ""
         return f"rank {self.rank} (process {self.pid}): {waits}at {where}"
 
 
+Ranks = list[RankNow]
+
+
 def attach(pid: int) -> Attached:
     family = ranks_of(pid)
-    folder = next(
-        (
-            f
-            for each in family.values()
-            if (f := _environment(each).get("PARALAB_OBSERVE")) and Path(f).is_dir()
-        ),
-        None,
-    )
-    if folder:
-        return _observed(Path(folder))
-    before = {rank: (_cpu(each), _stack(each)) for rank, each in family.items()}
+    environments = [_environment(each) for each in family.values()]
+    for environment in environments:
+        if (folder := environment.get("PARALAB_OBSERVE")) and Path(folder).is_dir():
+            return _ask_observed(Path(folder))
+
+    spy = _find_spy()
+    before = {
+        rank: (processes.cpu_seconds_of(each), _stack(spy, each)) for rank, each in family.items()
+    }
     time.sleep(LOOK_AGAIN_SECONDS)
     ranks = []
     for rank, each in family.items():
-        stack, unread = _stack(each)
-        moves = _cpu(each) > before[rank][0] + 5 or before[rank][1][0] != stack
-        ranks.append(RankNow(rank, each, _state(each), stack, unread, moves))
-    world = max(
-        int(_environment(each).get("LOCAL_WORLD_SIZE", len(family))) for each in family.values()
-    )
-    notes = [rank.told() for rank in ranks]
+        busy_before, (stack_before, _) = before[rank]
+        stack, unread = _stack(spy, each)
+        busy = processes.cpu_seconds_of(each) - busy_before > BUSY_SECONDS
+        state = processes.state_of(each) or "gone"
+        ranks.append(RankNow(rank, each, state, stack, unread, busy or stack_before != stack))
+
+    world = max(int(each.get("LOCAL_WORLD_SIZE", len(family))) for each in environments)
+    notes = [rank.describe() for rank in ranks]
     notes += [
         f"the stack of rank {rank.rank} could not be read: {rank.unread}"
         for rank in ranks
         if rank.unread
     ]
     notes.append(
-        "which collectives came before is not known: the job was not started by `paralab doctor -- …`"
+        "earlier collectives are unknown: the job was not started by `paralab doctor -- …`"
     )
-    return Attached(judged(ranks, world), tuple(notes))
+    return Attached(judge(ranks, world), tuple(notes))
 
 
-def _observed(folder: Path) -> Attached:
+def _ask_observed(folder: Path) -> Attached:
     reader = Reader(folder)
     reader.read(over=False)
     reader.ask(2.0)
@@ -135,19 +157,19 @@ def _observed(folder: Path) -> Attached:
     ]
     return Attached(
         apply("ranks", seen),
-        (f"the job is observed already ({folder}); its ranks were asked", *said),
+        (f"paralab already observes this job ({folder}), so its ranks answered", *said),
     )
 
 
-def judged(ranks: list[RankNow], world: int) -> list[Finding]:
-    """What the stacks alone can tell: certain is only who is not there."""
+def judge(ranks: Ranks, world: int) -> list[Finding]:
+    """What the stacks alone can show. Only a missing or a stopped rank is certain."""
     waiting = [rank for rank in ranks if rank.collective and not rank.moves]
     if not waiting:
         return []
     first = waiting[0]
     missing = sorted(set(range(world)) - {rank.rank for rank in ranks})
     if missing:
-        return [_gone(first, missing, ranks)]
+        return [_gone(first, missing[0], ranks)]
     elsewhere = [rank for rank in ranks if rank.stack is not None and not rank.collective]
     stopped = [rank for rank in ranks if rank.state in STOPPED]
     if stopped or elsewhere:
@@ -166,61 +188,46 @@ def judged(ranks: list[RankNow], world: int) -> list[Finding]:
 
 
 def _finding(
-    id: str,
-    severity: Any,
-    why: str,
-    fix: str,
-    at: Place | None,
-    rank: int | None,
-    ranks: list[RankNow],
+    id: str, severity: Any, why: str, fix: str, at: Place | None, rank: int | None, all_: Ranks
 ) -> Finding:
-    evidence = tuple(each.told() for each in ranks)
-    return Finding(
-        id, severity, why, fix, at.file if at else None, at.line if at else None, rank, evidence
-    )
+    file, line = (at.file, at.line) if at else (None, None)
+    evidence = tuple(each.describe() for each in all_)
+    return Finding(id, severity, why, fix, file, line, rank, evidence)
 
 
-def _gone(first: RankNow, missing: list[int], ranks: list[RankNow]) -> Finding:
+def _gone(first: RankNow, missing: int, ranks: Ranks) -> Finding:
     return _finding(
         "H02",
         "error",
-        f"the process of rank {missing[0]} is no longer there, while rank {first.rank} waits in {first.collective} at "
-        f"{first.place}: it "
-        "left without an error, or its launcher would have ended the others",
-        "let all ranks leave together; what that rank did before shows `paralab doctor -- COMMAND`",
+        f"the process of rank {missing} is gone, and rank {first.rank} waits in "
+        f"{first.collective} at {first.place}. It left without an error: after an error its "
+        "launcher would have ended the other ranks",
+        "let all ranks leave together; `paralab doctor -- COMMAND` shows what that rank did before",
         first.place,
-        missing[0],
+        missing,
         ranks,
     )
 
 
-def _elsewhere(first: RankNow, late: RankNow, ranks: list[RankNow]) -> Finding:
+def _elsewhere(first: RankNow, late: RankNow, ranks: Ranks) -> Finding:
+    waits = f"while rank {first.rank} waits for it in {first.collective} at {first.place}"
     if late.state in STOPPED:
-        why = f"rank {late.rank} {STOPPED[late.state]}"
-    else:
-        why = f"rank {late.rank} is {'busy' if late.moves else 'still'} at {late.place}"
-    if late.state not in STOPPED:
-        why += " (certain if it does not come any more: look again)"
-    return _finding(
-        "H10" if late.state in STOPPED else "H13",
-        "error" if late.state in STOPPED else "suspect",
-        f"{why}, while rank {first.rank} waits for it in {first.collective} at {first.place}",
-        "kill -CONT lets a stopped process go on"
-        if late.state in STOPPED
-        else "look at what that rank does at this line",
-        late.place,
-        late.rank,
-        ranks,
-    )
+        why = f"rank {late.rank} {STOPPED[late.state]}, {waits}"
+        fix = "kill -CONT PID lets a stopped process go on"
+        return _finding("H10", "error", why, fix, late.place, late.rank, ranks)
+    doing = "busy" if late.moves else "stuck"
+    why = f"rank {late.rank} is {doing} at {late.place}, {waits}; attach again to see if it moves"
+    fix = "find out what that rank does at this line"
+    return _finding("H13", "suspect", why, fix, late.place, late.rank, ranks)
 
 
-def _different(first: RankNow, other: RankNow, ranks: list[RankNow]) -> Finding:
+def _different(first: RankNow, other: RankNow, ranks: Ranks) -> Finding:
     return _finding(
         "H04",
         "suspect",
-        f"rank {first.rank} waits in {first.collective} at {first.place}, rank {other.rank} in {other.collective} at "
-        f"{other.place}: they "
-        "wait for each other in different calls. Which of them should not be there shows a run under observation",
+        f"rank {first.rank} waits in {first.collective} at {first.place}, and rank {other.rank} "
+        f"in {other.collective} at {other.place}: different calls that wait for each other. "
+        "`paralab doctor -- COMMAND` shows which rank is wrong",
         "call the same collectives in the same order on every rank",
         first.place,
         None,
@@ -228,14 +235,14 @@ def _different(first: RankNow, other: RankNow, ranks: list[RankNow]) -> Finding:
     )
 
 
-def _together(first: RankNow, ranks: list[RankNow]) -> Finding:
+def _together(first: RankNow, ranks: Ranks) -> Finding:
     return _finding(
         "H10",
         "suspect",
-        f"all {len(ranks)} ranks wait in {first.collective} at {first.place}: nobody is missing. Either what lies between them "
-        "does not "
-        "answer (the network), or they came apart earlier and pair this call with another one; a run under observation would tell",
-        "start it as `paralab doctor --stall 60 -- COMMAND`: then every collective is known with its line",
+        f"all {len(ranks)} ranks wait in {first.collective} at {first.place}, and none is missing. "
+        "Either the network does not answer, or an earlier collective was called by some ranks "
+        "only, and this call is paired with another one",
+        "`paralab doctor --stall 60 -- COMMAND` records every collective with its line",
         first.place,
         None,
         ranks,
@@ -243,137 +250,86 @@ def _together(first: RankNow, ranks: list[RankNow]) -> Finding:
 
 
 # --- processes
-# -------------------------------------------------------------------------------------------------------------------
 
 
 def ranks_of(pid: int) -> dict[int, int]:
-    """rank -> process, of the job that a process belongs to: a launcher, one of its ranks, or a
-    program without a launcher."""
-    if not Path(f"/proc/{pid}").exists():
+    """rank -> process, for the job of a launcher, of one of its ranks, or of a program without a
+    launcher."""
+    if not psutil.pid_exists(pid):
         raise UsageError(
             f"There is no process {pid} on this machine.",
             fix="ps aux | grep train.py shows the processes of a job",
         )
     if job := _job(pid):
-        found = {
-            int(_environment(each)["RANK"]): each
-            for each in sorted(_all(), reverse=True)
-            if _job(each) == job
-        }
-        return dict(sorted(found.items()))
-    children = _children()
-    family = [pid]
-    for each in family:
-        family += children.get(each, [])
-    ranks = {int(_environment(each)["RANK"]): each for each in reversed(family) if _job(each)}
-    if ranks:
-        return dict(sorted(ranks.items()))
-    trains = [each for each in family if _has_torch(each)]
+        everyone = sorted(psutil.pids(), reverse=True)
+        return _by_rank(each for each in everyone if _job(each) == job)
+
+    family = [pid, *processes.descendants_of(pid)]
+    if ranks := _by_rank(each for each in reversed(family) if _job(each)):
+        return ranks
+    trains = [each for each in family if processes.has_loaded(each, "libtorch")]
     spawned = [each for each in trains if each != pid]
     return dict(enumerate(spawned or trains or [pid]))
 
 
+def _by_rank(pids: Iterable[int]) -> dict[int, int]:
+    """Of two processes with one rank, the later one in `pids`."""
+    found = {int(rank): pid for pid in pids if (rank := _environment(pid).get("RANK"))}
+    return dict(sorted(found.items()))
+
+
 def _job(pid: int) -> tuple[str, ...] | None:
-    """What the ranks of one job have in common; None for one that is none: a shell around a rank, a
-    DataLoader's worker."""
-    own, parent = _environment(pid), _parent(pid)
-    if (
-        "RANK" not in own
-        or not _is_python(pid)
-        or (_is_python(parent) and _environment(parent).get("RANK") == own["RANK"])
-    ):
+    """What the ranks of one job share. None for a process that is not a rank, such as the shell
+    around one or a DataLoader worker."""
+    own = _environment(pid)
+    if "RANK" not in own or not processes.is_python(pid):
+        return None
+    parent = processes.parent_of(pid)
+    if parent and processes.is_python(parent) and _environment(parent).get("RANK") == own["RANK"]:
         return None
     return tuple(own.get(name, "") for name in JOB)
 
 
-def _all() -> list[int]:
-    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-
-
-def _children() -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for pid in sorted(_all()):
-        found.setdefault(_parent(pid), []).append(pid)
-    return found
-
-
-def _stat(pid: int) -> list[str]:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return []
-
-
-def _parent(pid: int) -> int:
-    fields = _stat(pid)
-    return int(fields[1]) if fields else 0
-
-
-def _state(pid: int) -> str:
-    fields = _stat(pid)
-    return fields[0] if fields else "gone"
-
-
-def _cpu(pid: int) -> int:
-    """Ticks of processor time used."""
-    fields = _stat(pid)
-    return int(fields[11]) + int(fields[12]) if fields else 0
-
-
 def _environment(pid: int) -> dict[str, str]:
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = (item.partition(b"=") for item in raw.split(b"\0") if b"=" in item)
-    found = {
-        name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs
-    }
-    with suppress(OSError):  # paralab's own ranks are forked: what they are stands in their name
-        kind, _, number = Path(f"/proc/{pid}/comm").read_text().strip().partition(" ")
-        if kind == "rank" and number.isdigit():
-            found["RANK"] = number
+    found = processes.environment_of(pid)
+    # paralab forks its own ranks, so their environment is that of the template. Their name is
+    # `rank 3`.
+    kind, _, number = processes.name_of(pid).partition(" ")
+    return {**found, "RANK": number} if kind == "rank" and number.isdigit() else found
+
+
+def _find_spy() -> str:
+    found = shutil.which("py-spy") or shutil.which("py-spy", path=os.path.dirname(sys.executable))
+    if found is None:
+        raise UsageError(
+            "--attach needs py-spy to read the stacks of other processes, and it is not installed.",
+            fix='pip install "paralab[attach]"',
+        )
     return found
 
 
-def _is_python(pid: int) -> bool:
-    with suppress(OSError):
-        return "python" in Path(f"/proc/{pid}/exe").resolve().name
-    return False
+def _stack(spy: str, pid: int) -> tuple[list[Frame] | None, str | None]:
+    """The frames of the main thread, outermost first, or why they cannot be read."""
+    command = [spy, "dump", "--json", "--nonblocking", "--pid", str(pid)]
+    error = ""
+    for _ in range(SPY_TRIES):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=SPY_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None, f"py-spy did not answer within {SPY_SECONDS} s"
+        if done.returncode == 0:
+            return _main_frames(json.loads(done.stdout), pid), None
+        error = done.stderr.strip()
+        if re.search("permission|not permitted|denied|root", error, re.IGNORECASE):
+            return None, NO_PERMISSION
+    return None, f"py-spy: {error.splitlines()[0] if error else 'failed'}"
 
 
-def _has_torch(pid: int) -> bool:
-    with suppress(OSError):
-        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
-    return False
-
-
-def _stack(pid: int) -> tuple[list[Frame] | None, str | None]:
-    """The main thread's frames, or why they cannot be had."""
-    try:
-        return stacks(pid).get(pid), None
-    except Unreadable as error:
-        reason = str(error)
-    spy = shutil.which("py-spy") or shutil.which("py-spy", path=os.path.dirname(sys.executable))
-    if spy is None:
-        return None, f'{reason}; py-spy reads other Pythons as well: pip install "paralab[attach]"'
-    told = subprocess.run(
-        [spy, "dump", "--json", "--nonblocking", "--pid", str(pid)],
-        capture_output=True,
-        text=True,
-        timeout=20,
-    )
-    if told.returncode:
-        return (
-            None,
-            f"{reason}; py-spy: {told.stderr.strip().splitlines()[-1] if told.stderr.strip() else 'failed'}",
-        )
-    threads = json.loads(told.stdout)
-    main = next(
-        (t for t in threads if t.get("os_thread_id") == pid),
-        threads[0] if threads else {"frames": []},
-    )
-    frames = [
-        Frame(f.get("filename") or "", f.get("line") or 0, f.get("name") or "")
-        for f in reversed(main["frames"])
+def _main_frames(threads: list[dict[str, Any]], pid: int) -> list[Frame]:
+    main = [t for t in threads if t["thread_name"] == "MainThread" or t["os_thread_id"] == pid]
+    frames = (main or threads)[0]["frames"] if threads else []
+    return [
+        # py-spy says `Class.method`, tracebacks say `method`.
+        Frame(frame["filename"], frame["line"], frame["name"].rpartition(".")[2])
+        for frame in reversed(frames)
     ]
-    return frames, None

@@ -6,16 +6,14 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from paralab.doctor import memory
+from paralab.doctor import attaching
 from paralab.doctor.attaching import attach, ranks_of
 from paralab.doctor.events import Batch, Collective, Save, Step
-from paralab.doctor.memory import Unreadable, stacks
 from paralab.doctor.observation import Observation
 from paralab.doctor.observing import observe
 from paralab.errors import UsageError
@@ -360,25 +358,6 @@ train()
 """
 
 
-def test_the_layout_is_measured_among_other_threads():
-    """Once it was measured only where there was no thread but the main one."""
-    over = threading.Event()
-    threads = [threading.Thread(target=over.wait) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        memory._measured.cache_clear()
-        assert any(
-            frame.function == "wait"
-            for stack in memory.stacks(os.getpid()).values()
-            for frame in stack
-        )
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-
-
 def test_attach_reads_the_stacks_of_a_job_that_it_did_not_start(tmp_path):
     """Ranks that need no torch: one waits in something named as torch names it, the other is
     elsewhere."""
@@ -417,10 +396,45 @@ def test_attach_reads_the_stacks_of_a_job_that_it_did_not_start(tmp_path):
 
 
 def _is_in(pid, function):
-    try:
-        return stacks(pid)[pid][-1].function == function
-    except (KeyError, IndexError, Unreadable):
-        return False
+    stack, _ = attaching._stack(attaching._find_spy(), pid)
+    return bool(stack) and stack[-1].function == function
+
+
+def test_attach_without_py_spy_names_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setattr(attaching.shutil, "which", lambda *args, **options: None)
+    with pytest.raises(UsageError) as raised:
+        attach(os.getpid())
+    assert raised.value.fix == 'pip install "paralab[attach]"'
+
+
+def test_attach_without_the_right_to_read_says_how_to_get_it(tmp_path):
+    spy = tmp_path / "py-spy"
+    spy.write_text("#!/bin/sh\necho 'Error: Operation not permitted (os error 1)' >&2\nexit 1\n")
+    spy.chmod(0o755)
+    stack, unread = attaching._stack(str(spy), os.getpid())
+    assert stack is None
+    assert "ptrace" in unread
+    assert "sudo" in unread
+
+
+def test_a_stack_has_the_main_thread_and_plain_function_names():
+    """py-spy writes `Model.forward`, and torch's functions are looked up by their plain name."""
+    threads = [
+        {"thread_name": "loader", "os_thread_id": 8, "frames": []},
+        {
+            "thread_name": "MainThread",
+            "os_thread_id": 7,
+            "frames": [
+                {"name": "DistributedDataParallel._sync_buffers", "filename": "ddp.py", "line": 3},
+                {"name": "<module>", "filename": "train.py", "line": 9},
+            ],
+        },
+    ]
+    frames = attaching._main_frames(threads, 7)
+    assert [(frame.file, frame.line, frame.function) for frame in frames] == [
+        ("train.py", 9, "<module>"),
+        ("ddp.py", 3, "_sync_buffers"),
+    ]
 
 
 SLEEPS = """
