@@ -32,7 +32,7 @@ TASKS = {
     "test": "lint, then all tests",
     "lint": "ruff and mypy",
     "bench": "paralab against loops written by hand, the cost of measuring, and tune over a slow link",
-    "faults": "have every fault on purpose, and print what was survived (half an hour; as root also those of a cluster)",
+    "faults": "inject each fault and report whether training survives (30 minutes)",
     "docs": "write docs/doctor/ from the doctor's catalogue",
     "screenshots": "run a comparison and take the pictures of its page that the README shows",
     "gpu": "every CUDA path on one GPU, as a short table (uses the Python that runs this, if it has torch)",
@@ -123,8 +123,9 @@ def bench() -> None:
 def faults() -> None:
     setup()
     system()
-    run(PYTHON, "-m", "paralab", "faults")
-    run(PYTHON, "bench/cluster_faults.py")
+    run(PYTHON, "-m", "bench.faults.matrix", *sys.argv[2:])
+    if len(sys.argv) == 2:
+        run(PYTHON, "-m", "bench.faults.cluster")
 
 
 def docs() -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "paralab"
-ROOT_MODULES = {"__init__", "__main__", "api", "errors", "units", "disturbances", "faults"}
+ROOT_MODULES = {"__init__", "__main__", "api", "errors", "units"}
 
 # Which sub-packages a sub-package may import, at the top of a file or inside a function.
 ALLOWED = {
@@ -40,7 +40,6 @@ ALLOWED = {
         "course",
         "doctor",
         "experiment",
-        "faults",
         "launch",
         "machine",
         "plan",
@@ -50,8 +49,6 @@ ALLOWED = {
     "__init__": {"api", "workload"},
     "__main__": {"cli"},
     "api": {"experiment", "launch", "plan", "record", "show", "workload"},
-    "disturbances": {"launch", "machine", "plan", "record"},
-    "faults": {"disturbances", "launch", "record"},
     "errors": set(),
     "units": set(),
 }

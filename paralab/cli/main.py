@@ -358,61 +358,6 @@ def show(
         (print_document if everything else print_summary)(document)
 
 
-@main.command(short_help="Have every fault on purpose, and see what is survived.")
-@click.option(
-    "--only",
-    metavar="FAULT",
-    multiple=True,
-    help="One fault of the matrix, e.g. kill; may be given several times.",
-)
-@click.option(
-    "--repeat",
-    type=click.IntRange(1),
-    help="Trials of every cell. [default: so many that every fault is had 5 times]",
-)
-@click.option(
-    "--workload",
-    metavar="NAME|FILE.py:FUNCTION",
-    default="mlp",
-    show_default=True,
-    help="What is trained.",
-)
-@OUT
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print one JSON object on stdout, and nothing else there.",
-)
-@click.option(
-    "--markdown", type=click.Path(path_type=Path), help="Also write the table to this file."
-)
-def faults(
-    only: tuple[str, ...],
-    repeat: int | None,
-    workload: str,
-    out: Path | None,
-    markdown: Path | None,
-    as_json: bool,
-) -> None:
-    """Plant faults in real runs: kills, hangs, full disks, damaged checkpoints, signals. Is each
-    one noticed, named and survived?
-
-    Exit code 0 only if every fault was, and the weights in the end are those of the undisturbed
-    run.
-    """
-    from paralab import faults as matrix
-    from paralab.record.folder import write_new
-
-    say: Callable[[str], None] = say_to_user(as_json) if as_json else echo
-    result = matrix.faults(only, repeat, workload, out, say)
-    if markdown:
-        write_new(markdown, matrix.as_markdown(result["rows"]))
-    if as_json:
-        click.echo(json.dumps(result))
-    sys.exit(0 if result["survived"] else 1)
-
-
 @main.command(name="list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def list_(as_json: bool) -> None:

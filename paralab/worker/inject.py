@@ -1,4 +1,4 @@
-"""Faults planted on purpose: `paralab faults` asks for one through the environment, and this rank
+"""Faults planted on purpose: bench/faults asks for one through the environment, and this rank
 really has it.
 
 PARALAB_PLANT = {"kind": "kill", "rank": 1, "phase": "step", "step": 7, "mark": FILE}
