@@ -1,13 +1,11 @@
-"""A model from another library: GPT-2 as Hugging Face transformers builds it, small and with new
-weights.
+"""A model from another library: a small GPT-2 from Hugging Face transformers, not pretrained.
 
     pip install transformers
     paralab run ddp --replicas 2 --workload examples/huggingface.py:workload
     paralab verify all --workload examples/huggingface.py:workload
 
-Nothing of the model is changed. Its embedding and its output layer are not tied
-(`tie_word_embeddings=False`), because a parameter that the first and the last stage both use cannot
-be spread over devices; paralab refuses that with the reason.
+The model is unchanged. Its embedding and output layer are not tied (`tie_word_embeddings=False`):
+pipeline stages cannot share a parameter, and paralab would refuse the model and say why.
 """
 
 import torch
@@ -28,13 +26,13 @@ def model() -> nn.Module:
 
 
 def loss(output: object, tokens: torch.Tensor) -> torch.Tensor:
-    """Every token is predicted from those before it."""
+    """Predict every token from the tokens before it."""
     predicted = output.logits[:, :-1]  # type: ignore[attr-defined]
     return nn.functional.cross_entropy(predicted.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def workload() -> Workload:
-    # Sequences that count upwards from a random start in steps of 1, 2 or 3.
+    # Sequences that count up from a random start in steps of 1, 2, or 3.
     generator = torch.Generator().manual_seed(0)
     start = torch.randint(VOCABULARY, (SAMPLES, 1), generator=generator)
     step = torch.randint(1, 4, (SAMPLES, 1), generator=generator)
@@ -45,5 +43,5 @@ def workload() -> Workload:
         loss=loss,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
         batch_size=32,
-        data_path="made by the example: 512 counting sequences of 24 tokens",
+        data_path="generated: 512 counting sequences of 24 tokens",
     )

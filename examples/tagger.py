@@ -1,12 +1,11 @@
-"""A workload of one's own: tagging sequences of different lengths, in plain PyTorch that knows
-nothing of parallelism.
+"""Your own workload: tag sequences of different lengths, in plain PyTorch without any parallelism.
 
     paralab run ddp --replicas 2 --workload examples/tagger.py:workload
     paralab verify all --workload examples/tagger.py:workload
 
 The task: mark every number that is larger than the one before it. Sequences are padded to the
-longest one of their batch, and the loss is a mean over real positions; `weight` tells paralab over
-how many, so that unequal parts of a batch add up correctly.
+longest one in their batch, and the loss is a mean over real positions. `weight` counts them, so
+that paralab can add up unequal parts of a batch correctly.
 """
 
 import torch
@@ -21,7 +20,7 @@ PADDING = -100
 
 
 class Sequences(Dataset):
-    """Item i is the same in every process: it is made from its own seed."""
+    """Item i is the same in every process, because i is its seed."""
 
     def __len__(self) -> int:
         return 2000
@@ -69,5 +68,5 @@ def workload() -> Workload:
         weight=lambda batch: int((batch["target"] != PADDING).sum()),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9),
         batch_size=32,
-        data_path="made by the example: 2000 sequences of 5-29 numbers",
+        data_path="generated: 2000 sequences of 5-29 numbers",
     )

@@ -3,9 +3,8 @@
     torchrun --nproc_per_node=2 examples/train_with_ddp.py --epochs 3
     python examples/train_with_ddp.py                                  # alone: a group of one
 
-Set up, build the model, wrap it, train for some epochs over a loader of {"input", "target"}
-batches, log on rank 0 only, and clean up, also when something fails. `batch_size` counts the
-samples of all ranks together.
+Set up, build and wrap the model, train for some epochs on {"input", "target"} batches, log on rank
+0 only, and clean up even if something fails. `batch_size` counts the samples of all ranks together.
 """
 
 import argparse
@@ -26,16 +25,16 @@ Batch = dict[str, torch.Tensor]
 @dataclass(frozen=True)
 class Config:
     epochs: int = 3
-    batch_size: int = 64  # samples per optimizer step, over all ranks together
+    batch_size: int = 64  # samples per optimizer step, over all ranks
     learning_rate: float = 0.05
     features: int = 32
     train_samples: int = 2048
-    validation_samples: int = 301  # not a multiple of anything on purpose
+    validation_samples: int = 301  # on purpose not a multiple of the ranks or the batch
     seed: int = 0
 
 
 class NoisySine(Dataset[Batch]):
-    """y = sin(w . x) + noise, the same on every rank because the seed is."""
+    """y = sin(w . x) + noise; the same on every rank, because the seed is the same."""
 
     def __init__(self, samples: int, features: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -52,12 +51,10 @@ class NoisySine(Dataset[Batch]):
 
 
 def set_up() -> torch.device:
-    """Join the process group torchrun describes (or a group of one) and choose this rank's
-    device."""
+    """Join torchrun's process group (or a group of one) and choose this rank's device."""
     gpus, local_rank = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", 0))
-    own_gpu = gpus >= int(
-        os.environ.get("LOCAL_WORLD_SIZE", 1)
-    )  # NCCL refuses two ranks on one GPU
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    own_gpu = gpus >= local_ranks  # NCCL refuses two ranks on one GPU
     device = torch.device(f"cuda:{local_rank % gpus}" if gpus else "cpu")
     if gpus:
         torch.cuda.set_device(device)
@@ -77,11 +74,11 @@ def log(text: str) -> None:
 def validation_loss(
     model: nn.Module, data: Dataset[Batch], batch_size: int, device: torch.device
 ) -> float:
-    """Mean loss over all validation samples, each counted once.
+    """Return the mean loss over all validation samples, each counted once.
 
-    Every rank takes each world_size-th sample. DistributedSampler would repeat samples to make the
-    shares equal, and a mean of the ranks' means would weigh unequal shares alike: so sums and
-    counts are added up.
+    Every rank takes every world_size-th sample. DistributedSampler would repeat samples to make the
+    shares equal, and averaging the ranks' means would give unequal shares the same weight. So we
+    add up sums and counts.
     """
     shares = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
     total = torch.zeros(2, device=device)  # sum of losses, number of samples
@@ -101,12 +98,11 @@ def train_with_ddp(config: Config) -> float:
         share = config.batch_size // world_size
         if share * world_size != config.batch_size:
             raise ValueError(
-                f"batch_size {config.batch_size} cannot be shared by {world_size} ranks: "
-                f"write {max(1, share) * world_size}, or another multiple of {world_size}"
+                f"batch_size {config.batch_size} cannot be split over {world_size} ranks: "
+                f"use {max(1, share) * world_size}, or another multiple of {world_size}"
             )
-        log(
-            f"{world_size} rank(s) on {device.type}: {config.batch_size} = {world_size} x {share} samples"
-        )
+        split = f"{config.batch_size} = {world_size} x {share} samples"
+        log(f"{world_size} rank(s) on {device.type}: {split}")
 
         train_data = NoisySine(config.train_samples, config.features, config.seed)
         validation_data = NoisySine(config.validation_samples, config.features, config.seed + 1)
@@ -114,36 +110,31 @@ def train_with_ddp(config: Config) -> float:
         loader = DataLoader(train_data, share, sampler=sampler, drop_last=True)
 
         torch.manual_seed(config.seed)
-        network = nn.Sequential(nn.Linear(config.features, 128), nn.Tanh(), nn.Linear(128, 1)).to(
-            device
-        )
-        model = DDP(network)
+        network = nn.Sequential(nn.Linear(config.features, 128), nn.Tanh(), nn.Linear(128, 1))
+        model = DDP(network.to(device))
         optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate, momentum=0.9)
 
         loss = validation_loss(network, validation_data, share, device)
         log(f"before training | validation loss {loss:.6f}")
         for epoch in range(config.epochs):
-            sampler.set_epoch(epoch)  # without it every epoch would see the same order
+            sampler.set_epoch(epoch)  # otherwise every epoch has the same order
             for batch in loader:
                 output = model(batch["input"].to(device))
                 train_loss = nn.functional.mse_loss(output, batch["target"].to(device))
                 optimizer.zero_grad()
-                train_loss.backward()  # the gradients are averaged over the ranks in here
+                train_loss.backward()  # averages the gradients over the ranks
                 optimizer.step()
-            # `network`, not `model`: the ranks may hold unequally many validation batches, and
-            # calls of the wrapped model are something all ranks must do equally often.
+            # `network`, not `model`: ranks may have different numbers of validation batches, but
+            # all ranks must call the wrapped model equally often.
             loss = validation_loss(network, validation_data, share, device)
             if not math.isfinite(loss):
                 raise FloatingPointError(f"validation loss is {loss}: try a smaller learning_rate")
-            log(
-                f"epoch {epoch + 1}/{config.epochs} | {len(loader)} steps | validation loss {loss:.6f}"
-            )
-        time.sleep(
-            0.3
-        )  # torch 2.13, gloo: a rank leaving right after a collective sometimes aborts
+            progress = f"epoch {epoch + 1}/{config.epochs} | {len(loader)} steps"
+            log(f"{progress} | validation loss {loss:.6f}")
+        time.sleep(0.3)  # torch 2.13, gloo: a rank that exits right after a collective can abort
         return loss
     finally:
-        dist.destroy_process_group()  # also after an error: the other ranks must not wait for this one
+        dist.destroy_process_group()  # even after an error, so that other ranks do not wait
 
 
 def main() -> None:

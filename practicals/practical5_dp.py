@@ -1,10 +1,10 @@
-"""Practical 5, parts 2 to 7: the same training with `nn.DataParallel`, and its split made visible.
+"""Practical 5, parts 2 to 7: the same training with `nn.DataParallel`, showing how it splits.
 
     python practicals/practical5_dp.py
     REPLICAS=3 python practicals/practical5_dp.py        # 64 samples over 3 devices: 22 / 22 / 20
 
-Several GPUs: the real thing. One GPU: the real `nn.DataParallel` with that GPU listed REPLICAS
-times. No GPU: `nn.DataParallel` would quietly run the plain model, so its algorithm is emulated
+With several GPUs this is plain `nn.DataParallel`. With one GPU it lists that GPU REPLICAS times.
+Without a GPU, `nn.DataParallel` would silently run the plain model, so we emulate its algorithm
 over virtual devices.
 """
 
@@ -21,20 +21,17 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-BATCH_SIZE = int(
-    os.environ.get("BATCH_SIZE", 64)
-)  # samples per optimizer step, over all devices together
+BATCH_SIZE = int(os.environ.get("BATCH_SIZE", 64))  # samples per optimizer step, over all devices
 DIM = int(os.environ.get("DIM", 512))
 STEPS = int(os.environ.get("STEPS", 30))
 GPUS = torch.cuda.device_count()
 REPLICAS = int(os.environ.get("REPLICAS", max(2, GPUS)))
 
-DATA = torch.randn(
-    4096, DIM, generator=torch.Generator().manual_seed(1)
-)  # as in practical5_single.py
+# The same data as in practical5_single.py.
+DATA = torch.randn(4096, DIM, generator=torch.Generator().manual_seed(1))
 next_sample = 0
 resource = importlib.import_module("resource") if os.name == "posix" else None  # process memory
-print_lock = threading.Lock()  # replicas are threads: their lines must not mix
+print_lock = threading.Lock()  # replicas are threads, and their lines must not mix
 
 
 def get_batch(batch_size: int, dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,7 +42,7 @@ def get_batch(batch_size: int, dim: int, device: torch.device) -> tuple[torch.Te
 
 
 class Net(nn.Sequential):
-    show_input = False  # switched on for the first step only: printing costs time
+    show_input = False  # on for the first step only: printing takes time
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if Net.show_input:
@@ -65,53 +62,41 @@ class VirtualDataParallel(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parameters = dict(self.module.named_parameters())
-        chunks = x.chunk(
-            len(self.replicas)
-        )  # 1. scatter: equal chunks, the last one takes what is left
-        copies = [
-            {name: p.clone() for name, p in parameters.items()} for _ in chunks
-        ]  # 2. replicate
-        outputs = list(
-            self.threads.map(functional_call, self.replicas, copies, chunks)
-        )  # 3. parallel apply
-        return torch.cat(
-            outputs
-        )  # 4. gather; backward then sums the gradients of the copies on device 0
+        # 1. scatter: equal chunks; the last device gets the rest
+        chunks = x.chunk(len(self.replicas))
+        # 2. replicate
+        copies = [{name: p.clone() for name, p in parameters.items()} for _ in chunks]
+        # 3. parallel apply
+        outputs = list(self.threads.map(functional_call, self.replicas, copies, chunks))
+        # 4. gather; backward then sums the gradients of the copies on device 0
+        return torch.cat(outputs)
 
 
 def memory() -> str:
     if GPUS:  # device 0 also holds the optimizer, all outputs and the summed gradients
-        return ", ".join(
-            f"{torch.cuda.max_memory_allocated(i) >> 20} MiB on cuda:{i}" for i in range(GPUS)
-        )
+        peaks = [torch.cuda.max_memory_allocated(i) >> 20 for i in range(GPUS)]
+        return ", ".join(f"{peak} MiB on cuda:{i}" for i, peak in enumerate(peaks))
     if resource is None:
         return "not measured: Windows has no `resource` module"
-    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (
-        10 if sys.platform == "darwin" else 0
-    )
-    return f"{kib >> 10} MiB peak of the whole process (no GPU: all replicas, Python and PyTorch)"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, but bytes on macOS
+    mib = peak >> (20 if sys.platform == "darwin" else 10)
+    return f"{mib} MiB peak of the whole process (no GPU: all replicas, Python, and PyTorch)"
 
 
 def main() -> None:
     device = torch.device("cuda:0" if GPUS else "cpu")
     torch.manual_seed(0)  # the same initial weights in every practical
     wide = 4 * DIM
-    layers = [
-        nn.Linear(DIM, wide),
-        nn.ReLU(),
-        nn.Linear(wide, wide),
-        nn.ReLU(),
-        nn.Linear(wide, DIM),
-    ]
-    model: nn.Module = Net(*layers).to(device)
+    layers = [nn.Linear(DIM, wide), nn.Linear(wide, wide), nn.Linear(wide, DIM)]
+    network = Net(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
+    model: nn.Module = network.to(device)
     if GPUS:
         model = nn.DataParallel(model, device_ids=[i % GPUS for i in range(REPLICAS)])
-        print(
-            f"Set-up: nn.DataParallel | device_ids {model.device_ids} on {min(REPLICAS, GPUS)} real GPU(s)"
-        )
+        where = f"{min(REPLICAS, GPUS)} real GPU(s)"
+        print(f"Configuration: nn.DataParallel | device_ids {model.device_ids} on {where}")
     else:
         model = VirtualDataParallel(model, REPLICAS)
-        print(f"Set-up: DataParallel EMULATED | no GPU: {REPLICAS} virtual devices share the CPU")
+        print(f"Configuration: DataParallel EMULATED | {REPLICAS} virtual devices share the CPU")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     loss_fn = nn.MSELoss()
     step_seconds: list[float] = []
@@ -125,9 +110,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if GPUS:
-            torch.cuda.synchronize(
-                device
-            )  # device 0 ends last: it waits for the gradients of the others
+            torch.cuda.synchronize(device)  # device 0 ends last: it waits for the other gradients
         step_seconds.append(time.perf_counter() - start)
 
     Net.show_input = False
@@ -135,12 +118,9 @@ def main() -> None:
     final_loss = loss_fn(model(x), y).item()
     median_ms = statistics.median(step_seconds[STEPS // 5 :]) * 1e3  # the first fifth is warm-up
     split = [len(chunk) for chunk in torch.arange(BATCH_SIZE).chunk(REPLICAS)]
-    print(
-        f"Devices used: {len(split)} | {BATCH_SIZE} samples by torch.chunk: {'/'.join(map(str, split))}"
-    )
-    print(
-        f"Outputs gathered on {output.device}, gradients on {next(model.parameters()).grad.device}"
-    )
+    sizes, grad = "/".join(map(str, split)), next(model.parameters()).grad
+    print(f"Devices used: {len(split)} | {BATCH_SIZE} samples by torch.chunk: {sizes}")
+    print(f"Outputs gathered on {output.device}, gradients on {grad.device}")
     print(f"Step time: {median_ms:.2f} ms (median after warm-up)")
     print(f"Total training time: {sum(step_seconds):.3f} s")
     print(f"Memory: {memory()}")

@@ -1,11 +1,10 @@
-"""Practical 5, part 1: training on a single device, the baseline every parallel run is measured
-against.
+"""Practical 5, part 1: training on a single device, the baseline for every parallel run.
 
     python practicals/practical5_single.py
 
-Look at the step time, the total training time and the memory: `practical5_dp.py` trains the same
-model on the same samples with `nn.DataParallel` and prints the same lines. Constants obey variables
-of their name:
+Look at step time, total training time, and memory. `practical5_dp.py` trains the same model on the
+same samples with `nn.DataParallel` and prints the same lines. Environment variables change the
+constants:
 
     BATCH_SIZE=128 python practicals/practical5_single.py
 """
@@ -24,14 +23,14 @@ DIM = int(os.environ.get("DIM", 512))  # features of one sample
 STEPS = int(os.environ.get("STEPS", 30))  # optimizer steps
 resource = importlib.import_module("resource") if os.name == "posix" else None  # process memory
 
-# A fixed data set. A counter of samples, not the number of devices, decides which ones come next:
-# so every practical sees the same samples in the same order, and their losses can be compared.
+# A fixed dataset. A sample counter, not the number of devices, determines which samples come next.
+# So every practical sees the same samples in the same order, and you can compare their losses.
 DATA = torch.randn(4096, DIM, generator=torch.Generator().manual_seed(1))
 next_sample = 0
 
 
 def get_batch(batch_size: int, dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The next `batch_size` samples; the task is to shift the features by one place."""
+    """Return the next `batch_size` samples. The task: shift the features by one place."""
     global next_sample
     x = DATA[(next_sample + torch.arange(batch_size)) % len(DATA), :dim].to(device)
     next_sample += batch_size
@@ -41,18 +40,12 @@ def get_batch(batch_size: int, dim: int, device: torch.device) -> tuple[torch.Te
 class Net(nn.Sequential):
     """Three linear layers, about 24 * DIM * DIM parameters."""
 
-    show_input = False  # switched on for the first step only: printing costs time
+    show_input = False  # on for the first step only: printing takes time
 
     def __init__(self, dim: int) -> None:
         wide = 4 * dim
-        layers = [
-            nn.Linear(dim, wide),
-            nn.ReLU(),
-            nn.Linear(wide, wide),
-            nn.ReLU(),
-            nn.Linear(wide, dim),
-        ]
-        super().__init__(*layers)
+        layers = [nn.Linear(dim, wide), nn.Linear(wide, wide), nn.Linear(wide, dim)]
+        super().__init__(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if Net.show_input:
@@ -61,7 +54,7 @@ class Net(nn.Sequential):
 
 
 def synchronize(device: torch.device) -> None:
-    """A GPU only queues work: before reading the clock we wait until the queue is empty."""
+    """Wait for the GPU: it queues work, and the clock must not stop before the queue is empty."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -71,10 +64,9 @@ def memory(device: torch.device) -> str:
         return f"{torch.cuda.max_memory_allocated(device) >> 20} MiB on {device}"
     if resource is None:
         return "not measured: Windows has no `resource` module"
-    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (
-        10 if sys.platform == "darwin" else 0
-    )
-    return f"{kib >> 10} MiB peak of the whole process (no GPU: this includes Python and PyTorch)"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, but bytes on macOS
+    mib = peak >> (20 if sys.platform == "darwin" else 10)
+    return f"{mib} MiB peak of the whole process (no GPU: includes Python and PyTorch)"
 
 
 def main() -> None:
@@ -83,7 +75,7 @@ def main() -> None:
     model = Net(DIM).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     loss_fn = nn.MSELoss()
-    print(f"Set-up: single | device {device} | batch {BATCH_SIZE} x {DIM} | {STEPS} steps")
+    print(f"Configuration: single | device {device} | batch {BATCH_SIZE} x {DIM} | {STEPS} steps")
 
     step_seconds: list[float] = []
     for step in range(STEPS):

@@ -1,11 +1,10 @@
-"""Practical 6: DistributedDataParallel. One process per device, gradients averaged inside
-`loss.backward()`.
+"""Practical 6: DistributedDataParallel, one process per device, gradients averaged in backward.
 
     torchrun --nproc_per_node=2 practicals/practical6_ddp.py
-    BUCKET_MB=4 torchrun --nproc_per_node=2 practicals/practical6_ddp.py      # smaller, more buckets
+    BUCKET_MB=4 torchrun --nproc_per_node=2 practicals/practical6_ddp.py     # smaller, more buckets
 
-Each rank prints who it is, its share and its memory; rank 0 also which buckets were all-reduced,
-and when.
+Each rank prints its rank, share, and memory. Rank 0 also prints which buckets were all-reduced, and
+when.
 """
 
 import importlib
@@ -20,22 +19,18 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-BATCH_SIZE = int(
-    os.environ.get("BATCH_SIZE", 64)
-)  # samples per optimizer step, over all ranks together
+BATCH_SIZE = int(os.environ.get("BATCH_SIZE", 64))  # samples per optimizer step, over all ranks
 DIM = int(os.environ.get("DIM", 512))
 STEPS = int(os.environ.get("STEPS", 30))
 BUCKET_MB = float(os.environ.get("BUCKET_MB", 25))  # size at which DDP closes a bucket of gradients
 resource = importlib.import_module("resource") if os.name == "posix" else None  # process memory
-DATA = torch.randn(
-    4096, DIM, generator=torch.Generator().manual_seed(1)
-)  # as in practical5_single.py
+# The same data as in practical5_single.py.
+DATA = torch.randn(4096, DIM, generator=torch.Generator().manual_seed(1))
 next_sample = 0
 
 
 def get_batch(batch_size: int, dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's rows of the next global batch: rank 0 takes the first `batch_size`, rank 1 the
-    next, ..."""
+    """Return this rank's rows of the next global batch: rank 0 gets the first `batch_size`, ..."""
     global next_sample
     rows = next_sample + dist.get_rank() * batch_size + torch.arange(batch_size)
     next_sample += dist.get_world_size() * batch_size
@@ -54,16 +49,12 @@ def set_up() -> torch.device:
     backend = "nccl" if gpus >= local_ranks else "gloo"  # NCCL refuses two ranks on one GPU
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group(backend, device_id=device if backend == "nccl" else None, **alone)
-    who = (
-        f"Rank: {dist.get_rank()} | Local Rank: {local_rank} | World size: {dist.get_world_size()}"
-    )
+    ranks = f"Rank: {dist.get_rank()} | Local Rank: {local_rank}"
+    ranks += f" | World size: {dist.get_world_size()}"
     shared = " (shared by the ranks)" if gpus < local_ranks else ""
-    # The line end is part of the text: one write, so that the lines of two ranks cannot mix.
-    print(
-        f"{who} | Device: {device}{shared} | Process: {os.getpid()} | {backend}\n",
-        end="",
-        flush=True,
-    )
+    # One write per line, so that lines of two ranks cannot mix.
+    place = f"Device: {device}{shared} | Process: {os.getpid()} | {backend}"
+    print(f"{ranks} | {place}\n", end="", flush=True)
     return device
 
 
@@ -72,10 +63,9 @@ def memory(device: torch.device) -> str:
         return f"{torch.cuda.max_memory_allocated(device) >> 20} MiB peak of this rank on {device}"
     if resource is None:
         return "memory not measured: Windows has no `resource` module"
-    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (
-        10 if sys.platform == "darwin" else 0
-    )
-    return f"{kib >> 10} MiB peak of this process (no GPU: includes Python and PyTorch)"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, but bytes on macOS
+    mib = peak >> (20 if sys.platform == "darwin" else 10)
+    return f"{mib} MiB peak of this process (no GPU: includes Python and PyTorch)"
 
 
 def main() -> None:
@@ -83,25 +73,17 @@ def main() -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)  # the same initial weights in every practical
     wide = 4 * DIM
-    layers = [
-        nn.Linear(DIM, wide),
-        nn.ReLU(),
-        nn.Linear(wide, wide),
-        nn.ReLU(),
-        nn.Linear(wide, DIM),
-    ]
-    model = DDP(nn.Sequential(*layers).to(device), bucket_cap_mb=BUCKET_MB)
+    layers = [nn.Linear(DIM, wide), nn.Linear(wide, wide), nn.Linear(wide, DIM)]
+    network = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
+    model = DDP(network.to(device), bucket_cap_mb=BUCKET_MB)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     loss_fn = nn.MSELoss()
     launched: list[tuple[int, float]] = []  # (bytes, time) of the all-reduces of the current step
 
     def watch(group: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """DDP calls this, in the middle of backward, as soon as the last gradient of a bucket is
-        ready."""
+        """DDP calls this during backward, as soon as the last gradient of a bucket is ready."""
         launched.append((bucket.buffer().nbytes, time.perf_counter()))
-        return allreduce_hook(
-            group, bucket
-        )  # what DDP does without a hook: the average over the ranks
+        return allreduce_hook(group, bucket)  # DDP's default: average over the ranks
 
     model.register_comm_hook(None, watch)
     step_seconds: list[float] = []
@@ -121,32 +103,25 @@ def main() -> None:
 
     x, y = get_batch(BATCH_SIZE // dist.get_world_size(), DIM, device)
     final_loss = loss_fn(model.module(x), y).detach() / world_size
-    dist.all_reduce(final_loss)  # the mean over the ranks, which hold equally many samples
+    dist.all_reduce(final_loss)  # the mean over the ranks, which have equally many samples
     weights = sum(p.double().sum().item() for p in model.parameters())
     share = f"my share: {len(x)} of {BATCH_SIZE} samples"
-    print(
-        f"Rank: {rank} | {share} | sum of weights {weights:.9f} | {memory(device)}\n",
-        end="",
-        flush=True,
-    )
+    sums = f"sum of weights {weights:.9f}"
+    print(f"Rank: {rank} | {share} | {sums} | {memory(device)}\n", end="", flush=True)
     dist.barrier()
     if rank == 0:
         for number, (size, moment) in enumerate(launched):
             when = (moment - backward_start) / backward_seconds
-            print(
-                f"All-reduce {number} of the last step: {size / 1e6:.2f} MB, at {when:.0%} of backward()"
-            )
+            bucket = f"{size / 1e6:.2f} MB, at {when:.0%} of backward()"
+            print(f"All-reduce {number} of the last step: {bucket}")
         if BATCH_SIZE % world_size:
-            print(
-                f"Remark: only {len(x) * world_size} of {BATCH_SIZE} samples per step: the rest is dropped"
-            )
-        median_ms = (
-            statistics.median(step_seconds[STEPS // 5 :]) * 1e3
-        )  # the first fifth is warm-up
+            used = f"{len(x) * world_size} of {BATCH_SIZE}"
+            print(f"Remark: only {used} samples per step: the rest is dropped")
+        median_ms = statistics.median(step_seconds[STEPS // 5 :]) * 1e3  # first fifth: warm-up
         print(f"Step time: {median_ms:.2f} ms (median after warm-up)")
         print(f"Total training time: {sum(step_seconds):.3f} s")
         print(f"Final loss: {final_loss.item():.6f} (on the next unseen batch)")
-    time.sleep(0.3)  # torch 2.13, gloo: a rank leaving right after a collective sometimes aborts
+    time.sleep(0.3)  # torch 2.13, gloo: a rank that exits right after a collective can abort
     dist.destroy_process_group()
 
 

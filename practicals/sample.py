@@ -1,14 +1,13 @@
-"""Practical 10: hybrid parallelism: data parallel over ranks, model parallel inside a rank,
-micro-batches.
+"""Practical 10: hybrid parallelism. Data parallel over ranks, model parallel within a rank.
 
     torchrun --nproc_per_node=2 practicals/sample.py
     MICRO_BATCHES=8 BATCH_SIZE=128 torchrun --nproc_per_node=2 practicals/sample.py
     python practicals/sample.py                                       # one process: no rank 1
-    SAME_DEVICE=1 torchrun --nproc_per_node=2 practicals/sample.py    # model parallelism broken on purpose
+    SAME_DEVICE=1 torchrun --nproc_per_node=2 practicals/sample.py    # no model parallelism
 
-With 4 GPUs rank 0 uses cuda:0 and cuda:2, rank 1 uses cuda:1 and cuda:3. With fewer, devices are
-shared or virtual, and the output says so. Whatever the ranks and micro-batches, the trained weights
-are the same.
+With 4 GPUs, rank 0 uses cuda:0 and cuda:2, and rank 1 uses cuda:1 and cuda:3. With fewer, devices
+are shared or virtual, and the output says so. The trained weights are the same for any number of
+ranks and micro-batches.
 """
 
 import os
@@ -20,22 +19,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-BATCH_SIZE = int(
-    os.environ.get("BATCH_SIZE", 64)
-)  # samples per optimizer step, over all ranks together
-MICRO_BATCHES = int(
-    os.environ.get("MICRO_BATCHES", 4)
-)  # pieces into which each rank cuts its share
+BATCH_SIZE = int(os.environ.get("BATCH_SIZE", 64))  # samples per optimizer step, over all ranks
+MICRO_BATCHES = int(os.environ.get("MICRO_BATCHES", 4))  # each rank splits its share into these
 DIM = int(os.environ.get("DIM", 512))
 STEPS = int(os.environ.get("STEPS", 20))
 SAME_DEVICE = os.environ.get("SAME_DEVICE", "0") == "1"
 
 DATA = torch.randn(4096, DIM, generator=torch.Generator().manual_seed(1))
-counts: Counter[str] = Counter()  # what really happened on this rank
+counts: Counter[str] = Counter()  # what this rank did
 
 
 def choose_devices(local_rank: int, local_ranks: int) -> tuple[str, str, str]:
-    """The devices of this rank's two stages, and a remark where they are not GPUs of its own."""
+    """Return the devices of this rank's two stages, and a remark if they are shared or virtual."""
     gpus, stages = torch.cuda.device_count(), 2 * local_ranks
     if gpus >= 4 and local_ranks <= 2:
         return f"cuda:{local_rank}", f"cuda:{local_rank + 2}", ""
@@ -46,25 +41,20 @@ def choose_devices(local_rank: int, local_ranks: int) -> tuple[str, str, str]:
 
 
 class TwoStages(nn.Module):
-    """The network of the other practicals, cut in two: activations travel from one device to the
-    other."""
+    """The network of the other practicals, cut in two. Activations move between the devices."""
 
     def __init__(self, dim: int, first: str, second: str) -> None:
         super().__init__()
         self.first, self.second, wide = first, second, 4 * dim
-        self.stage0 = nn.Sequential(nn.Linear(dim, wide), nn.ReLU(), nn.Linear(wide, wide)).to(
-            first
-        )
+        self.stage0 = nn.Sequential(nn.Linear(dim, wide), nn.ReLU(), nn.Linear(wide, wide))
         self.stage1 = nn.Sequential(nn.ReLU(), nn.Linear(wide, dim)).to(second)
+        self.stage0.to(first)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # A GPU works while Python goes on: stage 0 takes the next micro-batch while stage 1 has
-        # this one.
+        # GPUs work asynchronously: stage 0 starts the next micro-batch while stage 1 has this one.
         output = self.stage1(self.stage0(x.to(self.first)).to(self.second))
         counts["forward"] += 1
-        output.register_hook(
-            lambda gradient: counts.update(backward=1)
-        )  # called when backward starts here
+        output.register_hook(lambda gradient: counts.update(backward=1))  # when backward starts
         return output
 
     def gradient_norm(self) -> float:
@@ -81,12 +71,11 @@ def main() -> None:
     dist.init_process_group("nccl" if own_gpu else "gloo", **alone)
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
-    def say(text: str) -> None:  # one write per line, so that the lines of two ranks cannot mix
+    def say(text: str) -> None:  # one write per line, so that lines of two ranks cannot mix
         print(f"Rank: {rank} | {text}\n", end="", flush=True)
 
-    say(
-        f"Local Rank: {local_rank} | World size: {ranks} | stage 0 on {first}, stage 1 on {second}{remark}"
-    )
+    stages = f"stage 0 on {first}, stage 1 on {second}{remark}"
+    say(f"Local Rank: {local_rank} | World size: {ranks} | {stages}")
     torch.manual_seed(0)
     model = TwoStages(DIM, first, second)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
@@ -100,43 +89,37 @@ def main() -> None:
         optimizer.zero_grad()
         outputs = [model(x) for x in micro_batches]
         for number, (x, output) in enumerate(zip(micro_batches, outputs, strict=True), start=1):
-            # Weighted by its samples: the average over the ranks is then the gradient of the whole
-            # batch, also when the shares or the micro-batches are not equally large.
+            # Weight by samples, so that the average over the ranks is the gradient of the whole
+            # batch even if shares or micro-batches differ in size.
             loss = loss_fn(output, x.roll(1, dims=1).to(second)) * (len(x) * ranks / BATCH_SIZE)
             loss.backward()
             if step == 0:
-                say(
-                    f"micro-batch {number}/{len(micro_batches)}: {len(x)} samples, {first} -> {second}"
-                )
+                part = f"{number}/{len(micro_batches)}"
+                say(f"micro-batch {part}: {len(x)} samples, {first} -> {second}")
         norm = model.gradient_norm() if step == 0 else None
-        for p in (
-            model.parameters() if ranks > 1 else ()
-        ):  # once per step, after the last micro-batch
+        # Synchronize once per step, after the last micro-batch.
+        for p in model.parameters() if ranks > 1 else ():
             dist.all_reduce(p.grad)
             p.grad /= ranks
             counts["all-reduce"] += 1
         if step == 0:
-            say(
-                f"gradient norm {norm:.6f} -> averaged over {ranks} rank(s) {model.gradient_norm():.6f}"
-            )
+            averaged = model.gradient_norm()
+            say(f"gradient norm {norm:.6f} -> averaged over {ranks} rank(s) {averaged:.6f}")
         optimizer.step()
         for device in {first, second} if torch.cuda.is_available() else ():
             torch.cuda.synchronize(device)
         step_seconds.append(time.perf_counter() - start)
 
     passes = f"{counts['forward']} forward and {counts['backward']} backward passes"
-    say(
-        f"{STEPS} steps: {passes}, {counts['all-reduce']} all-reduces, {len({first, second})} device(s) used"
-    )
+    used = f"{counts['all-reduce']} all-reduces, {len({first, second})} device(s) used"
+    say(f"{STEPS} steps: {passes}, {used}")
     rows = torch.arange(STEPS * BATCH_SIZE, (STEPS + 1) * BATCH_SIZE) % len(DATA)
     final_loss = loss_fn(model(DATA[rows]), DATA[rows].roll(1, dims=1).to(second)).item()
     median_ms = statistics.median(step_seconds[STEPS // 5 :]) * 1e3  # the first fifth is warm-up
     say(f"Step time: {median_ms:.2f} ms | Final loss: {final_loss:.6f} (on the next unseen batch)")
     if ranks == 1:
-        say(
-            "one process: there is no rank 1, rank 0 takes the whole batch, no synchronization happens"
-        )
-    time.sleep(0.3)  # torch 2.13, gloo: a rank leaving right after a collective sometimes aborts
+        say("one process: rank 0 takes the whole batch, and no synchronization happens")
+    time.sleep(0.3)  # torch 2.13, gloo: a rank that exits right after a collective can abort
     dist.destroy_process_group()
 
 
