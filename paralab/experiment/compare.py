@@ -14,7 +14,8 @@ from paralab.errors import Interrupted, UsageError, unknown
 from paralab.experiment.rounds import BUDGET_SECONDS, ROUNDS, Case, measure, planned, resolve_all
 from paralab.experiment.run import look_once, slug
 from paralab.machine.signals import exit_code_of, name_of
-from paralab.plan.request import APPLIES, STRATEGIES, Request, flag_of, only_applicable
+from paralab.plan.option import flag_of, options_of
+from paralab.plan.request import APPLIES, STRATEGIES, Request, only_applicable
 from paralab.plan.resolve import needs_layers
 from paralab.plan.sharding import needs_units
 from paralab.record.folder import RunFolder
@@ -159,18 +160,7 @@ def _told_apart(cases: Sequence[Case]) -> list[Case]:
             fix="--prefix outside the quotes",
         )
     labels = [case.label for case in cases]
-    by_label = (
-        "strategy",
-        "replicas",
-        "stages",
-        "schedule",
-        "micro_batches",
-        "accumulate",
-        "precision",
-        "bucket_mb",
-        "placement",
-    )
-    silent = [field.name for field in fields(Request) if field.name not in by_label]
+    silent = [option.name for option in options_of(Request) if option.label is None]
     options = [name for name in silent if len({getattr(case.request, name) for case in cases}) > 1]
 
     def longer(case: Case) -> str:

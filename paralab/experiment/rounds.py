@@ -23,12 +23,13 @@ from paralab.experiment.run import finish, look_once, probe_once, record_plan, r
 from paralab.launch.jobs import TrainingJob, train_all
 from paralab.machine.host import Machine, threads_asked
 from paralab.machine.signals import number_of
+from paralab.plan.label import label
+from paralab.plan.option import to_words
 from paralab.plan.plan import Plan
-from paralab.plan.request import APPLIES, Request, options_of
+from paralab.plan.request import Request
 from paralab.plan.resolve import needs_layers, resolve
 from paralab.plan.sharding import needs_units
 from paralab.record.folder import RunFolder
-from paralab.units import plural
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
 
@@ -56,7 +57,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        return self.name or described(self.request)
+        return self.name or label(self.request)
 
 
 @dataclass(frozen=True)
@@ -67,33 +68,9 @@ class Resolved:
     summary: Summary
 
 
-def described(request: Request) -> str:
-    """`ddp ×2 · accumulate 4 · bf16`, `hybrid ×2 · 2 stages`: what tells a set-up from the
-    others."""
-    replicas = request.replicas or (2 if request.strategy in APPLIES["replicas"] else 0)
-    stages = request.stages or (2 if request.strategy in APPLIES["stages"] else 0)
-    words = [request.strategy + (f" ×{replicas}" if replicas else "")] + (
-        [plural(stages, "stage")] if stages else []
-    )
-    words += [request.schedule] if request.schedule else []
-    if request.micro_batches:
-        words.append(f"{request.micro_batches} micro-batches")
-    if request.accumulate and request.accumulate > 1:
-        words.append(f"accumulate {request.accumulate}")
-    words += [request.precision] if request.precision and request.precision != "fp32" else []
-    words += [f"bucket {request.bucket_mb:g} MB"] if request.bucket_mb else []
-    for option in ("bucket_view", "static_graph", "find_unused", "sync_every_pass", "no_scaler"):
-        words += [option.replace("_", " ")] if getattr(request, option) else []
-    words += ["same device"] if request.placement == "same" else []
-    return " · ".join(words)
-
-
 def command(request: Request) -> str:
-    """The `paralab run` command of a request: what was said, in the order of the options, but not
-    how long it was tried for."""
-    return shlex.join(
-        ["paralab", "run", request.strategy, *options_of(replace(request, steps=None))]
-    )
+    """The `paralab run` command of a request, without the number of steps it was tried for."""
+    return shlex.join(["paralab", "run", request.strategy, *to_words(replace(request, steps=None))])
 
 
 def resolve_all(cases: Sequence[Case]) -> tuple[list[Resolved], list[dict[str, str]]]:
@@ -294,6 +271,6 @@ def _prove(beside: ReferenceRuns, cases: Sequence[Resolved]) -> dict[Request, Pr
     for item in cases:
         request = _structure(item)
         if request not in proofs:
-            name = f"{len(proofs):02d}_{slug(described(request))}"
+            name = f"{len(proofs):02d}_{slug(label(request))}"
             proofs[request] = beside.add(name, request, item.machine, item.summary)
     return proofs

@@ -22,9 +22,10 @@ from paralab.launch.restart import RestartPolicy, train
 from paralab.machine.host import Machine, threads_asked, usable_cores
 from paralab.machine.precision import probe_cpu
 from paralab.machine.signals import exit_code_of, name_of, number_of
+from paralab.plan.check import check
 from paralab.plan.grid import Place
 from paralab.plan.plan import Plan
-from paralab.plan.request import Request, check
+from paralab.plan.request import Request
 from paralab.plan.resolve import needs_layers, resolve
 from paralab.plan.sharding import needs_units
 from paralab.record.folder import RunFolder

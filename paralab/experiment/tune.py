@@ -24,9 +24,11 @@ from typing import Any
 from paralab.analyse.tune import choice_of
 from paralab.errors import RunFailed, UsageError
 from paralab.experiment.compare import compare
-from paralab.experiment.rounds import Case, described
+from paralab.experiment.rounds import Case
 from paralab.experiment.run import look_once, slug
-from paralab.plan.request import APPLIES, Request, check
+from paralab.plan.check import check
+from paralab.plan.label import label
+from paralab.plan.request import APPLIES, Request
 from paralab.plan.schedules import misfit
 from paralab.record.folder import RunFolder
 from paralab.workload.reference import check_reference
@@ -59,7 +61,7 @@ def tune(
     machine, summary = look_once(base.workload, base.device, True, base.batch_size, 1)
     folder = RunFolder.create(out, f"tune_{base.strategy}_{slug(summary.name)}")
     folder.write_manifest(
-        kind="tune", machine=asdict(machine), workload=asdict(summary), default=described(base)
+        kind="tune", machine=asdict(machine), workload=asdict(summary), default=label(base)
     )
     spent = 0
 

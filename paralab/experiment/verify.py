@@ -24,8 +24,9 @@ from paralab.launch.jobs import train_all
 from paralab.launch.watchdog import Deadlines
 from paralab.machine.host import Machine, threads_asked
 from paralab.plan.batches import global_batches, shares
+from paralab.plan.check import check
 from paralab.plan.plan import Plan
-from paralab.plan.request import APPLIES, STRATEGIES, Request, check, only_applicable
+from paralab.plan.request import APPLIES, STRATEGIES, Request, only_applicable
 from paralab.plan.resolve import resolve
 from paralab.plan.schedules import SCHEDULES, WITHOUT
 from paralab.plan.sharding import BRANCHES, needs_units

@@ -37,7 +37,14 @@ from paralab.launch.restart import (
     unsaved,
 )
 from paralab.launch.watchdog import Deadlines, Late
-from paralab.machine.host import address_towards, host_mark, interface_of, loopback, usable_cores
+from paralab.machine.host import (
+    address_towards,
+    core_numbers,
+    host_mark,
+    interface_of,
+    loopback,
+    usable_cores,
+)
 from paralab.machine.signals import ENDS, STOPS, StopSignal, exit_code_of, number_of
 from paralab.plan.request import Request
 from paralab.record.folder import RunFolder
@@ -126,7 +133,6 @@ def _group_at(place: Joined, address: str, port: int) -> str:
 
 def _facts(place: Joined, address: str | None) -> dict[str, Any]:
     """What the others must know of this rank."""
-    mask = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return {
         "rank": place.rank,
         "node": place.node,
@@ -135,7 +141,7 @@ def _facts(place: Joined, address: str | None) -> dict[str, Any]:
         "local_rank": place.local_rank,
         "gpus": visible_gpus(),
         "cores": usable_cores(),
-        "mask": mask,
+        "mask": core_numbers(),
         "address": address_towards(address) if address else None,
     }
 

@@ -25,8 +25,9 @@ from paralab.launch.restart import RestartPolicy
 from paralab.launch.slurm_script import Allocation, allocation, parse, run_name, script
 from paralab.machine import child
 from paralab.machine.signals import exit_code_of, name_of, number_of
+from paralab.plan.check import check
 from paralab.plan.plan import Plan
-from paralab.plan.request import Request, check
+from paralab.plan.request import Request
 from paralab.record.folder import RunFolder, write_new
 from paralab.record.reader import read_events
 from paralab.workload.reference import check_reference

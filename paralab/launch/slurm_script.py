@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paralab.errors import Paused, UsageError
-from paralab.plan.request import Request, options_of
+from paralab.plan.option import to_words
+from paralab.plan.request import Request
 
 Options = Mapping[str, str | None]  # sbatch's long options without their dashes; None for a flag
 
@@ -269,7 +270,7 @@ def script(
         asked.tasks == 1 and request.strategy not in ONE_PROCESS
     ):  # a step of one task is not joined: paralab would start two ranks
         request = replace(request, replicas=1)
-    train = [*paralab, "run", request.strategy, *options_of(request), *extras]
+    train = [*paralab, "run", request.strategy, *to_words(request), *extras]
     # Since Slurm 22.05 a step does not inherit the job's --cpus-per-task.
     step = "srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}"
     return "\n".join(

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from paralab.errors import UsageError
 from paralab.launch.processes import Child
+from paralab.machine.processes import state_of
 from paralab.machine.signals import QUESTION
 from paralab.record.status_board import Post, StatusBoard
 
@@ -105,11 +106,5 @@ class Watchdog:
 
 
 def _state(rank: Child) -> str | None:
-    """One letter, as `ps` shows it: R running, S sleeping, T stopped, D waiting for a disk. None:
-    the system does not tell."""
-    if rank.poll() is not None:
-        return "ended"
-    try:
-        return Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return None
+    """The letter that `ps` shows: R running, S sleeping, T stopped, D waiting for a disk."""
+    return "ended" if rank.poll() is not None else state_of(rank.pid)

@@ -1,4 +1,8 @@
-"""Facts about this host that need no torch: cores, memory, names. What cannot be known is None."""
+"""Facts about this host that need no torch: cores, memory, names. An unknown fact is None.
+
+Linux tells most. Every function has a second way for macOS, where /proc, /sys, and core affinity do
+not exist.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,14 @@ import os
 import platform
 import socket
 import struct
+import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 FULL_BYTES = 1 << 20  # a disk with less room than this is full
+SIOCGIFADDR = 0xC0206921 if sys.platform == "darwin" else 0x8915  # "which address has it?"
 
 
 @dataclass(frozen=True)
@@ -21,8 +29,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """What paralab runs on. `torch` and everything after it are told by a child process that
-    imported torch."""
+    """What paralab runs on. `torch` and everything after it come from a child process that imported
+    torch."""
 
     cores: int
     memory_bytes: int | None
@@ -36,14 +44,16 @@ class Machine:
     no_gpu_reason: str | None
 
 
+def core_numbers() -> list[int]:
+    """The cores this process is bound to; empty where the system has no affinity (macOS)."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
 def usable_cores() -> int:
     """Cores this process may use: its affinity mask, cut by a container's CPU quota."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    quota_file = Path(
-        "/sys/fs/cgroup/cpu.max"
-    )  # "200000 100000" = two cores, "max 100000" = no limit
+    cores = len(core_numbers()) or os.cpu_count() or 1
+    # "200000 100000" means two cores, "max 100000" means no limit.
+    quota_file = Path("/sys/fs/cgroup/cpu.max")
     if quota_file.is_file():
         quota, _, period = quota_file.read_text().partition(" ")
         if quota.isdigit() and period.strip().isdigit():
@@ -63,43 +73,69 @@ def cpu_name() -> str:
         for line in info.read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
+    if sys.platform == "darwin":
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        with suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+            return done.stdout.strip()
     return platform.processor() or platform.machine()
 
 
+def resident_bytes() -> int | None:
+    """Memory of this process now; None where only its peak is known (macOS)."""
+    status = Path("/proc/self/statm")
+    if not status.exists():
+        return None
+    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_resident_bytes() -> int | None:
+    """The most memory this process has had, Python and libraries included."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+
+
+def name_process(name: str) -> None:
+    """Set the name that `ps` and `top` show, where the system allows it (Linux)."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
+
+
 def threads_asked() -> int | None:
-    """OMP_NUM_THREADS, the convention for "so many threads per process"."""
+    """OMP_NUM_THREADS: by convention the number of threads per process."""
     value = os.environ.get("OMP_NUM_THREADS", "")
     return int(value) if value.isdigit() and int(value) > 0 else None
 
 
 def loopback() -> str | None:
-    """The name of the interface that ranks of one machine meet on (a host name may not resolve, a
-    VPN may interfere)."""
-    names = (
-        {path.name for path in Path("/sys/class/net").glob("*")}
-        if Path("/sys/class/net").is_dir()
-        else set()
-    )
-    return "lo" if "lo" in names else "lo0" if platform.system() == "Darwin" else None
+    """The interface over which ranks of one machine find each other: `lo`, on macOS `lo0`. Unlike
+    the host name it always resolves, and no VPN gets in the way."""
+    with suppress(OSError):
+        names = {name for _, name in socket.if_nameindex()}
+        return next((name for name in ("lo", "lo0") if name in names), None)
+    return None
 
 
 def host_mark() -> str:
-    """Tells this machine, as it is booted now, from every other; two names of one machine have the
-    same."""
+    """Identifies this machine since its last boot, whatever host names it has."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text().strip() if boot.is_file() else platform.node()
 
 
 def clock_mark() -> str:
-    """Processes with the same one share a monotonic clock: it is the machine's, unless a time
-    namespace shifts it."""
+    """Processes with the same mark share a monotonic clock. It belongs to the machine, unless a
+    time namespace shifts it."""
     namespace = Path("/proc/self/ns/time")
     return f"{host_mark()} {os.readlink(namespace) if namespace.exists() else ''}"
 
 
 def address_towards(address: str) -> str | None:
-    """The address of this machine from which `address` is reached. Nothing is sent: a UDP socket
-    only looks the route up."""
+    """The address of this machine on the route to `address`. Sends nothing: connecting a UDP socket
+    only looks up the route."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((socket.gethostbyname(address), 9))
@@ -109,20 +145,14 @@ def address_towards(address: str) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the network interface that has this IPv4 address; None where the system does not
-    tell."""
+    """The network interface that has this IPv4 address; None if there is none."""
     try:
         from fcntl import ioctl
     except ImportError:  # Windows
         return None
     for _, name in socket.if_nameindex():
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                answer = ioctl(
-                    probe, 0x8915, struct.pack("256s", name.encode()[:15])
-                )  # SIOCGIFADDR
-            except OSError:
-                continue
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+            answer = ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     return None

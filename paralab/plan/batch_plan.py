@@ -74,7 +74,7 @@ def shape_of(request: Request, summary: Summary, choose: Choose) -> Shape:
             f"--micro-batches {micro_batches}: a pass of {plural(least, 'sample')} "
             f"(batch {batch_size} ÷ {plural(replicas, 'replica')} ÷ {accumulate} accumulation) cannot be cut into "
             f"{micro_batches}: {least} < {micro_batches}.",
-            fix=f"--micro-batches {least} or less, or --batch-size {_enough(request, replicas, micro_batches)} or more",
+            fix=f"--micro-batches {least} or fewer, or --batch-size {_enough(request, replicas, micro_batches)} or more",
         )
     return Shape(replicas, stages, batch_size, accumulate, micro_batches)
 

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paralab.plan.grid import Device
-from paralab.units import plural
 from paralab.workload.reference import PICKLED
 
 
@@ -106,6 +105,10 @@ class Plan:
         return len(self.ranks)
 
     @property
+    def no_scaler(self) -> bool:
+        return self.precision == "fp16" and not self.scaler
+
+    @property
     def rank_replicas(self) -> int:
         """Replicas that are processes of their own."""
         return 1 + max(rank.replica for rank in self.ranks)
@@ -131,16 +134,6 @@ class Plan:
             "batch_size": self.batch_size,
             "precision": self.precision,
         }
-
-    def title(self) -> str:
-        """`ddp · 2 replicas`, for tables and folder names."""
-        parts = [self.strategy]
-        if self.strategy in ("dp", "ddp", "fsdp", "hybrid"):
-            parts.append(plural(self.replicas, "replica"))
-        if self.strategy in ("mp", "pipeline", "hybrid"):
-            parts.append(plural(self.stages, "stage"))
-        parts += [self.schedule] if self.schedule else []
-        return " · ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

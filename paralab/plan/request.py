@@ -1,201 +1,208 @@
-"""What the user asked for: one field per option; None means "not said"."""
+"""`Request`: what the user asks for, one field per option. None means "not given".
+
+The fields carry the help, the choices, and the strategies of their options; `plan/option.py` says
+what is derived from them.
+"""
 
 from __future__ import annotations
 
-import math
 import shlex
-import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from paralab.errors import UsageError, unknown
+from paralab.plan.option import option, options_of
 from paralab.plan.schedules import SCHEDULES
+from paralab.units import plural
 
 STRATEGIES: Mapping[str, str] = MappingProxyType(
     {
-        "single": "one device, the baseline that every other strategy is compared with",
-        "dp": "DataParallel: one process, the batch split over replicas of the model, gradients gathered on device 0",
-        "ddp": "DistributedDataParallel: one process per replica, gradients all-reduced during the backward pass",
-        "fsdp": "FSDP2: one process per replica, each keeps a shard of every parameter, gradient and optimizer state",
-        "mp": "model parallelism: one process, the layers spread over devices, one device at work at a time",
-        "pipeline": "model parallelism with micro-batches, so that the devices work at the same time",
-        "hybrid": "ddp over replicas, each of them a pipeline over its own devices",
+        "single": "one device: the baseline of every comparison",
+        "dp": "DataParallel: one process splits each batch over replicas of the model "
+        "and sums the gradients on device 0",
+        "ddp": "DistributedDataParallel: one process per replica; "
+        "gradients are all-reduced during the backward pass",
+        "fsdp": "FSDP2: one process per replica; "
+        "each holds a shard of every parameter, gradient, and optimizer state",
+        "mp": "model parallelism: one process, the layers spread over devices; "
+        "one device works at a time",
+        "pipeline": "model parallelism with micro-batches: the devices work at the same time",
+        "hybrid": "ddp over replicas, each of which is a pipeline over several devices",
     }
 )
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
 
-# Which options mean something for which strategy; asking for the others is an error, not silently
-# ignored.
-APPLIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "replicas": ("dp", "ddp", "fsdp", "hybrid"),
-        "stages": ("mp", "pipeline", "hybrid"),
-        "micro_batches": ("pipeline", "hybrid"),
-        "schedule": ("pipeline", "hybrid"),
-        "bucket_mb": ("ddp", "hybrid"),
-        "bucket_view": ("ddp", "hybrid"),
-        "static_graph": ("ddp",),
-        "find_unused": ("ddp",),
-        "sync_every_pass": ("ddp", "fsdp"),
-        "placement": ("mp", "pipeline", "hybrid"),
-    }
-)
+REPLICATED = ("dp", "ddp", "fsdp", "hybrid")
+STAGED = ("mp", "pipeline", "hybrid")
+PIPELINED = ("pipeline", "hybrid")
+BUCKETED = ("ddp", "hybrid")
+
+# The headings of --help
+MODEL = "Model and data"
+PARALLELISM = "Parallelism"
+PRECISION = "Precision"
+DDP = "DDP"
+LENGTH = "Training length"
+DEVICES = "Devices"
 
 
 @dataclass(frozen=True)
 class Request:
     strategy: str
-    workload: str = "mlp"
-    replicas: int | None = None
-    stages: int | None = None
-    batch_size: int | None = None
-    accumulate: int | None = None
-    micro_batches: int | None = None
-    precision: str | None = None
-    loss_scale: float | None = None
-    no_scaler: bool | None = None
-    bucket_mb: float | None = None
-    bucket_view: bool | None = None
-    static_graph: bool | None = None
-    find_unused: bool | None = None
-    sync_every_pass: bool | None = None
-    steps: int | None = None
-    epochs: int | None = None
-    samples: int | None = None
-    seed: int = 0
-    device: str = "auto"
-    placement: str | None = None
-    threads_per_device: int | None = None
-    prefix: str | None = None
-    schedule: str | None = None
+    workload: str = option(
+        "The model and data to train: a built-in workload or a function in your file.",
+        heading=MODEL,
+        default="mlp",
+        metavar="NAME|FILE.py:FUNCTION",
+    )
+    batch_size: int | None = option(
+        "Samples per optimizer step, summed over all devices.",
+        heading=MODEL,
+        shown="set by the workload",
+    )
+    samples: int | None = option(
+        "Use only the first N samples; an epoch ends after them.",
+        heading=MODEL,
+        metavar="N",
+        shown="all",
+    )
+    seed: int = option(
+        "Determines the initial weights and the order of the samples.", heading=MODEL, default=0
+    )
+    replicas: int | None = option(
+        "Copies of the model that share each batch.",
+        heading=PARALLELISM,
+        strategies=REPLICATED,
+        usual=2,
+        label="×{}".format,
+        always=True,
+    )
+    stages: int | None = option(
+        "Devices that one copy of the model is spread over.",
+        heading=PARALLELISM,
+        strategies=STAGED,
+        usual=2,
+        label=lambda number: plural(number, "stage"),
+        always=True,
+    )
+    schedule: str | None = option(
+        "Run each stage in its own process, in this order.",
+        heading=PARALLELISM,
+        choices=SCHEDULES,
+        strategies=PIPELINED,
+        shown="all stages of a replica in one process",
+        label=str,
+    )
+    micro_batches: int | None = option(
+        "Micro-batches that flow through the stages one after another.",
+        heading=PARALLELISM,
+        strategies=PIPELINED,
+        shown="2 × stages",
+        label=lambda number: plural(number, "micro-batch"),
+    )
+    accumulate: int | None = option(
+        "Accumulation steps per optimizer step; gradients are synchronized in the last one.",
+        heading=PARALLELISM,
+        usual=1,
+        label="accumulate {}".format,
+    )
+    placement: str | None = option(
+        "Where the stages run: one device each, or all on the same device.",
+        heading=PARALLELISM,
+        choices=("spread", "same"),
+        strategies=STAGED,
+        usual="spread",
+        label="{} device".format,
+    )
+    precision: str | None = option(
+        "Number format of the training; fp16 uses a GradScaler.",
+        heading=PRECISION,
+        choices=PRECISIONS,
+        usual="fp32",
+        label=str,
+    )
+    loss_scale: float | None = option(
+        "Initial scale of the GradScaler (fp16 only).", heading=PRECISION, shown="65536"
+    )
+    no_scaler: bool | None = option(
+        "Train in fp16 without a GradScaler, to see gradients underflow.",
+        heading=PRECISION,
+        label=lambda _: "no scaler",
+    )
+    bucket_mb: float | None = option(
+        "Size of DDP's gradient buckets in MB.",
+        heading=DDP,
+        strategies=BUCKETED,
+        shown="25, the first bucket 1",
+        label="bucket {:g} MB".format,
+    )
+    bucket_view: bool | None = option(
+        "Set DDP's gradient_as_bucket_view.",
+        heading=DDP,
+        strategies=BUCKETED,
+        label=lambda _: "bucket view",
+    )
+    static_graph: bool | None = option(
+        "Set DDP's static_graph.",
+        heading=DDP,
+        strategies=("ddp",),
+        label=lambda _: "static graph",
+    )
+    find_unused: bool | None = option(
+        "Set DDP's find_unused_parameters.",
+        heading=DDP,
+        strategies=("ddp",),
+        shown="on if a trial step finds unused parameters",
+        label=lambda _: "find unused",
+    )
+    sync_every_pass: bool | None = option(
+        "Synchronize gradients in every accumulation step, to see what that costs.",
+        heading=DDP,
+        strategies=("ddp", "fsdp"),
+        label=lambda _: "sync every pass",
+    )
+    steps: int | None = option("Optimizer steps to train.", heading=LENGTH, shown="20")
+    epochs: int | None = option(
+        "Epochs to train; with --steps, whichever ends first.", heading=LENGTH
+    )
+    device: str = option(
+        "Train on GPUs or on CPU cores; auto takes GPUs if there are any.",
+        heading=DEVICES,
+        default="auto",
+        choices=("auto", "cpu", "cuda"),
+    )
+    threads_per_device: int | None = option(
+        "CPU threads of each device.", heading=DEVICES, shown="cores ÷ devices, at least 1"
+    )
+    prefix: str | None = option(
+        "Start every rank through this command, for example 'numactl -N {local_rank}'.",
+        heading=DEVICES,
+        metavar="COMMAND",
+    )
 
 
-def check(request: Request) -> None:
-    """Refuse what is wrong whatever the machine and the model are."""
-    if request.strategy not in STRATEGIES:
-        raise unknown("strategy", request.strategy, STRATEGIES)
-    for option, strategies in APPLIES.items():
-        if getattr(request, option) is not None and request.strategy not in strategies:
-            flag = flag_of(option)
-            value = "" if getattr(request, option) is True else f" {getattr(request, option)}"
-            raise UsageError(
-                f"{flag}{value} means nothing for {request.strategy}.",
-                fix=f"leave {flag} out, or use one of: {', '.join(strategies)}",
-            )
-    _check_choice("precision", request.precision, PRECISIONS)
-    _check_choice("device", request.device, ("auto", "cpu", "cuda"))
-    _check_choice("placement", request.placement, ("spread", "same"))
-    _check_choice("schedule", request.schedule, SCHEDULES)
-    _check_schedule(request)
-    for field in fields(request):
-        value = getattr(request, field.name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or field.name == "seed":
-            continue
-        if value <= 0 or not math.isfinite(value):
-            flag = flag_of(field.name)
-            raise UsageError(f"{flag} {value} is not a positive number.", fix=f"{flag} 1 or more")
-    if not 0 <= request.seed < 2**32:
-        raise UsageError(f"--seed {request.seed} is not between 0 and {2**32 - 1}.", fix="--seed 0")
-    if request.loss_scale is not None and request.precision != "fp16":
-        raise UsageError(
-            f"--loss-scale {request.loss_scale:g} needs fp16: only fp16 is trained with a GradScaler.",
-            fix="--precision fp16, or leave --loss-scale out",
-        )
-    if request.no_scaler and (request.precision != "fp16" or request.loss_scale is not None):
-        problem = (
-            "needs fp16"
-            if request.precision != "fp16"
-            else f"contradicts --loss-scale {request.loss_scale:g}"
-        )
-        raise UsageError(
-            f"--no-scaler {problem}: it trains fp16 without a GradScaler.",
-            fix="--precision fp16 --no-scaler",
-        )
-    if request.sync_every_pass and (request.accumulate or 1) < 2:
-        raise UsageError(
-            "--sync-every-pass needs more than one backward pass per step.",
-            fix="--accumulate 4 --sync-every-pass",
-        )
-    if request.static_graph and request.sync_every_pass is None and (request.accumulate or 1) > 1:
-        raise UsageError(
-            f"--static-graph with --accumulate {request.accumulate}: DDP learns the graph from its first backward pass, and that "
-            "one is not synchronized.",
-            fix="leave one of them out",
-        )
-    if request.prefix is not None:
-        try:
-            first = prefix_words(request.prefix, 0, 0)[0]
-        except (KeyError, IndexError, ValueError) as error:
-            raise UsageError(
-                f"--prefix {request.prefix!r} cannot be filled in: {error}.",
-                fix="{rank} and {local_rank} are known",
-            ) from error
-        if not shutil.which(first):
-            raise UsageError(
-                f"--prefix {request.prefix!r}: there is no command {first!r}.",
-                fix="a command of this machine",
-            )
-
-
-def _check_schedule(request: Request) -> None:
-    if request.schedule and request.placement == "same":
-        raise UsageError(
-            f"--schedule {request.schedule} has a process and a device for every stage; --placement same would put them on one.",
-            fix="leave one of them out",
-        )
-    if request.schedule and request.bucket_view:
-        raise UsageError(
-            f"--bucket-view is an option of DDP, and --schedule {request.schedule} adds the gradients up without it.",
-            fix="leave one of them out",
-        )
+# Which strategies know an option. Using it with another strategy is an error, not silently ignored.
+APPLIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {each.name: each.strategies for each in options_of(Request) if each.strategies}
+)
 
 
 def only_applicable(request: Request) -> Request:
-    """Leave out what means nothing for this strategy, where one set of options is given to
-    several."""
+    """Drop the options that this strategy does not know, where several strategies share options."""
     without: dict[str, Any] = {
-        name: None for name, strategies in APPLIES.items() if request.strategy not in strategies
+        each.name: None for each in options_of(Request) if not each.applies_to(request.strategy)
     }
     return replace(request, **without)
 
 
 def on_one_device(request: Request, batch_size: int) -> Request:
-    """The same training as `single`: one replica, one stage, one pass. What every strategy is
-    compared with."""
+    """The same training as `single`: one replica, one stage, one accumulation step."""
     return only_applicable(
         replace(request, strategy="single", accumulate=None, batch_size=batch_size)
     )
 
 
-def options_of(request: Request) -> list[str]:
-    """The words that a request is written with after `paralab run STRATEGY`: what was said, in the
-    order of the options."""
-    words: list[str] = []
-    for name, value in asdict(request).items():
-        if (
-            name == "strategy"
-            or value is None
-            or (name, value) in (("seed", 0), ("device", "auto"))
-        ):
-            continue
-        if isinstance(value, float):
-            value = f"{value:g}" if float(f"{value:g}") == value else repr(value)
-        words += [flag_of(name)] if value is True else [flag_of(name), str(value)]
-    return words
-
-
-def flag_of(option: str) -> str:
-    """`batch_size` -> `--batch-size`."""
-    return "--" + option.replace("_", "-")
-
-
 def prefix_words(prefix: str, rank: int, local_rank: int) -> list[str]:
     """`numactl -N {local_rank}` for local rank 1 -> ["numactl", "-N", "1"]."""
     return [word.format(rank=rank, local_rank=local_rank) for word in shlex.split(prefix)]
-
-
-def _check_choice(option: str, given: str | None, known: tuple[str, ...]) -> None:
-    if given is not None and given not in known:
-        raise unknown(f"--{option}", given, known)

@@ -11,9 +11,10 @@ from paralab.machine.host import Machine
 from paralab.machine.precision import Probe
 from paralab.plan.batch_plan import Choose, Shape, arithmetic, shape_of
 from paralab.plan.batches import chunk_sizes, num_steps, pieces, shares
+from paralab.plan.check import check
 from paralab.plan.grid import PROCESS_PER_REPLICA, Device, Place, grid, placed
 from paralab.plan.plan import Plan, RankPlan, Reason, Stage
-from paralab.plan.request import APPLIES, Request, check
+from paralab.plan.request import APPLIES, Request
 from paralab.plan.schedules import PARTS_PER_RANK, ideal_bubble
 from paralab.plan.sharding import shard_units
 from paralab.plan.stages import balance

@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from paralab.plan.label import label
 from paralab.show.console import plain_table
 from paralab.show.follow import Follower, Held, RankProgress, Share
 from paralab.units import rate, seconds, size
@@ -64,9 +65,7 @@ def _header(follower: Follower, elapsed_seconds: float, width: int) -> list[Text
     plan, done = follower.plan, follower.done
     left = follower.seconds_left
     cells = 30 if width >= WIDE else 16 if width >= MEDIUM else 10
-    what = Text.assemble(
-        (plan.title(), "bold"), " · ", plan.workload.rpartition("/")[2], " · ", plan.precision
-    )
+    what = Text.assemble((label(plan), "bold"), " · ", plan.workload.rpartition("/")[2])
     far = Text.assemble(
         *_bar(done / plan.num_steps, cells, "cyan"),
         f" step {done}/{plan.num_steps} · {seconds(elapsed_seconds)} elapsed",

@@ -9,6 +9,7 @@ from typing import Any
 from rich.markup import escape
 
 from paralab.analyse.phrases import collectives
+from paralab.plan.label import label
 from paralab.plan.plan import Plan
 from paralab.plan.stages import stage_loads
 from paralab.show.console import console, fact_table, plain_table, show_table
@@ -23,8 +24,8 @@ def print_sentence(plan: Plan, workload: str) -> None:
         else "devices"
     )
     console.print(
-        f"[bold]{plan.title()}[/] trains [bold]{escape(workload)}[/] for {plural(plan.num_steps, 'step')} in {plan.precision} "
-        f"on {plan.num_devices} {devices if plan.num_devices > 1 else 'device'}: {plan.arithmetic}"
+        f"[bold]{label(plan)}[/] trains [bold]{escape(workload)}[/] for {plural(plan.num_steps, 'step')}"
+        f" on {plan.num_devices} {devices if plan.num_devices > 1 else 'device'}: {plan.arithmetic}"
     )
     for remark in plan.remarks:
         console.print(f"[yellow]note:[/] {escape(remark)}", soft_wrap=True)

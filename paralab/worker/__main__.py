@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from paralab.errors import ParalabError
+from paralab.machine.host import name_process
 from paralab.machine.signals import leave_to_the_launcher
 from paralab.plan.plan import Plan
 from paralab.record.checkpoints import CheckpointPolicy
@@ -53,10 +54,7 @@ class Stopped(BaseException):
 def main() -> NoReturn:
     spec = json.loads(Path(sys.argv[1]).read_text())
     rank = int(os.environ["RANK"])
-    with suppress(
-        OSError
-    ):  # what `ps` and `top` show; the command line is that of the process it was forked from
-        Path("/proc/self/comm").write_text(f"rank {rank}")
+    name_process(f"rank {rank}")  # its command line is that of the process it was forked from
     leave_to_the_launcher(_raise_if_told)
     testimony = Path(spec["testimonies"], f"rank{rank}")
     obey_the_launcher(testimony, _stop)

@@ -3,14 +3,13 @@ a rank trains."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from paralab.machine.host import resident_bytes
 from paralab.plan.plan import RankPlan
 from paralab.worker.nvml import Nvml
 from paralab.worker.probes import Probe
@@ -63,11 +62,3 @@ class LoadSampler:
             "allocated_bytes": torch.cuda.memory_allocated(device),
             **self.nvml.read(device),
         }
-
-
-def resident_bytes() -> int | None:
-    """Memory of this process now; None where the system does not tell (macOS, Windows)."""
-    status = Path("/proc/self/statm")
-    return (
-        int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else None
-    )

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paralab.machine.host import peak_resident_bytes
 from paralab.plan.batches import GlobalBatch, pieces, replica_span
 from paralab.plan.plan import Plan
 from paralab.record.checkpoints import CheckpointPolicy
@@ -379,7 +380,7 @@ def note_memory(job: RankContext, strategy: Strategy, optimizer: torch.optim.Opt
             how, total = "allocator", torch.cuda.max_memory_allocated(device.torch)
         else:
             how, total = "counted", sum(value or 0 for value in found.values())
-        process = memory.process_peak_bytes()
+        process = peak_resident_bytes()
         job.probe.emit(
             "memory", device=device.name, bytes=total, how=how, **found, process_bytes=process
         )

@@ -3,7 +3,6 @@ one process and its heap."""
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -101,13 +100,3 @@ def parts(
         "optimizer": tensor_bytes(states),
         "activations": activations,
     }
-
-
-def process_peak_bytes() -> int | None:
-    """The largest resident size of this process so far, Python and libraries included."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

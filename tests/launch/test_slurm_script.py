@@ -10,7 +10,9 @@ import pytest
 from paralab.errors import UsageError
 from paralab.launch.slurm import ENDINGS, REASONS, _environment, parse_job, refusal, waiting
 from paralab.launch.slurm_script import allocation, limit_seconds, parse, run_name, script
-from paralab.plan.request import Request, check, options_of
+from paralab.plan.check import check
+from paralab.plan.option import to_words
+from paralab.plan.request import Request
 from tests.conftest import ROOT, run_paralab
 
 
@@ -143,7 +145,7 @@ def test_the_script_can_be_read(tmp_path):
         "signal=USR1@60",
     ]
     assert "cd /home/me\nexport A='b c'\n" in text
-    train = "'/my python' paralab run ddp --workload mlp --bucket-mb 0.1 --steps 5 --save-weights"
+    train = "'/my python' paralab run ddp --bucket-mb 0.1 --steps 5 --save-weights"
     assert text.splitlines()[-1].endswith(f'{train} --out "$run"')
 
 
@@ -189,7 +191,7 @@ def test_a_request_survives_being_written_down():
         seed=7,
         static_graph=True,
     )
-    words = options_of(request)
+    words = to_words(request)
     assert words[words.index("--loss-scale") + 1] == "1234567.0"
     assert words[words.index("--bucket-mb") + 1] == "0.1"
     assert "--static-graph" in words

@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed import pipelining
 
 from paralab.errors import UsageError
+from paralab.plan.label import label
 from paralab.plan.plan import Plan
 from paralab.plan.schedules import (
     PARTS_PER_RANK,
@@ -141,7 +142,7 @@ def layers(number):
     ("strategy", "options", "problem", "fix"),
     [
         ("pipeline", {"schedule": "1f2b"}, "Did you mean '1f1b'", "zero-bubble"),
-        ("ddp", {"schedule": "1f1b"}, "means nothing for ddp", "pipeline, hybrid"),
+        ("ddp", {"schedule": "1f1b"}, "ddp", "pipeline, hybrid"),
         (
             "pipeline",
             {"schedule": "1f1b", "stages": 4, "micro_batches": 3},
@@ -151,7 +152,7 @@ def layers(number):
         (
             "pipeline",
             {"schedule": "interleaved", "micro_batches": 5},
-            "5 is no multiple of 2",
+            "5",
             "multiple of 2",
         ),
         (
@@ -163,14 +164,14 @@ def layers(number):
         (
             "pipeline",
             {"schedule": "gpipe", "placement": "same"},
-            "a process and a device for every stage",
-            "leave one",
+            "--placement same",
+            "leave out",
         ),
         (
             "hybrid",
             {"schedule": "gpipe", "bucket_view": True},
-            "--bucket-view is an option of DDP",
-            "leave one",
+            "--bucket-view",
+            "leave out",
         ),
     ],
 )
@@ -222,7 +223,7 @@ def test_a_process_per_stage():
     assert made.arithmetic == "13 = 7 + 6 samples on 2 replicas, each in 4 micro-batches"
     assert made.backend == "gloo"
     assert Plan.from_json(made.to_json()) == made
-    assert made.title() == "hybrid · 2 replicas · 2 stages · interleaved"
+    assert label(made) == "hybrid ×2 · 2 stages · interleaved · 4 micro-batches"
     alone = plan("pipeline", schedule="gpipe", stages=2)
     assert alone.world_size == 2
     assert alone.arithmetic == "64 = 4 micro-batches × 16 samples"

@@ -1,0 +1,112 @@
+"""Refuse a request that is wrong whatever the machine and the model are."""
+
+from __future__ import annotations
+
+import math
+import shutil
+
+from paralab.errors import UsageError, unknown
+from paralab.plan.option import options_of
+from paralab.plan.request import STRATEGIES, Request, prefix_words
+
+
+def check(request: Request) -> None:
+    if request.strategy not in STRATEGIES:
+        raise unknown("strategy", request.strategy, STRATEGIES)
+    _check_each_option(request)
+    _check_precision(request)
+    _check_accumulation(request)
+    _check_schedule(request)
+    _check_prefix(request)
+
+
+def _check_each_option(request: Request) -> None:
+    """Every value on its own: known to the strategy, one of the choices, a positive number."""
+    for option in options_of(Request):
+        value = getattr(request, option.name)
+        if value is None:
+            continue
+        if not option.applies_to(request.strategy):
+            given = option.flag if value is True else f"{option.flag} {value}"
+            raise UsageError(
+                f"{request.strategy} has no option {given}.",
+                fix=f"leave out {option.flag}, or use one of: {', '.join(option.strategies)}",
+            )
+        if option.choices and value not in option.choices:
+            raise unknown(f"value of {option.flag}", value, option.choices)
+        is_number = option.kind in (int, float) and option.name != "seed"
+        if is_number and not (value > 0 and math.isfinite(value)):
+            raise UsageError(
+                f"{option.flag} must be a positive number, not {value}.",
+                fix=f"{option.flag} 1 or more",
+            )
+    if not 0 <= request.seed < 2**32:
+        raise UsageError(
+            f"--seed must be between 0 and {2**32 - 1}, not {request.seed}.", fix="--seed 0"
+        )
+
+
+def _check_precision(request: Request) -> None:
+    if request.loss_scale is not None and request.precision != "fp16":
+        raise UsageError(
+            f"--loss-scale {request.loss_scale:g} only works with fp16: "
+            f"{request.precision or 'fp32'} uses no GradScaler.",
+            fix="--precision fp16, or leave out --loss-scale",
+        )
+    if request.no_scaler and request.precision != "fp16":
+        raise UsageError(
+            f"--no-scaler only works with fp16: {request.precision or 'fp32'} uses no GradScaler.",
+            fix="--precision fp16 --no-scaler",
+        )
+    if request.no_scaler and request.loss_scale is not None:
+        raise UsageError(
+            f"--loss-scale {request.loss_scale:g} sets the scale of a GradScaler, "
+            "and --no-scaler removes it.",
+            fix="only one of the two",
+        )
+
+
+def _check_accumulation(request: Request) -> None:
+    accumulate = request.accumulate or 1
+    if request.sync_every_pass and accumulate < 2:
+        raise UsageError(
+            "--sync-every-pass needs at least 2 accumulation steps, not 1.",
+            fix="--accumulate 4 --sync-every-pass",
+        )
+    if request.static_graph and not request.sync_every_pass and accumulate > 1:
+        raise UsageError(
+            f"--static-graph does not work with --accumulate {accumulate}: DDP learns the graph "
+            "in the first backward pass, which is not synchronized.",
+            fix="leave out one of the two",
+        )
+
+
+def _check_schedule(request: Request) -> None:
+    if request.schedule and request.placement == "same":
+        raise UsageError(
+            f"--schedule {request.schedule} gives every stage its own process and device, "
+            "but --placement same puts all stages on one device.",
+            fix="leave out one of the two",
+        )
+    if request.schedule and request.bucket_view:
+        raise UsageError(
+            f"--bucket-view is an option of DDP, which --schedule {request.schedule} does not use.",
+            fix="leave out one of the two",
+        )
+
+
+def _check_prefix(request: Request) -> None:
+    if request.prefix is None:
+        return
+    try:
+        command = prefix_words(request.prefix, 0, 0)[0]
+    except (KeyError, IndexError, ValueError) as error:
+        raise UsageError(
+            f"--prefix {request.prefix!r} is not a valid command: {error}.",
+            fix="only the placeholders {rank} and {local_rank}",
+        ) from error
+    if not shutil.which(command):
+        raise UsageError(
+            f"--prefix {request.prefix!r}: the command {command!r} does not exist here.",
+            fix="a command of this machine",
+        )

@@ -1,0 +1,127 @@
+"""`Option`: all that paralab says about an option, kept on the dataclass field that holds its value.
+
+    replicas: int | None = option("Copies of the model that share each batch.", ...)
+
+The command line, the Python signatures, the words of a Slurm job, and the label of a configuration
+are derived from such fields, so every option is written once.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+METADATA = "option"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option, as its field describes it.
+
+    name        of the field and of the Python argument; the flag is made from it
+    kind        int, float, str, bool, or Path; None is always allowed in addition
+    default     of the field
+    heading     under which `--help` lists it
+    strategies  that know it; empty: all of them
+    usual       what the plan uses if the option is not given, where that is a fixed value
+    shown       the same for people, where it is not (`cores ÷ devices`)
+    label       turns a value into its part of a label; None: the value is not in the label
+    always      the label contains the value even if it is the usual one
+    """
+
+    name: str
+    kind: type
+    default: Any
+    help: str
+    heading: str
+    metavar: str | None
+    choices: tuple[str, ...]
+    strategies: tuple[str, ...]
+    usual: Any
+    shown: str | None
+    label: Callable[[Any], str] | None
+    always: bool
+
+    @property
+    def flag(self) -> str:
+        """`batch_size` -> `--batch-size`."""
+        return flag_of(self.name)
+
+    def applies_to(self, strategy: str) -> bool:
+        return not self.strategies or strategy in self.strategies
+
+    def describe_default(self) -> str | None:
+        """What stands behind `[default: …]`; None if there is nothing to say."""
+        if self.shown is not None:
+            return self.shown or None
+        value = self.default if self.usual is None else self.usual
+        if value is None or isinstance(value, bool):
+            return None
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def option(
+    help: str,
+    *,
+    heading: str,
+    default: Any = None,
+    metavar: str | None = None,
+    choices: tuple[str, ...] = (),
+    strategies: tuple[str, ...] = (),
+    usual: Any = None,
+    shown: str | None = None,
+    label: Callable[[Any], str] | None = None,
+    always: bool = False,
+) -> Any:
+    """A dataclass field that is an option; see `Option` for the arguments."""
+    described = {
+        "help": help,
+        "heading": heading,
+        "metavar": metavar,
+        "choices": choices,
+        "strategies": strategies,
+        "usual": usual,
+        "shown": shown,
+        "label": label,
+        "always": always,
+    }
+    return field(default=default, metadata={METADATA: described})
+
+
+def options_of(owner: type) -> tuple[Option, ...]:
+    """The options among the fields of a dataclass, in their order."""
+    hints = typing.get_type_hints(owner)
+    return tuple(
+        Option(each.name, _kind(hints[each.name]), each.default, **each.metadata[METADATA])
+        for each in fields(owner)
+        if METADATA in each.metadata
+    )
+
+
+def to_words(given: Any) -> list[str]:
+    """The options of a dataclass as words of a command; those with their default are left out."""
+    words: list[str] = []
+    for each in options_of(type(given)):
+        value = getattr(given, each.name)
+        if value is None or value == each.default:
+            continue
+        if isinstance(value, float):
+            value = f"{value:g}" if float(f"{value:g}") == value else repr(value)
+        words += [each.flag] if value is True else [each.flag, str(value)]
+    return words
+
+
+def flag_of(name: str) -> str:
+    """`batch_size` -> `--batch-size`."""
+    return "--" + name.replace("_", "-")
+
+
+def _kind(hint: Any) -> type:
+    """`int | None` -> int."""
+    if not isinstance(hint, types.UnionType):
+        return typing.cast(type, hint)
+    [kind] = [each for each in typing.get_args(hint) if each is not type(None)]
+    return typing.cast(type, kind)
