@@ -1,9 +1,9 @@
 """paralab: a laboratory for parallel training in PyTorch.
 
 import paralab
-result = paralab.run("mlp", "ddp", replicas=2, steps=20)     # what `paralab run --json` prints
-proof = paralab.verify("gpt:tiny", "ddp", replicas=3)        # what `paralab verify --json` prints
-table = paralab.compare("gpt", ["single", "ddp"])            # what `paralab compare --json` prints; table["report"] is a page
+result = paralab.run("mlp", "ddp", replicas=2, steps=20)   # as `paralab run --json` prints it
+check = paralab.verify("gpt:tiny", "ddp", replicas=3)      # as `paralab verify --json` prints it
+table = paralab.compare("gpt", ["single", "ddp"])          # table["report"] is the path of a page
 """
 
 from typing import TYPE_CHECKING, Any
@@ -28,10 +28,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What starts ranks is loaded when it is asked for: the ranks themselves pass through this
-    file, and never ask."""
-    if name not in ("compare", "run", "verify"):
+    """Load what starts ranks on first use: the ranks import this file too, and never need it."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from paralab import api
 
     return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

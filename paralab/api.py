@@ -1,200 +1,258 @@
-"""The same as the command line, from Python: typed, also from a notebook. What is returned is what
-`--json` prints."""
+"""The Python interface: the same commands, typed, also from a notebook.
+
+Every function returns what the command prints with `--json`. The options are those of the command
+line; their names and types repeat the fields of `Request` for editors, and a test compares both.
+"""
 
 from __future__ import annotations
 
+import inspect
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, TypeVar, Unpack
 
-from paralab.errors import UsageError
+from paralab.errors import UsageError, unknown
 from paralab.experiment import compare as comparison
 from paralab.experiment import run as training
-from paralab.experiment import verify as proof
+from paralab.experiment import verify as verification
 from paralab.experiment.rounds import Case
 from paralab.launch.processes import loading_once
 from paralab.launch.restart import RestartPolicy
+from paralab.launch.run_options import RunOptions
+from paralab.plan.option import Option, options_of
 from paralab.plan.request import Request
-from paralab.record.checkpoints import KEPT
 from paralab.workload.reference import PICKLED
 from paralab.workload.workload import Workload
 
 Source = str | Callable[[], Workload | dict[str, Any]]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def run(
-    workload: Source,
-    strategy: str,
-    *,
-    replicas: int | None = None,
-    stages: int | None = None,
-    batch_size: int | None = None,
-    accumulate: int | None = None,
-    micro_batches: int | None = None,
-    schedule: str | None = None,
-    precision: str | None = None,
-    loss_scale: float | None = None,
-    no_scaler: bool | None = None,
-    bucket_mb: float | None = None,
-    bucket_view: bool | None = None,
-    static_graph: bool | None = None,
-    find_unused: bool | None = None,
-    sync_every_pass: bool | None = None,
-    steps: int | None = None,
-    epochs: int | None = None,
-    samples: int | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    placement: str | None = None,
-    threads_per_device: int | None = None,
-    prefix: str | None = None,
-    out: str | Path | None = None,
-    save_weights: bool = False,
-    profile: bool = False,
-    tensorboard: str | Path | None = None,
-    checkpoint: str | Path | None = None,
-    checkpoint_every: int | None = None,
-    keep_checkpoints: int = KEPT,
-    resume: bool = False,
-    max_restarts: int = 0,
-) -> dict[str, Any]:
-    """Train a workload under a strategy; return the result object.
+class ConfigurationOptions(TypedDict, total=False):
+    """The fields of `Request`, but for the workload and the strategy."""
+
+    batch_size: int | None
+    samples: int | None
+    seed: int
+    replicas: int | None
+    stages: int | None
+    schedule: str | None
+    micro_batches: int | None
+    accumulate: int | None
+    placement: str | None
+    precision: str | None
+    loss_scale: float | None
+    no_scaler: bool | None
+    bucket_mb: float | None
+    bucket_view: bool | None
+    static_graph: bool | None
+    find_unused: bool | None
+    sync_every_pass: bool | None
+    steps: int | None
+    epochs: int | None
+    device: str
+    threads_per_device: int | None
+    prefix: str | None
+
+
+class AllOptions(ConfigurationOptions, total=False):
+    """The fields of `Request` and `RunOptions`."""
+
+    out: str | Path | None
+    save_weights: bool
+    profile: bool
+    tensorboard: str | Path | None
+    checkpoint: str | Path | None
+    checkpoint_every: int | None
+    keep_checkpoints: int
+    resume: bool
+    max_restarts: int
+    start_deadline: float
+    step_deadline: float
+    save_deadline: float
+
+
+CONFIGURATION = tuple(each for each in options_of(Request) if each.name != "workload")
+ALL = CONFIGURATION + options_of(RunOptions)
+
+
+def lists(options: Sequence[Option]) -> Callable[[Function], Function]:
+    """Replace `**options` by these options in the signature and the help of a function."""
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        named = [
+            each
+            for each in signature.parameters.values()
+            if each.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        listed = [
+            inspect.Parameter(
+                each.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=each.default,
+                annotation=each.annotation,
+            )
+            for each in options
+        ]
+        described = "\n".join(f"    {each.name}: {each.help}" for each in options)
+
+        function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*named, *listed]
+        )
+        text = inspect.cleandoc(function.__doc__ or "")
+        function.__doc__ = f"{text}\n\nOptions:\n\n{described}"
+        return function
+
+    return decorate
+
+
+@lists(ALL)
+def run(workload: Source, strategy: str, **options: Unpack[AllOptions]) -> dict[str, Any]:
+    """Train a workload with a strategy and return the result.
 
     `workload` is a built-in name, "path/to/file.py:function", or a function that returns a Workload
     (or a dict with its fields).
     """
+    _require_known(options, ALL)
+    chosen = RunOptions(**_values_of(RunOptions, options))
     with loading_once(), _reference(workload) as reference:
-        request = Request(
-            strategy=strategy,
-            workload=reference,
-            replicas=replicas,
-            stages=stages,
-            batch_size=batch_size,
-            accumulate=accumulate,
-            micro_batches=micro_batches,
-            schedule=schedule,
-            precision=precision,
-            loss_scale=loss_scale,
-            no_scaler=no_scaler,
-            bucket_mb=bucket_mb,
-            bucket_view=bucket_view,
-            static_graph=static_graph,
-            find_unused=find_unused,
-            sync_every_pass=sync_every_pass,
-            steps=steps,
-            epochs=epochs,
-            samples=samples,
-            seed=seed,
-            device=device,
-            placement=placement,
-            threads_per_device=threads_per_device,
-            prefix=prefix,
-        )
         return training.run(
-            request,
-            out=Path(out) if out else None,
-            save_weights=save_weights,
-            profile=profile,
-            tensorboard=Path(tensorboard) if tensorboard else None,
-            survival=RestartPolicy(
-                directory=Path(checkpoint) if checkpoint else None,
-                every=checkpoint_every,
-                keep=keep_checkpoints,
-                resume=resume,
-                max_restarts=max_restarts,
-            ),
+            Request(strategy, reference, **_values_of(Request, options)),
+            out=chosen.out,
+            save_weights=chosen.save_weights,
+            profile=chosen.profile,
+            tensorboard=chosen.tensorboard,
+            survival=RestartPolicy.from_options(chosen),
         )
 
 
+@lists(CONFIGURATION)
 def verify(
     workload: Source | Sequence[Source] | None = None,
     strategy: str = "all",
     *,
     out: str | Path | None = None,
-    **options: Any,
+    step_deadline: float = verification.STEP_DEADLINE,
+    **options: Unpack[ConfigurationOptions],
 ) -> dict[str, Any]:
-    """Prove that a strategy trains the workload like one device does; options as for `run`, those
-    left out are varied. Several workloads, in a list, share one launch."""
-    given: Any = [] if workload is None else workload
-    sources = given if isinstance(given, list | tuple) else [given]
+    """Check that a strategy trains the workload like a single device.
+
+    The options you give apply to every case; the others vary. A list of workloads shares one
+    launch.
+    """
+    _require_known(options, CONFIGURATION)
+    sources: Any = [] if workload is None else workload
+    sources = sources if isinstance(sources, list | tuple) else [sources]
     with loading_once(), ExitStack() as stack:
         references = [stack.enter_context(_reference(source)) for source in sources]
-        return proof.verify(strategy, references, out=Path(out) if out else None, **options)
+        return verification.verify(
+            strategy,
+            references,
+            out=Path(out) if out else None,
+            step_deadline=step_deadline,
+            **options,
+        )
 
 
+@lists(CONFIGURATION)
 def compare(
     workload: Source = "mlp",
-    setups: Sequence[str | dict[str, Any]] = (),
+    configurations: Sequence[str | dict[str, Any]] = (),
     *,
     rounds: int | None = None,
-    steps: int | None = None,
     prove: bool = True,
     out: str | Path | None = None,
-    **options: Any,
+    **options: Unpack[ConfigurationOptions],
 ) -> dict[str, Any]:
-    """Measure set-ups side by side; return the comparison, whose `report` is the page that was
-    written.
+    """Measure configurations side by side; return the comparison and the path of its page.
 
-    A set-up is a strategy or a dict with the arguments of `run`, e.g. {"strategy": "ddp",
-    "replicas": 2, "accumulate": 4}; without any, the default set. `options` hold for all of them.
+    A configuration is a strategy or a dict with the arguments of `run`, for example
+    {"strategy": "ddp", "replicas": 2, "accumulate": 4}. Without any, the default configurations
+    are measured. `options` apply to all of them.
     """
-    from paralab.show.page import (
-        write_report,
-    )  # here: the template engine takes longer to import than all the rest
+    from paralab.show.page import write_report  # here, because importing jinja2 is slow
 
-    if isinstance(setups, str):
-        raise UsageError(f"setups={setups!r} is a string.", fix=f"a list of set-ups: [{setups!r}]")
+    if isinstance(configurations, str):
+        raise UsageError(
+            f"configurations={configurations!r} is a string.", fix=f"a list: [{configurations!r}]"
+        )
+    _require_known(options, CONFIGURATION)
     training.look_again()
     with loading_once(), _reference(workload) as reference:
-        base = Request(strategy="single", workload=reference, **options)
-        asked = [{"strategy": setup} if isinstance(setup, str) else setup for setup in setups]
-        cases = [
-            Case(comparison.with_common(base, setup)) for setup in asked
-        ] or comparison.default_cases(base)
+        base = Request("single", reference, **options)
+        asked = [{"strategy": each} if isinstance(each, str) else each for each in configurations]
+        cases = [Case(comparison.with_common(base, each)) for each in asked]
         result = comparison.compare(
-            cases, rounds=rounds, steps=steps, prove=prove, out=Path(out) if out else None
+            cases or comparison.default_cases(base),
+            rounds=rounds,
+            prove=prove,
+            out=Path(out) if out else None,
         )
     return result | {"report": str(write_report(Path(result["run_folder"])))}
 
 
-def _cloudpickle() -> Any:
-    try:
-        import cloudpickle
-    except ImportError:
-        return None
-    return cloudpickle
+def _require_known(given: Mapping[str, Any], options: Sequence[Option]) -> None:
+    known = [each.name for each in options]
+    for name in given:
+        if name not in known:
+            raise unknown("option", name, known)
+
+
+def _values_of(owner: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the given options that are fields of a dataclass; file names become paths."""
+    return {
+        each.name: Path(value) if each.kind is Path and value is not None else value
+        for each in options_of(owner)
+        if (value := given.get(each.name, each.default)) is not each.default
+    }
 
 
 @contextmanager
 def _reference(workload: Source) -> Iterator[str]:
-    """A name that another process can load: functions of a file by file and name, functions of a
-    notebook by pickling."""
+    """A name under which another process can load the workload.
+
+    A function in a file is named by file and function; a function in a notebook is pickled.
+    """
     if isinstance(workload, str):
         yield workload
         return
     if not callable(workload):
         raise UsageError(
-            f"The workload is a {type(workload).__name__}; the ranks are other processes and must build their own.",
+            f"The workload is a {type(workload).__name__}, but ranks are separate processes, "
+            "and each must build the workload for itself.",
             fix="pass the function that returns it: paralab.run(make_workload, ...)",
         )
+
     code = getattr(workload, "__code__", None)
     name = getattr(workload, "__qualname__", "")
     in_file = code is not None and name.isidentifier() and Path(code.co_filename).is_file()
-    cloudpickle = _cloudpickle()
-    # The running script's own function is pickled where that is possible: importing the script
-    # would run it again.
+    cloudpickle = _import_cloudpickle()
+    # A function of the running script is pickled if possible: importing the script would run it
+    # again.
     if in_file and (workload.__module__ != "__main__" or cloudpickle is None):
         assert code is not None
         yield f"{code.co_filename}:{name}"
         return
+
     if cloudpickle is None:
         raise UsageError(
-            "A function that stands in no file (a notebook's, or one inside another) needs cloudpickle to reach the ranks.",
-            fix="pip install cloudpickle, or write the function to a file and pass 'file.py:function'",
+            "A function that is not in a file (in a notebook, or inside another function) "
+            "needs cloudpickle to reach the ranks.",
+            fix="pip install cloudpickle, or write the function to a file and "
+            "pass 'file.py:function'",
         )
     with tempfile.TemporaryDirectory(prefix="paralab-") as folder:
         path = Path(folder, "workload.pickle")
         path.write_bytes(cloudpickle.dumps(workload))
         yield f"{PICKLED}{path}"
+
+
+def _import_cloudpickle() -> Any:
+    try:
+        import cloudpickle
+    except ImportError:
+        return None
+    return cloudpickle

@@ -1,15 +1,20 @@
-"""The same from Python, also from a notebook: functions of files, functions of no file, and what is
-returned."""
+"""The Python interface, also from a notebook: options, results, errors, and functions in no file."""
 
+import inspect
 import os
 import subprocess
 import sys
+from typing import get_type_hints
 
 import pytest
 import torch
 from torch import nn
 
 import paralab
+from paralab import api
+from paralab.launch.run_options import RunOptions
+from paralab.plan.option import options_of
+from paralab.plan.request import Request
 from tests.conftest import ROOT
 
 
@@ -40,11 +45,50 @@ def test_verify_returns_the_cases(tmp_path):
     assert [case["equal"] for case in proof["cases"]] == [True]
 
 
-def test_errors_are_exceptions_with_the_cure():
-    with pytest.raises(paralab.UsageError, match="Did you mean 'ddp'"):
+def test_errors_are_exceptions_with_the_fix():
+    with pytest.raises(paralab.UsageError, match="'ddp'"):
         paralab.run("mlp", "dddp")
-    with pytest.raises(paralab.UsageError, match="pass the function that returns it"):
+    with pytest.raises(paralab.UsageError) as refused:
         paralab.run(mine(), "ddp")
+    assert "paralab.run(" in refused.value.fix
+    with pytest.raises(paralab.UsageError) as refused:
+        paralab.compare("mlp", "ddp")
+    assert "['ddp']" in refused.value.fix
+
+
+def test_the_signatures_list_the_options():
+    configuration = {option.name: option for option in options_of(Request)}
+    of_run = configuration | {option.name: option for option in options_of(RunOptions)}
+    for function, known in ((paralab.run, of_run), (paralab.verify, configuration)):
+        parameters = inspect.signature(function).parameters
+        for name in known.keys() - {"workload"}:
+            parameter = parameters[name]
+            assert parameter.default == known[name].default
+            assert parameter.annotation == known[name].annotation
+            assert known[name].help in function.__doc__
+    assert configuration.keys() <= inspect.signature(paralab.compare).parameters.keys()
+
+
+def test_what_editors_see_is_what_the_options_are():
+    expected = {option.name: option.annotation for option in api.ALL}
+    assert get_type_hints(api.AllOptions) == expected
+    configuration = {option.name: option.annotation for option in api.CONFIGURATION}
+    assert get_type_hints(api.ConfigurationOptions) == configuration
+
+
+def test_dir_lists_the_public_names_and_importing_them_is_cheap():
+    assert {"run", "compare", "verify", "Workload", "UsageError"} <= set(dir(paralab))
+    code = "import sys, paralab; dir(paralab); sys.exit('torch' in sys.modules or 'click' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+@pytest.mark.parametrize("function", [paralab.run, paralab.verify, paralab.compare])
+def test_a_misspelled_option_gets_the_nearest_right_one(function):
+    with pytest.raises(paralab.UsageError) as refused:
+        function(
+            "mlp", **({"strategy": "ddp"} if function is not paralab.compare else {}), replica=2
+        )
+    assert "'replicas'" in refused.value.problem
 
 
 NOTEBOOK = """
@@ -66,7 +110,7 @@ print("steps", result["steps"])
 """
 
 
-def test_a_function_that_stands_in_no_file_reaches_the_ranks(tmp_path):
+def test_a_function_that_is_in_no_file_reaches_the_ranks(tmp_path):
     pytest.importorskip(
         "cloudpickle",
         reason="functions of a notebook travel by cloudpickle: pip install cloudpickle",

@@ -1,18 +1,19 @@
-"""`paralab doctor`: what is wrong with this script, job, run or log. What stands after -- is a
-command to watch."""
+"""`paralab doctor`: find mistakes in a script, job, run, or log; watch the command after `--`."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from paralab.cli.command import Command
+from paralab.cli.options import JSON, flag
 from paralab.errors import UsageError
 from paralab.record.folder import write_new
 from paralab.show.visible import echo
@@ -25,8 +26,8 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 SARIF_ENDINGS = (".sarif", ".json")
 
 
-class Watching(click.Command):
-    """Keeps the words after -- apart, as they are; and lets --sarif stand alone."""
+class Watching(Command):
+    """Keeps the words after -- for the watched command, and allows --sarif without a value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -46,87 +47,79 @@ class Watching(click.Command):
         )
 
 
-OPTIONS: list[Callable[[Any], Any]] = [
-    click.argument("paths", nargs=-1, type=click.Path(path_type=Path)),
-    click.option(
-        "--try",
-        "steps",
-        type=click.IntRange(1),
-        metavar="N",
-        help="End the watched command after N optimizer steps.",
-    ),
-    click.option(
-        "--stall",
-        "stall_seconds",
-        type=click.FloatRange(0, min_open=True),
-        metavar="SECONDS",
-        help="Call it a hang when no rank got on for so long (watched commands).",
-    ),
-    click.option(
-        "--out",
-        type=FOLDER,
-        metavar="DIR",
-        help="Keep here what was written down on the way (watched commands).",
-    ),
-    click.option(
-        "--attach",
-        "pid",
-        type=click.IntRange(1),
-        metavar="PID",
-        help="Ask a job that hangs now: where is who?",
-    ),
-    click.option(
-        "--explain",
-        "id",
-        metavar="ID|all",
-        help="An entry of the catalogue, with wrong and right code; or all titles.",
-    ),
-    click.option(
-        "--fix",
-        is_flag=True,
-        help="Apply the patches of errors and warnings to the scripts, then read them again.",
-    ),
-    click.option("--strict", is_flag=True, help="Exit code 1 also for suspects."),
-    click.option(
-        "--json",
-        "as_json",
-        is_flag=True,
-        help="Print one JSON object on stdout, and nothing else there.",
-    ),
-    click.option(
-        "--sarif",
-        metavar="[FILE.sarif]",
-        help="SARIF 2.1.0 for code hosts, into a new file or to stdout.",
-    ),
-]
+WATCHING, FIXING, OUTPUT = "Watching a command", "Findings", "Output"
 
 
-def options(command: Any) -> Any:
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
-
-
-@click.command(cls=Watching, short_help="What is wrong with a training script, job, run or log.")
-@options
+@click.command(cls=Watching, short_help="Find mistakes in a training script, job, run, or log.")
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+@flag(
+    "--try",
+    "steps",
+    type=click.IntRange(1),
+    metavar="N",
+    heading=WATCHING,
+    help="Stop the command after N optimizer steps.",
+)
+@flag(
+    "--stall",
+    "stall_seconds",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    heading=WATCHING,
+    help="Report a hang if no rank makes progress for this long.",
+)
+@flag(
+    "--out", type=FOLDER, metavar="DIR", heading=WATCHING, help="Keep the recorded events in DIR."
+)
+@flag(
+    "--attach",
+    "pid",
+    type=click.IntRange(1),
+    metavar="PID",
+    heading=WATCHING,
+    help="Attach to a hung job and see where each rank is stuck.",
+)
+@flag(
+    "--explain",
+    "id",
+    metavar="ID|all",
+    heading=FIXING,
+    help="Explain a failure with wrong and right code, or list all of them.",
+)
+@flag(
+    "--fix",
+    is_flag=True,
+    heading=FIXING,
+    help="Apply the patches for errors and warnings to the scripts, then check them again.",
+)
+@flag("--strict", is_flag=True, heading=FIXING, help="Exit with 1 for suspects as well.")
+@JSON
+@flag(
+    "--sarif",
+    metavar="[FILE.sarif]",
+    heading=OUTPUT,
+    help="Write SARIF 2.1.0 for code hosts to a new file, or to stdout.",
+)
 def doctor(
     id: str | None, fix: bool, strict: bool, as_json: bool, sarif: str | None, **what: Any
 ) -> None:
-    """Find what is wrong with a parallel training that was not written for paralab.
+    """Find mistakes in parallel training code that does not use paralab.
 
     \b
-    paralab doctor train.py                        read the script; nothing of it is executed
-    paralab doctor -- torchrun … train.py          start it unchanged and watch its ranks
+    paralab doctor train.py                        read the script without running it
+    paralab doctor -- torchrun … train.py          run it unchanged and watch its ranks
     paralab doctor --try 3 -- torchrun … train.py  the same for three steps
-    paralab doctor runs/2026-…                     a recorded run of paralab
-    paralab doctor job.log rank*.err               logs, reports and dumps of a job that failed
-    paralab doctor --attach 4711                   a job that hangs now
-    paralab doctor --explain G01                   an entry of the catalogue
-    paralab doctor                                 this machine
+    paralab doctor runs/2026-…                     check a recorded run of paralab
+    paralab doctor job.log rank*.err               check the logs and dumps of a failed job
+    paralab doctor --attach 4711                   attach to a hung job
+    paralab doctor --explain G01                   explain a failure of the catalog
+    paralab doctor                                 check this machine
 
-    Exit code 0: healthy, or only suspects (1 with --strict). 1: an error or a warning was found, or
-    the watched command failed. 2: wrong use. A comment `# paralab: ignore[G01] reason` on a line,
-    or alone on the line before, silences a finding there.
+    Exit codes: 0 healthy, or only suspects (1 with --strict); 1 an error or a warning, or the
+    watched command failed; 2 usage error.
+
+    The comment `# paralab: ignore[G01] reason` silences a finding on its line. Alone on a line, it
+    silences the next one.
     """
     if as_json and sarif == "-":
         raise UsageError("--json and --sarif both print on stdout.", fix="--sarif FILE.sarif")
@@ -135,8 +128,8 @@ def doctor(
     if id is not None:
         _explain(id, as_json)
         return
-    with _stdout_for_us() if as_json or sarif == "-" else nullcontext():
-        diagnosis, fixes = _diagnosed(command, fix, **what)
+    with _stdout_for_json() if as_json or sarif == "-" else nullcontext():
+        diagnosis, fixes = _diagnose(command, fix, **what)
     code = diagnosis.exit_code(strict)
     if sarif:
         from paralab.doctor.show.sarif import as_sarif
@@ -160,7 +153,7 @@ def doctor(
 
 
 def _check(command: list[str] | None, id: str | None, fix: bool, what: dict[str, Any]) -> None:
-    """One subject, and only options that mean something for it."""
+    """Require one subject and only options that apply to it."""
     subjects = {
         "a path": what["paths"],
         "-- COMMAND": command is not None,
@@ -169,23 +162,23 @@ def _check(command: list[str] | None, id: str | None, fix: bool, what: dict[str,
     }
     given = [name for name, value in subjects.items() if value]
     if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} were both given.", fix="one of them at a time")
+        raise UsageError(f"{' and '.join(given)} exclude each other.", fix="one at a time")
     if command == []:
         raise UsageError(
-            "There is no command after --.",
+            "There is no command after `--`.",
             fix="paralab doctor -- torchrun --nproc_per_node=2 train.py",
         )
     for name, option in (("steps", "--try"), ("stall_seconds", "--stall"), ("out", "--out")):
         if what[name] is not None and command is None:
             instead = f"paralab doctor {option} … -- torchrun … train.py"
-            raise UsageError(f"{option} is for a command that is watched.", fix=instead)
+            raise UsageError(f"{option} needs a command to watch.", fix=instead)
     if fix and not what["paths"]:
         raise UsageError(
-            "--fix changes scripts, and none was given.", fix="paralab doctor --fix train.py"
+            "--fix changes scripts, but no script was given.", fix="paralab doctor --fix train.py"
         )
 
 
-def _diagnosed(
+def _diagnose(
     command: list[str] | None,
     fix: bool,
     paths: tuple[Path, ...],
@@ -230,9 +223,8 @@ def _explain(id: str, as_json: bool) -> None:
 
 
 @contextmanager
-def _stdout_for_us() -> Iterator[None]:
-    """What a watched command prints goes to stderr, so that stdout holds the one object that was
-    asked for."""
+def _stdout_for_json() -> Iterator[None]:
+    """Send the output of a watched command to stderr, so that stdout contains one object."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:

@@ -1,4 +1,7 @@
-"""Options that several commands share, and how they become a request."""
+"""Click options, derived from the fields that describe them, and those that several commands share.
+
+No option has a default here: one that was not given is None, and the dataclass knows the default.
+"""
 
 from __future__ import annotations
 
@@ -8,154 +11,93 @@ from typing import Any
 
 import click
 
-from paralab.plan.request import PRECISIONS
-from paralab.plan.schedules import SCHEDULES
+from paralab.cli.command import NO_BREAK, Option
+from paralab.launch.run_options import OUTPUT, RunOptions
+from paralab.plan.option import Option as Described
+from paralab.plan.option import options_of
+from paralab.plan.request import STRATEGIES, Request
 
-REQUEST_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option(
-        "--workload",
-        metavar="NAME|FILE.py:FUNCTION",
-        default=None,
-        help="What is trained. [default: mlp]",
-    ),
-    click.option(
-        "--replicas",
-        type=int,
-        help="Copies of the model that share the batch (dp, ddp, fsdp, hybrid). [default: 2]",
-    ),
-    click.option(
-        "--stages",
-        type=int,
-        help="Devices one copy is spread over (mp, pipeline, hybrid). [default: 2]",
-    ),
-    click.option(
-        "--batch-size",
-        type=int,
-        help="Samples per optimizer step over ALL devices, whatever the strategy.",
-    ),
-    click.option(
-        "--accumulate",
-        type=int,
-        help="Backward passes per optimizer step; synchronized only at the last.",
-    ),
-    click.option(
-        "--micro-batches",
-        type=int,
-        help="Pieces in which a batch flows through the stages (pipeline, hybrid).",
-    ),
-    click.option(
-        "--schedule",
-        metavar="|".join(SCHEDULES),
-        help="A process per stage, in this order (pipeline, hybrid).",
-    ),
-    click.option(
-        "--precision",
-        metavar="|".join(PRECISIONS),
-        help="fp16 is trained with a GradScaler. [default: fp32]",
-    ),
-    click.option(
-        "--loss-scale", type=float, help="The GradScaler's first scale (fp16). [default: 65536]"
-    ),
-    click.option(
-        "--no-scaler",
-        is_flag=True,
-        default=None,
-        help="Train fp16 without a GradScaler, to see the underflow.",
-    ),
-    click.option(
-        "--bucket-mb",
-        type=float,
-        help="Size of DDP's gradient buckets (ddp, hybrid). [default: 25, the first one 1]",
-    ),
-    click.option(
-        "--bucket-view",
-        is_flag=True,
-        default=None,
-        help="DDP's gradient_as_bucket_view (ddp, hybrid).",
-    ),
-    click.option("--static-graph", is_flag=True, default=None, help="DDP's static_graph (ddp)."),
-    click.option(
-        "--find-unused",
-        is_flag=True,
-        default=None,
-        help="DDP's find_unused_parameters (ddp). [default: if a trial finds any]",
-    ),
-    click.option(
-        "--sync-every-pass",
-        is_flag=True,
-        default=None,
-        help="Synchronize in every pass, to see what it costs (ddp, fsdp).",
-    ),
-    click.option(
-        "--steps",
-        type=int,
-        help="Optimizer steps. [default: 20, or what --epochs gives; in comparisons 10 a round]",
-    ),
-    click.option("--epochs", type=int, help="Passes over the data."),
-    click.option(
-        "--samples",
-        type=int,
-        help="Use only so many samples of the data: an epoch ends after them.",
-    ),
-    click.option(
-        "--seed",
-        type=int,
-        default=0,
-        show_default=True,
-        help="Decides the weights and the order of the samples.",
-    ),
-    click.option(
-        "--device",
-        metavar="auto|cpu|cuda",
-        default="auto",
-        show_default=True,
-        help="Where the devices are taken from.",
-    ),
-    click.option(
-        "--placement",
-        metavar="spread|same",
-        help="same: all stages on one device (mp, pipeline, hybrid).",
-    ),
-    click.option(
-        "--threads-per-device",
-        type=int,
-        help="Size of a CPU device. [default: cores ÷ devices, at least 1]",
-    ),
-    click.option(
-        "--prefix",
-        metavar="COMMAND",
-        help="Start every rank through it, e.g. 'numactl -N {local_rank}'.",
-    ),
-    click.option(
-        "--json",
-        "as_json",
-        is_flag=True,
-        help="Print one JSON object on stdout, and nothing else there.",
-    ),
-]
-OUT = click.option(
-    "--out", type=click.Path(path_type=Path), help="The run folder. [default: runs/DATE_TIME_…]"
+Decorator = Callable[[Any], Any]
+STRATEGY = click.argument("strategy", metavar="|".join(STRATEGIES))
+JSON = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    cls=Option,
+    heading=OUTPUT,
+    help="Print one JSON object on stdout and nothing else there.",
 )
 
 
-def request_options(command: Any) -> Any:
-    for option in reversed(REQUEST_OPTIONS):
-        command = option(command)
-    return command
+def flag(*names: str, heading: str, help: str, default: str = "", **known: Any) -> Decorator:
+    """An option that belongs to a single command; `default` is what the help shows."""
+    text = _with_default(help, default)
+    return click.option(*names, cls=Option, heading=heading, help=text, **known)
 
 
-def written(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that were written; a Request has the defaults of the others."""
+def options_from(owner: type, *names: str, **changes: dict[str, Any]) -> Decorator:
+    """The options of a dataclass, or those of these names.
+
+    `changes` replaces attributes of single options: `replicas={"default": "1,2,4"}`.
+    """
+    wanted = [each for each in options_of(owner) if not names or each.name in names]
+
+    def decorate(command: Any) -> Any:
+        for described in reversed(wanted):
+            command = _decorator(described, **changes.get(described.name, {}))(command)
+        return command
+
+    return decorate
+
+
+def request_options(*names: str, **changes: dict[str, Any]) -> Decorator:
+    return options_from(Request, *names, **changes)
+
+
+OUT = options_from(RunOptions, "out")
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that the user wrote."""
     return {name: value for name, value in options.items() if value is not None}
 
 
-def say_to_user(as_json: bool) -> Callable[[str], None]:
-    from paralab.show.console import (
-        errors,
-    )  # where the bar is drawn, above which the line must stand
+def take(owner: type, options: dict[str, Any]) -> dict[str, Any]:
+    """Remove the options of a dataclass from all options; return those that the user wrote."""
+    return given({each.name: options.pop(each.name) for each in options_of(owner)})
 
-    return (
-        (lambda line: None)
-        if as_json
-        else lambda line: errors.print(line, markup=False, emoji=False, soft_wrap=True)
+
+def _decorator(described: Described, **changes: Any) -> Decorator:
+    strategies = f" ({', '.join(described.strategies)})" if described.strategies else ""
+    text = changes.get("help") or described.help.removesuffix(".") + strategies + "."
+    default = changes.get("default") or described.describe_default()
+    known: dict[str, Any] = (
+        {"is_flag": True, "default": None}
+        if described.kind is bool
+        else {
+            "type": click.Path(path_type=Path) if described.kind is Path else described.kind,
+            "metavar": "|".join(described.choices) or described.metavar,
+        }
     )
+    known |= {name: changes[name] for name in ("type", "metavar") if name in changes}
+    return click.option(
+        described.flag,
+        described.name,
+        cls=Option,
+        heading=described.heading,
+        help=_with_default(text, default),
+        **known,
+    )
+
+
+def _with_default(text: str, default: str | None) -> str:
+    return f"{text} [default:{NO_BREAK}{default.replace(' ', NO_BREAK)}]" if default else text
+
+
+def printer(quiet: bool) -> Callable[[str], None]:
+    """Prints progress on stderr, above the bar that may be drawn there; or nothing."""
+    from paralab.show.console import errors
+
+    if quiet:
+        return lambda line: None
+    return lambda line: errors.print(line, markup=False, emoji=False, soft_wrap=True)

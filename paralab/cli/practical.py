@@ -1,16 +1,20 @@
-"""`paralab practical`: one sub-command per practical, and `check` for course organizers."""
+"""`paralab practical`: one command per practical, and `check` for course organizers."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from paralab.cli.command import Group
+from paralab.cli.compare import MEASUREMENT, ROUNDS
+from paralab.cli.options import JSON, OUT, flag, given, printer, request_options
 from paralab.errors import UsageError, naming
+from paralab.launch.run_options import OUTPUT
+from paralab.plan.option import flag_of
 from paralab.plan.request import Request
 from paralab.record.folder import write_new
 from paralab.show.visible import echo
@@ -18,7 +22,7 @@ from paralab.show.visible import echo
 if TYPE_CHECKING:
     from paralab.analyse.blocks import Document
 
-TITLES = {  # here too, so that --help needs no analysis; a test holds both together
+TITLES = {  # repeated here so that --help needs no analysis; a test compares both
     5: "data parallelism with nn.DataParallel",
     6: "DistributedDataParallel and collective communication",
     7: "DDP optimisation and debugging",
@@ -27,80 +31,61 @@ TITLES = {  # here too, so that --help needs no analysis; a test holds both toge
 FOLDER = click.Path(file_okay=False, path_type=Path)
 SHEET = click.Path(dir_okay=False, path_type=Path, allow_dash=True)
 
-OPTIONS: list[Callable[[Any], Any]] = [
-    click.option(
-        "--part", type=int, help="Run one part alone, with only the set-ups that it needs."
-    ),
-    click.option(
-        "--workload",
-        metavar="NAME|FILE.py:FUNCTION",
-        default="mlp",
-        show_default=True,
-        help="What is trained.",
-    ),
-    click.option("--batch-size", type=int, help="Samples per optimizer step over ALL devices."),
-    click.option(
-        "--device",
-        metavar="auto|cpu|cuda",
-        default="auto",
-        show_default=True,
-        help="Where the devices are taken from.",
-    ),
-    click.option(
-        "--rounds",
-        type=click.IntRange(1),
-        help="How often every set-up is measured. [default: 5 or 7]",
-    ),
-    click.option(
-        "--steps",
-        type=click.IntRange(2),
-        help="Optimizer steps of a set-up in one round. [default: 10 to 20]",
-    ),
-    click.option("--markdown", type=SHEET, help="Write the lab sheet to this file; - prints it."),
-    click.option(
-        "--blank",
-        type=SHEET,
-        help="Write the sheet with empty cells, to hand out, to this file; - prints it.",
-    ),
-    click.option(
-        "--run",
-        "run_folder",
-        type=FOLDER,
-        help="Measure nothing: tell from this folder of an earlier run.",
-    ),
-    click.option(
-        "--json",
-        "as_json",
-        is_flag=True,
-        help="Print one JSON object on stdout, and nothing else there.",
-    ),
-    click.option(
-        "--out", metavar="DIR", type=FOLDER, help="The run folder. [default: runs/DATE_TIME_…]"
-    ),
-]
 
-
-class InOrder(click.Group):
-    """Practical 5 before practical 10."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
-
-
-@click.group(cls=InOrder, short_help="A practical of the course, run and filled in.")
+@click.group(cls=Group, short_help="Run a practical of the course and fill in its sheet.")
 def practical() -> None:
-    """Run a practical of the course from start to end: its tables filled, its questions answered
-    from what was measured.
+    """Run a practical of the course. Its tables are filled in and its questions answered from the
+    measurements.
 
     \b
-    paralab practical 5                     practical 5, all parts
-    paralab practical 7 --part 3            one part
-    paralab practical 6 --markdown my.md    a lab sheet to hand in
-    paralab practical check 5 sheet.md      does a student's sheet agree with the run?
+    paralab practical 5                     run practical 5
+    paralab practical 7 --part 3            run one part
+    paralab practical 6 --markdown my.md    write a lab sheet to hand in
+    paralab practical check 5 sheet.md      compare a student's sheet with a run
     """
 
 
 def _add(number: int, title: str) -> None:
+    @practical.command(name=str(number), help=f"Practical {number}: {title}.")
+    @request_options(
+        "workload",
+        "batch_size",
+        "steps",
+        "device",
+        steps={"help": "Optimizer steps per configuration and round.", "default": "10 to 20"},
+    )
+    @flag(
+        "--part",
+        type=int,
+        metavar="N",
+        heading=MEASUREMENT,
+        help="Run only part N, with only the configurations it needs.",
+    )
+    @ROUNDS
+    @flag(
+        "--run",
+        "run_folder",
+        metavar="DIR",
+        type=FOLDER,
+        heading=MEASUREMENT,
+        help="Measure nothing; use the measurements of an earlier run.",
+    )
+    @flag(
+        "--markdown",
+        metavar="FILE",
+        type=SHEET,
+        heading=OUTPUT,
+        help="Write the lab sheet to FILE; `-` prints it.",
+    )
+    @flag(
+        "--blank",
+        metavar="FILE",
+        type=SHEET,
+        heading=OUTPUT,
+        help="Write the sheet with empty cells, to hand out, to FILE; `-` prints it.",
+    )
+    @OUT
+    @JSON
     def command(
         as_json: bool,
         markdown: Path | None,
@@ -108,77 +93,79 @@ def _add(number: int, title: str) -> None:
         run_folder: Path | None,
         **options: Any,
     ) -> None:
-        if as_json and "-" in (str(markdown), str(blank)):
-            raise UsageError("--json and - both print on stdout.", fix="a file name instead of -")
-        for path in (markdown, blank):
-            if path and str(path) != "-" and path.exists():
-                raise UsageError(
-                    f"{path} exists already; paralab overwrites nothing.", fix="another name"
-                )
-        given = [
-            name
-            for name in ("part", "batch_size", "rounds", "steps", "out")
-            if options[name] is not None
-        ]
-        if run_folder and given:
-            raise UsageError(
-                f"--run tells an earlier run, so --{given[0].replace('_', '-')} means nothing.",
-                fix="one of the two",
-            )
-        document, folder = _told(
-            number, run_folder, as_json or str(markdown) == "-" or str(blank) == "-", options
-        )
+        prints_sheet = "-" in (str(markdown), str(blank))
+        _check(options, markdown, blank, run_folder, as_json and prints_sheet)
+        document, folder = _open_or_run(number, run_folder, as_json or prints_sheet, options)
+
         if blank:
             from paralab.course.check import emptied
-            from paralab.show.markdown import as_markdown
 
-            _write(blank, as_markdown(emptied(document)))
+            _write_sheet(blank, emptied(document))
         if markdown:
-            from paralab.show.markdown import as_markdown
-
-            _write(markdown, as_markdown(document))
+            _write_sheet(markdown, document)
         if as_json:
             click.echo(json.dumps({**document.to_json(), "run_folder": str(folder)}))
-        elif "-" not in (str(markdown), str(blank)):
+        elif not prints_sheet:
             from paralab.show.document import print_document
 
             print_document(document)
-            echo(f"\nThe page: {folder / 'report.html'}   the lab sheet: {folder / 'sheet.md'}")
+            echo(f"\nPage: {folder / 'report.html'}   lab sheet: {folder / 'sheet.md'}")
         if not any(section.blocks for section in document.sections):
-            sys.exit(1)  # every part lacks its set-ups
-
-    command.__doc__ = f"Practical {number}: {title}."
-    for option in reversed(OPTIONS):
-        command = option(command)
-    practical.command(name=str(number))(command)
+            sys.exit(1)  # no part has the configurations it needs
 
 
 for _number, _title in TITLES.items():
     _add(_number, _title)
 
 
-def _told(
+def _check(
+    options: dict[str, Any],
+    markdown: Path | None,
+    blank: Path | None,
+    run_folder: Path | None,
+    prints_both: bool,
+) -> None:
+    """Refuse options that contradict each other, and files that exist, before measuring."""
+    if prints_both:
+        raise UsageError("--json and `-` both print on stdout.", fix="a file name instead of `-`")
+    for path in (markdown, blank):
+        if path and str(path) != "-" and path.exists():
+            raise UsageError(
+                f"{path} already exists, and paralab does not overwrite files.", fix="another name"
+            )
+    measuring = ("part", "batch_size", "rounds", "steps", "out")
+    unused = [flag_of(name) for name in measuring if options[name] is not None]
+    if run_folder and unused:
+        raise UsageError(
+            f"--run uses an earlier run, so {unused[0]} has no effect.",
+            fix=f"leave out --run or {unused[0]}",
+        )
+
+
+def _open_or_run(
     number: int, run_folder: Path | None, quiet: bool, options: dict[str, Any]
 ) -> tuple[Document, Path]:
-    """Run it, or read an earlier run; either way page and sheet are in the folder afterwards."""
+    """Run the practical or read an earlier run; write page and sheet into its folder."""
     from paralab.course import practical as practicals
     from paralab.course.sheet import document_of
     from paralab.show.markdown import as_markdown
     from paralab.show.page import render
 
     if run_folder:
-        _right_number(number, run_folder)
+        _require_number(number, run_folder)
         document, folder = document_of(run_folder), run_folder
     else:
-        base = Request(
-            "single",
-            workload=options["workload"],
-            batch_size=options["batch_size"],
-            device=options["device"],
+        asked = {name: options[name] for name in ("workload", "batch_size", "device")}
+        document, folder = practicals.run(
+            number,
+            options["part"],
+            base=Request("single", **given(asked)),
+            say=printer(quiet),
+            rounds=options["rounds"],
+            steps=options["steps"],
+            out=options["out"],
         )
-        kept = {name: options[name] for name in ("rounds", "steps", "out")}
-        say = (lambda line: None) if quiet else (lambda line: echo(line, err=True))
-        document, folder = practicals.run(number, options["part"], base=base, say=say, **kept)
+
     for name, text in (("report.html", render), ("sheet.md", as_markdown)):
         if not (folder / name).exists():
             with naming(folder / name):
@@ -186,54 +173,55 @@ def _told(
     return document, folder
 
 
-def _right_number(number: int, folder: Path) -> None:
+def _require_number(number: int, folder: Path) -> None:
     from paralab.course.sheet import number_of
 
     found = number_of(folder)
     if found != number:
-        what = f"a run of practical {found}" if found else "no run of a practical"
+        contents = f"a run of practical {found}" if found else "not a run of a practical"
         raise UsageError(
-            f"{folder} is {what}, not of practical {number}.",
+            f"{folder} is {contents}; practical {number} was expected.",
             fix=f"paralab practical {found or number} …",
         )
 
 
-def _write(path: Path, text: str) -> None:
+def _write_sheet(path: Path, document: Document) -> None:
+    from paralab.show.markdown import as_markdown
+
     if str(path) == "-":
-        echo(text, nl=False)
-        return
-    write_new(path, text)
+        echo(as_markdown(document), nl=False)
+    else:
+        write_new(path, as_markdown(document))
 
 
 @practical.command()
 @click.argument("number", type=int)
 @click.argument("sheet", type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
+@flag(
     "--run",
     "run_folder",
+    metavar="DIR",
     type=FOLDER,
-    help="The run that the sheet is held against. [default: the newest under runs/]",
+    heading=MEASUREMENT,
+    default="the newest under runs/",
+    help="The run to compare the sheet with.",
 )
-@click.option(
+@flag(
     "--tolerance",
     type=click.FloatRange(0, 10),
-    default=0.25,
-    show_default=True,
-    help="By how much a measured time may lie outside p10–p90.",
+    metavar="SHARE",
+    heading=MEASUREMENT,
+    default="0.25",
+    help="How far a measured time may lie outside p10–p90.",
 )
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print one JSON object on stdout, and nothing else there.",
-)
+@JSON
 def check(
-    number: int, sheet: Path, run_folder: Path | None, tolerance: float, as_json: bool
+    number: int, sheet: Path, run_folder: Path | None, tolerance: float | None, as_json: bool
 ) -> None:
-    """Which values of a filled-in SHEET (Markdown) contradict the run, and why.
+    """List the values of a filled-in SHEET (Markdown) that contradict a run, and why.
 
-    Counts, splits, names and sizes must be equal. Times may lie anywhere in p10–p90, widened by the
-    tolerance. Exit code 0: no contradiction, 1: some, 2: wrong use.
+    Counts, splits, names, and sizes must be equal. Times may lie anywhere in p10–p90, widened by
+    the tolerance. Exit codes: 0 no contradiction, 1 contradictions, 2 usage error.
     """
     from paralab.course.check import compared
     from paralab.course.practical import newest
@@ -242,19 +230,23 @@ def check(
 
     find(number)
     folder = run_folder or newest(number)
-    _right_number(number, folder)
+    _require_number(number, folder)
     try:
         text = sheet.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"{sheet} cannot be read: {error}.",
-            fix="a Markdown file, as `paralab practical N --blank FILE` makes",
+            f"Cannot read {sheet}: {error}.",
+            fix="a Markdown file, such as `paralab practical N --blank FILE` writes",
         ) from error
+
     result = {
         "practical": number,
         "sheet": str(sheet),
         "run_folder": str(folder),
-        **compared(text, document_of(folder), tolerance),
+        **compared(text, document_of(folder), 0.25 if tolerance is None else tolerance),
     }
-    click.echo(json.dumps(result)) if as_json else print_checked(result)
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        print_checked(result)
     sys.exit(1 if result["contradictions"] else 0)

@@ -23,6 +23,7 @@ from paralab.analyse.recording import Recording
 from paralab.errors import NothingLeft, RunFailed, UsageError, naming
 from paralab.launch.jobs import TrainingJob, failure
 from paralab.launch.local import launch
+from paralab.launch.run_options import RunOptions
 from paralab.launch.watchdog import Deadlines
 from paralab.machine.signals import STOPS, TYPED, StopSignal, hear, name_of
 from paralab.plan.plan import Plan
@@ -64,6 +65,19 @@ class RestartPolicy:
     max_restarts: int = 0
     deadlines: Deadlines = field(default_factory=Deadlines)
 
+    @classmethod
+    def from_options(cls, options: RunOptions) -> RestartPolicy:
+        return cls(
+            directory=options.checkpoint,
+            every=options.checkpoint_every,
+            keep=options.keep_checkpoints,
+            resume=options.resume,
+            max_restarts=options.max_restarts,
+            deadlines=Deadlines(
+                options.start_deadline, options.step_deadline, options.save_deadline
+            ),
+        )
+
     def options(self) -> list[str]:
         """As they would be written in a command, without --resume; the folder as seen from
         anywhere."""
@@ -89,6 +103,10 @@ class RestartPolicy:
                 raise UsageError(
                     f"--{flag} {value} is not a positive number.", fix=f"--{flag} 1 or more"
                 )
+        if self.max_restarts < 0:
+            raise UsageError(
+                f"--max-restarts must not be negative: {self.max_restarts}.", fix="--max-restarts 3"
+            )
         self.deadlines.check()
         if self.directory is None or not self.directory.exists():
             return

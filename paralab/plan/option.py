@@ -12,6 +12,8 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 METADATA = "option"
@@ -44,6 +46,12 @@ class Option:
     shown: str | None
     label: Callable[[Any], str] | None
     always: bool
+
+    @property
+    def annotation(self) -> Any:
+        """The type of the Python argument; a path may be a string."""
+        accepted: Any = str | Path if self.kind is Path else self.kind
+        return accepted | None if self.default is None else accepted
 
     @property
     def flag(self) -> str:
@@ -91,7 +99,8 @@ def option(
     return field(default=default, metadata={METADATA: described})
 
 
-def options_of(owner: type) -> tuple[Option, ...]:
+@cache
+def options_of(owner: type[Any]) -> tuple[Option, ...]:
     """The options among the fields of a dataclass, in their order."""
     hints = typing.get_type_hints(owner)
     return tuple(
@@ -104,7 +113,7 @@ def options_of(owner: type) -> tuple[Option, ...]:
 def to_words(given: Any) -> list[str]:
     """The options of a dataclass as words of a command; those with their default are left out."""
     words: list[str] = []
-    for each in options_of(type(given)):
+    for each in options_of(given.__class__):
         value = getattr(given, each.name)
         if value is None or value == each.default:
             continue

@@ -1,0 +1,69 @@
+"""The click classes of all commands: options under headings, and a memory of `--json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+WIDTH = 100  # no help line is longer
+FLAG_COLUMN = 30  # a longer option has its help on the next line
+OTHER = "Other"
+JSON = "paralab.json"
+NO_BREAK = "\u00a0"  # a space in a help text at which no line ends
+
+
+class Option(click.Option):
+    """An option that `--help` lists under a heading."""
+
+    def __init__(self, *arguments: Any, heading: str = OTHER, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.heading = heading
+
+
+class Command(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Remember `--json` before parsing, so that a mistake in the options is JSON as well.
+
+        Everything after `--` belongs to a command that we watch.
+        """
+        own = args[: args.index("--")] if "--" in args else args
+        ctx.meta[JSON] = "--json" in own
+        return super().parse_args(ctx, args)
+
+    def get_help(self, ctx: click.Context) -> str:
+        return super().get_help(ctx).replace(NO_BREAK, " ")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record and isinstance(parameter, click.Option):
+                heading = getattr(parameter, "heading", OTHER)
+                sections.setdefault(heading, []).append(record)
+
+        if len(sections) == 1:  # a heading would only repeat that these are options
+            sections = {"Options": sections.popitem()[1]}
+        if OTHER in sections:
+            sections[OTHER] = sections.pop(OTHER)  # the last one
+
+        # One column for all sections
+        flags = [len(flag) for records in sections.values() for flag, _ in records]
+        width = max(length for length in flags if length <= FLAG_COLUMN)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(flag.ljust(width), text) for flag, text in records], width)
+
+
+class Group(click.Group):
+    """Lists its commands in the order in which they were added."""
+
+    command_class = Command
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+def wants_json(context: click.Context) -> bool:
+    """Was the command called with `--json`?"""
+    return bool(context.meta.get(JSON))

@@ -1,0 +1,94 @@
+"""`paralab compare`: measure configurations side by side."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+
+from paralab.cli.command import Command
+from paralab.cli.options import JSON, OUT, flag, given, printer, request_options
+from paralab.cli.report import report
+from paralab.errors import UsageError
+from paralab.plan.option import options_of
+from paralab.plan.request import Request
+
+MEASUREMENT = "Measurement"
+STEPS = {"help": "Optimizer steps per configuration and round.", "default": "10 on CPU, 30 on GPU"}
+ROUNDS = flag(
+    "--rounds",
+    type=click.IntRange(1),
+    heading=MEASUREMENT,
+    default="5, or 3 for slow models",
+    help="Measure every configuration once per round.",
+)
+NO_PROOF = flag(
+    "--no-proof",
+    is_flag=True,
+    heading=MEASUREMENT,
+    help="Do not verify that all configurations train alike.",
+)
+
+
+@click.command(cls=Command, short_help="Measure configurations side by side.")
+@click.argument("configurations", nargs=-1, metavar='[STRATEGY | "STRATEGY --OPTION …"]...')
+@request_options(steps=STEPS)
+@ROUNDS
+@NO_PROOF
+@OUT
+@JSON
+def compare(
+    configurations: tuple[str, ...],
+    as_json: bool,
+    out: Path | None,
+    rounds: int | None,
+    no_proof: bool,
+    **options: Any,
+) -> None:
+    """Measure configurations side by side and verify that all of them train alike.
+
+    The default configurations are single, dp, ddp, accumulation, low precision, pipeline, and
+    hybrid. Options outside the quotes apply to all configurations.
+
+    \b
+    paralab compare --workload gpt
+    paralab compare single "ddp --replicas 2" "ddp --replicas 2 --accumulate 4"
+    """
+    from paralab.experiment import compare as comparison
+    from paralab.experiment.rounds import Case
+
+    base = Request(strategy="single", **given(options))
+    cases = [
+        Case(_parse_configuration(text, base)) for text in configurations
+    ] or comparison.default_cases(base)
+    result = comparison.compare(
+        cases, rounds=rounds, prove=not no_proof, out=out, say=printer(quiet=as_json)
+    )
+    report(result, as_json)
+
+
+def _parse_configuration(text: str, common: Request) -> Request:
+    """`ddp --replicas 2`, as after `paralab run`, with the common options that ddp knows."""
+    from paralab.experiment.compare import with_common
+
+    try:
+        strategy, *words = shlex.split(text)
+    except ValueError:
+        raise UsageError(
+            f"{text!r} is not a valid configuration.",
+            fix='a strategy with its options: "ddp --replicas 2"',
+        ) from None
+
+    names = {option.name for option in options_of(Request)}
+    parameters = [each for each in compare.params if each.name in names]
+    parser = click.Command(text, params=parameters, add_help_option=False)
+    try:
+        own = given(parser.make_context(text, words).params)
+    except click.UsageError as error:
+        raise UsageError(
+            f"{text!r} is not a valid configuration: {error.format_message()}",
+            fix="the options that `paralab run --help` lists",
+        ) from error
+    return with_common(common, {"strategy": strategy, **own})

@@ -1,0 +1,24 @@
+"""`paralab env`: what this machine can run."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from paralab.cli.command import Command
+from paralab.cli.options import JSON
+
+
+@click.command(cls=Command, short_help="Show what this machine can run.")
+@JSON
+def env(as_json: bool) -> None:
+    """Show what this machine can run, what it cannot, and why."""
+    from paralab.experiment.environment import environment
+    from paralab.show.facts import print_environment
+
+    facts = environment()
+    if as_json:
+        click.echo(json.dumps(facts))
+    else:
+        print_environment(facts)

@@ -1,0 +1,22 @@
+"""`paralab list`: the strategies and the built-in workloads."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from paralab.cli.command import Command
+from paralab.cli.options import JSON
+
+
+@click.command(name="list", cls=Command)
+@JSON
+def list_(as_json: bool) -> None:
+    """List the strategies and the built-in workloads."""
+    from paralab.show.facts import catalog, print_catalog
+
+    if as_json:
+        click.echo(json.dumps(catalog()))
+    else:
+        print_catalog()

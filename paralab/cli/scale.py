@@ -1,0 +1,66 @@
+"""`paralab scale`: the same training on more and more devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from paralab.cli.command import Command
+from paralab.cli.compare import MEASUREMENT, NO_PROOF, ROUNDS, STEPS
+from paralab.cli.options import JSON, OUT, flag, given, printer, request_options
+from paralab.cli.report import report
+from paralab.plan.request import REPLICATED, Request
+
+COUNTS = "1,2,4"
+
+
+@click.command(cls=Command, short_help="Measure throughput on more and more devices.")
+@click.argument("strategy", metavar="|".join(REPLICATED))
+@request_options(
+    replicas={
+        "type": str,
+        "metavar": "N,N,…",
+        "help": "The numbers of replicas to compare.",
+        "default": COUNTS,
+    },
+    steps=STEPS,
+)
+@flag(
+    "--weak",
+    is_flag=True,
+    heading=MEASUREMENT,
+    help="Keep the batch per device: n devices train on n times the batch.",
+)
+@ROUNDS
+@NO_PROOF
+@OUT
+@JSON
+def scale(
+    strategy: str,
+    weak: bool,
+    as_json: bool,
+    out: Path | None,
+    rounds: int | None,
+    no_proof: bool,
+    **options: Any,
+) -> None:
+    """Train on more and more devices and explain the throughput that each one loses.
+
+    \b
+    paralab scale ddp --replicas 1,2,4
+    """
+    from paralab.experiment import compare as comparison
+
+    counts = options.pop("replicas") or COUNTS
+    cases = comparison.scale_cases(Request(strategy=strategy, **given(options)), counts, weak)
+    result = comparison.compare(
+        cases,
+        kind="scale",
+        rounds=rounds,
+        prove=not no_proof,
+        out=out,
+        say=printer(quiet=as_json),
+    )
+    report(result, as_json)

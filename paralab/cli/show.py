@@ -1,0 +1,71 @@
+"""`paralab show`: tables and pages of recorded run folders, without torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from paralab.cli.command import Command
+from paralab.cli.options import JSON, flag
+from paralab.errors import UsageError
+from paralab.launch.run_options import OUTPUT
+from paralab.show.visible import echo
+
+FILE = click.Path(path_type=Path)
+
+
+@click.command(cls=Command, short_help="Show recorded runs as tables or as a page.")
+@click.argument("folders", nargs=-1, required=True, type=FILE, metavar="RUN_FOLDER...")
+@flag("--report", type=FILE, metavar="FILE", heading=OUTPUT, help="Write the HTML page to FILE.")
+@flag(
+    "--markdown",
+    type=FILE,
+    metavar="FILE",
+    heading=OUTPUT,
+    help="Write the tables and answers to FILE.",
+)
+@flag(
+    "--all",
+    "everything",
+    is_flag=True,
+    heading=OUTPUT,
+    help="Print every table, not only the first.",
+)
+@JSON
+def show(
+    folders: tuple[Path, ...],
+    report: Path | None,
+    markdown: Path | None,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    """Show recorded runs. Everything is computed again from the recorded events; torch is not
+    needed.
+
+    Several separate runs are shown side by side.
+    """
+    from paralab.record.folder import write_new
+    from paralab.show.document import print_document, print_summary
+    from paralab.show.markdown import as_markdown
+    from paralab.show.open_folder import document_of, document_of_runs
+    from paralab.show.page import render
+
+    try:
+        document = document_of(folders[0]) if len(folders) == 1 else document_of_runs(folders)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        named = ", ".join(map(str, folders))
+        raise UsageError(
+            f"{named} is damaged: {type(error).__name__}: {error}.",
+            fix="a run folder that nobody has edited",
+        ) from error
+
+    for path, text in ((report, render), (markdown, as_markdown)):
+        if path:
+            write_new(path, text(document))
+            echo(f"Wrote {path}", err=True)
+    if as_json:
+        click.echo(json.dumps(document.to_json()))
+    else:
+        (print_document if everything else print_summary)(document)

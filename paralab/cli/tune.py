@@ -1,0 +1,57 @@
+"""`paralab tune`: search for the options with the fastest step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from paralab.cli.command import Command
+from paralab.cli.options import JSON, OUT, flag, given, printer, request_options
+from paralab.cli.report import report
+from paralab.plan.request import Request
+
+SEARCH = "Search"
+
+
+@click.command(cls=Command, short_help="Search for the options with the fastest step.")
+@click.argument("strategy", metavar="ddp|pipeline|hybrid")
+@request_options()
+@flag(
+    "--trials",
+    type=click.IntRange(4),
+    metavar="N",
+    heading=SEARCH,
+    help="Limit the search to about N short runs.",
+)
+@flag(
+    "--seconds",
+    "budget_seconds",
+    type=float,
+    metavar="SECONDS",
+    heading=SEARCH,
+    help="Start no new search round after half of this time.",
+)
+@OUT
+@JSON
+def tune(
+    strategy: str,
+    as_json: bool,
+    out: Path | None,
+    trials: int | None,
+    budget_seconds: float | None,
+    **options: Any,
+) -> None:
+    """Search for the bucket size, accumulation steps, micro-batches, and DDP options with the
+    fastest step.
+
+    The options you give stay fixed.
+    """
+    from paralab.experiment.tune import tune as search
+
+    request = Request(strategy=strategy, **given(options))
+    result = search(
+        request, trials=trials, budget_seconds=budget_seconds, out=out, say=printer(quiet=as_json)
+    )
+    report(result, as_json)

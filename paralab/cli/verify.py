@@ -1,0 +1,61 @@
+"""`paralab verify`: check that a strategy trains like a single device."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from paralab.cli.command import Command
+from paralab.cli.options import JSON, OUT, given, options_from, printer, request_options
+from paralab.launch.run_options import RunOptions
+from paralab.plan.request import STRATEGIES
+
+
+@click.command(cls=Command, short_help="Check that a strategy trains like a single device.")
+@click.argument("strategy", metavar="|".join([*STRATEGIES, "all"]))
+@request_options(
+    workload={"default": "mlp:tiny and gpt:tiny"},
+    precision={"default": "fp64"},
+    accumulate={"default": "1 and 4"},
+    steps={"help": "Optimizer steps per case.", "default": "4"},
+)
+@options_from(
+    RunOptions,
+    "step_deadline",
+    step_deadline={"help": "Stop a case whose step takes longer than this.", "default": "120"},
+)
+@OUT
+@JSON
+def verify(
+    strategy: str, as_json: bool, out: Path | None, step_deadline: float | None, **options: Any
+) -> None:
+    """Check that a STRATEGY trains like a single device: same losses, gradients, parameters, and
+    buffers.
+
+    The options you give apply to every case. The others vary: 1 and 4 accumulation steps, even and
+    uneven splits, a full and a partial last batch.
+
+    Some differences are legitimate: BatchNorm statistics, random numbers, low precision, a forward
+    that counts its calls. The check removes their causes on both sides and reports the difference
+    they make separately.
+
+    The exit code is 0 only if every case is equal.
+    """
+    from paralab.experiment.verify import verify as check
+    from paralab.show.verify import print_proof
+
+    workload = options.pop("workload")
+    asked = given({**options, "step_deadline": step_deadline})
+    result = check(
+        strategy, [workload] if workload else [], out=out, say=printer(quiet=as_json), **asked
+    )
+
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        print_proof(result)
+    sys.exit(0 if result["passed"] else 1)

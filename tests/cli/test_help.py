@@ -1,0 +1,148 @@
+"""Every command and its help: headings, widths, and options that survive being written down."""
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from paralab.cli.command import Command
+from paralab.cli.main import main
+from paralab.cli.options import given, take
+from paralab.cli.run import run
+from paralab.launch.restart import RestartPolicy
+from paralab.launch.run_options import RunOptions
+from paralab.plan.option import options_of, to_words
+from paralab.plan.request import Request
+
+
+def commands(group=main, words=()):
+    for name, command in group.commands.items():
+        yield " ".join([*words, name]), command
+        if isinstance(command, click.Group):
+            yield from commands(command, (*words, name))
+
+
+COMMANDS = dict(commands())
+
+
+def help_of(words):
+    done = CliRunner(env={"COLUMNS": "300"}).invoke(main, [*words.split(), "--help"])
+    assert done.exit_code == 0
+    return done.output
+
+
+@pytest.mark.parametrize("words", ["", *COMMANDS])
+def test_help_fits_into_100_columns(words):
+    assert [line for line in help_of(words).splitlines() if len(line) > 100] == []
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_option_has_help_that_is_a_sentence(words):
+    for option in COMMANDS[words].params:
+        if isinstance(option, click.Option):
+            assert re.search(r"\.( \[default:[^]]+\])?$", option.help or ""), option.name
+
+
+def test_run_lists_its_options_under_headings():
+    headings = re.findall(r"^(\w.*):$", help_of("run"), re.MULTILINE)
+    assert headings == [
+        "Model and data",
+        "Parallelism",
+        "Precision",
+        "DDP",
+        "Training length",
+        "Devices",
+        "Output",
+        "Checkpoints and restarts",
+        "Launching",
+        "Slurm",
+        "Other",
+    ]
+
+
+def test_every_command_that_computes_something_knows_json():
+    for words, command in COMMANDS.items():
+        if isinstance(command, Command):
+            assert "as_json" in {parameter.name for parameter in command.params}, words
+
+
+def example(option):
+    """A value that is not the default."""
+    if option.choices:
+        return next(choice for choice in reversed(option.choices) if choice != option.default)
+    examples = {int: 7, float: 0.1234567, str: "some 'quoted' text", bool: True, Path: Path("a b")}
+    return examples[option.kind]
+
+
+def parse(words):
+    """(request, run options) of the words after `paralab run`."""
+    options = run.make_context("run", list(words)).params
+    strategy = options.pop("strategy")
+    chosen = RunOptions(**take(RunOptions, options))
+    known = {field.name for field in fields(Request)}
+    asked = {name: value for name, value in given(options).items() if name in known}
+    return Request(strategy, **asked), chosen
+
+
+@pytest.mark.parametrize("option", options_of(Request), ids=lambda option: option.name)
+def test_every_field_of_a_request_survives_being_written_down(option):
+    request = Request("ddp", **{option.name: example(option)})
+    assert getattr(request, option.name) != option.default
+    words = to_words(request)
+    assert words[0] == option.flag
+    assert parse(["ddp", *words]) == (request, RunOptions())
+
+
+@pytest.mark.parametrize("option", options_of(RunOptions), ids=lambda option: option.name)
+def test_every_run_option_survives_being_written_down(option):
+    chosen = RunOptions(**{option.name: example(option)})
+    assert parse(["ddp", *to_words(chosen)]) == (Request("ddp"), chosen)
+
+
+def test_a_restart_policy_survives_being_written_into_a_job(tmp_path):
+    chosen = RunOptions(
+        checkpoint=tmp_path, checkpoint_every=5, keep_checkpoints=2, step_deadline=90.5
+    )
+    policy = RestartPolicy.from_options(chosen)
+    assert parse(["ddp", *policy.options()]) == (Request("ddp"), chosen)
+
+
+@pytest.mark.parametrize(
+    ("words", "nearest"),
+    [
+        (["run", "ddp", "--replica", "2"], "--replicas"),
+        (["compare", "ddp --acumulate 2"], "--accumulate"),
+        (["doctor", "--explian", "G01"], "--explain"),
+        (["run", "ddp", "--precision", "fp61"], "fp64"),
+        (["run", "dpp"], "dp"),
+    ],
+)
+def test_a_misspelled_name_gets_the_nearest_right_one(words, nearest):
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2
+    assert re.search(rf"Did you mean.*{nearest}\b", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "dpp"],  # our own error
+        ["run", "ddp", "--steps", "many"],  # one that click finds
+        ["run", "ddp", "--no-such-option"],
+        ["checkpoint", "list", "nowhere"],  # of a command in a group
+    ],
+)
+def test_an_error_is_json_if_the_command_was_asked_for_json(words):
+    asked = CliRunner().invoke(main, [*words, "--json"])
+    assert json.loads(asked.stdout).keys() == {"error", "detail", "fix"}
+    assert asked.exit_code == 2
+    assert CliRunner().invoke(main, words).stdout == ""
+
+
+def test_json_after_two_dashes_belongs_to_the_watched_command():
+    done = CliRunner().invoke(main, ["doctor", "--try", "0", "--", "train", "--json"])
+    assert (done.exit_code, done.stdout) == (2, "")
