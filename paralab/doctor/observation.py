@@ -55,6 +55,7 @@ from paralab.doctor.events import (
     typed,
 )
 from paralab.doctor.place import Place, Site
+from paralab.machine.processes import state_of
 from paralab.record.open_operations import read_slot
 from paralab.record.reader import Tail
 from paralab.record.ring_log import OPEN, ROWS, Row, read_recent
@@ -376,7 +377,7 @@ class Reader:
         living = [
             path
             for path, file in self._files.items()
-            if file.events and _lives(_start(file)) is not False
+            if file.events and _life(_start(file))[0] is not False
         ]
         until = time.monotonic() + seconds
         while time.monotonic() < until and not all(_answered(path, asked) for path in living):
@@ -412,7 +413,7 @@ def _seen(number: int, file: _File, settled: bool, apart: set[int]) -> RankSeen:
         count + len(file.events) + sum(row.number for row in file.rows[-1:]),
     )
     open_.sort(key=lambda event: event.t)
-    lives, state = _lives(start), _state(start)
+    lives, state = _life(start)
     return RankSeen(
         number,
         start,
@@ -442,19 +443,12 @@ def _start(file: _File) -> Start:
     return next((event for event in file.events if isinstance(event, Start)), Start())
 
 
-def _lives(start: Start) -> bool | None:
-    if start.host != socket.gethostname() or not Path("/proc/self").exists():
-        return None
-    return _state(start) not in (None, "Z", "X")
-
-
-def _state(start: Start) -> str | None:
+def _life(start: Start) -> tuple[bool | None, str | None]:
+    """(whether its process is there, its state); None if it runs on another machine."""
     if start.host != socket.gethostname():
-        return None
-    try:
-        return Path(f"/proc/{start.pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return None
+        return None, None
+    state = state_of(start.pid)
+    return state not in (None, "Z", "X"), state
 
 
 def _numbered(path: Path) -> tuple[int, int]:

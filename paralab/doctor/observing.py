@@ -29,6 +29,7 @@ from paralab.doctor.rank_rules.hangs import ENTRIES as HANGS
 from paralab.doctor.rules import apply
 from paralab.doctor.words_of_ranks import with_exceptions_explained
 from paralab.errors import UsageError
+from paralab.machine.processes import descendants_of
 from paralab.machine.signals import STOPS, hear
 
 ENTRANCE = Path(__file__).parent.parent / "observe" / "entrance"
@@ -296,7 +297,7 @@ def _passing_signals_on(job: subprocess.Popen[bytes]) -> Iterator[None]:
 def _end(job: subprocess.Popen[bytes], ranks: set[int]) -> None:
     """Ask the command to end, which ends its ranks; then insist, also with ranks that live in
     sessions of their own."""
-    family = {job.pid, *_descendants(job.pid), *ranks}
+    family = {job.pid, *descendants_of(job.pid), *ranks}
     if job.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(job.pid, signal.SIGTERM)
@@ -308,14 +309,3 @@ def _end(job: subprocess.Popen[bytes], ranks: set[int]) -> None:
                 os.kill(pid, signal.SIGKILL)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(job.pid, signal.SIGKILL)
-
-
-def _descendants(pid: int) -> set[int]:
-    parents: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}

@@ -7,7 +7,6 @@ it out.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import socket
@@ -19,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
+
 T = TypeVar("T")
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 DEFAULT_PORT = 29500
 ANSWER_SECONDS = 3.0  # for a name server, or the other end of a connection
-LISTENS = "0A"  # in /proc/net/tcp
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Port:
     owner: str | None = None
 
 
-def look_at_port(environment: Mapping[str, str], proc: Path = Path("/proc")) -> Port:
+def look_at_port(environment: Mapping[str, str]) -> Port:
     asked = _number(environment, "MASTER_PORT")
     number = asked or DEFAULT_PORT
     try:
@@ -103,32 +103,21 @@ def look_at_port(environment: Mapping[str, str], proc: Path = Path("/proc")) -> 
             probe.bind(("", number))
             probe.listen(1)
     except OSError:
-        pid, name = owner_of(number, proc)
+        pid, name = owner_of(number)
         return Port(number, asked is not None, False, pid, name)
     return Port(number, asked is not None, True)
 
 
-def owner_of(port: int, proc: Path = Path("/proc")) -> tuple[int | None, str | None]:
-    """(process that listens on a port, its command); None where it is another user's, or the system
-    does not say."""
-    wanted = set()
-    for table in (proc / "net" / "tcp", proc / "net" / "tcp6"):
-        with suppress(OSError):
-            for line in table.read_text().splitlines()[1:]:
-                cells = line.split()
-                if cells[3] == LISTENS and int(cells[1].rpartition(":")[2], 16) == port:
-                    wanted.add(f"socket:[{cells[9]}]")
-    for process in proc.glob("[0-9]*"):
-        with suppress(OSError):
-            if any(os.readlink(handle) in wanted for handle in (process / "fd").iterdir()):
-                command = (
-                    (process / "cmdline")
-                    .read_bytes()
-                    .replace(b"\0", b" ")
-                    .decode(errors="replace")
-                    .strip()
-                )
-                return int(process.name), command[:120] or None
+def owner_of(port: int) -> tuple[int | None, str | None]:
+    """(the process that listens on a port, its command); None if it is another user's, or the
+    system does not say."""
+    with suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections("tcp"):
+            if connection.status != psutil.CONN_LISTEN or not connection.laddr:
+                continue
+            if connection.laddr.port == port and connection.pid:
+                command = " ".join(psutil.Process(connection.pid).cmdline())
+                return connection.pid, command[:120] or None
     return None, None
 
 

@@ -5,8 +5,6 @@ Only the launching and the reading half import this module. A rank has nothing b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import psutil
 
 # psutil's word -> the letter that `ps` prints, which run folders store.
@@ -82,10 +80,3 @@ def has_loaded(pid: int, library: str) -> bool:
         return any(library in each.path for each in psutil.Process(pid).memory_maps())
     except (psutil.Error, AttributeError):
         return False
-
-
-def with_environment(**wanted: str) -> Iterator[int]:
-    """The processes that started with these environment variables, also after their parent died."""
-    for pid in psutil.pids():
-        if environment_of(pid).items() >= wanted.items():
-            yield pid
