@@ -18,6 +18,9 @@ from dataclasses import dataclass, field, replace
 from html import unescape
 from typing import Any
 
+from markdown_it import MarkdownIt
+from markdown_it.tree import SyntaxTreeNode
+
 from paralab.analyse.blocks import Answer, Cell, Document, Table
 from paralab.units import seconds, size
 
@@ -62,9 +65,15 @@ YES_NO = {
 }
 
 
+# Only headings and tables have a structure here; "zero" leaves lists and quotes as text.
+MARKDOWN = MarkdownIt("zero").enable(["heading", "table"])
+TABLE_END = re.compile(r"^(\|.*\n)(?=[^|\n])", re.MULTILINE)
+
+
 @dataclass
 class Written:
-    """One section of a sheet: its tables as rows of words, and its answers by question."""
+    """One section of a sheet: its tables as rows of cells, header first, and its answers by
+    question."""
 
     tables: list[list[list[str]]] = field(default_factory=list)
     answers: dict[str, str] = field(default_factory=dict)
@@ -73,34 +82,31 @@ class Written:
 def parse(text: str) -> dict[str, Written]:
     """The sections of a sheet by title. A bold line is a question, unless a table follows it."""
     sections: dict[str, Written] = {}
-    current, question, in_table = Written(), None, False
-    for line in (line.strip() for line in text.splitlines()):
-        if line.startswith("## "):
-            current, question, in_table = (
-                sections.setdefault(unescape(line[3:].strip()), Written()),
-                None,
-                False,
-            )
-        elif line.startswith("|"):
-            if not in_table:
-                current.tables.append([])
-            if question is not None and not current.answers.get(question):
-                current.answers.pop(question, None)  # it was the table's title
-            question, in_table = None, True
-            current.tables[-1].append(_cells_of(line))
-        elif line.startswith("**") and line.endswith("**") and len(line) > 4:
-            question, in_table = unescape(line[2:-2].strip()), False
-            current.answers[question] = ""
+    current, question = Written(), None
+    stripped = "\n".join(line.strip() for line in text.splitlines())
+    # In Markdown only an empty line ends a table, but students forget it.
+    tokens = MARKDOWN.parse(TABLE_END.sub(r"\1\n", stripped))
+    for node in SyntaxTreeNode(tokens).children:
+        if node.tag == "h2":
+            current, question = sections.setdefault(_text_of(node), Written()), None
+        elif node.type == "table":
+            if question is not None and not current.answers[question]:
+                del current.answers[question]  # it was the table's title
+            rows = [row for part in node.children for row in part.children]
+            current.tables.append([[_text_of(cell) for cell in row.children] for row in rows])
+            question = None
         else:
-            in_table = in_table and bool(line)
-            if question is not None and line:
-                current.answers[question] = f"{current.answers[question]} {line}".strip()
+            for line in map(str.strip, _text_of(node).splitlines()):
+                if line.startswith("**") and line.endswith("**") and len(line) > 4:
+                    question = line[2:-2].strip()
+                    current.answers[question] = ""
+                elif question is not None:
+                    current.answers[question] = f"{current.answers[question]} {line}".strip()
     return sections
 
 
-def _cells_of(line: str) -> list[str]:
-    cells = re.split(r"(?<!\\)\|", line.strip().removeprefix("|").removesuffix("|"))
-    return [unescape(cell.replace("\\|", "|")).strip() for cell in cells]
+def _text_of(node: SyntaxTreeNode) -> str:
+    return unescape(node.children[0].content)
 
 
 def emptied(document: Document) -> Document:

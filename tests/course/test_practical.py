@@ -217,7 +217,32 @@ def test_a_bold_line_is_a_question_unless_a_table_follows():
         "## Part 1: x\n\n**A table**\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\nnote\n\n**Is it?**\n\nYes. It\nis.\n\n**And?**\n"
     )
     assert sections["Part 1: x"].answers == {"Is it?": "Yes. It is.", "And?": ""}
-    assert sections["Part 1: x"].tables == [[["a", "b"], ["---", "---"], ["1", "2"]]]
+    assert sections["Part 1: x"].tables == [[["a", "b"], ["1", "2"]]]
+
+
+def test_a_sheet_may_be_written_carelessly():
+    """No empty lines around a table or a question, rows of the wrong length, indented lines, bars
+    and signs written as Markdown asks."""
+    sections = parse("""\
+Name: Ada
+  ## Part 1: a &amp; b
+**Title**
+| a | b |
+|:--|--:|
+| 1 \\| 2 |
+|3|&#60;4|too much|
+**Is it?**
+- Yes
+- really
+---
+**And?**
+
+    ```
+    ## Part 1: a & b
+""")
+    assert list(sections) == ["Part 1: a & b"]
+    assert sections["Part 1: a & b"].tables == [[["a", "b"], ["1 | 2", ""], ["3", "<4"]]]
+    assert sections["Part 1: a & b"].answers == {"Is it?": "- Yes - really ---", "And?": "```"}
 
 
 def test_one_part_on_paper_and_as_json(room):
