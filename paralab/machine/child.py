@@ -1,14 +1,13 @@
-"""Python processes of our own: they run this very package, and nothing from the folder they are
-started in.
+"""Start a module of paralab in a new Python process that runs exactly this package.
 
-`python -m paralab.worker` would put the current folder first on sys.path. A torch.py or random.py
-there would then run instead of the real one. So a child process is started as
+`python -m paralab.worker` would put the current folder first on sys.path, and a torch.py or
+random.py there would hide the real one. So the command is
 
     python -P …/paralab/machine/child.py paralab.worker ARGUMENTS
 
--P keeps the folder away. This file then loads the package from where it lies itself, so that
-paralab need not be installed. The user's folder is added where their workload is loaded
-(`paralab.workload.load`).
+-P keeps the current folder off the path. This file loads the package from its own location, so
+paralab does not have to be installed. `paralab.workload.load` adds the user's folder when it loads
+their workload.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import sys
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """The words that start a module of paralab in another process."""
+    """The command line that runs a module of paralab in a new process."""
     return [sys.executable, "-P", os.path.abspath(__file__), module, *arguments]
 
 
@@ -33,9 +32,7 @@ def _run() -> None:
     sys.modules["paralab"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["paralab"])
     if (beside := os.path.dirname(package)) not in sys.path:
-        sys.path.append(
-            beside
-        )  # for processes that this one spawns itself; last, so that it hides nothing
+        sys.path.append(beside)  # for processes this one spawns; last, so that it hides nothing
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

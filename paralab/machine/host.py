@@ -1,7 +1,7 @@
 """Facts about this host that need no torch: cores, memory, names. An unknown fact is None.
 
-Linux tells most. Every function has a second way for macOS, where /proc, /sys, and core affinity do
-not exist.
+Most come from Linux. For macOS, which has no /proc, /sys, or core affinity, every function has a
+second way or returns None.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Peak arithmetic of devices by their exact name, in FLOP/s, dense (without sparsity), from the
-makers' data sheets.
+"""Peak FLOP/s of devices by exact name: dense (without sparsity), from the vendors' data sheets.
 
-A device that is not listed has no known peak: a share of a guess would be worse than none. Variants
-with other clocks or memory have other names and are other devices.
+The peak of an unlisted device is unknown: a share of a guess is worse than none. Variants with
+other clocks or memory have other names and count as other devices.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Peak:
-    """FLOP/s by precision, and where the numbers are from. None: the device cannot, or the sheet
-    does not say."""
+    """FLOP/s by precision, and their source. None: unsupported, or not in the data sheet."""
 
     fp32: float
     tf32: float | None

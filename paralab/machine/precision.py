@@ -1,7 +1,7 @@
-"""Can this CPU train in low precision? Tried in a child process, because it can die of it.
+"""Can this CPU train in low precision? A child process tries, because the attempt can kill it.
 
-On some virtual machines the CPU lists AMX, the hypervisor forbids it, and the first bf16 matrix
-product ends the process with SIGILL. A narrower instruction set for oneDNN avoids that; it must be
+On some virtual machines the CPU lists AMX but the hypervisor forbids it, and the first bf16 matrix
+product kills the process with SIGILL. A narrower instruction set for oneDNN avoids that. It must be
 set before torch is imported.
 """
 
@@ -13,7 +13,8 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
-NARROWER = "AVX512_CORE_FP16"  # without AMX; one value for both precisions, because trainings of both may share a process
+# Without AMX. One value for both precisions, because one process may train in both.
+NARROWER = "AVX512_CORE_FP16"
 
 TRIAL = """
 import sys, torch
@@ -28,7 +29,7 @@ assert all(torch.isfinite(p.grad).all() for p in model.parameters()), "not finit
 
 @dataclass(frozen=True)
 class Probe:
-    """Whether a precision works, with which environment, and what was seen."""
+    """Whether a precision works, in which environment, and what the trial showed."""
 
     works: bool
     seen: str
@@ -36,8 +37,8 @@ class Probe:
 
 
 def probe_cpu(precision: str, deadline_seconds: float = 60.0) -> Probe:
-    """Train a tiny network in a child process in this precision, as it is and then with a narrower
-    instruction set."""
+    """Train a tiny network in this precision in a child process; if that fails, try again with a
+    narrower instruction set."""
     seen = _trial(precision, {}, deadline_seconds)
     if seen is None:
         return Probe(True, f"{precision} trained in a trial process")
@@ -50,7 +51,7 @@ def probe_cpu(precision: str, deadline_seconds: float = 60.0) -> Probe:
 
 
 def _trial(precision: str, environment: dict[str, str], deadline_seconds: float) -> str | None:
-    """None when it worked, else what happened."""
+    """None if it worked, otherwise what happened."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", TRIAL, precision],

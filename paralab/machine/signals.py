@@ -1,10 +1,9 @@
-"""Signals that ask a command to stop: what they are called, who hears them, and how ranks learn of
-it.
+"""Signals that ask a command to stop: their names, who handles them, and how ranks learn of them.
 
-Only the launcher hears them. `scancel` signals every process of a job, `kill -PGID` every process
-of a group. If a rank obeyed such a signal, it would be gone before the launcher could have all
-ranks finish their step and save. So ranks, and the process that they are forked from, ignore these
-signals, and the launcher talks to them through the pipe at their standard input.
+Only the launcher handles them. `scancel` signals every process of a job, and `kill -PGID` every
+process of a group. A rank that obeyed would be gone before the launcher could let all ranks finish
+their step and save. So ranks, and the process they are forked from, ignore these signals. The
+launcher talks to them through the pipe on their standard input.
 """
 
 from __future__ import annotations
@@ -22,16 +21,14 @@ def _known(*names: str) -> tuple[signal.Signals, ...]:
 
 
 TYPED = _known("SIGINT", "SIGQUIT")  # by a person at the terminal
-ENDS = (*TYPED, *_known("SIGTERM", "SIGHUP"))  # each of them ends a command in order
-STOPS = (
-    *ENDS,
-    *_known("SIGUSR1"),
-)  # with --checkpoint each of them saves first; Slurm sends SIGUSR1 before the time limit
-QUESTION, STOP = b"?", b"!"  # what the launcher writes to a rank: where are you? stop at once
+ENDS = (*TYPED, *_known("SIGTERM", "SIGHUP"))  # each one ends a command in order
+# With --checkpoint each one saves first. Slurm sends SIGUSR1 before the time limit.
+STOPS = (*ENDS, *_known("SIGUSR1"))
+QUESTION, STOP = b"?", b"!"  # what the launcher writes to a rank: where are you? stop now
 
 
 class StopSignal(KeyboardInterrupt):
-    """A signal ends this command. Like Ctrl-C, which is one of them."""
+    """A signal ends this command, as Ctrl-C does."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -47,7 +44,7 @@ def name_of(number: int) -> str:
 
 
 def exit_code_of(number: int) -> int:
-    """As a shell counts: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 131 for SIGQUIT."""
+    """The shell's convention: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 131 for SIGQUIT."""
     return 128 + number
 
 
@@ -56,9 +53,9 @@ def raise_stop(number: int, frame: FrameType | None = None) -> None:
 
 
 def hear(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals, Any]:
-    """Set handlers; return those from before. What somebody has ignored (`nohup`, a shell's `&`)
-    stays ignored. Only the main thread can set handlers; elsewhere, as in a notebook's worker
-    thread, signals do not arrive anyway."""
+    """Set handlers and return the previous ones. A signal that is ignored (`nohup`, a shell's `&`)
+    stays ignored. Does nothing outside the main thread, such as in a notebook's worker thread:
+    signals do not arrive there."""
     before = {number: signal.getsignal(number) for number in handlers}
     heard = {
         number: handler
@@ -75,8 +72,8 @@ def hear(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals, Any]:
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """A process that is started in this block begins with these signals blocked, until it can say
-    itself that it ignores them: loading torch takes seconds."""
+    """A process started in this block begins with these signals blocked. It ignores them once it
+    has loaded torch, which takes seconds."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -88,7 +85,7 @@ def blocked() -> Iterator[None]:
 
 
 def ignore() -> None:
-    """For a process that runs no code of the user."""
+    """For a process that runs none of the user's code."""
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
@@ -96,12 +93,10 @@ def ignore() -> None:
 
 
 def leave_to_the_launcher(on_sigterm: Callable[[], None] = lambda: None) -> None:
-    """For a process that runs the user's code. SIGTERM is handled, not ignored: a program that this
-    code starts would inherit that, and the user's own `terminate()` would do nothing."""
+    """For a process that runs the user's code. SIGTERM gets a handler: if it were ignored, programs
+    that this code starts would ignore it too, and the user's own `terminate()` would do nothing."""
     ignore()
     signal.signal(signal.SIGTERM, lambda number, frame: on_sigterm())
     if hasattr(os, "register_at_fork"):
-        signal.siginterrupt(
-            signal.SIGTERM, False
-        )  # compiled code that waits for a socket goes on waiting
+        signal.siginterrupt(signal.SIGTERM, False)  # compiled code keeps waiting for its socket
         os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
