@@ -1,8 +1,7 @@
-"""Everything one does with this repository, with nothing but Python: `python3 tasks.py TASK` (or
-`make TASK`).
+"""Every task of this repository, with nothing but Python: `python3 tasks.py TASK` or `make TASK`.
 
-The first task makes a virtual environment in .venv and installs what the project needs, at the
-tested versions (constraints.txt).
+The first task creates a virtual environment in .venv and installs the tested versions of everything
+the project needs (constraints.txt).
 """
 
 from __future__ import annotations
@@ -19,35 +18,33 @@ VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = str(BIN / "python")
 
-SYSTEM = {
-    "chromium": "chromium",
-    "iproute2": "ip",
-    "slurm-wlm": "sbatch",
-    "munge": "munge",
-}  # Debian's package, and the command it brings
+# Debian's package, and the command that it provides
+SYSTEM = {"chromium": "chromium", "iproute2": "ip", "slurm-wlm": "sbatch", "munge": "munge"}
 
 TASKS = {
-    "setup": "make .venv and install paralab with everything for development",
-    "demo": "compare eight ways to train a small transformer on this machine, and write a page about it",
-    "test": "lint, then all tests",
+    "setup": "create .venv and install paralab with all development tools",
+    "demo": "compare eight configurations of a small transformer on this machine and write a page",
+    "test": "lint and all tests; with --quick only the tests that start no processes (a minute)",
     "lint": "ruff and mypy",
-    "bench": "paralab against loops written by hand, the cost of measuring, and tune over a slow link",
-    "faults": "inject each fault and report whether training survives (30 minutes)",
+    "bench": "measure paralab against handwritten loops, the cost of measuring, and tune on a slow link",
+    "faults": "inject every fault and report whether training survives (30 min; root adds the cluster's)",
     "docs": "write docs/doctor/ from the doctor's catalogue",
-    "screenshots": "run a comparison and take the pictures of its page that the README shows",
-    "gpu": "every CUDA path on one GPU, as a short table (uses the Python that runs this, if it has torch)",
+    "screenshots": "run a comparison and take the screenshots for the README",
+    "gpu": "run every CUDA path on one GPU and print a table (with this Python, if it has torch)",
 }
+# Python writes no bytecode if this is set, and would compile paralab for every command of a test.
+ENVIRONMENT = {key: os.environ[key] for key in os.environ if key != "PYTHONDONTWRITEBYTECODE"}
 
 
 def run(*command: str) -> None:
     print("$ " + " ".join(command).replace(str(ROOT) + os.sep, ""), flush=True)
-    code = subprocess.run(command, cwd=ROOT).returncode
+    code = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT).returncode
     if code:
         sys.exit(code)
 
 
 def setup() -> None:
-    """Install once, and again when what is to be installed has changed."""
+    """Install once, and again when the list of packages has changed."""
     wanted = hashlib.sha256(
         b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))
     ).hexdigest()
@@ -56,7 +53,7 @@ def setup() -> None:
         return
     if not Path(PYTHON).exists():
         run(sys.executable, "-m", "venv", str(VENV))
-    print("Installing PyTorch and the tools (once; a few minutes on a slow line)", flush=True)
+    print("Installing PyTorch and the tools (once; a few minutes on a slow connection)", flush=True)
     run(
         PYTHON,
         "-m",
@@ -77,14 +74,15 @@ def demo() -> None:
 
 
 def system() -> None:
-    """Chromium, iproute2 and Slurm, for the tests that look at pages, lay cables and submit jobs;
-    where they cannot be had, those tests say so."""
+    """Install Chromium, iproute2, and Slurm for the tests that need a browser, a rate-limited link,
+    or a cluster. Without them those tests are skipped."""
     missing = [package for package, command in SYSTEM.items() if not shutil.which(command)]
     if not missing:
         return
     if not shutil.which("apt-get") or os.geteuid():
         print(
-            f"Not installed (needs root and apt-get): {', '.join(missing)}. The tests that need them are skipped.",
+            f"Not installed (needs root and apt-get): {', '.join(missing)}. "
+            "The tests that need them are skipped.",
             flush=True,
         )
         return
@@ -103,12 +101,19 @@ def lint() -> None:
 
 
 def test() -> None:
+    arguments = [word for word in sys.argv[2:] if word != "--quick"]
     lint()
+    if "--quick" in sys.argv[2:]:
+        pytest("--numprocesses=2", "-m", "not processes", *arguments)
+        return
     system()
-    # A file's tests share launches, so a file stays in one process; the longest first
-    # (tests/conftest.py).
-    in_order = ["--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder"]
-    run(PYTHON, "-m", "pytest", "-q", "--durations=10", *in_order, *sys.argv[2:])
+    # The tests of a file share launches, so a file stays in one process. tests/conftest.py sorts
+    # the files. Three processes for two cores, because many tests wait.
+    pytest("--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder", *arguments)
+
+
+def pytest(*arguments: str) -> None:
+    run(PYTHON, "-m", "pytest", "-q", "--durations=10", *arguments)
 
 
 def bench() -> None:
@@ -152,7 +157,7 @@ def gpu() -> None:
 
 
 def main() -> None:
-    if sys.version_info < (3, 11):  # noqa: UP036 (an older Python must be told, not trip over the syntax)
+    if sys.version_info < (3, 11):  # noqa: UP036 (so that an older Python explains itself)
         sys.exit(f"paralab needs Python 3.11 or newer; this is {sys.version.split()[0]}.")
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in TASKS:

@@ -1,5 +1,8 @@
-"""The test room: commands are run as users run them, with deadlines, and no process of ours may be
-left behind."""
+"""Run commands as users run them, with deadlines, and let no test leave a process behind.
+
+A test is pure unless it is marked `processes`. A pure test that starts a process fails. So
+`python3 tasks.py test --quick`, which runs only the pure tests, stays quick.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +22,16 @@ import pytest
 
 from paralab.launch.processes import SHARED, can_fork
 from paralab.machine.signals import ENDS
+from tests import forked
 
 ROOT = Path(__file__).parent.parent
-ROOM = "PARALAB_TEST_ROOM"
-SERVER: list[int] = []  # the process that all commands of this session fork their ranks from
-os.environ[ROOM] = str(os.getpid())
-for _number in ENDS:  # started with `nohup … &`, this process ignores some, and the commands under test would inherit that
+SESSION = "PARALAB_TEST_SESSION"  # in the environment of every process that this session starts
+os.environ[SESSION] = str(os.getpid())
+for _number in ENDS:  # `nohup … &` ignores some signals, and the commands would inherit that
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda number, frame: None)  # a handler is not inherited
 
-
+# The files that take longest come first. Otherwise one would start last, and all wait for it.
 LONGEST = (
     "parity/test_parallel",
     "doctor/test_rank_corpus",
@@ -40,83 +44,153 @@ LONGEST = (
     "experiment/test_compare",
     "parity/",
 )
+STARTING_FIXTURES = {"paralab", "browser", "own_torch"}  # a test that uses one starts processes
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects by the marks that are added here
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take longest come first, so that none of them is left for the end, when one
-    process would wait for the other. A test marked `gpu` says what it misses. torch is imported
-    only where such a test was collected."""
+    for item in items:
+        starts = STARTING_FIXTURES & set(getattr(item, "fixturenames", ()))
+        if starts or item.get_closest_marker("gpu"):
+            item.add_marker("processes")
     items.sort(
         key=lambda item: next(
             (place for place, name in enumerate(LONGEST) if name in str(item.path)), len(LONGEST)
         )
     )
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked:
-        import torch
-
-        if not torch.cuda.is_available():
-            for item in marked:
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch sees none"))
+    _skip_without_gpu([item for item in items if item.get_closest_marker("gpu")])
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _load_torch_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Every command forks its ranks from this process, so that torch is imported once and not three
-    hundred times."""
-    if not can_fork():
-        yield
+def _skip_without_gpu(marked: list[pytest.Item]) -> None:
+    """Import torch only if a test marked `gpu` was collected."""
+    if not marked:
         return
-    address = str(tmp_path_factory.mktemp("template") / "socket")
-    command = [sys.executable, "-P", "-m", "paralab.worker.template", address]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, env=environment, start_new_session=True
-    ) as server:
-        SERVER.append(server.pid)
-        deadline = time.monotonic() + 120
-        while not Path(address).exists():
-            assert server.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        os.environ[SHARED] = address
-        yield
-        del os.environ[SHARED]
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch sees none"))
+
+
+# --- Pure tests start no process ---------------------------------------------------------------
+
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+_pure: list[str] = []  # the pure test that is running
+
+
+def _refuse_to_start(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in STARTS and _pure:
+        pytest.fail(f"{_pure[0]} starts a process ({event}): mark it with pytest.mark.processes")
+
+
+sys.addaudithook(_refuse_to_start)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    if not item.get_closest_marker("processes"):
+        _pure.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _pure.clear()
+
+
+# --- One process imports torch, and all others are forked from it -------------------------------
+
+_server = ExitStack()
+_server_pids: list[int] = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Start that process before the first test that may need it."""
+    if item.get_closest_marker("processes") and SHARED not in os.environ and can_fork():
+        _server_pids.append(_server.enter_context(forked.server()).pid)
+
+
+def pytest_sessionfinish() -> None:
+    _server.close()
 
 
 @pytest.fixture
 def own_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands of this test import torch themselves, as a user's do: where a fork would inherit
-    what the test is about."""
+    """The commands of this test import torch themselves, as a user's commands do."""
     monkeypatch.delenv(SHARED, raising=False)
 
 
+# --- A test leaves no process behind ------------------------------------------------------------
+
+_started: list[subprocess.Popen[Any]] = []  # by the test that is running
+_start = subprocess.Popen.__init__
+_has_failed = pytest.StashKey[bool]()
+
+
+def _start_and_note(process: subprocess.Popen[Any], *arguments: Any, **options: Any) -> None:
+    _start(process, *arguments, **options)
+    _started.append(process)
+
+
+subprocess.Popen.__init__ = _start_and_note  # type: ignore[method-assign]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    item.stash[_has_failed] = report.failed or item.stash.get(_has_failed, False)
+    return report
+
+
 @pytest.fixture(autouse=True)
-def _leaves_no_process() -> Iterator[None]:
-    """Fail the test that leaves a rank or an inspection running."""
+def _leaves_no_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the test that leaves a process behind, and end that process here.
+
+    Python warns about an open process or pipe when it collects the object. A failed test's objects
+    live on in its traceback, so the warning, which is an error, would hit some later test.
+    """
+    if not request.node.get_closest_marker("processes"):
+        yield
+        return
+    _started.clear()
     yield
+    left = [process.args for process in _started if process.returncode is None]
+    for process in _started:
+        if process.returncode is None or request.node.stash.get(_has_failed, False):
+            _end(process)
+    _started.clear()
+
     deadline = time.monotonic() + 5
-    while ours := [process for process in psutil.process_iter(["cmdline"]) if _is_rank(process)]:
+    while ranks := [process for process in psutil.process_iter(["cmdline"]) if _is_rank(process)]:
         if time.monotonic() > deadline:
-            for process in ours:
-                process.kill()
-            pytest.fail(f"left behind: {ours}")
+            for rank in ranks:
+                rank.kill()
+            break
         time.sleep(0.1)
+    if left or ranks:
+        pytest.fail(f"left behind: {left} {ranks}")
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with suppress(OSError):  # unwritten bytes have no reader
+                pipe.close()
 
 
 def _is_rank(process: psutil.Process) -> bool:
-    """Started by this test session (which its environment tells, also after its parent died), and
-    still there."""
+    """Whether this session started the process; it may outlive its parent."""
     words = process.info["cmdline"] or []
-    if process.pid in SERVER:
+    if process.pid in _server_pids or not any(word.startswith("paralab.worker") for word in words):
         return False
     try:
-        return (
-            any(word.startswith("paralab.worker") for word in words)
-            and process.environ().get(ROOM) == os.environ[ROOM]
-        )
-    except psutil.Error:  # gone, or a zombie
+        return bool(process.environ().get(SESSION) == os.environ[SESSION])
+    except psutil.Error:  # it has ended
         return False
+
+
+# --- Running commands ---------------------------------------------------------------------------
 
 
 class Finished:

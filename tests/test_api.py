@@ -25,12 +25,14 @@ def mine():
     )
 
 
+@pytest.mark.processes
 def test_run_takes_a_function_of_a_file(tmp_path):
     result = paralab.run(mine, "dp", replicas=2, steps=3, out=tmp_path / "run")
     assert result["strategy"] == "dp"
     assert len(result["losses"]) == 3
 
 
+@pytest.mark.processes
 def test_verify_returns_the_cases(tmp_path):
     proof = paralab.verify(
         mine,
@@ -76,6 +78,7 @@ def test_what_editors_see_is_what_the_options_are():
     assert get_type_hints(api.ConfigurationOptions) == configuration
 
 
+@pytest.mark.processes
 def test_dir_lists_the_public_names_and_importing_them_is_cheap():
     assert {"run", "compare", "verify", "Workload", "UsageError"} <= set(dir(paralab))
     code = "import sys, paralab; dir(paralab); sys.exit('torch' in sys.modules or 'click' in sys.modules)"
@@ -110,6 +113,7 @@ print("steps", result["steps"])
 """
 
 
+@pytest.mark.processes
 def test_a_function_that_is_in_no_file_reaches_the_ranks(tmp_path):
     pytest.importorskip(
         "cloudpickle",

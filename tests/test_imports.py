@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parent.parent / "paralab"
 ROOT_MODULES = {"__init__", "__main__", "api", "errors", "units"}
 
@@ -102,6 +104,7 @@ def test_sub_packages_are_empty():
     assert all(path.read_text() == "" for path in PACKAGE.glob("*/**/__init__.py"))
 
 
+@pytest.mark.processes
 def test_importing_and_helping_does_not_import_torch():
     shown = ", ".join(f"paralab.show.{path.stem}" for path in (PACKAGE / "show").glob("[a-z]*.py"))
     names = f"paralab.cli.main, paralab.experiment.verify, paralab.experiment.compare, {shown}"
@@ -109,6 +112,7 @@ def test_importing_and_helping_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent).returncode == 0
 
 
+@pytest.mark.processes
 def test_looking_at_a_workload_does_not_load_the_compiler():
     """It takes a second, of every command; `import paralab` in a rank does not load what starts
     ranks either."""

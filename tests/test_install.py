@@ -19,6 +19,8 @@ from packaging.requirements import Requirement
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.processes
+
 UNDECLARED = ("pytest", "transformers", "cloudpickle", "tensorboard")
 # They take minutes, or need an extra or the tests' files; `paralab doctor` looks at this machine,
 # which may have a fault.

@@ -1,7 +1,8 @@
 """A process that has loaded torch once, and becomes every process that a command needs by forking.
 
 python -m paralab.worker.template DESCRIPTOR     serve one command (paralab.launch.processes) at this end of a socket pair
-python -m paralab.worker.template SOCKET         fork such a process for every command that connects, until stdin is closed
+python -m paralab.worker.template SOCKET [MODULE…]
+    import these modules, then fork such a process for every command that connects, until stdin is closed
 
 It never computes, so there are no threads that a fork would lose. It ends with the launcher, which
 closes the socket's other end.
@@ -38,12 +39,13 @@ def main() -> NoReturn:
     signals.ignore()
     if sys.argv[1].isdigit():
         _serve(socket.socket(fileno=int(sys.argv[1])))
-    _share(sys.argv[1])
+    _share(sys.argv[1], sys.argv[2:])
 
 
-def _share(address: str) -> NoReturn:
+def _share(address: str, modules: list[str]) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the copies
-    importlib.import_module(MODULES["paralab.worker"])
+    for name in (MODULES["paralab.worker"], *modules):
+        importlib.import_module(name)
     gc.freeze()
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(address)

@@ -12,6 +12,8 @@ from bench.faults.trial import FaultCase, FaultOutcome
 from paralab.errors import UsageError
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.processes
+
 
 def test_every_fault_is_in_the_matrix_and_ranks_and_phases_where_they_apply():
     cases = list_cases()

@@ -7,6 +7,8 @@ import pytest
 
 from tests.conftest import run_paralab
 
+pytestmark = pytest.mark.processes
+
 RESULT_FIELDS = {
     "strategy",
     "grid",

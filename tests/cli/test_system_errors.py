@@ -14,6 +14,8 @@ import pytest
 from paralab.errors import naming, of_the_system
 from tests.conftest import ROOT, run_paralab
 
+pytestmark = pytest.mark.processes
+
 RECORDED = ROOT / "tests" / "runs" / "ddp"
 
 

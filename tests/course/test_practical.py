@@ -58,6 +58,7 @@ def check(room, number, text, *more):
     )
 
 
+@pytest.mark.processes
 def test_all_tables_are_filled_and_all_questions_answered(practical):
     number, folder, printed = practical
     document = document_of(folder)
@@ -79,6 +80,7 @@ def test_all_tables_are_filled_and_all_questions_answered(practical):
                     )
 
 
+@pytest.mark.processes
 def test_every_set_up_ran_and_was_proved_equal(practical):
     # In practical 7, `mlp:faint` is first loaded after a proof in fp64. Its data was fp64 then,
     # because the proof had left fp64 as torch's default type to the next training, and the first
@@ -89,6 +91,7 @@ def test_every_set_up_ran_and_was_proved_equal(practical):
     assert f"{len(cases)} of {len(cases)} set-ups" in printed
 
 
+@pytest.mark.processes
 def test_the_page_the_sheet_and_show_tell_the_same(practical):
     number, folder, _ = practical
     assert (folder / "sheet.md").read_text() == as_markdown(document_of(folder))
@@ -96,6 +99,7 @@ def test_the_page_the_sheet_and_show_tell_the_same(practical):
     assert shown(folder) == document_of(folder)
 
 
+@pytest.mark.processes
 def test_the_sheet_agrees_with_its_own_run_and_an_empty_one_is_missing_everything(practical):
     _, folder, _ = practical
     document = document_of(folder)
@@ -107,6 +111,7 @@ def test_the_sheet_agrees_with_its_own_run_and_an_empty_one_is_missing_everythin
     assert len(empty["missing"]) == empty["checked"] == own["checked"] > 20
 
 
+@pytest.mark.processes
 def test_a_tampered_sheet_is_reported_exactly(room, five):
     text = (five / "sheet.md").read_text()
     single = next(line for line in text.splitlines() if line.startswith("| single |"))
@@ -149,6 +154,7 @@ def test_a_tampered_sheet_is_reported_exactly(room, five):
     assert check(room, 5, text).code == 0
 
 
+@pytest.mark.processes
 def test_a_student_may_write_other_units_and_words(five):
     document = document_of(five)
     text = (
@@ -245,6 +251,7 @@ Name: Ada
     assert sections["Part 1: a & b"].answers == {"Is it?": "- Yes - really ---", "And?": "```"}
 
 
+@pytest.mark.processes
 def test_one_part_on_paper_and_as_json(room):
     folder = room / "part"
     done = run_paralab(
@@ -264,6 +271,7 @@ def test_one_part_on_paper_and_as_json(room):
     assert "| 0 |   |" in blank.out
 
 
+@pytest.mark.processes
 def test_wrong_use_is_told_with_its_cure(room):
     for words, fix in (
         (("practical", "5", "--part", "9"), "--part 1 … 7"),

@@ -18,8 +18,9 @@ from paralab.doctor.logs.reading import read_logs
 from paralab.doctor.rules import apply, rules
 from paralab.doctor.script.reading import read_script
 from tests.doctor.cases import Case, broken, healthy
-from tests.doctor.ranks import Ranks
+from tests.doctor.ranks import observed
 from tests.doctor.test_logs import EXPECTED, LOGS
+from tests.forked import server
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 BEGIN, END = "<!-- table -->", "<!-- /table -->"
@@ -53,11 +54,10 @@ def in_ranks(steps: int | None) -> set[str]:
     wrong = [case for case in broken("ranks") if case.start in STARTS and case.name == "broken"]
     entries = {case.entry for case in wrong}
     twins = [case for case in healthy() if case.name == "healthy" and case.entry in entries]
-    ranks = Ranks()
 
     def ids(case: Case) -> set[str]:
         with tempfile.TemporaryDirectory() as folder:
-            seen = ranks.observed(
+            seen = observed(
                 case.script,
                 folder=Path(folder, "seen"),
                 steps=steps,
@@ -66,20 +66,17 @@ def in_ranks(steps: int | None) -> set[str]:
             )
         return _ids(seen.findings)
 
-    try:
-        with ThreadPoolExecutor(AT_A_TIME) as pool:
-            found = {
-                case.entry
-                for case, told in zip(wrong, pool.map(ids, wrong), strict=True)
-                if case.entry in told
-            }
-            accused = {
-                case.entry
-                for case, told in zip(twins, pool.map(ids, twins), strict=True)
-                if case.entry in told
-            }
-    finally:
-        ranks.close()
+    with server(), ThreadPoolExecutor(AT_A_TIME) as pool:
+        found = {
+            case.entry
+            for case, told in zip(wrong, pool.map(ids, wrong), strict=True)
+            if case.entry in told
+        }
+        accused = {
+            case.entry
+            for case, told in zip(twins, pool.map(ids, twins), strict=True)
+            if case.entry in told
+        }
     return found - accused
 
 

@@ -274,6 +274,7 @@ def test_an_entry_is_explained(typed):
     assert listed.count("\n") == len(ENTRIES) + len({id[0] for id in ENTRIES})
 
 
+@pytest.mark.processes
 def test_reading_a_script_needs_neither_torch_nor_rich_and_is_quick(tmp_path):
     step = "def step{}(model, x):\n    loss = model(x).sum()\n    loss.backward()\n    return loss\n\n\n"
     body = "".join(step.format(number) for number in range(166))
@@ -298,12 +299,14 @@ def test_reading_a_script_needs_neither_torch_nor_rich_and_is_quick(tmp_path):
     json.loads(done.stdout)
 
 
+@pytest.mark.processes
 def test_the_command_is_attached(tmp_path):
     done = run_paralab("doctor", "--explain", "G01", cwd=tmp_path)
     assert done.code == 0, done.err
     assert done.out.startswith("G01  The loss is not divided")
 
 
+@pytest.mark.processes
 def test_the_hook_tells_what_is_in_the_other_files_when_one_is_no_python(tmp_path):
     (tmp_path / "bad.py").write_text("def f(:\n")
     (tmp_path / "train.py").write_text((CORPUS / "H03" / "broken.py").read_text())
@@ -314,6 +317,7 @@ def test_the_hook_tells_what_is_in_the_other_files_when_one_is_no_python(tmp_pat
     assert "error H03" in done.stdout
 
 
+@pytest.mark.processes
 def test_the_hook_needs_python_alone(tmp_path):
     """-S: no package that is installed can be imported."""
     (tmp_path / "train.py").write_text("import torch\n")

@@ -16,9 +16,10 @@ from paralab.doctor.lines import conditions, opposite, ways_out_of_loops
 from paralab.doctor.observation import Observation, Reader
 from paralab.doctor.place import Place, Site
 from paralab.doctor.rank_rules.hangs import ENTRIES
-from tests.doctor.ranks import ranks, waited_in  # noqa: F401
+from tests.doctor import ranks
+from tests.doctor.ranks import waited_in
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.timeout(90), pytest.mark.processes]
 
 HEAD = """
 import time
@@ -36,7 +37,7 @@ HANGS = {*ENTRIES, "H05"}
 TAIL = "\ndist.destroy_process_group()\n"
 
 
-def run(ranks, tmp_path, body, **more):  # noqa: F811
+def run(tmp_path, body, **more):
     script = tmp_path / "train.py"
     script.write_text(HEAD + textwrap.dedent(body) + TAIL)
     return ranks.observed(script, folder=tmp_path / "seen", **more)
@@ -108,8 +109,8 @@ HEALTHY = {
 
 
 @pytest.mark.parametrize("body", HEALTHY.values(), ids=HEALTHY)
-def test_a_healthy_script_is_not_accused(body, ranks, tmp_path):  # noqa: F811
-    seen = run(ranks, tmp_path, body)
+def test_a_healthy_script_is_not_accused(body, tmp_path):
+    seen = run(tmp_path, body)
     assert seen.exit_code == 0, seen
     assert not [
         finding
@@ -118,9 +119,8 @@ def test_a_healthy_script_is_not_accused(body, ranks, tmp_path):  # noqa: F811
     ]
 
 
-def test_a_loop_without_a_loader_is_left_early(ranks, tmp_path):  # noqa: F811
+def test_a_loop_without_a_loader_is_left_early(tmp_path):
     seen = run(
-        ranks,
         tmp_path,
         """
         model = DDP(nn.Linear(2, 1))
@@ -138,9 +138,8 @@ def test_a_loop_without_a_loader_is_left_early(ranks, tmp_path):  # noqa: F811
     assert Path(finding.file).read_text().splitlines()[finding.line - 1].strip() == "break"
 
 
-def test_a_stopped_rank_is_named_and_not_its_victim(ranks, tmp_path):  # noqa: F811
+def test_a_stopped_rank_is_named_and_not_its_victim(tmp_path):
     """Stopped from outside, as by Ctrl-Z or a debugger; the other one waits."""
-    ranks.start()
     folder = tmp_path / "seen"
 
     def stop():
@@ -155,7 +154,6 @@ def test_a_stopped_rank_is_named_and_not_its_victim(ranks, tmp_path):  # noqa: F
     thread = threading.Thread(target=stop)
     thread.start()
     seen = run(
-        ranks,
         tmp_path,
         """
         for step in range(400):
@@ -169,10 +167,9 @@ def test_a_stopped_rank_is_named_and_not_its_victim(ranks, tmp_path):  # noqa: F
     assert "stopped" in finding.why
 
 
-def test_a_long_run_keeps_whole_steps_and_a_late_hang_is_still_named(ranks, tmp_path):  # noqa: F811
+def test_a_long_run_keeps_whole_steps_and_a_late_hang_is_still_named(tmp_path):
     """1,100 steps, of which few are kept; then one rank alone calls a collective."""
     seen = run(
-        ranks,
         tmp_path,
         """
         model = DDP(nn.Linear(2, 1))

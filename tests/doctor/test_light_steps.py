@@ -10,7 +10,8 @@ from paralab.doctor.events import Backward, Batch, Collective, Cost, Step, ZeroG
 from paralab.doctor.observation import Observation, Reader
 from paralab.observe.budget import Budget, affordable
 from paralab.record.ring_log import OPEN, ROWS, Recent, read_recent
-from tests.doctor.ranks import ranks, waited_in  # noqa: F401
+from tests.doctor import ranks
+from tests.doctor.ranks import waited_in
 from tests.doctor.test_hangs import HEAD, TAIL
 
 pytestmark = pytest.mark.timeout(90)
@@ -119,7 +120,7 @@ BODY = """
 """
 
 
-def observed(ranks, tmp_path, late):  # noqa: F811
+def observed(tmp_path, late):
     script = tmp_path / "train.py"
     body = textwrap.dedent(BODY).replace(
         "    LATE\n", textwrap.indent(textwrap.dedent(late).lstrip("\n"), "    ")
@@ -137,9 +138,9 @@ def line(finding, text):
     return text[finding.line - 1].strip()
 
 
-def test_a_hang_deep_in_the_run_is_named_with_the_lines_of_both_sides(ranks, tmp_path):  # noqa: F811
+@pytest.mark.processes
+def test_a_hang_deep_in_the_run_is_named_with_the_lines_of_both_sides(tmp_path):
     _, errors, text = observed(
-        ranks,
         tmp_path,
         """
         if step == 203 and rank == 1:
@@ -159,9 +160,9 @@ def test_a_hang_deep_in_the_run_is_named_with_the_lines_of_both_sides(ranks, tmp
     assert [event.batch for event in one.story if isinstance(event, Batch)][-1] == 203
 
 
-def test_ranks_that_part_late_are_found_by_the_numbers_of_batches(ranks, tmp_path):  # noqa: F811
+@pytest.mark.processes
+def test_ranks_that_part_late_are_found_by_the_numbers_of_batches(tmp_path):
     _, errors, _ = observed(
-        ranks,
         tmp_path,
         """
         if rank == 1 and step > 300:
@@ -174,9 +175,9 @@ def test_ranks_that_part_late_are_found_by_the_numbers_of_batches(ranks, tmp_pat
     assert "went on to batch 302" in finding.why
 
 
-def test_an_exception_in_a_light_step(ranks, tmp_path):  # noqa: F811
+@pytest.mark.processes
+def test_an_exception_in_a_light_step(tmp_path):
     _, errors, text = observed(
-        ranks,
         tmp_path,
         """
         if step == 205 and rank == 0:
@@ -190,11 +191,11 @@ def test_an_exception_in_a_light_step(ranks, tmp_path):  # noqa: F811
     )
 
 
-def test_a_mistake_that_begins_late_is_found_and_the_cost_is_told(ranks, tmp_path):  # noqa: F811
+@pytest.mark.processes
+def test_a_mistake_that_begins_late_is_found_and_the_cost_is_told(tmp_path):
     """From step 200 on every rank's parameters go their own way. What was kept of light steps is
     nothing, of others all."""
     seen, errors, _ = observed(
-        ranks,
         tmp_path,
         """
         if step >= 200:

@@ -12,9 +12,9 @@ import pytest
 from paralab.doctor.logs.reading import read_logs
 from paralab.doctor.rules import apply
 from tests.doctor.cases import broken
-from tests.doctor.ranks import Ranks
+from tests.doctor.ranks import observed
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.processes]
 AT_A_TIME = 2
 STARTS = {"torchrun": 2, "python": 0}
 # torchrun's own report is the matter, or torch must be imported after the script has begun.
@@ -52,7 +52,6 @@ def printed(request, tmp_path_factory):
         if item.module is request.module and hasattr(item, "callspec")
     ]
     cases = [case for item in items if (case := item.callspec.params["case"]).start in STARTS]
-    ranks = Ranks()
     root = tmp_path_factory.mktemp("printed")  # once: several threads would fight for a number
 
     def run(case):
@@ -62,7 +61,7 @@ def printed(request, tmp_path_factory):
             return launched(
                 case, folder, sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"
             )
-        ranks.observed(
+        observed(
             case.script,
             folder=folder / "seen",
             stall_seconds=8,
@@ -71,12 +70,9 @@ def printed(request, tmp_path_factory):
         )
         return sorted((folder / "seen").glob("rank*.txt"))
 
-    try:
-        with ThreadPoolExecutor(AT_A_TIME) as pool:
-            asked = {str(case): pool.submit(run, case) for case in cases}
-        yield {name: future.result() for name, future in asked.items()}
-    finally:
-        ranks.close()
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        asked = {str(case): pool.submit(run, case) for case in cases}
+    return {name: future.result() for name, future in asked.items()}
 
 
 def assert_told(case, logs):

@@ -44,6 +44,7 @@ def living(text):
     return found
 
 
+@pytest.mark.processes
 def test_torchrun_hangs_and_is_named_before_the_timeout(tmp_path, capfd):
     """Patience 2 s, the group's timeout 20 s: the rank, the collective and both lines are named
     within 5 s of the patience."""
@@ -74,6 +75,7 @@ def test_torchrun_hangs_and_is_named_before_the_timeout(tmp_path, capfd):
     ], "not the launcher"
 
 
+@pytest.mark.processes
 def test_spawned_ranks_workers_and_a_sitecustomize_of_the_user(tmp_path, capfd, monkeypatch):
     """mp.spawn in a plain `python train.py`, a DataLoader worker that is spawned, a sitecustomize
     that was there before, and the program's own exit code and output."""
@@ -121,6 +123,7 @@ def test_spawned_ranks_workers_and_a_sitecustomize_of_the_user(tmp_path, capfd, 
     ]
 
 
+@pytest.mark.processes
 def test_a_trial_of_a_gpu_script_ends_after_its_steps_and_spares_files(tmp_path, capfd):
     checkpoint = tmp_path / "model.pt"
     checkpoint.write_text("of the last real training")
@@ -159,6 +162,7 @@ def test_a_trial_of_a_gpu_script_ends_after_its_steps_and_spares_files(tmp_path,
     assert all(step.gradients for rank in observation.ranks for step in rank.of(Step))
 
 
+@pytest.mark.processes
 def test_a_command_that_is_not_there(tmp_path):
     with pytest.raises(UsageError, match="no command"):
         observe(["no-such-launcher", "train.py"], folder=tmp_path)
@@ -190,6 +194,7 @@ def test_an_error_of_ours_is_written_down_and_the_program_goes_on(tmp_path):
     )
 
 
+@pytest.mark.processes
 def test_no_memory_is_kept_that_the_program_gives_back(tmp_path, capfd):
     """Not a batch, a loss, a model or an optimizer, and also not until Python looks for cycles: a
     DataLoader's workers that found pinned memory in such a cycle were ended by CUDA. Neither while
@@ -319,6 +324,7 @@ def test_what_was_written_is_there_at_once_and_room_grows(tmp_path):
     assert read_slot(tmp_path / "rank0.now") == (2, [])
 
 
+@pytest.mark.processes
 def test_nothing_is_lost_that_is_written_while_it_is_read(tmp_path):
     """A line of which the end is there and the beginning is not yet: the page was copied while it
     was filled."""
@@ -358,6 +364,7 @@ train()
 """
 
 
+@pytest.mark.processes
 def test_attach_reads_the_stacks_of_a_job_that_it_did_not_start(tmp_path):
     """Ranks that need no torch: one waits in something named as torch names it, the other is
     elsewhere."""
@@ -407,6 +414,7 @@ def test_attach_without_py_spy_names_the_command_that_installs_it(monkeypatch):
     assert raised.value.fix == 'pip install "paralab[attach]"'
 
 
+@pytest.mark.processes
 def test_attach_without_the_right_to_read_says_how_to_get_it(tmp_path):
     spy = tmp_path / "py-spy"
     spy.write_text("#!/bin/sh\necho 'Error: Operation not permitted (os error 1)' >&2\nexit 1\n")
@@ -452,6 +460,7 @@ time.sleep(60)
     [(signal.SIGINT, 7), (signal.SIGKILL, None)],
     ids=["Ctrl-C", "kill -9 of the doctor"],
 )
+@pytest.mark.processes
 def test_signals_reach_the_command_and_nothing_is_left(tmp_path, number, code):
     """Ctrl-C is the command's to handle; if the doctor itself is killed, the command is told to
     end."""

@@ -88,6 +88,7 @@ def finding(*edits, severity="error", id="G01", line=1):
 DIVIDE = edit(1, 1, "loss = f(x) / 4", file="train.py")
 
 
+@pytest.mark.processes
 def test_the_diff_is_one_that_patch_can_apply(script):
     text = diff([DIVIDE], Sources())
     assert text.startswith(
@@ -100,6 +101,7 @@ def test_the_diff_is_one_that_patch_can_apply(script):
     assert script.read_text() == "loss = f(x) / 4\nloss.backward()\nstep()\n"
 
 
+@pytest.mark.processes
 def test_also_for_a_last_line_without_an_end(script):
     script.write_text("loss = f(x)\nstep()")
     text = diff([edit(2, 2, "leap()", file="train.py")], Sources())

@@ -368,6 +368,7 @@ def test_gpu_pairs_go_round_the_ring(monkeypatch):
     assert len(set(trials.gpu_pairs(8))) == 1
 
 
+@pytest.mark.processes
 def test_a_trial_that_hangs_is_ended(monkeypatch):
     monkeypatch.setattr(trials, "SECONDS", 0.2)  # not even torch is imported by then
     torch, link = trials.two_ranks("gloo")
@@ -383,6 +384,7 @@ def children_of(pid):
     return [line for line in done.stdout.splitlines() if "paralab.observe" in line]
 
 
+@pytest.mark.processes
 def test_this_machine_is_looked_at_in_time_and_nothing_is_left_running(capsys):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     facts = look()

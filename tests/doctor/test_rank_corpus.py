@@ -10,9 +10,9 @@ from paralab.doctor.observation import Observation
 from paralab.doctor.rules import apply, rules
 from tests.doctor.cases import CORPUS, Case, broken, healthy
 from tests.doctor.moments import moments
-from tests.doctor.ranks import Ranks
+from tests.doctor.ranks import observed
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.processes]
 AT_A_TIME = 3
 STARTS = {"torchrun": 2, "python": 0}
 COVERED = {*rules("ranks").values(), *rules("log").values()}  # what ranks raise is read as a log is
@@ -38,11 +38,10 @@ def seen(request, tmp_path_factory):
         if item.module is request.module and hasattr(item, "callspec")
     ]
     cases = {str(case): case for item in items if (case := item.callspec.params["case"])}
-    ranks = Ranks()
     root = tmp_path_factory.mktemp("seen")  # once: several threads would fight for a number
 
     def observe(case):
-        return ranks.observed(
+        return observed(
             case.script,
             folder=root / str(case),
             stall_seconds=30,
@@ -50,12 +49,9 @@ def seen(request, tmp_path_factory):
             count=STARTS[case.start],
         )
 
-    try:
-        with ThreadPoolExecutor(AT_A_TIME) as pool:
-            asked = {name: pool.submit(observe, case) for name, case in cases.items()}
-        yield {name: future.result() for name, future in asked.items()}
-    finally:
-        ranks.close()
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        asked = {name: pool.submit(observe, case) for name, case in cases.items()}
+    return {name: future.result() for name, future in asked.items()}
 
 
 def told(findings):

@@ -207,6 +207,7 @@ def test_gradients_that_nothing_explains_are_said_to_be_so():
     assert "nothing that was seen explains it" in finding.why
 
 
+@pytest.mark.processes
 def test_a_job_that_runs_is_accused_of_what_was_found_twice(tmp_path, monkeypatch):
     monkeypatch.setattr(observing, "LIVE_SECONDS", -60.0)
     wrong, order = (replace(seen(training(1.0), training(norm)), over=False) for norm in (2.0, 1.0))

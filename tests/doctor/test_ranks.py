@@ -5,10 +5,10 @@ test_rank_corpus.py."""
 import pytest
 
 from paralab.doctor.rules import rules
+from tests.doctor import ranks
 from tests.doctor.cases import broken, healthy
-from tests.doctor.ranks import ranks  # noqa: F401
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.timeout(90), pytest.mark.processes]
 COVERED = set(rules("ranks").values())
 WRONG = [
     case
@@ -18,7 +18,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("case", WRONG, ids=str)
-def test_a_mistake_is_found(case, ranks, tmp_path):  # noqa: F811
+def test_a_mistake_is_found(case, tmp_path):
     seen = ranks.observed(case.script, folder=tmp_path / "seen")
     found = [finding for finding in seen.findings if finding.id == case.entry]
     assert found, f"{seen.findings} {seen.notes}"
@@ -42,6 +42,6 @@ def test_a_mistake_is_found(case, ranks, tmp_path):  # noqa: F811
     [case for case in healthy() if case.entry[0] == "H" and case.start == "torchrun"],
     ids=str,
 )
-def test_a_healthy_twin_has_no_error(case, ranks, tmp_path):  # noqa: F811
+def test_a_healthy_twin_has_no_error(case, tmp_path):
     seen = ranks.observed(case.script, folder=tmp_path / "seen")
     assert not [finding for finding in seen.findings if finding.severity == "error"]

@@ -15,6 +15,8 @@ import pytest
 from paralab.analyse.compare import comparison_of
 from tests.conftest import ROOT, run_paralab
 
+pytestmark = pytest.mark.processes
+
 SETUPS = [
     "single",
     "ddp --replicas 2",

@@ -16,7 +16,7 @@ from paralab.analyse.time_intervals import length
 from paralab.worker.profile import FIRST, STEPS
 from tests.conftest import run_paralab
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.processes]
 
 
 def test_real_dataparallel_splits_inside_the_model(tmp_path):

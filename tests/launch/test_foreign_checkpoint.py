@@ -199,6 +199,7 @@ def resumed(kept):
 
 
 @pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.processes
 def test_no_file_of_a_checkpoint_can_run_code(room, outcomes, name):
     _, believed = ATTACKS[name]
     problem, code, words = outcomes[name]
@@ -208,10 +209,12 @@ def test_no_file_of_a_checkpoint_can_run_code(room, outcomes, name):
     assert not (room / name / "mark").exists()
 
 
+@pytest.mark.processes
 def test_a_checkpoint_without_an_attack_loads(outcomes):
     assert outcomes["none"] == (None, 0, "")
 
 
+@pytest.mark.processes
 def test_the_commands_name_the_problem_without_a_traceback(room, outcomes, tmp_path):
     shutil.copytree(room / "whole", tmp_path / "kept")
     raw_metadata(tmp_path / "kept" / NAME, Attack(tmp_path / "mark"))

@@ -12,6 +12,8 @@ from paralab.analyse.time_intervals import length
 from paralab.worker.profile import FIRST, STEPS
 from tests.conftest import run_paralab
 
+pytestmark = pytest.mark.processes
+
 MBIT_PER_SECOND = 400
 SLOW = """
 import os, time, torch

@@ -209,6 +209,7 @@ def torchrun(*arguments, cwd, environment=None):
     return Finished(subprocess.CompletedProcess(process.args, process.returncode, out, err))
 
 
+@pytest.mark.processes
 def test_torchrun_is_the_same_training_in_one_folder(tmp_path):
     arguments = (
         "run",
@@ -241,6 +242,7 @@ def test_torchrun_is_the_same_training_in_one_folder(tmp_path):
     assert len({rank["pid"] for rank in joint["ranks"]}) == 2
 
 
+@pytest.mark.processes
 def test_torchrun_with_the_wrong_number_of_ranks_says_so_once(tmp_path):
     done = torchrun("run", "ddp", "--replicas", "3", cwd=tmp_path)
     assert done.code == 1  # torchrun's own; the ranks' are in what it prints
@@ -249,6 +251,7 @@ def test_torchrun_with_the_wrong_number_of_ranks_says_so_once(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.processes
 def test_the_rank_that_failed_is_named_once(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     environment = {"FAILING_RANK": "1"}
@@ -272,6 +275,7 @@ def test_the_rank_that_failed_is_named_once(tmp_path):
     assert "a label that is no class" in (tmp_path / "run" / "logs" / "rank1.txt").read_text()
 
 
+@pytest.mark.processes
 def test_a_signal_to_torchrun_saves_and_ends_all_and_leaves_a_readable_folder(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     command = words(
@@ -298,6 +302,7 @@ def test_a_signal_to_torchrun_saves_and_ends_all_and_leaves_a_readable_folder(tm
     ]
 
 
+@pytest.mark.processes
 def test_torchrun_starts_it_again_and_it_goes_on(tmp_path):
     """A rank is killed in step 8; torchrun's second attempt begins with the last whole checkpoint,
     in a folder of its own."""
@@ -357,6 +362,7 @@ def test_two_hosts_are_one_run(tmp_path):
         assert max(event["start"] for event in step) < min(event["end"] for event in step)
 
 
+@pytest.mark.processes
 def test_ranks_with_other_clocks_are_put_on_rank_0s(tmp_path):
     """A time namespace is another machine's clock: rank 1's is 1000 s ahead."""
     if not shutil.which("unshare"):

@@ -13,6 +13,8 @@ import torch
 
 from tests.conftest import ROOT, run_paralab
 
+pytestmark = pytest.mark.processes
+
 # Everything that a checkpoint must bring back: dropout's random stream, Adam's two moments and
 # step, a learning rate that changes, a BatchNorm's buffers, a Dataset that draws random numbers, an
 # epoch that ends with a smaller batch.

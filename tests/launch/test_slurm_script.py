@@ -155,6 +155,7 @@ def test_a_short_job_is_not_warned_at_its_start():
     assert "--requeue" not in text_of("no-requeue", Path("/x"))
 
 
+@pytest.mark.processes
 def test_the_script_trains_into_a_new_folder_at_every_start(tmp_path):
     """Run by bash with a stand-in for srun, as Slurm would at the first start and after a
     requeue."""
@@ -276,6 +277,7 @@ def test_a_variable_does_not_win_over_the_command(monkeypatch):
     assert {"SLURM_CONF"} == {name for name in _environment({}) if name.startswith("SLURM_")}
 
 
+@pytest.mark.processes
 def test_without_slurm_the_command_says_so_and_still_prints_the_script(tmp_path):
     nowhere = {"PATH": str(tmp_path)}
     refused = run_paralab(

@@ -49,6 +49,7 @@ def room(tmp_path):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.processes
 def test_no_command_runs_a_file_that_is_called_like_a_module(room, name):
     console_script = [sys.executable, "-P", "-c", "from paralab.cli.main import main; main()"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -64,6 +65,7 @@ def test_no_command_runs_a_file_that_is_called_like_a_module(room, name):
     assert not list(room.glob("*.mark"))
 
 
+@pytest.mark.processes
 def test_the_doctors_trials_do_not_either(room, monkeypatch):
     monkeypatch.chdir(room)
     torch, link = two_ranks("gloo")
@@ -87,6 +89,7 @@ def test_torchrun_and_its_ranks_are_started_alike(monkeypatch):
     assert words[-6:] == ["--no-python", *command("paralab", "run", "ddp")][-6:]
 
 
+@pytest.mark.processes
 def test_a_child_finds_the_package_wherever_it_lies(room):
     """Neither installed nor on PYTHONPATH: -S hides what is installed."""
     words = command("paralab.machine.child")

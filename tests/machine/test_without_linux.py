@@ -34,6 +34,7 @@ def masked(tmp_path, own_torch):
     return run
 
 
+@pytest.mark.processes
 def test_the_facts_of_the_host_are_known_or_none(tmp_path):
     code = """
 import json, os, socket, sys

@@ -12,6 +12,8 @@ import pytest
 
 from tests.conftest import ROOT, run_paralab
 
+pytestmark = pytest.mark.processes
+
 HERE = Path(__file__).parent
 
 

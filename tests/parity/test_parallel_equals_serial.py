@@ -9,6 +9,8 @@ import pytest
 
 from tests.conftest import ROOT, run_paralab
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def proof(tmp_path_factory):

@@ -7,6 +7,8 @@ import pytest
 
 from tests.conftest import run_paralab
 
+pytestmark = pytest.mark.processes
+
 MODELS = """
 import torch
 from torch import nn

@@ -8,6 +8,8 @@ import pytest
 
 from tests.conftest import run_paralab
 
+pytestmark = pytest.mark.processes
+
 UNITS = 4  # of mlp:tiny: four layers of one width
 
 

@@ -14,6 +14,8 @@ from paralab.plan.schedules import UNCUT
 from paralab.workload.load import load_workload
 from tests.conftest import ROOT, run_paralab
 
+pytestmark = pytest.mark.processes
+
 UNUSUAL = """
 import collections, dataclasses
 import torch

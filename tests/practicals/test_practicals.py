@@ -1,8 +1,8 @@
-"""The practicals' scripts, run as a student runs them; asserted is what a student reads in the
-output.
+"""The practicals' scripts, and what a student reads in their output.
 
-Every script starts once per set-up (module-scoped fixtures): a launch costs seconds, an assertion
-nothing.
+Every script starts once per configuration (module-scoped fixtures). Most of them start forked, with
+torch already imported (tests/forked.py). `practical6_ddp.py` and the failing script run under the
+real torchrun, and `practical5_single.py` under the real Python.
 """
 
 import os
@@ -14,30 +14,35 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
+
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "practicals"
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 200
 TINY = {"DIM": "16", "STEPS": "3", "BATCH_SIZE": "64"}
+PYTHON = [sys.executable]
+TORCHRUN = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 
 
 def launch(
-    script: Path, ranks: int, arguments: tuple[str, ...] = (), **env: str
+    script: Path,
+    ranks: int,
+    arguments: tuple[str, ...] = (),
+    launcher: list[str] | None = None,
+    **env: str,
 ) -> tuple[int, str]:
-    """Run a script under python (ranks = 0) or torchrun: exit code and output. Leaves no process
+    """Run a script in one process (ranks = 0) or several: exit code and output. Leaves no process
     behind."""
-    torchrun = (
-        ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-        if ranks
-        else []
-    )
-    clean = {
+    outside = {
         key: value
         for key, value in os.environ.items()
         if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     }
     process = subprocess.Popen(
-        [sys.executable, *torchrun, str(script), *arguments],
-        env=clean | {"OMP_NUM_THREADS": "1"} | TINY | env,
+        [*(launcher or forked.python(ranks)), str(script), *arguments],
+        env=outside | {"OMP_NUM_THREADS": "1"} | TINY | env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -49,15 +54,13 @@ def launch(
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         pytest.fail(f"{script.name} was still running after {DEADLINE_SECONDS} s:\n{output}")
-    with pytest.raises(
-        ProcessLookupError
-    ):  # a clean end: nobody of the launch's process group lives on
+    with pytest.raises(ProcessLookupError):  # no process of the launch's group is alive
         os.killpg(process.pid, 0)
     return process.returncode, output
 
 
-def run(name: str, ranks: int = 0, **env: str) -> str:
-    code, output = launch(SCRIPTS / name, ranks, **env)
+def run(name: str, ranks: int = 0, launcher: list[str] | None = None, **env: str) -> str:
+    code, output = launch(SCRIPTS / name, ranks, launcher=launcher, **env)
     assert code == 0, output
     return output
 
@@ -80,7 +83,7 @@ def final_loss(output: str) -> float:
 
 @pytest.fixture(scope="module")
 def single() -> str:
-    return run("practical5_single.py")
+    return run("practical5_single.py", launcher=PYTHON)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +131,7 @@ def test_without_a_gpu_dataparallel_says_that_it_is_emulated(
 
 @pytest.fixture(scope="module")
 def ddp() -> str:
-    return run("practical6_ddp.py", ranks=2, BUCKET_MB="0.001")
+    return run("practical6_ddp.py", ranks=2, launcher=TORCHRUN, BUCKET_MB="0.001")
 
 
 def test_ddp_names_every_rank_and_its_device(ddp: str) -> None:
@@ -340,7 +343,7 @@ def test_train_with_ddp_logs_once_and_equals_one_process() -> None:
 
 
 def test_train_with_ddp_ends_cleanly_on_an_error() -> None:
-    code, output = launch(TRAIN_WITH_DDP, 2, ("--batch-size", "65"))
+    code, output = launch(TRAIN_WITH_DDP, 2, ("--batch-size", "65"), TORCHRUN)
     assert code != 0
     assert "ValueError: batch_size 65 " in output
     assert " 64, " in output

@@ -67,6 +67,7 @@ def printed(*arguments, cwd):
 
 
 @pytest.mark.parametrize("name", ["ddp", "killed", "low_precision"])
+@pytest.mark.processes
 def test_nothing_in_a_run_folder_reaches_the_terminal_or_a_page_as_it_is(tmp_path, name):
     foreign(name, tmp_path / "run", STRUCTURE)
     code, text = printed(
@@ -82,6 +83,7 @@ def test_nothing_in_a_run_folder_reaches_the_terminal_or_a_page_as_it_is(tmp_pat
         assert not CONTROL.search(content)
 
 
+@pytest.mark.processes
 def test_an_error_shows_what_it_names(tmp_path):
     foreign("low_precision", tmp_path / "run", spared=set())
     code, text = printed("show", "run", cwd=tmp_path)
@@ -89,6 +91,7 @@ def test_an_error_shows_what_it_names(tmp_path):
     assert "title" in text
 
 
+@pytest.mark.processes
 def test_the_doctor_shows_foreign_runs_scripts_and_logs(tmp_path):
     foreign("killed", tmp_path / "run", STRUCTURE)
     attack = ATTACK.replace("\ud800", "").replace("\r", "").replace("\u2028", "")
@@ -104,6 +107,7 @@ def test_the_doctor_shows_foreign_runs_scripts_and_logs(tmp_path):
     assert "␛]0;title" in text
 
 
+@pytest.mark.processes
 def test_checkpoints_are_listed_without_their_escapes(tmp_path):
     folder = step_folder(tmp_path, 2)
     folder.mkdir()

@@ -248,6 +248,7 @@ def test_the_terminal_is_restored_and_the_last_frame_stays(follow):
     assert text.count("step 10/40") <= 3
 
 
+@pytest.mark.processes
 def test_ctrl_c_in_a_real_terminal_ends_the_ranks_and_gives_the_cursor_back(tmp_path):
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 70, 0, 0))

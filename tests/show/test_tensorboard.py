@@ -123,6 +123,7 @@ def test_a_run_that_was_killed_at_once_is_no_error(tmp_path):
     )
 
 
+@pytest.mark.processes
 def test_writing_needs_neither_torch_nor_tensorflow(tmp_path):
     code = (
         "import sys; from pathlib import Path; from paralab.show.tensorboard import write_tensorboard;"
@@ -169,6 +170,7 @@ def test_a_missing_package_is_said_before_anything_is_started(paralab, tmp_path)
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.processes
 def test_it_is_an_argument_of_the_function_too(tmp_path):
     import paralab
 

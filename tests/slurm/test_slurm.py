@@ -22,6 +22,8 @@ from tests.conftest import ROOT, Finished, run_paralab
 from tests.launch.test_endings import wait_for_steps
 from tests.slurm.cluster import cluster, idle, why_not
 
+pytestmark = pytest.mark.processes
+
 TRAINING = ("--workload", "mlp:tiny", "--steps", "4")
 ERROR = {
     "event": "error",

@@ -3,6 +3,7 @@
 import gc
 import json
 
+import pytest
 import torch
 
 from paralab.plan.plan import Plan
@@ -13,6 +14,7 @@ from paralab.workload.load import load_workload
 from tests.conftest import run_paralab
 
 
+@pytest.mark.processes
 def test_no_passage_outlives_its_step(tmp_path):
     """The graph refers to the passage and the passage to its loss: a cycle that the garbage
     collector cannot see through."""

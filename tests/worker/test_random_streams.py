@@ -64,6 +64,7 @@ def trained(plan, folder, name, keeping=None):
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.processes
 def test_two_trainings_are_the_same_bit_for_bit_and_so_is_a_resumed_one(plan, folder):
     directory = str(folder / f"checkpoints-{plan.strategy}")
     whole = trained(plan, folder, "whole", CheckpointPolicy(directory, every=3))

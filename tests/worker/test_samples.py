@@ -96,6 +96,7 @@ def test_get_batch_does_not_disturb_other_randomness():
     assert (torch.rand(1), random.random()) == expected
 
 
+@pytest.mark.processes
 def test_loader_workers_give_the_same_batches():
     plain, loaded = steps(Numbers(), 2, 0), steps(Numbers(), 2, 0, loader_workers=1)
     assert all(torch.equal(a["target"], b["target"]) for a, b in zip(plain, loaded, strict=True))

@@ -1,0 +1,156 @@
+"""A stand-in for `python` and `torchrun` whose processes need not import torch.
+
+    python -S tests/forked.py 0 SCRIPT [ARGUMENT…]      like `python SCRIPT`; also `-m MODULE`
+    python -S tests/forked.py 2 SCRIPT [ARGUMENT…]      like `torchrun --nproc_per_node=2 SCRIPT`
+
+The test session runs one process that has imported torch (tests/conftest.py). This program asks it
+for forked copies and waits for them. The copies end when this program ends.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import gc
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+GRACE_SECONDS = 0.3  # the time that other ranks have to report the failure of one
+KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+START_SECONDS = 120
+# What scripts and observed ranks import besides torch, so that no copy has to.
+MODULES = (
+    "tests.forked",
+    "torch.utils.data",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.rpc",
+    "torch.distributed.run",
+    "paralab.observe.begin",
+)
+
+
+@contextlib.contextmanager
+def server():
+    """In this block, commands and this program fork their processes from one that has torch."""
+    from paralab.launch.processes import SHARED
+
+    with tempfile.TemporaryDirectory(prefix="torch-") as folder:
+        address = os.path.join(folder, "socket")
+        command = [sys.executable, "-P", "-m", "paralab.worker.template", address, *MODULES]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, env=environment, start_new_session=True
+        ) as process:
+            deadline = time.monotonic() + START_SECONDS
+            while not os.path.exists(address):
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            os.environ[SHARED] = address
+            try:
+                yield process
+            finally:
+                del os.environ[SHARED]
+
+
+def python(ranks: int = 0) -> list[str]:
+    """The words that replace `python` or `torchrun --nproc_per_node=RANKS` in a command."""
+    return [sys.executable, "-S", str(Path(__file__).resolve()), str(ranks)]
+
+
+def start_and_wait(ranks: int, words: list[str]) -> int:
+    """Start the processes and return an exit code. One failure ends all, as under torchrun."""
+    sys.path.insert(0, str(ROOT))
+    from paralab.launch.processes import Template
+
+    template = Template()
+    common = {**template.environment, "GLOO_SOCKET_IFNAME": "lo"}
+    if ranks:
+        common |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": find_port()}
+        common.setdefault("OMP_NUM_THREADS", "1")
+
+    started = []
+    for rank in range(ranks or 1):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks else {}
+        with open_log(rank) as log:
+            started.append(template.fork("tests.forked", words, common | own, log))
+    assert all(started), "the process with torch is gone"
+
+    codes = {}
+    while len(codes) < len(started) and not any(codes.values()):
+        codes = {one.pid: code for one in started if (code := one.poll()) is not None}
+        time.sleep(0.01)
+    if len(codes) < len(started):
+        time.sleep(GRACE_SECONDS)
+    return max(map(abs, codes.values()))
+
+
+def find_port() -> str:
+    """A free port that no other program of this kind tries at the same time."""
+    for port in range(10000 + os.getpid() % 10000, 30000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return str(port)
+    raise OSError("no free port")
+
+
+def open_log(rank: int):
+    """Observed ranks each print to a file in the folder; all others to our standard output."""
+    if folder := os.environ.get("PARALAB_OBSERVE"):
+        return Path(folder, f"rank{rank}.txt").open("wb")
+    return os.fdopen(os.dup(1), "wb")
+
+
+def main() -> None:
+    """In a forked copy: run the program as a new Python would. Does not return."""
+    ctypes.CDLL(None).prctl(KILL_WITH_PARENT, signal.SIGKILL)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.enable()
+    if "RANK" not in os.environ:  # ranks that the script spawns are forked from it, also with torch
+        processes = sys.modules["torch.multiprocessing"]
+        processes.spawn = functools.partial(processes.start_processes, start_method="fork")
+
+    if folder := os.environ.get("PARALAB_OBSERVE"):
+        from paralab.observe.begin import begin
+
+        begin(folder)
+    code = 1
+    try:
+        run(sys.argv[1:])
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        if isinstance(leaving.code, str):
+            print(leaving.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run(words: list[str]) -> None:
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        sys.path.insert(0, os.path.dirname(words[0]))
+        runpy.run_path(words[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    sys.exit(start_and_wait(int(sys.argv[1]), sys.argv[2:]))
