@@ -1,8 +1,8 @@
-"""`pip install .` is enough: the wheel, torch and the declared dependencies, and nothing else,
-carry the README's commands.
+"""`pip install .` is enough: the wheel, torch, and the declared dependencies run the commands in
+README and docs/tour.md.
 
-numpy was not declared once. In a plain install verify, compare and --checkpoint failed in the
-ranks, and no test saw it: the environment of the tests has numpy anyway."""
+numpy was once not declared. In a plain install verify, compare, and --checkpoint failed in the
+ranks, and no test noticed, because the test environment has numpy anyway."""
 
 import json
 import os
@@ -22,23 +22,25 @@ from tests.conftest import ROOT
 pytestmark = pytest.mark.processes
 
 UNDECLARED = ("pytest", "transformers", "cloudpickle", "tensorboard")
-# They take minutes, or need an extra or the tests' files; `paralab doctor` looks at this machine,
-# which may have a fault.
-SKIPPED = "practical|tune|examples/huggingface.py|--stall|doctor$"
+# Not run here: they take minutes, need an extra or a file of the reader, or check this machine.
+SKIPPED = (
+    r"practical|tune|examples/huggingface.py|--stall|doctor$|--attach|job\.log|PID|FILE|FOLDER"
+)
 SHORTER = (
-    (r"--workload gpt\b", "--workload gpt:tiny"),
+    (r"--workload gpt(?![:\w])", "--workload gpt:tiny"),
     (r"(?<=--steps )\d+", lambda found: str(min(int(found[0]), int(found[0]) // 50 + 2))),
     (r"--checkpoint-every \d+", "--checkpoint-every 2"),
     (r"--tensorboard \S+", ""),  # an extra
     (r"verify all", "verify ddp --steps 2"),
     (r"1,2,4", "1,2"),
+    (r"compare --workload", "compare single ddp --workload"),
     (r"(compare|scale)(.*)", r"\1\2 --rounds 1 --steps 2 --no-proof"),
 )
 SECONDS = 200
 
 
 def commands(text):
-    """The README's commands in its order: lines of its blocks, and what stands in backticks."""
+    """The commands of a page in their order: lines of code blocks, and code spans."""
     in_block, found = False, []
     for line in text.splitlines():
         if line.startswith("```"):
@@ -148,8 +150,8 @@ def test_only_what_is_declared_is_there(plain, tmp_path):
     assert run(plain, tmp_path, str(plain), "-c", code).stdout == "[]\n"
 
 
-# All commands in one process, whose ranks are forked from one that has loaded torch: loading it is
-# most of the time.
+# All commands run in one process, and their ranks are forked from one that has imported torch:
+# importing it takes most of the time.
 DRIVER = """
 import contextlib, io, json, sys
 from pathlib import Path
@@ -174,33 +176,27 @@ json.dump(ended, sys.stdout)
 """
 
 
-def test_the_commands_of_the_readme_run_in_a_plain_install(plain, tmp_path):
-    readme = (ROOT / "README.md").read_text()
-    (workload,) = re.findall(r"```python\n# mine\.py\n(.*?)```", readme, re.DOTALL)
+def test_the_commands_of_readme_and_tour_run_in_a_plain_install(plain, tmp_path):
+    pages = [(ROOT / page).read_text() for page in ("README.md", "docs/tour.md")]
+    (workload,) = re.findall(r"```python\n# mine\.py\n(.*?)```", "".join(pages), re.DOTALL)
     (tmp_path / "mine.py").write_text(workload)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     shutil.copy(ROOT / "examples" / "train_with_ddp.py", tmp_path / "train.py")
-    kept = [command for command in commands(readme) if not re.search(SKIPPED, command)]
+    shutil.copy(ROOT / "tests/doctor/corpus/H08/broken.py", tmp_path)
+
+    named = dict.fromkeys(command for page in pages for command in commands(page))
+    kept = [command for command in named if not re.search(SKIPPED, command)]
     words = [shlex.split(shorter(command))[1:] for command in kept]
-    assert {first for first, *_ in words} >= {
-        "list",
-        "env",
-        "run",
-        "verify",
-        "compare",
-        "plan",
-        "scale",
-        "show",
-        "doctor",
-    }
+    everyday = "list env run verify compare plan scale show checkpoint doctor"
+    assert {first for first, *_ in words} >= set(everyday.split())
     assert any("--resume" in command for command in words)
+
     done = run(plain, tmp_path, str(plain), "-P", "-c", DRIVER, input=json.dumps(words))
     assert done.returncode == 0, done.stderr
-    for command, (code, said) in zip(kept, json.loads(done.stdout), strict=True):
-        found = (
-            command.startswith("paralab doctor") and code == 1
-        )  # it says what is wrong with the file
-        assert code == 0 or found, f"{command}\n{said}"
-        assert "Traceback" not in said, command
+    for command, (code, printed) in zip(kept, json.loads(done.stdout), strict=True):
+        finding = command.startswith("paralab doctor") and code == 1
+        assert code == 0 or finding, f"{command}\n{printed}"
+        assert "Traceback" not in printed, command
 
 
 def test_the_console_command_is_installed(plain, tmp_path):

@@ -1,0 +1,169 @@
+"""README, CONTRIBUTING, and docs/ name only commands, options, files, and links that exist.
+
+Docs rot when code moves. `paralab faults` and a renamed test file stayed in these pages until
+someone typed them."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from paralab.cli.main import main
+from tests.conftest import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = ("paralab", "tests", "bench", "docs", "practicals", "examples")
+FOREIGN = {  # options of torchrun, srun, tensorboard, tasks.py, and the scripts in examples/
+    *("--batch-size", "--cpus-per-task", "--gpus-per-task", "--gres", "--log-dir", "--logdir"),
+    *("--lr", "--max-restarts", "--mem", "--nnodes", "--nproc-per-node", "--nproc_per_node"),
+    *("--only", "--partition", "--quick", "--rdzv-backend", "--rdzv-endpoint", "--standalone"),
+}
+# House style: one word for one thing, in American spelling.
+AVOIDED = (
+    r"\bset-ups?\b|\bcures?\b|\bcatalogue\b|optimis|utilis|any more|\bwhoever\b|all-reduce\(s\)"
+)
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def code(text: str) -> Iterator[str]:
+    """Every line of a fenced block, and every `code span` outside of them. In a block that shows an
+    output, only the command."""
+    in_block = shows_output = False
+    for line in text.splitlines():
+        if line.lstrip().startswith("```"):
+            in_block, shows_output = not in_block, False
+        elif in_block:
+            shows_output = shows_output or line.startswith("$ ")
+            if line.startswith("$ ") or not shows_output:
+                yield line
+        else:
+            yield from re.findall(r"`([^`]+)`", line)
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words after `paralab` in each command line. A comment, or an explanation that follows two
+    spaces, is not part of it."""
+    for line in code(text):
+        if found := re.match(r"(?:\$ )?(?:(?:torchrun|srun) .*)?\bparalab (?=[a-z…])(.*)", line):
+            yield shlex.split(re.split(r"\s{2,}|\s#", found[1])[0])
+
+
+def options_of(command: click.Command) -> set[str]:
+    return {"--help"}.union(*(parameter.opts for parameter in command.params))
+
+
+def mistake_in(words: list[str]) -> str | None:
+    """What click would refuse in this command: a command, a strategy, or an option."""
+    command: click.Command = main
+    while isinstance(command, click.Group) and words:
+        word, *words = words
+        if word not in command.commands:
+            return f"no command {word}"
+        command = command.commands[word]
+
+    ours = words[: words.index("--")] if "--" in words else words
+    inner = [word for argument in ours if " " in argument for word in argument.split()]
+    unknown = {
+        option
+        for word in (*ours, *inner)
+        if (option := word.partition("=")[0]).startswith("--") and " " not in option
+    } - options_of(command)
+    return f"no option {', '.join(sorted(unknown))}" if unknown else None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_and_options_exist(page: Path) -> None:
+    mistakes = {
+        " ".join(words): mistake
+        for words in commands(page.read_text())
+        if (mistake := mistake_in(words))
+    }
+    assert mistakes == {}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_an_option_alone_belongs_to_some_command(page: Path) -> None:
+    known = set(FOREIGN)
+    waiting: list[click.Command] = [main]
+    while waiting:
+        command = waiting.pop()
+        known |= options_of(command)
+        waiting += command.commands.values() if isinstance(command, click.Group) else []
+
+    named = {
+        option
+        for line in code(page.read_text())
+        for option in re.findall(r"(?<![\w-])--[a-z][\w-]+", line)
+    }
+    assert named - known == set()
+
+
+def test_a_command_that_is_gone_or_an_option_it_does_not_have_is_a_mistake() -> None:
+    text = """
+`paralab faults`
+```
+paralab show --all RUN  prints all of it, --what
+```
+```
+$ paralab run ddp --replica 2   # two ranks
+paralab gone
+```
+"""
+    mistakes = [mistake_in(words) for words in commands(text)]
+    assert mistakes == ["no command faults", None, "no option --replica"]
+    assert (
+        mistake_in(["compare", "ddp --replicas 2", "ddp --acumulate 4"]) == "no option --acumulate"
+    )
+    assert mistake_in(["doctor", "--try", "3", "--", "torchrun", "--nproc_per_node=2"]) is None
+
+
+def anchors(page: Path) -> set[str]:
+    """GitHub's anchors of the headings."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_and_files_exist(page: Path) -> None:
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+    without_outputs = re.sub(r"```\n\$ .*?```", "", text, flags=re.DOTALL)
+    named = re.findall(rf"(?<![\w/.])((?:{'|'.join(FOLDERS)})/[\w./-]*\w)", without_outputs)
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_pages_use_the_words_of_the_glossary(page: Path) -> None:
+    generated = r"<!-- table -->.*?<!-- /table -->|```.*?```|`[^`\n]*`"
+    text = re.sub(generated, "", page.read_text(), flags=re.DOTALL)
+    assert re.findall(AVOIDED, text) == []
+
+
+def test_the_readme_is_short_and_every_page_is_linked_from_it() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) < 150
+    assert [name(page) for page in PAGES[1:] if f"({name(page)})" not in text] == []
+
+
+def test_contributing_answers_30_questions() -> None:
+    """Where is X? Each answer names files; test_links_and_files_exist checks that they exist."""
+    rows = re.findall(
+        r"^\| \d+ \| .+ \| (.+) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) == 30
+    files = [re.findall(r"`(\S+\.py)`", row) for row in rows]
+    assert all(files)
+    assert [path for row in files for path in row if not (ROOT / path).exists()] == []
