@@ -1,8 +1,7 @@
-"""Pictures of the page for the README and the docs: a comparison is run, and headless Chromium
-looks at its report.
+"""Take the screenshots in docs/images: run a comparison, then open its page in headless Chromium.
 
-make screenshots                 runs `paralab compare --workload gpt` first
-python docs/screenshots.py REPORT.html
+python3 tasks.py screenshots                 runs `paralab compare --workload gpt` first
+python docs/screenshots.py REPORT.html       takes them from this page
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Locator, Page, sync_playwright
 
 IMAGES = Path(__file__).parent / "images"
 FLAGS = [
@@ -22,10 +21,11 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-sync",
 ]
-DESK, PHONE = {"width": 1180, "height": 860}, {"width": 390, "height": 844}
+WINDOW = {"width": 1180, "height": 760}
+MARGIN = 16  # pixels around a block
 
 
-def report() -> Path:
+def write_report() -> Path:
     folder = Path(tempfile.mkdtemp()) / "compare"
     command = [
         sys.executable,
@@ -41,32 +41,34 @@ def report() -> Path:
     return folder / "report.html"
 
 
-def section(page: Page, title: str) -> None:
-    """Scroll so that a section stands at the top."""
-    page.get_by_role("heading", name=title, exact=True).first.evaluate(
-        "heading => heading.scrollIntoView()"
-    )
+def shoot(page: Page, block: Locator, name: str) -> None:
+    """Save one block of the page. Blocks are chosen by their kind, so that new titles do not break
+    this script."""
+    box = block.bounding_box()
+    assert box, f"{name}: this page has no such block"
+    clip = {
+        "x": max(0, box["x"] - MARGIN),
+        "y": max(0, box["y"] - MARGIN),
+        "width": box["width"] + 2 * MARGIN,
+        "height": box["height"] + 2 * MARGIN,
+    }
+    page.screenshot(path=IMAGES / f"{name}.png", clip=clip, full_page=True)
 
 
-def shoot(path: Path) -> None:
+def main(report: Path) -> None:
     IMAGES.mkdir(exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
-        for scheme in ("light", "dark"):
-            page = browser.new_page(viewport=DESK, color_scheme=scheme)
-            page.goto(path.resolve().as_uri())
-            page.screenshot(path=IMAGES / f"verdict-{scheme}.png")
-            section(page, "Speed-up against single")
-            page.screenshot(path=IMAGES / f"bars-{scheme}.png")
-            section(page, "ddp ×2: the last steps")
-            page.screenshot(path=IMAGES / f"timeline-{scheme}.png")
-            section(page, "Pipeline schedules")
-            page.screenshot(path=IMAGES / f"schedule-{scheme}.png")
-        page = browser.new_page(viewport=PHONE, color_scheme="light", device_scale_factor=2)
-        page.goto(path.resolve().as_uri())
-        page.screenshot(path=IMAGES / "phone-light.png")
+        page = browser.new_page(viewport=WINDOW, color_scheme="light")
+        page.goto(report.resolve().as_uri())
+
+        page.screenshot(path=IMAGES / "verdict.png")
+        timelines = page.locator("article.timeline-block")
+        shoot(page, page.locator("article.bars-block").first, "bars")
+        shoot(page, timelines.filter(has_text="ddp ×2").first, "timeline")
+        shoot(page, page.locator("article.schedule-block").first, "schedule")
         browser.close()
 
 
 if __name__ == "__main__":
-    shoot(Path(sys.argv[1]) if len(sys.argv) > 1 else report())
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else write_report())

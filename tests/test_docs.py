@@ -158,6 +158,12 @@ def test_the_readme_is_short_and_every_page_is_linked_from_it() -> None:
     assert [name(page) for page in PAGES[1:] if f"({name(page)})" not in text] == []
 
 
+def test_every_image_is_used() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    images = (ROOT / "docs" / "images").iterdir()
+    assert [image.name for image in images if f"images/{image.name})" not in text] == []
+
+
 def test_contributing_answers_30_questions() -> None:
     """Where is X? Each answer names files; test_links_and_files_exist checks that they exist."""
     rows = re.findall(
