@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from paralab.experiment.run import make_plan
+from paralab.experiment.planning import make_plan
 from paralab.plan.plan import Plan
 from paralab.plan.request import Request
 from paralab.record.writer import EventWriter

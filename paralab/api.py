@@ -15,11 +15,11 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 from paralab.errors import UsageError, unknown
 from paralab.experiment import compare as comparison
-from paralab.experiment import run as training
+from paralab.experiment import run as experiment
 from paralab.experiment import verify as verification
+from paralab.experiment.planning import look_again
 from paralab.experiment.rounds import Case
 from paralab.launch.processes import loading_once
-from paralab.launch.restart import RestartPolicy
 from paralab.launch.run_options import RunOptions
 from paralab.plan.option import Option, options_of
 from paralab.plan.request import Request
@@ -119,14 +119,8 @@ def run(workload: Source, strategy: str, **options: Unpack[AllOptions]) -> dict[
     _require_known(options, ALL)
     chosen = RunOptions(**_values_of(RunOptions, options))
     with loading_once(), _reference(workload) as reference:
-        return training.run(
-            Request(strategy, reference, **_values_of(Request, options)),
-            out=chosen.out,
-            save_weights=chosen.save_weights,
-            profile=chosen.profile,
-            tensorboard=chosen.tensorboard,
-            survival=RestartPolicy.from_options(chosen),
-        )
+        request = Request(strategy, reference, **_values_of(Request, options))
+        return experiment.run(request, chosen)
 
 
 @lists(CONFIGURATION)
@@ -180,7 +174,7 @@ def compare(
             f"configurations={configurations!r} is a string.", fix=f"a list: [{configurations!r}]"
         )
     _require_known(options, CONFIGURATION)
-    training.look_again()
+    look_again()
     with loading_once(), _reference(workload) as reference:
         base = Request("single", reference, **options)
         asked = [{"strategy": each} if isinstance(each, str) else each for each in configurations]

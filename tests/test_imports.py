@@ -17,15 +17,7 @@ ALLOWED = {
     "workload": set(),
     "plan": {"machine", "workload"},  # their plain numbers: Machine, Probe, Summary
     "record": set(),
-    "launch": {
-        "machine",
-        "workload",
-        "plan",
-        "record",
-        "analyse",
-        "experiment",
-        "worker",
-    },  # TODO: one Launcher
+    "launch": {"machine", "workload", "plan", "record"},
     "worker": {"machine", "workload", "plan", "record"},
     "analyse": {
         "machine",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paralab.errors import UsageError
-from paralab.record.reader import Event, read_events
+from paralab.record.reader import Event, read_events, read_status
 
 WARM_UP = (
     3  # steps left out of the timings where there are enough: allocation, DDP's rebuilt buckets
@@ -124,10 +124,4 @@ class Recording:
 
     @property
     def status(self) -> str:
-        """completed, failed, interrupted, stopped (and saved), or killed: the end without a
-        word."""
-        ends = [event["status"] for event in self.named("end")]
-        for status in ("failed", "interrupted", "stopped"):
-            if status in ends:
-                return status
-        return "completed" if len(ends) == self.world_size else "killed"
+        return read_status(self.events, self.world_size)

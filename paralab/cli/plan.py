@@ -18,7 +18,7 @@ from paralab.plan.request import Request
 @JSON
 def plan(strategy: str, as_json: bool, **options: Any) -> None:
     """Print the plan of a run and the reason for each choice. Nothing is trained."""
-    from paralab.experiment.run import make_plan
+    from paralab.experiment.planning import make_plan
     from paralab.show.run import print_ranks, print_reasons, print_sentence, print_stages
 
     resolved, _, summary = make_plan(Request(strategy=strategy, **given(options)))

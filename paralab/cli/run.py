@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,6 +24,10 @@ from paralab.errors import UsageError
 from paralab.launch.run_options import OUTPUT, RunOptions
 from paralab.plan.request import Request
 from paralab.show.visible import echo
+
+if TYPE_CHECKING:
+    from paralab.launch.job import Launcher
+    from paralab.launch.launched_by import Joined
 
 LAUNCHING, SLURM = "Launching", "Slurm"
 
@@ -107,81 +109,75 @@ def run(
     Exit codes: 0 success, 1 failure, 2 usage error, 75 stopped and saved (use --resume), 128 + N
     stopped by signal N (130 Ctrl-C, 143 SIGTERM, 129 SIGHUP).
     """
-    from paralab.launch import slurm_job as submitting
+    from paralab.experiment import run as experiment
     from paralab.launch.launched_by import joined
-    from paralab.launch.restart import RestartPolicy
-    from paralab.launch.torchrun import become_torchrun
+    from paralab.launch.slurm_job import SlurmLauncher, require_slurm
     from paralab.show.page import write_report
     from paralab.show.run import print_result
     from paralab.show.screen import Screen
 
     chosen = RunOptions(**take(RunOptions, options))
-    survival = RestartPolicy.from_options(chosen)
-    tensorboard = chosen.tensorboard
     request = Request(strategy=strategy, **given(options))
-    how: dict[str, Any] = {
-        "out": chosen.out,
-        "save_weights": chosen.save_weights,
-        "profile": chosen.profile,
-        "tensorboard": tensorboard,
-        "survival": survival,
-    }
     launched = joined() if slurm is None else None
     if launcher == "torchrun":
-        if slurm is not None:
-            raise UsageError(
-                "--launcher torchrun starts ranks on this machine; in a Slurm job srun does that.",
-                fix="leave out one of the two",
-            )
-        if not launched:
-            become_torchrun(request, survival.max_restarts)
-        how["survival"] = replace(survival, max_restarts=0)  # the agent starts them again
-    if slurm is not None and dry_run:
-        script = submitting.dry_run(request, nodes, slurm, **how)
+        _use_torchrun(request, chosen, slurm is not None, launched is not None)
+        chosen = replace(chosen, max_restarts=0)  # torchrun restarts the ranks
+    if slurm is None:
+        require_slurm(nodes, dry_run, slurm_wait)
+    elif dry_run:
+        script = SlurmLauncher(slurm, nodes).write_script(request, chosen)
         click.echo(json.dumps({"script": script}) if as_json else script, nl=as_json)
         return
-    if slurm is None:
-        submitting.require_slurm(nodes, dry_run, slurm_wait)
-    how |= {"say": printer(quiet=as_json and slurm is not None)}
-    train = _trainer(launched, slurm, nodes=nodes, wait_seconds=slurm_wait)
-    if as_json:
-        if live:
-            raise UsageError(
-                "--live draws in the terminal, but --json prints one object and nothing else.",
-                fix="only one of the two",
-            )
-        result = train(request, **how)
-        click.echo(
-            json.dumps(
-                result
-                | ({"report": str(write_report(Path(result["run_folder"])))} if report else {})
-            )
+    if as_json and live:
+        raise UsageError(
+            "--live draws in the terminal, but --json prints one object and nothing else.",
+            fix="only one of the two",
         )
-        return
-    screen = (
-        Screen(show, live, looking=slurm is None) if not launched or launched.rank == 0 else None
-    )
+
+    how: dict[str, Any] = {"say": printer(quiet=as_json and slurm is not None)}
+    screen = None
+    if not as_json and (not launched or launched.rank == 0):
+        screen = Screen(show, live, looking=slurm is None)
+        how["watch"] = screen.watch
     try:
-        result = train(request, **how, **({"watch": screen.watch} if screen else {}))
+        with_launcher = _choose_launcher(launched, slurm, nodes, slurm_wait)
+        result = experiment.run(request, chosen, with_launcher, **how)
     finally:
         if screen:
             screen.close()
+
+    page = str(write_report(Path(result["run_folder"]))) if report else None
+    if as_json:
+        click.echo(json.dumps(result | ({"report": page} if page else {})))
+        return
     print_result(result, show)
-    if report:
-        echo(f"All tables and charts: {write_report(Path(result['run_folder']))}")
-    if tensorboard:
-        echo(f"View it with: tensorboard --logdir {tensorboard}")
+    if page:
+        echo(f"All tables and charts: {page}")
+    if chosen.tensorboard:
+        echo(f"View it with: tensorboard --logdir {chosen.tensorboard}")
 
 
-def _trainer(launched: Any, slurm: str | None, **job: Any) -> Callable[..., dict[str, Any]]:
-    """What trains: ranks started here, ranks that were launched already, or a Slurm job."""
-    from paralab.experiment import run as training
-    from paralab.launch import slurm_job as submitting
+def _use_torchrun(request: Request, chosen: RunOptions, slurm: bool, launched: bool) -> None:
+    """Become torchrun, unless this is already one of its ranks."""
+    from paralab.experiment.planning import make_plan
+    from paralab.launch.torchrun import become_torchrun
+
+    if slurm:
+        raise UsageError(
+            "--launcher torchrun starts ranks on this machine; in a Slurm job srun does that.",
+            fix="leave out one of the two",
+        )
+    if not launched:
+        become_torchrun(make_plan(request)[0], chosen.max_restarts)
+
+
+def _choose_launcher(
+    launched: Joined | None, slurm: str | None, nodes: int | None, wait_seconds: float | None
+) -> Launcher:
+    from paralab.launch.joined_ranks import JoinedLauncher
+    from paralab.launch.local import LocalLauncher
+    from paralab.launch.slurm_job import SlurmLauncher
 
     if slurm is not None:
-        return partial(submitting.run, options=slurm, **job)
-    if launched:
-        from paralab.launch import joined_ranks as joining  # imports torch, for the rendezvous
-
-        return partial(joining.run, launched)
-    return training.run
+        return SlurmLauncher(slurm, nodes, wait_seconds)
+    return JoinedLauncher(launched) if launched else LocalLauncher()

@@ -14,8 +14,8 @@ from paralab.course.measurements import LabPart
 from paralab.course.sheet import document, find, number_of
 from paralab.errors import UsageError
 from paralab.experiment.compare import compare
+from paralab.experiment.planning import look_once
 from paralab.experiment.rounds import Case
-from paralab.experiment.run import look_once
 from paralab.machine.host import Machine
 from paralab.plan.request import Request
 from paralab.units import plural

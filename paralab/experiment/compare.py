@@ -11,8 +11,8 @@ from typing import Any
 
 from paralab.analyse.compare import comparison_of
 from paralab.errors import Interrupted, UsageError, unknown
+from paralab.experiment.planning import look_once, slug
 from paralab.experiment.rounds import BUDGET_SECONDS, ROUNDS, Case, measure, planned, resolve_all
-from paralab.experiment.run import look_once, slug
 from paralab.machine.signals import exit_code_of, name_of
 from paralab.plan.option import flag_of, options_of
 from paralab.plan.request import APPLIES, STRATEGIES, Request, only_applicable

@@ -9,8 +9,8 @@ from typing import Any
 
 from paralab.analyse.verify import failed_case, judge, with_excuse
 from paralab.errors import RunFailed
-from paralab.experiment.run import probe_once, record_plan
-from paralab.launch.jobs import TrainingJob
+from paralab.experiment.planning import probe_once, record_plan
+from paralab.launch.job import Training
 from paralab.machine.host import Machine, threads_asked
 from paralab.plan.plan import Plan
 from paralab.plan.request import Request, on_one_device
@@ -41,7 +41,7 @@ class ReferenceRuns:
 
     def __init__(self, folder: Path, private: Path) -> None:
         self.folder, self.private = folder, private
-        self.jobs: list[TrainingJob] = []
+        self.jobs: list[Training] = []
         self.references: dict[tuple[Request, tuple[str, ...]], str] = {}
 
     def add(self, name: str, request: Request, machine: Machine, summary: Summary) -> Proof:
@@ -97,7 +97,7 @@ class ReferenceRuns:
     def _append(
         self, name: str, plan: Plan, extras: dict[str, str], machine: Machine, summary: Summary
     ) -> int:
-        job = TrainingJob(plan, RunFolder.create(self.folder / name, ""), extras)
+        job = Training(plan, RunFolder.create(self.folder / name, ""), extras)
         record_plan(job.folder, plan, machine, summary)
         self.jobs.append(job)
         return len(self.jobs) - 1

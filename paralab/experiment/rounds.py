@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from paralab.errors import UsageError
+from paralab.experiment.planning import look_once, probe_once, record_plan, slug
 from paralab.experiment.reference_runs import Proof, ReferenceRuns
-from paralab.experiment.run import finish, look_once, probe_once, record_plan, refuse_inside, slug
-from paralab.launch.jobs import TrainingJob, train_all
+from paralab.experiment.run import finish
+from paralab.experiment.shared_launch import has_started, is_complete, train_all
+from paralab.launch.job import Training
+from paralab.launch.launched_by import refuse_inside
 from paralab.machine.host import Machine, threads_asked
 from paralab.machine.signals import number_of
 from paralab.plan.label import label
@@ -158,7 +161,7 @@ def measure(
 ) -> dict[str, Any]:
     """Train every case in every planned round, the order shuffled anew each time; return the
     outcome: what came of the plan."""
-    jobs: list[TrainingJob] = []
+    jobs: list[Training] = []
     rounds = len(entries[0]["runs"])
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         beside = ReferenceRuns(folder.path / "proof", Path(private))
@@ -174,9 +177,7 @@ def measure(
                 record_plan(run, item.plan, item.machine, item.summary)
                 timed[len(jobs)] = (number, round_)
                 deadline = budget_seconds if round_ >= SURE_ROUNDS and place == 0 else None
-                jobs.append(
-                    TrainingJob(item.plan, run, case=str(number), deadline_seconds=deadline)
-                )
+                jobs.append(Training(item.plan, run, case=str(number), deadline_seconds=deadline))
         stopped_by: int | None = None
         try:
             failed = train_all(folder, jobs, Progress(jobs, timed, rounds, say).poll)
@@ -184,7 +185,9 @@ def measure(
             failed, stopped_by = {}, number_of(error)
         for number, item in enumerate(cases):
             proof = proofs.get(_structure(item))
-            known = proof is not None and all(job in failed or jobs[job].done for job in proof.jobs)
+            known = proof is not None and all(
+                job in failed or is_complete(jobs[job]) for job in proof.jobs
+            )
             entries[number]["parity"] = (
                 beside.verdict(proof, failed) if proof is not None and known else None
             )
@@ -193,7 +196,7 @@ def measure(
     cut = {
         round_
         for place, (number, round_) in timed.items()
-        if number not in gone and not jobs[place].done
+        if number not in gone and not is_complete(jobs[place])
     }
     for place, (number, round_) in timed.items():
         run = jobs[place].folder
@@ -203,7 +206,7 @@ def measure(
         entries[number]["runs"].remove(str(run.path.relative_to(folder.path)))
         if place in failed:
             entries[number]["error"] = failed[place].problem
-        if not jobs[place].begun:
+        if not has_started(jobs[place]):
             shutil.rmtree(run.path)  # made for a round for which there was no time
     for entry in entries:
         if not entry["runs"] and not entry["error"]:
@@ -225,7 +228,7 @@ class Progress:
 
     def __init__(
         self,
-        jobs: list[TrainingJob],
+        jobs: list[Training],
         timed: dict[int, tuple[int, int]],
         rounds: int,
         say: Callable[[str], None],

@@ -24,8 +24,8 @@ from typing import Any
 from paralab.analyse.tune import choice_of
 from paralab.errors import RunFailed, UsageError
 from paralab.experiment.compare import compare
+from paralab.experiment.planning import look_once, slug
 from paralab.experiment.rounds import Case
-from paralab.experiment.run import look_once, slug
 from paralab.plan.check import check
 from paralab.plan.label import label
 from paralab.plan.request import APPLIES, Request

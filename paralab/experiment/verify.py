@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from paralab.errors import UsageError, unknown
+from paralab.experiment.planning import probe_once
 from paralab.experiment.reference_runs import ReferenceRuns
-from paralab.experiment.run import probe_once, refuse_inside
+from paralab.experiment.shared_launch import train_all
+from paralab.launch.deadlines import Deadlines
 from paralab.launch.inspect import look_at
-from paralab.launch.jobs import train_all
-from paralab.launch.watchdog import Deadlines
+from paralab.launch.launched_by import refuse_inside
 from paralab.machine.host import Machine, threads_asked
 from paralab.plan.batches import global_batches, shares
 from paralab.plan.check import check
@@ -272,7 +273,7 @@ def _train(
         ranks = max(job.plan.world_size for job in beside.jobs)
         references = plural(len(beside.references), "reference")
         say(f"{references} and {plural(len(ready), 'case')} on up to {plural(ranks, 'rank')}")
-        failed = train_all(folder, beside.jobs, patience=deadlines)
+        failed = train_all(folder, beside.jobs, deadlines=deadlines)
     for number, error in failed.items():
         if beside.is_reference(number):
             raise error

@@ -144,10 +144,31 @@ def without_launch(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def meeting_file(place: Joined) -> Path:
-    """Where rank 0 of an srun job says its address. In the folder of the job: the only place that
-    all nodes are known to share."""
-    return Path(f".paralab-meeting-{place.attempt}").absolute()
+def refuse_inside() -> None:
+    """Do not start ranks inside a rank: of torchrun, of Slurm, or of paralab itself.
+
+    A script that calls paralab at its top level, and that the ranks import to find the workload,
+    would start itself again and again.
+    """
+    if INSIDE in os.environ:
+        raise UsageError(
+            "This file calls paralab when it is imported, and the ranks must import it to find "
+            "the workload.",
+            fix='put the call under `if __name__ == "__main__":`',
+        )
+    launched = joined()
+    if launched and launched.world_size > 1:
+        raise UsageError(
+            f"This command starts its own ranks, but this process is already rank {launched.rank} "
+            f"of {launched.world_size} of {launched.launcher}.",
+            fix="leave out torchrun or srun; only `paralab run` joins them",
+        )
+
+
+def rendezvous_file(place: Joined) -> Path:
+    """Where rank 0 of an srun job writes its address. In the job's working directory: the only
+    folder that all nodes are known to share."""
+    return Path(f".paralab-rendezvous-{place.attempt}").absolute()
 
 
 def own_address(place: Joined) -> str:

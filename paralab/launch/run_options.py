@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from paralab.plan.option import option
-from paralab.record.checkpoints import KEPT
+from paralab.errors import UsageError
+from paralab.launch.deadlines import Deadlines
+from paralab.plan.option import flag_of, option
+from paralab.record.checkpoints import KEPT, checkpoints
+from paralab.units import plural
 
 OUTPUT = "Output"
 CHECKPOINTS = "Checkpoints and restarts"
@@ -71,3 +74,39 @@ class RunOptions:
         default=600.0,
         metavar="SECONDS",
     )
+
+    @property
+    def deadlines(self) -> Deadlines:
+        return Deadlines(self.start_deadline, self.step_deadline, self.save_deadline)
+
+    def check(self) -> None:
+        """Refuse options that contradict each other or the checkpoint folder."""
+        if self.checkpoint is None and (self.checkpoint_every is not None or self.resume):
+            flag = "--checkpoint-every" if self.checkpoint_every is not None else "--resume"
+            raise UsageError(f"{flag} needs a checkpoint folder.", fix=f"{flag} … --checkpoint DIR")
+        for name, least in (("checkpoint_every", 1), ("keep_checkpoints", 1), ("max_restarts", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                flag = flag_of(name)
+                raise UsageError(f"{flag} {value} is less than {least}.", fix=f"{flag} 3")
+        self.deadlines.check()
+
+        if self.checkpoint is None or not self.checkpoint.exists():
+            return
+        if not self.checkpoint.is_dir():
+            raise UsageError(f"--checkpoint {self.checkpoint} is a file.", fix="a folder")
+        if not self.resume and (existing := checkpoints(self.checkpoint)):
+            raise UsageError(
+                f"--checkpoint {self.checkpoint} already contains "
+                f"{plural(len(existing), 'checkpoint')}, up to step {existing[-1].step}.",
+                fix="--resume to continue from the last one, or another folder",
+            )
+
+    def saved_cuts(self, strategy: str) -> list[str]:
+        """Where the stages begin in the checkpoint to resume from. New timings could choose other
+        cuts, and then the stages' random numbers would differ from the interrupted run's."""
+        if not self.resume or self.checkpoint is None or not self.checkpoint.is_dir():
+            return []
+        whole = [each for each in checkpoints(self.checkpoint) if not each.problem]
+        topology = whole[-1].manifest.get("topology", {}) if whole else {}
+        return topology.get("cuts") or [] if topology.get("strategy") == strategy else []

@@ -187,7 +187,7 @@ class SlurmJob:
     def waiting(self) -> Waiting:
         return waiting(self.reason)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """`PENDING (Resources: it is next, …)`, `RUNNING on n[1-2]`."""
         if self.state == "PENDING" and self.reason != "None":
             return f"PENDING ({self.reason}: {self.waiting.means})"

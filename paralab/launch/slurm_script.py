@@ -19,16 +19,11 @@ from paralab.plan.request import Request
 
 Options = Mapping[str, str | None]  # sbatch's long options without their dashes; None for a flag
 
-ONE_PROCESS = (
-    "single",
-    "dp",
-    "mp",
-    "pipeline",
-)  # these strategies are one process, on one node, unless they have a --schedule
+# These strategies use one process on one node, unless they have a --schedule.
+ONE_PROCESS = ("single", "dp", "mp", "pipeline")
 WARN_SECONDS = 60  # before the time limit the ranks get SIGUSR1 …
-SHORTEST_WARNED_SECONDS = (
-    300  # … but not in a job that is hardly longer than that: Slurm would send it at the start
-)
+# … but not in a job that is hardly longer: Slurm would send it at the start.
+SHORTEST_WARNED_SECONDS = 300
 
 FLAGS = (
     *(
@@ -229,82 +224,90 @@ def limit_seconds(time: str | None) -> int | None:
     return first * 60 + second if rest[2] is None else (first * 60 + second) * 60 + third
 
 
-def script(
-    request: Request,
-    asked: Allocation,
-    extras: Sequence[str],
-    runs: Path,
-    prints: Path,
-    where: Path,
-    paralab: Sequence[str],
-    environment: Mapping[str, str],
-    command: Sequence[str],
-    saves: bool = False,
-) -> str:
-    """The text. Every start of the job trains into a new folder below `runs`; what it prints is
-    appended to a file in `prints`.
+@dataclass(frozen=True)
+class JobScript:
+    """What the script of a job depends on. Every start of the job trains into a new folder below
+    `runs`; its output is appended to a file in `prints`.
 
-    extras       options of `paralab run` that are no part of the request, such as --save-weights
-    where        the folder in which the command was given
-    paralab      the words that start it
-    environment  what must be set for it to run by hand, from another shell
-    command      what the user wrote, for the comment
-    saves        it makes checkpoints: a start after the first goes on with the last one, and a job that was told to stop (its time
-                 is up) and has saved is put into the queue again
+    words        options of `paralab run` that are not part of the request, such as --save-weights
+    where        the working directory of the command
+    paralab      the words that start paralab
+    environment  variables that the script sets, so that it also works from another shell
+    command      what the user typed, for the comment
+    saves        it writes checkpoints: a later start resumes, and a job that was stopped by its
+                 time limit and has saved is requeued
     """
-    known: dict[str, str | None] = {
-        "job-name": f"paralab-{request.strategy}",
-        "nodes": str(asked.nodes),
-        "ntasks": str(asked.tasks),
-        "ntasks-per-node": str(asked.per_node),
-        **asked.options,
-        "output": str(prints).replace("%", "%%") + "/slurm-%j.out",
-        "open-mode": "append",
-    }
-    if "requeue" not in known and "no-requeue" not in known:
-        known["requeue"] = None
-    limit = limit_seconds(known.get("time"))
-    if "signal" not in known and (limit is None or limit >= SHORTEST_WARNED_SECONDS):
-        known["signal"] = f"USR1@{WARN_SECONDS}"
-    if (
-        asked.tasks == 1 and request.strategy not in ONE_PROCESS
-    ):  # a step of one task is not joined: paralab would start two ranks
-        request = replace(request, replicas=1)
-    train = [*paralab, "run", request.strategy, *to_words(request), *extras]
-    # Since Slurm 22.05 a step does not inherit the job's --cpus-per-task.
-    step = "srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}"
-    return "\n".join(
-        [
+
+    request: Request
+    asked: Allocation
+    words: Sequence[str]
+    runs: Path
+    prints: Path
+    where: Path
+    paralab: Sequence[str]
+    environment: Mapping[str, str]
+    command: Sequence[str]
+    saves: bool = False
+
+    def text(self) -> str:
+        restart = "${SLURM_RESTART_COUNT:+-restart$SLURM_RESTART_COUNT}"
+        lines = [
             "#!/bin/bash",
-            f"# {shlex.join(command)}",
+            f"# {shlex.join(self.command)}",
             "#",
-            "# By hand, as often as you like: sbatch THIS_FILE. What is given to sbatch there wins over the lines below.",
-            f"# What it prints is in {prints}/slurm-JOB.out; every start trains into a folder of its own, which",
-            "# `paralab show FOLDER` reads. Both must be on a file system that the nodes share.",
-            *(_directive(name, value) for name, value in known.items()),
+            "# Submit it by hand as often as you like: sbatch THIS_FILE. Options that you give to",
+            "# sbatch override the lines below. The output goes to",
+            f"# {self.prints}/slurm-JOB.out;",
+            "# every start trains into its own folder, which `paralab show FOLDER` reads.",
+            "# Both must be on a file system that the nodes share.",
+            *(_directive(name, value) for name, value in self._directives().items()),
             "",
             "set -euo pipefail",
-            f"cd {shlex.quote(str(where))}",
-            *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
+            f"cd {shlex.quote(str(self.where))}",
+            *(f"export {name}={shlex.quote(text)}" for name, text in self.environment.items()),
             "",
-            "# Slurm may start the job again (a node failed, another job had priority): nothing is overwritten then.",
-            f"run={shlex.quote(str(runs))}/run-$SLURM_JOB_ID${{SLURM_RESTART_COUNT:+-restart$SLURM_RESTART_COUNT}}",
-            *_step(f'{step} {shlex.join(train)} --out "$run"', saves, "--resume" in extras),
-            "",
+            "# Slurm may restart the job (a node failed, or another job had priority).",
+            f"run={shlex.quote(str(self.runs))}/run-$SLURM_JOB_ID{restart}",
+            *self._step(),
         ]
-    )
+        return "\n".join(lines) + "\n"
 
+    def _directives(self) -> dict[str, str | None]:
+        directives: dict[str, str | None] = {
+            "job-name": f"paralab-{self.request.strategy}",
+            "nodes": str(self.asked.nodes),
+            "ntasks": str(self.asked.tasks),
+            "ntasks-per-node": str(self.asked.per_node),
+            **self.asked.options,
+            "output": str(self.prints).replace("%", "%%") + "/slurm-%j.out",
+            "open-mode": "append",
+        }
+        if "requeue" not in directives and "no-requeue" not in directives:
+            directives["requeue"] = None
+        limit = limit_seconds(directives.get("time"))
+        if "signal" not in directives and (limit is None or limit >= SHORTEST_WARNED_SECONDS):
+            directives["signal"] = f"USR1@{WARN_SECONDS}"
+        return directives
 
-def _step(train: str, saves: bool, resumes: bool) -> list[str]:
-    if not saves:
-        return [train]
-    return [
-        train + ("" if resumes else " ${SLURM_RESTART_COUNT:+--resume}") + " || code=$?",
-        f'if [ "${{code:-0}}" = {Paused.exit_code} ]; then  # stopped by a signal, and saved: the rest when there is time again',
-        "    scontrol requeue $SLURM_JOB_ID",
-        "fi",
-        "exit ${code:-0}",
-    ]
+    def _step(self) -> list[str]:
+        request = self.request
+        # paralab does not join a step of one task, and would start two ranks.
+        if self.asked.tasks == 1 and request.strategy not in ONE_PROCESS:
+            request = replace(request, replicas=1)
+        train = [*self.paralab, "run", request.strategy, *to_words(request), *self.words]
+        # Since Slurm 22.05 a step does not inherit the job's --cpus-per-task.
+        cpus = "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}"
+        step = f'srun --kill-on-bad-exit=1 {cpus} {shlex.join(train)} --out "$run"'
+        if not self.saves:
+            return [step]
+        resume = "" if "--resume" in self.words else " ${SLURM_RESTART_COUNT:+--resume}"
+        return [
+            f"{step}{resume} || code=$?",
+            f'if [ "${{code:-0}}" = {Paused.exit_code} ]; then  # stopped by a signal and saved',
+            "    scontrol requeue $SLURM_JOB_ID",
+            "fi",
+            "exit ${code:-0}",
+        ]
 
 
 def run_name(job: int, restarts: int) -> str:

@@ -1,8 +1,7 @@
-"""`paralab run --launcher torchrun`: the same command, its ranks started by torch's elastic agent
-instead of by us.
+"""`paralab run --launcher torchrun`: the same command, with ranks that torch's elastic agent starts.
 
-This process looks, plans, and becomes `torchrun … paralab run …`, with as many processes as the
-plan has ranks; they join.
+This process becomes `torchrun … paralab run …` with as many processes as the plan has ranks; they
+join (`joined_ranks.py`).
 """
 
 from __future__ import annotations
@@ -12,31 +11,19 @@ import signal
 import sys
 from typing import NoReturn
 
-from paralab.experiment.run import make_plan
 from paralab.launch.processes import let_go
 from paralab.machine.child import command
-from paralab.plan.request import Request
+from paralab.plan.plan import Plan
 
 
-def become_torchrun(request: Request, max_restarts: int) -> NoReturn:
-    plan, _, _ = make_plan(request)
-    agent = [
-        "-P",
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={plan.world_size}",
-    ]
-    agent += [
-        f"--max-restarts={max_restarts}",
-        "--no-python",
-    ]  # or it would write `python -m`, without -P
-    os.environ.setdefault(
-        "OMP_NUM_THREADS", str(plan.threads_per_device)
-    )  # torchrun would choose 1, and say so at length
+def become_torchrun(plan: Plan, max_restarts: int) -> NoReturn:
+    agent = ["-P", "-m", "torch.distributed.run", "--standalone"]
+    agent += [f"--nproc-per-node={plan.world_size}", f"--max-restarts={max_restarts}"]
+    agent += ["--no-python"]  # torchrun would write `python -m`, without -P
+    # Otherwise torchrun chooses 1 thread and prints a long warning.
+    os.environ.setdefault("OMP_NUM_THREADS", str(plan.threads_per_device))
     let_go()
-    if (
-        "SLURM_JOB_ID" in os.environ
-    ):  # the ranks hear Slurm's warning themselves; the agent would be ended by it
+    # The ranks handle Slurm's warning themselves; it would end the agent.
+    if "SLURM_JOB_ID" in os.environ:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     os.execv(sys.executable, [sys.executable, *agent, *command("paralab", *sys.argv[1:])])

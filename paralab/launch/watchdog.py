@@ -1,5 +1,5 @@
-"""Notices ranks that hang, from outside: a deadline for each phase, and every rank's word on where
-it is, before they are ended."""
+"""Detects ranks that hang, from outside: each phase has a deadline, and before the ranks are ended,
+every one dumps its stacks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from paralab.errors import UsageError
+from paralab.launch.deadlines import Deadlines
 from paralab.launch.processes import Child
 from paralab.machine.processes import state_of
 from paralab.machine.signals import QUESTION
@@ -22,24 +22,7 @@ from paralab.record.status_board import Post, StatusBoard
 ANSWER_SECONDS = 1.0
 
 
-class Deadlines(NamedTuple):
-    """The longest that a phase may take: from the start to the first step, one step, what of a save
-    the training waits for."""
-
-    start: float = 600.0
-    step: float = 600.0
-    save: float = 600.0
-
-    def check(self) -> None:
-        for phase, seconds in self._asdict().items():
-            if not seconds > 0:
-                raise UsageError(
-                    f"--{phase}-deadline {seconds:g} is not a positive number of seconds.",
-                    fix=f"--{phase}-deadline 60",
-                )
-
-
-class Late(NamedTuple):
+class LateRank(NamedTuple):
     rank: int
     phase: str
     step: int
@@ -49,51 +32,45 @@ class Late(NamedTuple):
 
 @dataclass(frozen=True)
 class Watchdog:
+    """Watches the ranks `numbers` on the board. They write their stack dumps to `answers`, which
+    is deleted with the launch; the watchdog copies them to `dumps` in the run folder."""
+
     board: StatusBoard
-    numbers: list[int]  # the ranks that were started here
+    numbers: list[int]
     deadlines: Deadlines
-    answers: Path  # where the ranks write
-    testimonies: Path  # where it is kept
+    answers: Path
+    dumps: Path
 
     @property
     def posts(self) -> list[Post]:
         return [self.board.read(number) for number in self.numbers]
 
-    def late(self, codes: list[int | None]) -> list[Late]:
-        """The ranks, of those that run, that are over their deadline."""
+    def find_late(self, codes: list[int | None]) -> list[LateRank]:
+        """The running ranks (exit code None) that are over their deadline."""
         now = time.perf_counter()
-        found = []
+        late = []
         for rank, post, code in zip(self.numbers, self.posts, codes, strict=True):
             limit = getattr(self.deadlines, post.phase, float("inf"))
             if code is None and not post.waiting and now - post.since > limit:
-                found.append(Late(rank, post.phase, post.step, now - post.since, limit))
-        return found
+                late.append(LateRank(rank, post.phase, post.step, now - post.since, limit))
+        return late
 
-    def question(self, ranks: list[Child]) -> None:
-        """Let every rank say where it is, and write down what the system says of it: a stopped
-        process does not answer."""
+    def dump_stacks(self, ranks: list[Child]) -> None:
+        """Ask every rank for its stacks, and record the state of its process: a stopped process
+        does not answer."""
         for number, rank in zip(self.numbers, ranks, strict=True):
             with suppress(OSError):  # the disk may be full
-                self.testimonies.mkdir(parents=True, exist_ok=True)
-                (self.testimonies / f"rank{number}.state").write_text(
-                    json.dumps({"state": _state(rank), "pid": rank.pid})
-                )
+                self.dumps.mkdir(parents=True, exist_ok=True)
+                state = json.dumps({"state": _state(rank), "pid": rank.pid})
+                (self.dumps / f"rank{number}.state").write_text(state)
             with suppress(OSError):
                 assert rank.stdin
                 rank.stdin.write(QUESTION)
                 rank.stdin.flush()
-        until = time.monotonic() + ANSWER_SECONDS
-        able = [
-            number
-            for number, rank in zip(self.numbers, ranks, strict=True)
-            if _state(rank) not in ("T", "ended")
-        ]
-        answers = [self.answers / f"rank{number}.json" for number in able]
-        while time.monotonic() < until and not all(answer.exists() for answer in answers):
-            time.sleep(0.05)
-        for (
-            rank
-        ) in ranks:  # last: a rank that has not come so far as to handle this signal is ended by it
+        self._wait_for_answers(ranks)
+
+        # Last, because this signal ends a rank that does not handle it yet.
+        for rank in ranks:
             if rank.poll() is None:
                 with suppress(OSError):
                     rank.send_signal(signal.SIGUSR2)
@@ -102,7 +79,17 @@ class Watchdog:
             answer = self.answers / f"rank{number}{suffix}"
             if answer.exists():
                 with suppress(OSError):
-                    shutil.copy(answer, self.testimonies)
+                    shutil.copy(answer, self.dumps)
+
+    def _wait_for_answers(self, ranks: list[Child]) -> None:
+        until = time.monotonic() + ANSWER_SECONDS
+        answers = [
+            self.answers / f"rank{number}.json"
+            for number, rank in zip(self.numbers, ranks, strict=True)
+            if _state(rank) not in ("T", "ended")
+        ]
+        while time.monotonic() < until and not all(answer.exists() for answer in answers):
+            time.sleep(0.05)
 
 
 def _state(rank: Child) -> str | None:

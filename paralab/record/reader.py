@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,21 @@ def read_events(
             event for event in found.get(rank, []) if event["event"] not in ("error", "end")
         ] + events
     return found
+
+
+def read_status(events: Mapping[int, list[Event]], world_size: int) -> str:
+    """How a run ended: completed, failed, interrupted, stopped (and saved), or killed (no rank
+    wrote how it ended)."""
+    ends = [
+        event.get("status")
+        for list_ in events.values()
+        for event in list_
+        if event["event"] == "end"
+    ]
+    for status in ("failed", "interrupted", "stopped"):
+        if status in ends:
+            return status
+    return "completed" if len(ends) == world_size else "killed"
 
 
 def failures_of(folder: Path) -> list[dict[str, Any]]:

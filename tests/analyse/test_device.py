@@ -14,7 +14,7 @@ from paralab.analyse.phrases import machine_words
 from paralab.course.batch_splits import splits
 from paralab.course.configurations import DP2
 from paralab.course.measurements import Measurements
-from paralab.experiment.run import constraints
+from paralab.experiment.planning import constraints
 from paralab.machine.host import Gpu, Machine
 from paralab.plan.plan import Plan
 from paralab.show.open_folder import document_of

@@ -13,7 +13,6 @@ from paralab.cli.command import Command
 from paralab.cli.main import main
 from paralab.cli.options import given, take
 from paralab.cli.run import run
-from paralab.launch.restart import RestartPolicy
 from paralab.launch.run_options import RunOptions
 from paralab.plan.option import options_of, to_words
 from paralab.plan.request import Request
@@ -101,14 +100,6 @@ def test_every_field_of_a_request_survives_being_written_down(option):
 def test_every_run_option_survives_being_written_down(option):
     chosen = RunOptions(**{option.name: example(option)})
     assert parse(["ddp", *to_words(chosen)]) == (Request("ddp"), chosen)
-
-
-def test_a_restart_policy_survives_being_written_into_a_job(tmp_path):
-    chosen = RunOptions(
-        checkpoint=tmp_path, checkpoint_every=5, keep_checkpoints=2, step_deadline=90.5
-    )
-    policy = RestartPolicy.from_options(chosen)
-    assert parse(["ddp", *policy.options()]) == (Request("ddp"), chosen)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from paralab.errors import ParalabError
 from paralab.experiment.run import run
 from paralab.launch.processes import loading_once
-from paralab.launch.restart import RestartPolicy
+from paralab.launch.run_options import RunOptions
 from paralab.plan.request import Request
 from paralab.record.checkpoints import checkpoints
 from tests.conftest import run_paralab
@@ -168,7 +168,7 @@ def outcomes(room):
     from one process that has loaded torch."""
     found = {}
     with loading_once():
-        run(replace(TRAINING, steps=2), out=room / "run", survival=RestartPolicy(room / "whole"))
+        run(replace(TRAINING, steps=2), RunOptions(room / "run", checkpoint=room / "whole"))
         for name in ("none", *ATTACKS):
             kept = planted(room, name)
             (checked,) = checkpoints(kept, check=True)
@@ -192,7 +192,7 @@ def planted(room, name):
 
 def resumed(kept):
     try:
-        run(TRAINING, out=kept / "run", survival=RestartPolicy(kept, resume=True))
+        run(TRAINING, RunOptions(kept / "run", checkpoint=kept, resume=True))
     except ParalabError as error:
         return error.exit_code, str(error)
     return 0, ""

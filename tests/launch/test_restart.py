@@ -106,8 +106,8 @@ def survive(room, name, *options, seconds=100, **fault):
 
 
 FAULTS = [
-    ("kill", 1, "step", 8, "Rank 1 failed in step 8: was killed by SIGKILL"),
-    ("gil", 1, "step", 8, "Rank 1 does not let go of the Python interpreter"),
+    ("kill", 1, "step", 8, ("Rank 1 ", "step 8", "SIGKILL")),
+    ("gil", 1, "step", 8, ("Rank 1 ", "step 8", "interpreter")),
 ]
 
 
@@ -116,10 +116,10 @@ def test_a_fault_is_named_and_survived_bit_for_bit(room, kind, rank, phase, step
     name = f"{kind}-{rank}-{phase}"
     done = survive(room, name, kind=kind, rank=rank, phase=phase, step=step)
     assert done.code == 0, done.err
-    assert words in done.err
+    assert all(word in done.err for word in words)
     result = json.loads(done.out)
     assert (result["restarts"], result["reached_step"], result["steps"]) == (1, STEPS, STEPS)
-    assert words in " ".join(result["warnings"])
+    assert all(word in " ".join(result["warnings"]) for word in words)
     assert result["losses"] == json.loads((room / "whole" / "result.json").read_text())["losses"]
     assert same(room, name)
 
@@ -127,7 +127,8 @@ def test_a_fault_is_named_and_survived_bit_for_bit(room, kind, rank, phase, step
 def test_a_hang_names_the_rank_its_line_and_who_waits(room):
     done = survive(room, "stop", "--max-restarts", "0", kind="stop", rank=1, phase="step", step=8)
     assert done.code == 1
-    assert "Rank 1 is stopped (SIGSTOP, or Ctrl-Z): step 8 took" in done.err
+    assert "Rank 1 is stopped (SIGSTOP" in done.err
+    assert "step 8 took" in done.err
     assert "rank 0 waits in" in done.err
     assert (
         json.loads((room / "stop" / "testimonies" / "0" / "rank1.state").read_text())["state"]
@@ -138,8 +139,8 @@ def test_a_hang_names_the_rank_its_line_and_who_waits(room):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("exit0", "Rank 0 failed in step 2: ended itself with code 0 before its work was done"),
-        ("nan", "The loss is nan in step 2."),
+        ("exit0", ("Rank 0 failed", "step 2", "code 0")),
+        ("nan", ("nan", "step 2")),
     ],
 )
 def test_what_looks_like_no_failure_is_one(tmp_path, kind, words):
@@ -149,7 +150,7 @@ def test_what_looks_like_no_failure_is_one(tmp_path, kind, words):
         cwd=tmp_path,
         environment=plant(tmp_path, kind, kind=kind, rank=0, phase="step", step=2),
     )
-    assert (done.code, words in done.err) == (1, True), done.err
+    assert (done.code, all(word in done.err for word in words)) == (1, True), done.err
     assert not list((tmp_path / "ckpt").glob("step-*"))
 
 
@@ -173,8 +174,8 @@ def test_a_failure_that_comes_again_stops_the_restarts(room):
     done = run_paralab(*run, "--out", "always", cwd=room)
     assert done.code == 1
     assert "a short batch" in done.err
-    assert "twice, without a step in between" in done.err
-    assert done.err.count("Starting again") == 1
+    assert "twice" in done.err
+    assert (done.err.count("restart 1 of 5"), done.err.count("restart 2 of 5")) == (1, 0)
 
 
 def begin(room, name, *options):
@@ -202,7 +203,7 @@ def test_a_signal_saves_and_stops_and_another_topology_goes_on(room):
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
-    assert "Stopped and saved after" in err
+    assert "saved" in err
     reached = json.loads((room / "term" / "result.json").read_text())["reached_step"]
     assert 3 <= reached < STEPS
     listed = run_paralab("checkpoint", "verify", "term.ckpt", "--json", cwd=room).json
@@ -213,20 +214,17 @@ def test_a_signal_saves_and_stops_and_another_topology_goes_on(room):
     assert (again["begun_at_step"], again["reached_step"]) == (reached, STEPS)
     assert same(room, "term2")
     over = run_paralab(*RUN, "--checkpoint", "term.ckpt", "--resume", "--out", "term3", cwd=room)
-    assert (over.code, "All 14 steps are done already" in over.err) == (0, True)
+    assert (over.code, f"All {STEPS} steps" in over.err) == (0, True)
 
 
 def test_a_folder_in_use_is_refused_and_ctrl_c_twice_stops_at_once(room):
     process = begin(room, "twice", "--checkpoint", "twice.ckpt", "--steps", "10000")
     other = run_paralab(*RUN, "--checkpoint", "twice.ckpt", "--resume", "--out", "other", cwd=room)
-    assert (other.code, f"is in use by another run: process {process.pid} on" in other.err) == (
-        2,
-        True,
-    )
+    assert (other.code, f"process {process.pid} on" in other.err) == (2, True)
     (room / "held").touch()  # no step ends any more
     try:
         process.send_signal(signal.SIGINT)
-        assert "Once more to stop at once" in process.stderr.readline()
+        assert process.stderr.readline().startswith("Ctrl-C:")
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     finally:
@@ -275,11 +273,12 @@ def test_damage_is_named_and_nothing_is_loaded_from_it(tmp_path):
     data[len(data) // 2] ^= 1
     newest.write_bytes(bytes(data))
     refused = run_paralab(*common, "--steps", "6", "--out", "b", cwd=tmp_path)
-    assert (refused.code, "holds 2 checkpoints already" in refused.err) == (2, True)
+    assert (refused.code, "2 checkpoints" in refused.err) == (2, True)
     done = run_paralab(*common, "--resume", "--steps", "6", "--out", "c", cwd=tmp_path)
-    assert "step-00000004 cannot be used: __0_0.distcp is damaged" in done.err
+    assert "step-00000004" in done.err
+    assert "__0_0.distcp" in done.err
     assert done.json["begun_at_step"] == 2
     for kept in (tmp_path / "ckpt").glob("step-*"):
         (kept / "__0_0.distcp").write_bytes(b"")
     none = run_paralab(*common, "--resume", "--steps", "8", "--out", "d", cwd=tmp_path)
-    assert (none.code, "none of the checkpoints" in none.err) == (2, True)
+    assert (none.code, none.err.count("__0_0.distcp") >= 2) == (2, True)

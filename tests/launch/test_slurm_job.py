@@ -33,11 +33,11 @@ def follow(tmp_path, monkeypatch):
         monkeypatch.setattr(submitting.slurm, "offered", lambda: "n1 gpu:2")
         monkeypatch.setattr(submitting, "LOOK_SECONDS", (0.0, 0.0))
         monkeypatch.setattr(submitting, "POLL_SECONDS", 0.001)
-        following = submitting.Following(
+        following = submitting.JobFollower(
             7, RunFolder(tmp_path), wait_seconds, said.append, lambda plan, folder: lambda: None
         )
         try:
-            return following.to_the_end(), said
+            return following.follow(), said
         except RunFailed as error:
             return error, said
 
@@ -58,7 +58,7 @@ def test_every_change_is_said_once(follow):
 def test_a_controller_that_is_away_for_a_while_is_waited_for(follow, monkeypatch):
     assert follow(RUNNING, AWAY, AWAY, COMPLETED)[0] == COMPLETED
     monkeypatch.setattr(submitting, "SILENT_SECONDS", -1.0)
-    with pytest.raises(ParalabError, match="Slurm job 7 may still run"):
+    with pytest.raises(ParalabError, match="scontrol show job 7"):
         follow(RUNNING, AWAY)
 
 

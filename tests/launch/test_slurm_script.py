@@ -9,7 +9,7 @@ import pytest
 
 from paralab.errors import UsageError
 from paralab.launch.slurm import ENDINGS, REASONS, _environment, parse_job, refusal, waiting
-from paralab.launch.slurm_script import allocation, limit_seconds, parse, run_name, script
+from paralab.launch.slurm_script import JobScript, allocation, limit_seconds, parse, run_name
 from paralab.plan.check import check
 from paralab.plan.option import to_words
 from paralab.plan.request import Request
@@ -111,7 +111,7 @@ def test_time_limits_as_slurm_writes_them(time, seconds):
 
 def text_of(options: str, where: Path, **request) -> str:
     asked = allocation(request := Request("ddp", **request), 2, parse(options))
-    return script(
+    return JobScript(
         request,
         asked,
         ["--save-weights"],
@@ -121,7 +121,7 @@ def text_of(options: str, where: Path, **request) -> str:
         ["/my python", "paralab"],
         {"A": "b c"},
         ["paralab", "x y"],
-    )
+    ).text()
 
 
 def test_the_script_can_be_read(tmp_path):
@@ -227,7 +227,7 @@ def test_a_job_is_read_from_scontrol():
         "00:02:00",
         False,
     )
-    assert job.told().startswith(
+    assert job.describe().startswith(
         "PENDING (ReqNodeNotAvail,_UnavailableNodes:n2: a node that it needs is down"
     )
     assert parse_job(7, line.replace("PENDING", "CANCELLED")).ended

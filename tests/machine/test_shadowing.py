@@ -13,7 +13,6 @@ import pytest
 from paralab.doctor.trials import two_ranks
 from paralab.launch import torchrun as agent
 from paralab.machine.child import command
-from paralab.plan.request import Request
 from tests.conftest import ROOT
 
 NAMES = ("torch", "random", "json", "numpy", "paralab")
@@ -76,14 +75,9 @@ def test_the_doctors_trials_do_not_either(room, monkeypatch):
 
 def test_torchrun_and_its_ranks_are_started_alike(monkeypatch):
     started = []
-    monkeypatch.setattr(
-        agent,
-        "make_plan",
-        lambda request: (SimpleNamespace(world_size=2, threads_per_device=1), None, None),
-    )
     monkeypatch.setattr(os, "execv", lambda path, words: started.append(words))
     monkeypatch.setattr(sys, "argv", ["paralab", "run", "ddp"])
-    agent.become_torchrun(Request(strategy="ddp"), 0)
+    agent.become_torchrun(SimpleNamespace(world_size=2, threads_per_device=1), 0)
     (words,) = started
     assert words.count("-P") == 2
     assert words[-6:] == ["--no-python", *command("paralab", "run", "ddp")][-6:]

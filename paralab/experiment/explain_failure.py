@@ -1,0 +1,92 @@
+"""From the facts that a launcher reports to the error of a failed run: the root cause first, then
+where to read more."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from paralab.analyse.failure import root_cause
+from paralab.analyse.hang import who_hung
+from paralab.errors import RunFailed
+from paralab.launch.job import Outcome, Training
+from paralab.launch.ranks import RankExits
+from paralab.machine.host import FULL_BYTES
+from paralab.record.folder import RunFolder
+from paralab.record.status_board import Post
+
+
+def explain_failure(outcome: Outcome, launched: RunFolder | None = None) -> RunFailed:
+    """`launched`: the folder with the ranks' logs, if it is not the run folder itself."""
+    assert outcome.training is not None
+    assert outcome.exits is not None
+    training, exits, launched = outcome.training, outcome.exits, launched or outcome.folder
+    if exits.late:
+        error = _explain_hang(training, launched, exits, outcome.attempt)
+    else:
+        error = _explain_exit(training, launched, exits, outcome.attempt)
+    if outcome.stuck_after is None:
+        return error
+
+    step = outcome.stuck_after
+    where = f"after step {step}" if step >= 0 else "before the first step"
+    return RunFailed(
+        f"{error.problem} It failed {where} twice without progress: another restart would not "
+        "help.",
+        detail=error.detail,
+        fix=error.fix,
+    )
+
+
+def _explain_exit(
+    training: Training, launched: RunFolder, exits: RankExits, attempt: int
+) -> RunFailed:
+    folder = training.folder.path
+    cause = root_cause(folder, exits.codes, launched.logs, attempt, exits.unknown, exits.errors)
+    full = "" if os.strerror(errno.ENOSPC) in cause.what else _full_disk(training)
+    return RunFailed(
+        f"Rank {cause.rank} failed {_phase(exits.posts[cause.rank])}: {cause.what}{full}",
+        detail=cause.detail,
+        fix=f"read {cause.log} (the run folder is {folder})",
+    )
+
+
+def _phase(post: Post) -> str:
+    if post.phase == "start":
+        return "before its first step"
+    if post.phase == "save":
+        return f"while saving after {post.step} steps"
+    return f"in step {post.step}" if post.step >= 0 else "at its end"
+
+
+def _full_disk(training: Training) -> str:
+    """torch does not say why it could not write a file."""
+    paths = [training.folder.path]
+    paths += [Path(training.checkpoints.directory)] if training.checkpoints else []
+    for path in paths:
+        if path.exists() and shutil.disk_usage(path).free < FULL_BYTES:
+            return f" ({os.strerror(errno.ENOSPC)}: {path})"
+    return ""
+
+
+def _explain_hang(
+    training: Training, launched: RunFolder, exits: RankExits, attempt: int
+) -> RunFailed:
+    dumps = launched.testimonies(attempt)
+    hang = who_hung(dumps, training.plan.world_size, [late.rank for late in exits.late])
+    first = max(exits.late, key=lambda late: late.seconds)
+    phases = {"start": "the start", "save": f"saving after {first.step} steps"}
+    what = phases.get(first.phase, f"step {first.step}")
+
+    lines = [f"rank {hang.rank} is at {hang.where}" if hang.where else "", hang.waiting or ""]
+    fix = f"--{first.phase}-deadline SECONDS if it only needs more time"
+    if hang.mismatch:
+        fix = "let every rank call the same collectives in the same order"
+    return RunFailed(
+        f"Rank {hang.rank} {hang.why}: {what} took {first.seconds:.1f} s, longer than its deadline "
+        f"of {first.deadline:g} s.",
+        detail="\n".join(line for line in lines if line),
+        fix=f"{fix}; all stacks are in {dumps}",
+    )

@@ -1,0 +1,118 @@
+"""From a request to a plan: inspect the machine and the workload, resolve, and record both in the
+run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import cache
+
+from paralab.launch.inspect import look_at
+from paralab.launch.launched_by import refuse_inside
+from paralab.machine.host import Machine, threads_asked, usable_cores
+from paralab.machine.precision import probe_cpu
+from paralab.plan.check import check
+from paralab.plan.grid import Place
+from paralab.plan.plan import Plan
+from paralab.plan.request import Request
+from paralab.plan.resolve import needs_layers, resolve
+from paralab.plan.sharding import needs_units
+from paralab.record.folder import RunFolder
+from paralab.units import count, size
+from paralab.workload.reference import check_reference
+from paralab.workload.summary import Summary
+
+probe_once = cache(probe_cpu)
+_look = cache(look_at)
+
+
+def look_once(
+    workload: str,
+    device: str,
+    layers: bool,
+    samples: int | None,
+    threads: int | None,
+    units: bool = False,
+) -> tuple[Machine, Summary]:
+    """Like `look_at`, but cached: an experiment has many configurations of one workload."""
+    refuse_inside()
+    return _look(workload, device, layers, samples, threads, units)
+
+
+def look_again() -> None:
+    """Forget what was inspected: in a notebook, a workload's file may have changed."""
+    _look.cache_clear()
+
+
+def make_plan(
+    request: Request, places: Sequence[Place] = (), cuts: Sequence[str] = ()
+) -> tuple[Plan, Machine, Summary]:
+    """Resolve a request. This starts nothing but the child process that inspects the workload.
+
+    places  where the ranks already are, if torchrun or srun started them
+    cuts    where the stages begin in the checkpoint that the run resumes from
+    """
+    if not places:
+        refuse_inside()
+    check(request)
+    request = replace(request, workload=check_reference(request.workload))
+    machine, summary = look_at(
+        request.workload,
+        request.device,
+        needs_layers(request.strategy),
+        _samples_at_once(request),
+        _one_device_threads(request),
+        needs_units(request.strategy),
+    )
+    plan = resolve(request, machine, summary, probe_once, threads_asked(), tuple(places), cuts)
+    return plan, machine, summary
+
+
+def _samples_at_once(request: Request) -> int | None:
+    """How many samples a stage processes at once, for timing its layers; None: the workload's own
+    batch."""
+    if request.batch_size is None:
+        return None
+    parts = (request.replicas or 1) * (request.accumulate or 1) * (request.micro_batches or 1)
+    return max(1, request.batch_size // parts)
+
+
+def _one_device_threads(request: Request) -> int:
+    devices = (request.replicas or (2 if request.strategy == "hybrid" else 1)) * (
+        request.stages or 2
+    )
+    return request.threads_per_device or threads_asked() or max(1, usable_cores() // devices)
+
+
+def record_plan(folder: RunFolder, plan: Plan, machine: Machine, summary: Summary) -> None:
+    """Write the manifest before anything starts."""
+    folder.write_manifest(
+        machine=asdict(machine),
+        plan=plan.to_json(),
+        workload=asdict(summary),
+        data_path=summary.data_path,
+        constraints=constraints(plan, machine, summary),
+    )
+
+
+def constraints(plan: Plan, machine: Machine, summary: Summary) -> list[str]:
+    """What the result depends on, as sentences for the manifest."""
+    gpus = machine.gpus if plan.device == "cuda" else ()
+    where = ", ".join(gpu.name for gpu in gpus) or machine.cpu
+    lines = [
+        f"model: {count(summary.parameters)} parameters, {size(summary.parameter_bytes)}",
+        f"device: {plan.device} ({where}), {plan.threads_per_device} threads per device, "
+        f"{machine.cores} cores",
+        f"backend: {plan.backend or 'none, one process'}; torch {machine.torch}, "
+        f"CUDA {machine.cuda or 'none'}",
+        f"memory: {size(machine.memory_bytes)} of the host"
+        + "".join(f", {size(gpu.memory_bytes)} of {gpu.name}" for gpu in gpus),
+        f"precision: {plan.precision}; batch: {plan.arithmetic}; seed {plan.seed}",
+    ]
+    return lines + list(plan.remarks) + list(plan.differences)
+
+
+def slug(name: str) -> str:
+    return "".join(
+        letter if letter.isalnum() else "-" for letter in name.removesuffix(".py")
+    ).strip("-")

@@ -1,0 +1,92 @@
+"""Several trainings in one launch: the same processes train one after the other, and a failed
+training does not take the others along.
+
+Starting a process that imports torch takes seconds, a short training less. A training that needs
+fewer ranks than the widest one uses the first few, while the others wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from paralab.analyse.recording import Recording
+from paralab.errors import RunFailed
+from paralab.experiment.explain_failure import explain_failure
+from paralab.launch.deadlines import Deadlines
+from paralab.launch.job import Outcome, Training
+from paralab.launch.ranks import RankExits, run_ranks
+from paralab.plan.schedules import UNCUT
+from paralab.record.folder import RunFolder
+
+
+def has_started(training: Training) -> bool:
+    return any(training.folder.events.iterdir())
+
+
+def is_complete(training: Training) -> bool:
+    return Recording.read(training.folder.path).status == "completed"
+
+
+def train_all(
+    folder: RunFolder,
+    trainings: list[Training],
+    on_poll: Callable[[], None] = lambda: None,
+    deadlines: Deadlines | None = None,
+) -> dict[int, RunFailed]:
+    """Run the trainings; return the errors of those that failed, by their number. The ranks' logs
+    are in `folder`."""
+    failed: dict[int, RunFailed] = {}
+    left = list(range(len(trainings)))
+    limits = [training.deadline_seconds for training in trainings]
+    begin = time.perf_counter()
+    while left:
+        origin = time.perf_counter()
+        specs = []
+        for number in left:
+            limit = limits[number]
+            deadline = None if limit is None else begin + limit - origin
+            specs.append(trainings[number].to_spec(deadline))
+        exits = run_ranks(folder, specs, origin, lambda board: on_poll(), deadlines)
+
+        undone = [number for number in left if not is_complete(trainings[number])]
+        if not exits.failed and not any(has_started(trainings[number]) for number in undone):
+            break  # all are complete, or the deadline came first
+        if not undone:  # all trainings are complete, but a process did not exit properly
+            failed[left[-1]] = _explain(trainings[left[-1]], folder, exits)
+            break
+
+        first = undone[0]
+        error = _explain(trainings[first], folder, exits)
+        skipped = [n for n in undone if _depends_on(trainings[n], trainings[first], error)]
+        failed |= dict.fromkeys([first, *skipped], error)
+        left = [number for number in undone if number not in failed]
+        _hand_on_deadlines(limits, undone, left)
+    return failed
+
+
+def _explain(training: Training, folder: RunFolder, exits: RankExits) -> RunFailed:
+    return explain_failure(Outcome(training.folder, "failed", training, exits), folder)
+
+
+def _hand_on_deadlines(limits: list[float | None], undone: list[int], left: list[int]) -> None:
+    """The deadline of a training that is dropped applies to the next one."""
+    for number in undone:
+        following = next((n for n in left if n > number), None)
+        if number not in left and following is not None and limits[following] is None:
+            limits[following] = limits[number]
+
+
+def _depends_on(training: Training, failed: Training, error: RunFailed) -> bool:
+    """Whether a training must fail too: it belongs to the same case, or is compared with what the
+    failed one should have written, or cuts the model at the same impossible places."""
+    reference = failed.extras.get("save_reference")
+    same_cuts = training.plan.schedule and (training.plan.workload, training.plan.cuts) == (
+        failed.plan.workload,
+        failed.plan.cuts,
+    )
+    return (
+        bool(failed.case and training.case == failed.case)
+        or bool(reference and training.extras.get("compare_with") == reference)
+        or bool(same_cuts and UNCUT in error.problem)
+    )

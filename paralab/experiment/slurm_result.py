@@ -1,0 +1,52 @@
+"""The result of a Slurm job: what it computed, or why it failed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from paralab.analyse.failure import last_lines, root_cause
+from paralab.errors import RunFailed
+from paralab.launch import slurm
+from paralab.launch.job import Outcome
+from paralab.record.reader import read_events
+
+
+def read_slurm_result(outcome: Outcome) -> dict[str, Any]:
+    """The job's own result with Slurm's report on the job; RunFailed if there is none."""
+    assert outcome.slurm is not None
+    if outcome.status != "completed":
+        raise explain_slurm_failure(outcome.slurm, outcome.folder.path)
+    result: dict[str, Any] = json.loads(outcome.folder.result_path.read_text())
+    return {**result, "run_folder": str(outcome.folder.path), "slurm": asdict(outcome.slurm)}
+
+
+def explain_slurm_failure(job: slurm.SlurmJob, run: Path) -> RunFailed:
+    """What Slurm reports, then the error of the rank that failed first, or else the last lines of
+    the job's output."""
+    folder = run.parent
+    prints = folder / f"slurm-{job.number}.out"
+    problem, fix = slurm.ENDINGS.get(job.state, slurm.ENDINGS["FAILED"])
+    if job.state == "COMPLETED":
+        problem = f"completed, but left no result in {run}"
+        fix = f"read {prints}; the folder must be on a file system that the nodes share"
+    words = {
+        "limit": job.time_limit,
+        "nodes": job.nodes or "its nodes",
+        "prints": prints,
+        "again": f"sbatch {folder}/job.sbatch",
+        "code": job.exit_code.partition(":")[0],
+    }
+
+    detail = last_lines(prints, 12) or f"It printed nothing: {prints} is missing or empty."
+    if any(event["event"] == "error" for events in read_events(run).values() for event in events):
+        cause = root_cause(run, [], run / "logs")
+        detail = f"Rank {cause.rank}: {cause.what}\n{cause.detail}"
+    reason = "" if job.reason in ("None", "") else f", {job.reason}"
+    return RunFailed(
+        f"Slurm job {job.number} {problem.format(**words)} ({job.state}{reason}).",
+        detail=detail,
+        fix=fix.format(**words),
+    )

@@ -1,0 +1,223 @@
+"""Rank processes on this machine: start them together, watch them, and end them together, whatever
+happens.
+
+The ranks rendezvous through a file in a private folder. So no port can be in use, and nothing is
+left over from a failed attempt. Each rank holds the read end of a pipe whose write end is ours: if
+this process dies, even by SIGKILL, the ranks end too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from paralab.errors import naming
+from paralab.launch.deadlines import Deadlines
+from paralab.launch.processes import INSIDE, LAUNCHER, Child, start
+from paralab.launch.watchdog import LateRank, Watchdog
+from paralab.machine.host import loopback
+from paralab.machine.signals import STOP, STOPS, hear
+from paralab.plan.plan import Plan
+from paralab.plan.request import prefix_words
+from paralab.record.folder import RunFolder
+from paralab.record.stack_dump import read_words
+from paralab.record.status_board import LEFT_EARLY, Post, StatusBoard
+
+POLL_SECONDS = 0.05
+GRACE_SECONDS = 3.0  # from "please stop" to SIGKILL; after a failure, for other ranks to notice it
+HUNG_SECONDS = 0.3  # the same for ranks that hang: they have used up their deadline
+
+OnPoll = Callable[[StatusBoard], None]
+
+
+@dataclass(frozen=True)
+class RankExits:
+    """How the ranks of a launch ended.
+
+    codes    exit codes; None: we ended the rank because another one failed or hung
+    posts    where each rank was last
+    late     ranks over their deadline; the run folder then has the stack dumps of all ranks
+    noticed  when we noticed the first failure or the hang (Unix time); 0: there was none
+    errors   rank -> its error, from outside the run folder, whose disk may be full
+    unknown  ranks on other nodes that never reported their exit
+    """
+
+    codes: list[int | None]
+    posts: list[Post]
+    late: list[LateRank] = field(default_factory=list)
+    noticed: float = 0.0
+    errors: dict[int, str] = field(default_factory=dict)
+    unknown: tuple[int, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        return any(self.codes) or None in self.codes
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The one rank to start here, in a job that torchrun or srun has launched: where it finds the
+    other ranks, and the network interface to them."""
+
+    rank: int
+    rendezvous: str
+    interface: str | None
+
+
+def run_ranks(
+    folder: RunFolder,
+    specs: list[dict[str, Any]],
+    origin_seconds: float,
+    on_poll: OnPoll,
+    deadlines: Deadlines | None = None,
+    seat: Seat | None = None,
+) -> RankExits:
+    """Run trainings one after the other in the same processes, as many as the widest one needs.
+
+    Each spec is a `Training.to_spec`. `on_poll` gets the status board, on which it can ask the
+    ranks to stop together. KeyboardInterrupt passes through once all ranks have ended.
+    """
+    plan = _widest([Plan.from_json(spec["plan"]) for spec in specs])
+    here = [plan.ranks[seat.rank]] if seat else list(plan.ranks)
+    numbers = [rank.rank for rank in here]
+    interface = seat.interface if seat else loopback()
+    folder.logs.mkdir(exist_ok=True)
+
+    with tempfile.TemporaryDirectory(prefix="paralab-") as name:
+        private = Path(name)
+        board = StatusBoard.create(private / "board", plan.world_size)
+        task = {
+            "meeting": seat.rendezvous if seat else f"file://{private / 'rendezvous'}",
+            "board": str(private / "board"),
+            "testimonies": name,
+            "origin_seconds": origin_seconds,
+            "jobs": specs,
+        }
+        spec = private / "spec.json"
+        with naming(spec):
+            spec.write_text(json.dumps(task))
+
+        dumps = folder.testimonies(specs[0]["attempt"])
+        watchdog = Watchdog(board, numbers, deadlines or Deadlines(), private, dumps)
+        ranks: list[Child] = []
+        try:
+            for rank in here:
+                ranks.append(_start(folder, spec, plan, rank.rank, rank.local_rank, interface))
+            exits = _watch(ranks, watchdog, on_poll)
+            return replace(exits, errors=read_words(private, numbers))
+        finally:
+            _end(ranks)
+
+
+def _widest(plans: list[Plan]) -> Plan:
+    """The plan with most ranks, with the environment that all of the plans need."""
+    widest = max(plans, key=lambda plan: plan.world_size)
+    environment = {name: value for plan in plans for name, value in plan.environment.items()}
+    return replace(widest, environment=environment)
+
+
+def rank_environment(
+    plan: Plan, rank: int, local_rank: int, interface: str | None
+) -> dict[str, str]:
+    """What torchrun would set, the plan's threads, and what the plan's precision needs."""
+    environment = {
+        **os.environ,
+        **plan.environment,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(plan.world_size),
+        "OMP_NUM_THREADS": str(plan.threads_per_device),
+        "PYTHONUNBUFFERED": "1",
+        INSIDE: f"rank {rank}",
+        LAUNCHER: str(os.getpid()),
+    }
+    if interface:
+        environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+    return environment
+
+
+def _start(
+    folder: RunFolder, spec: Path, plan: Plan, rank: int, local_rank: int, interface: str | None
+) -> Child:
+    prefix = prefix_words(plan.prefix, rank, local_rank) if plan.prefix else []
+    environment = rank_environment(plan, rank, local_rank, interface)
+    own = bool(plan.environment)
+    with (folder.logs / f"rank{rank}.txt").open("ab") as log:
+        return start("paralab.worker", [str(spec)], environment, log, prefix, own)
+
+
+def _watch(ranks: list[Child], watchdog: Watchdog, on_poll: OnPoll) -> RankExits:
+    """Wait until all ranks have ended, on their own or because we ended them."""
+    failed_at: float | None = None
+    noticed = 0.0
+    while True:
+        exited = [rank.poll() for rank in ranks]
+        posts = watchdog.posts  # read after the codes: a rank posts its end before it exits
+        codes = [failure_code(code, post) for code, post in zip(exited, posts, strict=True)]
+        on_poll(watchdog.board)
+        if failed_at is None and any(codes):
+            failed_at, noticed = time.monotonic(), time.time()
+
+        if all(code is not None for code in codes):
+            return RankExits(codes, posts, noticed=noticed)
+        if failed_at is not None and time.monotonic() - failed_at > GRACE_SECONDS:
+            _end(ranks)
+            return RankExits(codes, posts, noticed=noticed)
+        if failed_at is None and (late := watchdog.find_late(codes)):
+            noticed = time.time()
+            watchdog.dump_stacks(ranks)
+            _end(ranks, grace_seconds=HUNG_SECONDS)
+            return RankExits(codes, posts, late, noticed)
+        time.sleep(POLL_SECONDS)
+
+
+def failure_code(code: int | None, post: Post) -> int | None:
+    """A rank that exits with code 0 before its end (`os._exit(0)` in user code) has failed too."""
+    return LEFT_EARLY if code == 0 and post.phase != "end" else code
+
+
+def _end(ranks: list[Child], grace_seconds: float = GRACE_SECONDS) -> None:
+    """Ask the ranks to stop, wait, then kill. This is also how Ctrl-C leaves, so signals must not
+    interrupt it; one that arrives meanwhile is raised afterwards."""
+    unwinding = isinstance(sys.exc_info()[1], KeyboardInterrupt)
+    arrived: list[int] = []
+    before = hear(dict.fromkeys(STOPS, lambda number, frame: arrived.append(number)))
+    try:
+        for rank in ranks:
+            if rank.poll() is None and rank.stdin:
+                with suppress(OSError):
+                    rank.stdin.write(STOP)
+                    rank.stdin.flush()
+        deadline = time.monotonic() + grace_seconds
+        for rank in ranks:
+            _wait_or_kill(rank, max(0.0, deadline - time.monotonic()))
+    finally:
+        hear(before)
+        if arrived and not unwinding:
+            signal.raise_signal(arrived[0])
+
+
+def _wait_or_kill(rank: Child, seconds: float) -> None:
+    try:
+        rank.wait(seconds)
+    except subprocess.TimeoutExpired:
+        rank.kill()
+        # A process that waits for a broken disk cannot be killed.
+        with suppress(subprocess.TimeoutExpired):
+            rank.wait(GRACE_SECONDS)
+    if rank.stdin:
+        rank.stdin.close()
+    # Processes that the user's code has forked are in the rank's process group.
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(rank.pid, signal.SIGKILL)

@@ -1,0 +1,134 @@
+"""The checkpoint that a run starts from. The launcher alone chooses it: it reads every byte first,
+and gives the ranks a folder that is whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from paralab.errors import NothingLeft, UsageError, naming
+from paralab.launch.run_options import RunOptions
+from paralab.plan.plan import Plan
+from paralab.record.checkpoints import (
+    TOPOLOGY,
+    Checkpoint,
+    CheckpointPolicy,
+    last_good,
+    require_same_training,
+)
+
+try:
+    import fcntl
+except ImportError:  # only Unix has these locks
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".in-use"  # names the run that writes to the folder
+
+
+@contextmanager
+def lock_checkpoints(directory: Path | None) -> Iterator[None]:
+    """Keep other runs from writing to the folder. The lock ends with this process, even if it is
+    killed."""
+    if directory is None or fcntl is None:
+        yield
+        return
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / LOCK).open("a+")
+    except OSError as error:
+        raise UsageError(
+            f"--checkpoint {directory} is not writable: {error.strerror}.", fix="another folder"
+        ) from error
+
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UsageError(
+                f"--checkpoint {directory} is in use by another run: {file.read().strip()}.",
+                fix="another folder, or wait for that run to end and use --resume",
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        with naming(file.name):
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+        yield
+
+
+def choose_checkpoint(
+    options: RunOptions, plan: Plan, say: Callable[[str], None]
+) -> CheckpointPolicy | None:
+    """What the ranks save, and the newest whole checkpoint if the run resumes. A damaged one is
+    reported and moved out of the way."""
+    directory = options.checkpoint
+    if directory is None:
+        return None
+    fresh = CheckpointPolicy(
+        str(directory.resolve()), options.checkpoint_every, options.keep_checkpoints
+    )
+    if not options.resume:
+        return fresh
+
+    good, bad = last_good(directory)
+    for checkpoint in bad:
+        say(f"{checkpoint.path} cannot be used: {checkpoint.problem}.")
+    if good is not None:
+        _require_fit(good, plan)
+    elif all(checkpoint.half_written for checkpoint in bad):
+        say(f"{directory} contains no checkpoint: starting from the beginning.")
+    else:
+        reasons = "; ".join(f"{each.path.name}: {each.problem}" for each in bad)
+        raise UsageError(
+            f"--resume: no checkpoint in {directory} is usable ({reasons}).",
+            fix="restore one from a backup, or start over with another --checkpoint DIR",
+        )
+    for checkpoint in bad:
+        set_aside(checkpoint)
+
+    if good is None:
+        return fresh
+    topology = good.manifest["topology"]
+    return replace(
+        fresh,
+        resume=str(good.path.resolve()),
+        done=good.step,
+        samples=good.manifest["samples_seen"],
+        same_topology=all(topology.get(name) == getattr(plan, name) for name in TOPOLOGY),
+    )
+
+
+def _require_fit(checkpoint: Checkpoint, plan: Plan) -> None:
+    require_same_training(checkpoint.manifest, plan.training, checkpoint.path)
+    if checkpoint.step > plan.num_steps:
+        raise UsageError(
+            f"--resume: {checkpoint.path} is after {checkpoint.step} steps, and this run has "
+            f"{plan.num_steps}.",
+            fix=f"--steps {checkpoint.step + 1} or more",
+        )
+
+
+def require_steps_left(policy: CheckpointPolicy | None, plan: Plan) -> None:
+    if policy and policy.done == plan.num_steps:
+        raise NothingLeft(
+            f"All {plan.num_steps} steps are already done: {policy.resume}", fix="more --steps"
+        )
+
+
+def set_aside(checkpoint: Checkpoint) -> None:
+    """Make room for a new checkpoint of the same step. Keep a damaged one under another name;
+    delete a half-written one."""
+    if checkpoint.half_written:
+        shutil.rmtree(checkpoint.path, ignore_errors=True)
+        return
+    number = 1
+    while (aside := checkpoint.path.with_name(f"damaged-{checkpoint.path.name}-{number}")).exists():
+        number += 1
+    checkpoint.path.rename(aside)

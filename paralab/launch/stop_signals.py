@@ -1,0 +1,67 @@
+"""Stopping in order: the first signal asks all ranks to finish their step and save, a second one
+stops them immediately."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from paralab.machine.signals import STOPS, TYPED, StopSignal, hear, name_of
+
+REPEAT_SECONDS = 5.0  # `timeout` and scripts that forward signals send the same one twice at once
+
+
+class StopRequest:
+    """The signal that asked the run to stop, once there was one."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.signal: int | None = None
+        self.announced = False
+        self._say = say
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    def announce(self) -> None:
+        """Tell the user, once. Not in the signal handler, which may interrupt another line."""
+        if self.signal is not None and not self.announced:
+            self.announced = True
+            again = " again" if self.signal == signal.SIGINT else ""
+            self._say(
+                f"{name_of(self.signal)}: stopping after this step and saving. "
+                f"Press Ctrl-C{again} to stop immediately."
+            )
+
+
+@contextmanager
+def stop_in_order(
+    enabled: bool, say: Callable[[str], None] = lambda line: None, together_seconds: float = 0.0
+) -> Iterator[StopRequest]:
+    """Collect the first stop signal instead of ending on it.
+
+    With --checkpoint, the first Ctrl-C, SIGTERM (from a cluster or `kill`), SIGHUP (a closed ssh
+    session), SIGQUIT, or SIGUSR1 (Slurm's warning before the time limit) saves and stops. Ctrl-C
+    after that, or a second SIGTERM, stops immediately. Signals within `together_seconds` count as
+    one: a launcher forwards the Ctrl-C that its ranks have received themselves.
+    """
+    request = StopRequest(say)
+    first = 0.0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal first
+        now = time.monotonic()
+        if not request:
+            request.signal, first = number, now
+            return
+        again = number == request.signal == signal.SIGTERM and now - first > REPEAT_SECONDS
+        if (number in TYPED or again) and now - first > together_seconds:
+            raise StopSignal(number)
+
+    before = hear(dict.fromkeys(STOPS, handle)) if enabled else {}
+    try:
+        yield request
+    finally:
+        hear(before)

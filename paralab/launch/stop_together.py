@@ -1,0 +1,78 @@
+"""Launched processes stop their ranks together: after the same step if a signal asks for it, and
+soon after any rank fails."""
+
+from __future__ import annotations
+
+import time
+
+from paralab.launch.launched_by import Joined
+from paralab.launch.ranks import GRACE_SECONDS
+from paralab.launch.stop_signals import StopRequest
+from paralab.launch.store import Lost, Store
+from paralab.record.status_board import NEVER, StatusBoard, next_stop
+
+ASK_SECONDS = 0.5  # between two questions to the store
+
+
+class OtherFailed(Exception):
+    """Another rank has failed, and this one has had time to notice that itself."""
+
+
+class FailureOfOthers:
+    """Asks from time to time whether another rank has failed."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.next = time.monotonic() + ASK_SECONDS
+        self.failed_at: float | None = None
+
+    def check(self) -> None:
+        now = time.monotonic()
+        if self.failed_at is not None:
+            if now - self.failed_at > GRACE_SECONDS:
+                raise OtherFailed
+        elif now > self.next:
+            self.next = now + ASK_SECONDS
+            try:
+                failed = self.store.has("failed")
+            except Lost:  # rank 0 is gone, and the store with it
+                failed = True
+            if failed:
+                self.failed_at = now
+
+
+class StopTogether:
+    """Each launched process posts where its rank is; rank 0's chooses the step before which all
+    ranks stop."""
+
+    def __init__(self, place: Joined, store: Store, request: StopRequest) -> None:
+        self.place, self.store, self.request = place, store, request
+        self.wanted, self.stop_at, self.next = False, NEVER, 0.0
+
+    def poll(self, board: StatusBoard) -> None:
+        self.request.announce()
+        if self.request and not self.wanted:
+            self.wanted = True
+            self.store.put("stop", True)
+        if time.monotonic() < self.next:
+            return
+        try:
+            self.wanted = self.wanted or self.store.has("stop")
+            self.next = time.monotonic() + (0.0 if self.wanted else ASK_SECONDS)
+            if self.wanted:
+                self._agree(board)
+        except Lost:  # rank 0 is gone, and the store with it: `FailureOfOthers` ends this rank
+            self.next = time.monotonic() + ASK_SECONDS
+
+    def _agree(self, board: StatusBoard) -> None:
+        post = board.read(self.place.rank)
+        self.store.put(f"post/{self.place.rank}", [post.step, post.waiting])
+        if self.place.rank == 0:
+            names = [f"post/{rank}" for rank in range(self.place.world_size)]
+            if not all(self.store.has(name) for name in names):
+                return
+            posts = [tuple(self.store.get(name, ASK_SECONDS)) for name in names]
+            self.stop_at, agreed = next_stop(self.stop_at, posts)
+            self.store.put("stop_at", [self.stop_at, agreed])
+        if self.store.has("stop_at"):
+            board.stop(*self.store.get("stop_at", ASK_SECONDS))

@@ -1,0 +1,124 @@
+"""The store through which the launched processes of a job talk: torch's TCPStore, which torchrun
+serves or rank 0 serves itself.
+
+Its protocol is torch's, and this process must not import torch. So a child process
+(`paralab.worker.store_client`) talks to the store, and we talk to the child.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from paralab.launch.launched_by import without_launch
+from paralab.launch.processes import INSIDE, LAUNCHER, start
+
+CONNECT_SECONDS = 300  # the slowest node of a job may start minutes after the first
+LOADING_SECONDS = 600  # for the child to import torch
+ENDED = "the process with torch ended"
+SLICE_SECONDS = 1.0  # the child waits no longer at once, so that it soon hears the next request
+
+
+class Lost(Exception):
+    """A note did not arrive in time, or the store is gone with the process that served it."""
+
+
+class Store:
+    """Short notes between the processes of a job, each under its own name."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="paralab-")
+        address, log = Path(self._folder.name, "socket"), Path(self._folder.name, "log.txt")
+        environment = {
+            **without_launch(os.environ),
+            INSIDE: "store client",
+            LAUNCHER: str(os.getpid()),
+        }
+        with socket.socket(socket.AF_UNIX) as listener, log.open("wb") as file:
+            listener.bind(str(address))
+            listener.listen(1)
+            module = "paralab.worker.store_client"
+            self._child = start(module, [str(address)], environment, file, prefix=[])
+            atexit.register(self.close)
+            self._channel = self._accept(listener, log)
+        self._received = b""
+        self._number = 0
+
+    def _accept(self, listener: socket.socket, log: Path) -> socket.socket:
+        until = time.monotonic() + LOADING_SECONDS
+        listener.settimeout(0.2)
+        while True:
+            try:
+                channel, _ = listener.accept()
+            except TimeoutError:
+                if self._child.poll() is not None or time.monotonic() > until:
+                    raise Lost(f"{ENDED} {log.read_text(errors='replace').strip()}") from None
+            else:
+                channel.settimeout(None)
+                return channel
+
+    def open(self, address: str, port: int, prefix: str, serve: bool = False) -> int:
+        """Connect to the store at an address, or serve it there (port 0: any free one). Returns the
+        port."""
+        return int(self._ask("open", address=address, port=port, prefix=prefix, serve=serve))
+
+    def put(self, name: str, note: Any) -> None:
+        with suppress(Lost):  # nobody is left to read it
+            self._ask("put", name=name, note=note)
+
+    def has(self, name: str) -> bool:
+        return bool(self._ask("has", name=name))
+
+    def get(self, name: str, seconds: float) -> Any:
+        """Wait for a note."""
+        until = time.monotonic() + seconds
+        while True:
+            left = max(0.0, until - time.monotonic())
+            found = self._ask("get", name=name, seconds=min(left, SLICE_SECONDS))
+            if found:
+                return found[0]
+            if time.monotonic() >= until:
+                raise Lost(name)
+
+    def gpus(self) -> list[str]:
+        """What identifies the GPUs that this process sees."""
+        return list(self._ask("gpus"))
+
+    def close(self) -> None:
+        """End the child, and with it a store that it serves."""
+        atexit.unregister(self.close)
+        if self._child.stdin:
+            self._child.stdin.close()
+        self._folder.cleanup()
+
+    def _ask(self, do: str, **arguments: Any) -> Any:
+        self._number += 1
+        request = json.dumps({"id": self._number, "do": do, **arguments})
+        try:
+            self._channel.sendall(request.encode() + b"\n")
+            answer = self._read_answer()
+            # A signal may have interrupted an earlier request, whose answer comes first.
+            while answer.get("id") != self._number:
+                answer = self._read_answer()
+        except OSError as error:
+            raise Lost(str(error)) from error
+        if "lost" in answer:
+            raise Lost(answer["lost"])
+        return answer["value"]
+
+    def _read_answer(self) -> dict[str, Any]:
+        while b"\n" not in self._received:
+            data = self._channel.recv(1 << 16)
+            if not data:
+                raise Lost(ENDED)
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        return answer

@@ -1,0 +1,107 @@
+"""A process with torch that talks to the job's store for a launched process, which never imports
+torch itself.
+
+python -m paralab.worker.store_client SOCKET        (started by paralab.launch.store)
+
+One JSON object per line: {"id": 3, "do": "get", "name": "work", "seconds": 1} is answered by
+{"id": 3, "value": …} or {"id": 3, "lost": "why"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from paralab.machine import signals
+from paralab.machine.host import host_mark
+from paralab.worker.parent_watch import end_with_the_parent
+from paralab.worker.rendezvous import CONNECT_SECONDS
+
+
+class StoreClient:
+    """Short notes between ranks, as JSON, each under its own name."""
+
+    def __init__(self) -> None:
+        self._store: PrefixStore | None = None
+
+    def open(self, address: str, port: int, prefix: str, serve: bool) -> int:
+        """Connect to the store at this address, or serve it there (port 0: any free one)."""
+        timeout = timedelta(seconds=CONNECT_SECONDS)
+        store = TCPStore(
+            address, port, None, is_master=serve, timeout=timeout, wait_for_workers=False
+        )
+        self._store = PrefixStore(prefix, store)
+        return int(store.port)
+
+    def put(self, name: str, note: Any) -> None:
+        assert self._store is not None
+        with suppress(RuntimeError):  # nobody is left to read it
+            self._store.set(name, json.dumps(note))
+
+    def has(self, name: str) -> bool:
+        assert self._store is not None
+        return bool(self._store.check([name]))
+
+    def get(self, name: str, seconds: float) -> list[Any]:
+        """[the note], or [] if it is not there in time."""
+        assert self._store is not None
+        with suppress(RuntimeError):
+            self._store.wait([name], timedelta(seconds=max(seconds, 0.001)))
+        # `wait` raises the same error if time runs out and if the store is gone; `check` does not.
+        return [json.loads(self._store.get(name))] if self.has(name) else []
+
+    def gpus(self) -> list[str]:
+        return visible_gpus()
+
+
+def visible_gpus() -> list[str]:
+    """NVML's identifiers of the GPUs that this process sees. They tell them from all others, and
+    reading them does not touch the GPUs."""
+    number = torch.cuda.device_count() if torch.version.cuda else 0
+    if not number:
+        return []
+    uuids: list[str] = []
+    with suppress(AttributeError, OSError):  # a private function of torch
+        uuids = torch.cuda._raw_device_uuid_nvml() or []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    words = [str(index) for index in range(number)]
+    if visible is not None:
+        words = [word.strip() for word in visible.split(",")]
+    names = [
+        uuids[int(word)] if word.isdigit() and int(word) < len(uuids) else f"{host_mark()} {word}"
+        for word in words
+    ]
+    return names[:number]
+
+
+def answer(client: StoreClient, request: dict[str, Any]) -> dict[str, Any]:
+    number, do = request.pop("id"), request.pop("do")
+    try:
+        return {"id": number, "value": getattr(client, do)(**request)}
+    except RuntimeError as error:
+        return {"id": number, "lost": str(error).splitlines()[0]}
+
+
+def main() -> NoReturn:
+    signals.ignore()
+    end_with_the_parent()
+    client = StoreClient()
+    with socket.socket(socket.AF_UNIX) as channel:
+        channel.connect(sys.argv[1])
+        with channel.makefile("rw", encoding="utf-8") as file:
+            for line in file:
+                file.write(json.dumps(answer(client, json.loads(line))) + "\n")
+                file.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
