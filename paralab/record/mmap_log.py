@@ -4,6 +4,7 @@ unused at the end of the file is zeros until it is closed."""
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import threading
@@ -35,13 +36,13 @@ class Journal:
             self._at = end + 1
 
     def _grow(self, needed: int) -> None:
+        """Take real room: writing into a hole of the file kills the process if the disk is full."""
         size = needed + PIECE
-        if hasattr(
-            os, "posix_fallocate"
-        ):  # real room: a hole in the file could kill us when the disk is full
-            os.posix_fallocate(self._file, self._size, size - self._size)
-        else:
-            os.ftruncate(self._file, size)
+        more = size - self._size
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self._file, self._size, more)
+        elif os.pwrite(self._file, bytes(more), self._size) < more:  # macOS
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self._map is not None:
             self._map.close()
         self._size, self._map = size, mmap.mmap(self._file, size)

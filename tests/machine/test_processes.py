@@ -6,7 +6,11 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from paralab.machine import processes
+
+pytestmark = pytest.mark.processes
 
 SLEEPS = "import time; time.sleep(60)"
 WITH_CHILD = f"""

@@ -7,7 +7,6 @@ process behind fails, as everywhere (conftest.py).
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -105,8 +104,7 @@ def test_practical_and_check(masked):
     assert found["contradictions"] == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_ranks_end_with_their_launcher(number, tmp_path, own_torch):
+def test_ranks_end_with_a_launcher_that_is_killed(tmp_path, own_torch):
     command = [sys.executable, "-m", "paralab", "run", "ddp", "--workload", "mlp:tiny"]
     with subprocess.Popen(
         [*command, "--steps", "1000000", "--out", "run"],
@@ -121,9 +119,7 @@ def test_ranks_end_with_their_launcher(number, tmp_path, own_torch):
             assert time.monotonic() < until
             time.sleep(0.1)
         ranks = psutil.Process(launcher.pid).children(recursive=True)
-        launcher.send_signal(number)
-        code = launcher.wait(30)
+        launcher.kill()
     assert len(ranks) == 2
-    assert code == (130 if number == signal.SIGINT else -signal.SIGKILL)
     _, alive = psutil.wait_procs(ranks, timeout=20)
     assert alive == []
