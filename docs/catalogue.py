@@ -1,5 +1,4 @@
-"""Write docs/doctor/, a page per entry of the doctor's catalogue, from the catalogue itself:
-`python3 tasks.py docs`."""
+"""Write docs/doctor/ from the doctor's catalog, one page per failure: `python3 tasks.py docs`."""
 
 from __future__ import annotations
 

@@ -23,9 +23,7 @@ pytestmark = pytest.mark.processes
 
 UNDECLARED = ("pytest", "transformers", "cloudpickle", "tensorboard")
 # Not run here: they take minutes, need an extra or a file of the reader, or check this machine.
-SKIPPED = (
-    r"practical|tune|examples/huggingface.py|--stall|doctor$|--attach|job\.log|PID|FILE|FOLDER"
-)
+SKIPPED = r"practical|tune|huggingface|--stall|(run|doctor)$|--attach|job\.log|PID|FILE|FOLDER"
 SHORTER = (
     (r"--workload gpt(?![:\w])", "--workload gpt:tiny"),
     (r"(?<=--steps )\d+", lambda found: str(min(int(found[0]), int(found[0]) // 50 + 2))),
@@ -155,13 +153,15 @@ def test_only_what_is_declared_is_there(plain, tmp_path):
 DRIVER = """
 import contextlib, io, json, sys
 from pathlib import Path
+import paralab.api
 from paralab.cli import main as cli
 from paralab.launch.processes import loading_once
 
-cli.loading_once = contextlib.nullcontext
+cli.loading_once = paralab.api.loading_once = contextlib.nullcontext
+commands, snippet = json.load(sys.stdin)
 ended = []
 with loading_once():
-    for words in json.load(sys.stdin):
+    for words in commands:
         runs = sorted(Path("runs").glob("*"), key=lambda path: path.stat().st_mtime)
         words = [str(runs[-1]) if word == "runs/…" else word for word in words]
         sys.argv = ["paralab", *words]
@@ -172,6 +172,8 @@ with loading_once():
             except SystemExit as end:
                 code = end.code
         ended.append((code or 0, said.getvalue()))
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(snippet)
 json.dump(ended, sys.stdout)
 """
 
@@ -191,7 +193,11 @@ def test_the_commands_of_readme_and_tour_run_in_a_plain_install(plain, tmp_path)
     assert {first for first, *_ in words} >= set(everyday.split())
     assert any("--resume" in command for command in words)
 
-    done = run(plain, tmp_path, str(plain), "-P", "-c", DRIVER, input=json.dumps(words))
+    (snippet,) = re.findall(r"```python\n(import paralab\n.*?)```", "".join(pages), re.DOTALL)
+    snippet = re.sub(r"(paralab\.compare\(.*)\)", r"\1, rounds=1, steps=2, prove=False)", snippet)
+
+    given = json.dumps([words, snippet])
+    done = run(plain, tmp_path, str(plain), "-P", "-c", DRIVER, input=given)
     assert done.returncode == 0, done.stderr
     for command, (code, printed) in zip(kept, json.loads(done.stdout), strict=True):
         finding = command.startswith("paralab doctor") and code == 1

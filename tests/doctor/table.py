@@ -95,7 +95,7 @@ def table(script: set[str], dry: set[str], live: set[str], log: set[str]) -> str
         "log",
         "run folder",
         "machine",
-        "what is not seen, and why",
+        "limits",
     ]
     lines = [" | ".join(["", *head, ""]).strip(), "|---" * len(head) + "|"]
     for entry in ENTRIES.values():
@@ -106,12 +106,14 @@ def table(script: set[str], dry: set[str], live: set[str], log: set[str]) -> str
     told = [entry for entry in ours if any(entry.id in column for column in columns)]
     trained = [entry for entry in ours if any(entry.id in column for column in (script, dry, live))]
     silent = [entry for entry in trained if entry.silent]
+    silent_in_all = sum(entry.silent for entry in ours)
     summary = (
-        f"Of the {len(ours)} entries of the catalogue, {len(told)} are told by at least one way. {len(trained)} are told from "
-        f"scripts and CPU ranks alone, and of the {sum(entry.silent for entry in ours)} that no other tool reports, {len(silent)}. "
-        "W and M are paralab's own: waste, and the machine. The columns script, dry run, live and log were run on the corpus by "
-        "`python -m tests.doctor.table`; run folder and machine say that a rule exists, which the tests hold with recorded folders "
-        "and laid-out facts."
+        f"At least one source finds {len(told)} of the {len(ours)} failures. Scripts and CPU ranks "
+        f"alone find {len(trained)}, including {len(silent)} of the {silent_in_all} that no other "
+        "tool reports. W (waste) and M (machine) are paralab's own entries. "
+        "`python -m tests.doctor.table` measures the columns script, dry run, live, and log on the "
+        "corpus. Run folder and machine say that a check exists; tests run it on recorded folders "
+        "and prepared facts."
     )
     return "\n".join([summary, "", *lines])
 
