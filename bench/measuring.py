@@ -26,7 +26,7 @@ from paralab.plan.plan import Plan
 from paralab.plan.request import Request
 from paralab.record.writer import EventWriter
 from paralab.worker import device_load as load
-from paralab.worker import loop, probes
+from paralab.worker import loop, probes, setup
 from paralab.worker.clock import Clock, CudaClock
 from paralab.workload.load import load_workload
 
@@ -119,11 +119,11 @@ def side_thread(cls: type, name: str, totals: list[float]) -> None:
 
 def step_seconds(plan: Plan, probe_class: type, sampler: type) -> float:
     marks: list[float] = []
-    loop.Probe, loop.LoadSampler = stopwatch(probe_class, marks), sampler
+    setup.Probe, loop.LoadSampler = stopwatch(probe_class, marks), sampler
     with tempfile.TemporaryDirectory() as folder:
         writer = EventWriter(Path(folder, "rank0.jsonl"))
         loop.train(
-            load_workload(plan.workload), plan, 0, writer, time.perf_counter(), loop.Extras()
+            load_workload(plan.workload), plan, 0, writer, time.perf_counter(), setup.Extras()
         )
         writer.close()
     return (marks[1] - marks[0]) / (STEPS - WARM_UP)

@@ -110,8 +110,9 @@ def test_looking_at_a_workload_does_not_load_the_compiler():
     ranks either."""
     code = """
 import sys
-from paralab.worker.inspect_workload import look_at_workload
-found = look_at_workload("gpt:tiny", "cpu", layers=True, samples=None, threads=1, units=True)
+from paralab.worker.inspect_workload import inspect_workload
+from paralab.workload.summary import Inspection
+found = inspect_workload(Inspection("gpt:tiny", "cpu", threads=1, layers=True, units=True))
 assert (found.optimizer, found.optimizer_bytes_per_byte) == ("SGD", 1.0)
 sys.exit(" ".join({"torch._dynamo", "paralab.api"} & sys.modules.keys()))
 """

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from paralab.launch.inspect import look_at_machine
+from paralab.launch.inspect import inspect_machine
 from paralab.machine.precision import probe_cpu
 from paralab.record.folder import PACKAGES, version
 
 
 def environment() -> dict[str, Any]:
     """The machine as paralab sees it, with every low precision tried where a trial is needed."""
-    machine = look_at_machine()
+    machine = inspect_machine()
     precisions: dict[str, dict[str, Any]] = {
         "fp64": {"cpu": "usable"},
         "fp32": {"cpu": "usable"},

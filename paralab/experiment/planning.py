@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cache
 
-from paralab.launch.inspect import look_at
+from paralab.launch.inspect import inspect_workload
 from paralab.launch.launched_by import refuse_inside
 from paralab.machine.host import Machine, threads_asked, usable_cores
 from paralab.machine.precision import probe_cpu
@@ -20,10 +20,10 @@ from paralab.plan.sharding import needs_units
 from paralab.record.folder import RunFolder
 from paralab.units import count, size
 from paralab.workload.reference import check_reference
-from paralab.workload.summary import Summary
+from paralab.workload.summary import Inspection, Summary
 
 probe_once = cache(probe_cpu)
-_look = cache(look_at)
+_inspect = cache(inspect_workload)
 
 
 def look_once(
@@ -34,14 +34,14 @@ def look_once(
     threads: int | None,
     units: bool = False,
 ) -> tuple[Machine, Summary]:
-    """Like `look_at`, but cached: an experiment has many configurations of one workload."""
+    """Like `inspect_workload`, but cached: an experiment has many configurations of one workload."""
     refuse_inside()
-    return _look(workload, device, layers, samples, threads, units)
+    return _inspect(Inspection(workload, device, samples, threads, layers, units))
 
 
 def look_again() -> None:
     """Forget what was inspected: in a notebook, a workload's file may have changed."""
-    _look.cache_clear()
+    _inspect.cache_clear()
 
 
 def make_plan(
@@ -56,13 +56,15 @@ def make_plan(
         refuse_inside()
     check(request)
     request = replace(request, workload=check_reference(request.workload))
-    machine, summary = look_at(
-        request.workload,
-        request.device,
-        needs_layers(request.strategy),
-        _samples_at_once(request),
-        _one_device_threads(request),
-        needs_units(request.strategy),
+    machine, summary = inspect_workload(
+        Inspection(
+            request.workload,
+            request.device,
+            _samples_at_once(request),
+            _one_device_threads(request),
+            layers=needs_layers(request.strategy),
+            units=needs_units(request.strategy),
+        )
     )
     plan = resolve(request, machine, summary, probe_once, threads_asked(), tuple(places), cuts)
     return plan, machine, summary

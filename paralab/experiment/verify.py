@@ -21,7 +21,7 @@ from paralab.experiment.planning import probe_once
 from paralab.experiment.reference_runs import ReferenceRuns
 from paralab.experiment.shared_launch import train_all
 from paralab.launch.deadlines import Deadlines
-from paralab.launch.inspect import look_at
+from paralab.launch.inspect import inspect_workload
 from paralab.launch.launched_by import refuse_inside
 from paralab.machine.host import Machine, threads_asked
 from paralab.plan.batches import global_batches, shares
@@ -34,7 +34,7 @@ from paralab.plan.sharding import BRANCHES, needs_units
 from paralab.record.folder import RunFolder
 from paralab.units import plural
 from paralab.workload.reference import check_reference
-from paralab.workload.summary import Summary
+from paralab.workload.summary import Inspection, Summary
 
 DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # fixed batches, and varying numbers of tokens
 DEFAULT_STEPS = 4
@@ -81,8 +81,15 @@ def verify(
     for reference in map(check_reference, workloads):
         wants_layers = any(name in APPLIES["stages"] for name in names)
         units = any(map(needs_units, names))
-        machine, summary = look_at(
-            reference, options.get("device", "auto"), wants_layers, None, 1, units, proof=True
+        machine, summary = inspect_workload(
+            Inspection(
+                reference,
+                options.get("device", "auto"),
+                threads=1,
+                layers=wants_layers,
+                units=units,
+                proof=True,
+            )
         )
         seen.append((machine, summary))
         for case in _cases(

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,49 +17,31 @@ from paralab.errors import ParalabError, UsageError
 from paralab.launch.launched_by import without_launch
 from paralab.launch.processes import INSIDE, start
 from paralab.machine.host import FULL_BYTES, Gpu, Machine
-from paralab.workload.summary import Layer, Summary, Unit
+from paralab.workload.summary import Inspection, Layer, Summary, Unit
 
 DEADLINE_SECONDS = 600
 KILLED_SECONDS = 60  # for a process that was killed, to be gone
 
 
-def look_at_machine() -> Machine:
-    return _machine(_ask({})["machine"])
+def inspect_machine() -> Machine:
+    return _machine(_ask(None)["machine"])
 
 
-def look_at(
-    workload: str,
-    device: str,
-    layers: bool,
-    samples: int | None,
-    threads: int | None,
-    units: bool = False,
-    proof: bool = False,
-) -> tuple[Machine, Summary]:
-    """The machine and the workload in plain numbers; a user's mistake in their file is raised as a
-    UsageError. `proof`: also ask whether a batch can be split at all."""
-    answer = _ask(
-        dict(
-            workload=workload,
-            device=device,
-            layers=layers,
-            samples=samples,
-            threads=threads,
-            units=units,
-            proof=proof,
-        )
-    )
+def inspect_workload(inspection: Inspection) -> tuple[Machine, Summary]:
+    """Return the machine and the workload in plain numbers. Raise a user's mistake in their file as
+    a UsageError."""
+    answer = _ask(inspection)
     return _machine(answer["machine"]), _summary(answer["summary"])
 
 
-def _ask(question: dict[str, Any]) -> dict[str, Any]:
+def _ask(inspection: Inspection | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="paralab-") as folder:
         path, log = Path(folder, "answer.json"), Path(folder, "log.txt")
         with log.open("wb") as file:
             environment = {**without_launch(os.environ), INSIDE: "inspection"}
             child = start(
                 "paralab.worker.inspect_workload",
-                [str(path), json.dumps(question)],
+                [str(path), json.dumps(inspection and asdict(inspection))],
                 environment,
                 file,
                 prefix=[],
@@ -66,7 +49,9 @@ def _ask(question: dict[str, Any]) -> dict[str, Any]:
             try:
                 child.wait(DEADLINE_SECONDS)
             except subprocess.TimeoutExpired as error:
-                what = f"Loading the workload {question.get('workload')}"
+                what = (
+                    f"Loading the workload {inspection.workload}" if inspection else "Loading torch"
+                )
                 raise UsageError(
                     f"{what} took more than {DEADLINE_SECONDS} s.",
                     fix="a smaller model or less data",

@@ -1,6 +1,6 @@
-"""Inside one rank: read the spec, join the others, train, and leave a clear end.
+"""Inside one rank: read the specification, join the others, train, and exit with a clear status.
 
-python -m paralab.worker SPEC.json          (started by paralab.launch; RANK says which rank this is)
+python -m paralab.worker SPEC.json          (started by paralab.launch; RANK says which rank)
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # what an import makes stays; looking through it for garbage is a third of the time that torch takes to load
+    # Imported objects stay alive. Searching them for garbage is a third of torch's import time.
+    gc.disable()
 
 import json
 import os
@@ -34,12 +35,12 @@ from paralab.record.checkpoints import CheckpointPolicy
 from paralab.record.stack_dump import leave_words
 from paralab.record.status_board import StatusBoard
 from paralab.record.writer import EventWriter
-from paralab.worker.checkpoint import make_group
 from paralab.worker.clock_alignment import ALIGNED, Offset, offset_to_rank_0
-from paralab.worker.groups import make_groups
-from paralab.worker.loop import Extras, train
+from paralab.worker.groups import make_checkpoint_group, make_groups
+from paralab.worker.loop import train
 from paralab.worker.rendezvous import join_group
-from paralab.worker.status import Pulse, obey_the_launcher
+from paralab.worker.setup import Extras
+from paralab.worker.status import RankStatus, obey_the_launcher
 from paralab.workload.load import load_workload, their_lines
 from paralab.workload.reference import user_folder
 from paralab.workload.workload import Workload
@@ -54,10 +55,11 @@ class Stopped(BaseException):
 def main() -> NoReturn:
     spec = json.loads(Path(sys.argv[1]).read_text())
     rank = int(os.environ["RANK"])
-    name_process(f"rank {rank}")  # its command line is that of the process it was forked from
-    leave_to_the_launcher(_raise_if_told)
-    testimony = Path(spec["testimonies"], f"rank{rank}")
-    obey_the_launcher(testimony, _stop)
+    name_process(f"rank {rank}")  # the command line is the parent's: ranks are forked
+    leave_to_the_launcher(_raise_if_stopping)
+    dump = Path(spec["testimonies"], f"rank{rank}")
+    obey_the_launcher(dump, _stop)
+
     status = "completed"
     try:
         _train_all(spec, rank)
@@ -65,70 +67,68 @@ def main() -> NoReturn:
         status = "interrupted"
     except BaseException as error:
         status = "failed"
-        leave_words(testimony, error)
+        leave_words(dump, error)
         with suppress(OSError):  # the log may be on a full disk
             traceback.print_exc()
-    if status == "completed" and any(
-        "nccl" in (job["plan"]["backend"] or "") for job in spec["jobs"]
-    ):
+
+    uses_nccl = any("nccl" in (job["plan"]["backend"] or "") for job in spec["jobs"])
+    if status == "completed" and uses_nccl:
         dist.destroy_process_group()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
-    # Not sys.exit: after a failure threads of the pipeline and of gloo still wait for ranks that
-    # will not come, and after a success taking gloo's threads down has been seen to abort
-    # ("terminate called without an active exception").
+    # Not sys.exit: after a failure, threads of the pipeline and of gloo wait forever for other
+    # ranks. After a success, gloo's threads sometimes abort while Python shuts down ("terminate
+    # called without an active exception").
     os._exit(EXIT_CODES[status])
 
 
 def _train_all(spec: dict[str, Any], rank: int) -> None:
-    """Every job of the spec, one after the other, in the same processes. Ranks that a job does not
-    need wait for the others."""
+    """Run every job of the specification, one after another, in the same processes. Ranks that a
+    job does not need wait."""
     plans = [Plan.from_json(job["plan"]) for job in spec["jobs"]]
+    jobs = list(zip(plans, spec["jobs"], strict=True))
     world_size = int(os.environ["WORLD_SIZE"])
-    pulse = Pulse(StatusBoard(Path(spec["board"]), world_size), rank)
+    status = RankStatus(StatusBoard(Path(spec["board"]), world_size), rank)
     offset = ALIGNED
-    if world_size > 1 or any(
-        plan.backend for plan in plans
-    ):  # also `ddp` with one replica needs a group
-        # This group only makes the ranks wait for one another, which takes neither a core nor a
-        # GPU; every training has a group of its own (`group_of`), with a patience of its own.
+    if world_size > 1 or any(plan.backend for plan in plans):  # `ddp` with one replica needs one
+        # Ranks use this group only to wait for each other, which takes neither a core nor a GPU.
+        # Every training has its own group (`group_of`) with its own timeout.
         join_group(spec["meeting"], world_size, rank)
         offset = offset_to_rank_0()
         make_groups(plans)
-        for plan, job in zip(plans, spec["jobs"], strict=True):
+        for plan, job in jobs:
             if job["keeping"]:
-                make_group(plan)
+                make_checkpoint_group(plan)
     origin = float(spec["origin_seconds"]) - offset.seconds  # rank 0's, on this rank's clock
-    gc.freeze()  # what is here now stays: collecting garbage between trainings need not look at all of torch
+
+    gc.freeze()  # all of torch stays: skip it in later collections
     gc.enable()
     workloads: dict[str, Workload] = {}
-    for plan, job in zip(plans, spec["jobs"], strict=True):
-        if job["deadline_seconds"] is not None and _is_over(
-            origin + job["deadline_seconds"], world_size
-        ):
+    for plan, job in jobs:
+        deadline = job["deadline_seconds"]
+        if deadline is not None and _is_over(origin + deadline, world_size):
             break
         if rank < plan.world_size:
-            with _recorded(_events_file(job, rank), plan, rank, origin, offset) as record:
+            with _open_record(_events_file(job, rank), plan, rank, origin, offset) as record:
                 if plan.workload not in workloads:
-                    workloads[plan.workload] = _loaded(plan.workload)
+                    workloads[plan.workload] = _load(plan.workload)
                 extras = Extras(
                     **{name: Path(path) for name, path in job["extras"].items()},
-                    keeping=CheckpointPolicy(**job["keeping"]) if job["keeping"] else None,
+                    policy=CheckpointPolicy(**job["keeping"]) if job["keeping"] else None,
                 )
-                record.whole = train(
-                    workloads[plan.workload], plan, rank, record.writer, origin, extras, pulse
-                )
-        pulse.enter("idle")
-        _tidy()
+                workload = workloads[plan.workload]
+                record.complete = train(workload, plan, rank, record.writer, origin, extras, status)
+        status.enter("idle")
+        _clean_up()
         if world_size > 1:
             dist.barrier()
-        pulse.enter("start")
-    pulse.enter("end")
+        status.enter("start")
+    status.enter("end")
 
 
-def _loaded(name: str) -> Workload:
-    """What the user's file imports stays, as torch does."""
+def _load(name: str) -> Workload:
+    """Load without garbage collection: what the user's file imports stays alive, as torch does."""
     gc.disable()
     try:
         return load_workload(name)
@@ -138,22 +138,21 @@ def _loaded(name: str) -> Workload:
 
 
 def _events_file(job: dict[str, Any], rank: int) -> Path:
-    """Every attempt at a training has its own: nothing is overwritten."""
+    """Every attempt writes its own file, so nothing is overwritten."""
     attempt = f".{job['attempt']}" if job["attempt"] else ""
     return Path(job["events"], f"rank{rank}{attempt}.jsonl")
 
 
 def _is_over(deadline: float, world_size: int) -> bool:
-    """Rank 0's clock decides for all: the others may be a moment later."""
+    """Rank 0's clock decides for all: other ranks may read theirs slightly later."""
     over = torch.tensor(time.perf_counter() > deadline)
     if world_size > 1:
         dist.broadcast(over, 0)
     return bool(over)
 
 
-def _tidy() -> None:
-    """Leave nothing of one training to the next: neither memory nor its peak, nor fp64 as the type
-    of a workload's new data."""
+def _clean_up() -> None:
+    """Reset what one training would leave to the next: memory, its peak, and the default dtype."""
     torch.set_default_dtype(torch.float32)
     gc.collect()
     if torch.cuda.is_initialized():
@@ -164,15 +163,18 @@ def _tidy() -> None:
 
 @dataclass
 class Record:
-    """A training's event file, and whether the training came to its end."""
+    """A training's event file, and whether the training ran all of its steps."""
 
     writer: EventWriter
-    whole: bool = True
+    complete: bool = True
 
 
 @contextmanager
-def _recorded(path: Path, plan: Plan, rank: int, origin: float, offset: Offset) -> Iterator[Record]:
-    """This rank's event file: it begins with who we are, and ends with how it ended."""
+def _open_record(
+    path: Path, plan: Plan, rank: int, origin: float, offset: Offset
+) -> Iterator[Record]:
+    """Open this rank's event file. The first event identifies the rank, the last one says how the
+    training ended."""
     writer = EventWriter(path)
     record = Record(writer)
 
@@ -180,17 +182,18 @@ def _recorded(path: Path, plan: Plan, rank: int, origin: float, offset: Offset) 
         writer.write([{"event": event, "time": round(time.perf_counter() - origin, 6), **fields}])
 
     here = plan.ranks[rank]
-    who = {
-        "rank": rank,
-        "local_rank": here.local_rank,
-        "pid": os.getpid(),
-        "devices": [device.name for device in here.devices],
-    }
-    clock = {
-        "clock_offset_seconds": round(offset.seconds, 6),
-        "clock_uncertainty_seconds": round(offset.uncertainty, 6),
-    }
-    emit("start", **who, node=here.node, **clock, unix_seconds=time.time(), torch=torch.__version__)
+    emit(
+        "start",
+        rank=rank,
+        local_rank=here.local_rank,
+        pid=os.getpid(),
+        devices=[device.name for device in here.devices],
+        node=here.node,
+        clock_offset_seconds=round(offset.seconds, 6),
+        clock_uncertainty_seconds=round(offset.uncertainty, 6),
+        unix_seconds=time.time(),
+        torch=torch.__version__,
+    )
     try:
         yield record
     except Stopped:
@@ -201,30 +204,30 @@ def _recorded(path: Path, plan: Plan, rank: int, origin: float, offset: Offset) 
     except BaseException as error:
         text = str(error) if isinstance(error, ParalabError) else f"{type(error).__name__}: {error}"
         detail = their_lines(error, user_folder(plan.workload))
-        with suppress(OSError):  # the disk may be full: the launcher hears of it in another way
+        with suppress(OSError):  # the disk may be full; the launcher also gets the exit code
             emit("error", error=text, detail=detail, traceback=traceback.format_exc())
             emit("end", status="failed")
             writer.close()
         raise
-    emit("end", status="completed" if record.whole else "stopped")
+    emit("end", status="completed" if record.complete else "stopped")
     writer.close()
 
 
-_told_to_stop = threading.Event()
+_stopping = threading.Event()
 
 
 def _stop() -> None:
-    """In the side thread that listens to the launcher. A real signal wakes the main thread where it
-    sleeps or waits."""
-    _told_to_stop.set()
+    """Runs in the side thread that listens to the launcher. A real signal wakes the main thread if
+    it sleeps or waits."""
+    _stopping.set()
     signal.siginterrupt(signal.SIGTERM, True)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
-def _raise_if_told() -> None:
-    """In the main thread, at a SIGTERM: one from elsewhere is not for this rank."""
-    if _told_to_stop.is_set():
-        _told_to_stop.clear()
+def _raise_if_stopping() -> None:
+    """Runs in the main thread at a SIGTERM. Ignore one that does not come from the launcher."""
+    if _stopping.is_set():
+        _stopping.clear()
         raise Stopped
 
 

@@ -1,5 +1,5 @@
-"""Backward passes one after the other: what one device does, and every strategy that wraps the
-whole model."""
+"""Accumulation steps one after another: for one device, and for strategies that wrap the whole
+model."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from typing import Any
 
 import torch
 
-from paralab.worker.rank_context import Pass, RankContext
+from paralab.worker.rank_context import AccumulationStep, RankContext
 from paralab.workload.batch import call_model
 
 
 def accumulate(
-    job: RankContext,
+    context: RankContext,
     model: Callable[..., Any],
-    passes: list[Pass],
+    accumulation_steps: list[AccumulationStep],
     unsynchronized: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> torch.Tensor:
-    """Forward and backward for every pass, adding gradients; all but the last one in
-    `unsynchronized()`."""
-    device = job.rank.devices[0].name
+    """Run forward and backward for every accumulation step and add up the gradients; all but the
+    last one inside `unsynchronized()`."""
+    device = context.rank.devices[0].name
     losses = []
-    for number, [micro] in enumerate(passes):
-        with nullcontext() if number == len(passes) - 1 else unsynchronized():
-            with job.probe.span("forward", device=device, accumulation=number):
-                with job.precision.autocast(), job.meter.counting(device):
+    for number, [micro] in enumerate(accumulation_steps):
+        last = number == len(accumulation_steps) - 1
+        with nullcontext() if last else unsynchronized():
+            with context.probe.span("forward", device=device, accumulation=number):
+                with context.precision.autocast(), context.meter.counting(device):
                     output = call_model(model, micro.inputs)
-                    loss = job.weighted_loss(output, micro)
-            with job.probe.span("backward", device=device, accumulation=number):
-                job.precision.backward(loss)
-        job.meter.backward_done()
+                    loss = context.weighted_loss(output, micro)
+            with context.probe.span("backward", device=device, accumulation=number):
+                context.precision.backward(loss)
+        context.meter.backward_done()
         losses.append(loss.detach())
     return torch.stack(losses).sum()

@@ -1,8 +1,7 @@
-"""Marks on the time line, in seconds since the run's origin, on one clock for all ranks of a
-machine.
+"""Marks in time, in seconds since the run's origin, on one clock for all ranks of a machine.
 
-On a CPU a mark is the time itself. On a GPU it is a CUDA event, resolved later, so that measuring
-never makes the host wait for the device: exactly what plain PyTorch would not do.
+On a CPU a mark is the time itself. On a GPU it is a CUDA event, resolved later: measuring must not
+make the host wait for the device where plain PyTorch would not.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ class Clock:
         return mark
 
     def release(self, marks: list[Mark]) -> None:
-        """These marks are resolved and will not be asked for again."""
+        """Reuse these marks: they are resolved and no longer needed."""
 
 
 class CudaClock(Clock):
-    """Marks are CUDA events on the current stream of a device; each device has a base event tied to
-    the host clock.
+    """Marks are CUDA events on the current stream of a device. Each device has a base event whose
+    host time is known.
 
-    A mark is made between two kernels that the host must launch, so it has to be cheap: events are
-    used again, and the device's number and stream are looked up once (asking torch for the current
-    stream took longer than recording on it)."""
+    A mark delays the next kernel launch, so it must be cheap. Events are reused, and a device's
+    index and stream are looked up once: asking torch for the current stream takes longer than
+    recording on it."""
 
     def __init__(self, origin_seconds: float, devices: list[str]) -> None:
         super().__init__(origin_seconds)
@@ -76,12 +75,12 @@ class CudaClock(Clock):
     def resolve(self, mark: Mark) -> float:
         if isinstance(mark, float):
             return mark
-        mark.synchronize()  # past already, except at the end of the run
+        mark.synchronize()  # already past, except at the end of the run
         index = mark.device.index
         base, seconds = self._bases[index]
         resolved = float(seconds + base.elapsed_time(mark) / 1e3)
-        # CUDA gives a 32-bit number of milliseconds: from one mark to the next it stays exact, from
-        # the start of a long run not.
+        # CUDA returns milliseconds as a 32-bit float: exact from one mark to the next, but not from
+        # the start of a long run.
         self._bases[index] = (mark, resolved)
         return resolved
 

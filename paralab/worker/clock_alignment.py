@@ -1,10 +1,10 @@
-"""One clock for all ranks: those on another machine measure how far their clock is from rank 0's.
+"""One clock for all ranks: ranks on another machine measure the offset of their clock to rank 0's.
 
-Monotonic clocks count from a machine's start, so between machines they differ by days. A rank asks
-rank 0 for its time again and again; the answer was given somewhere between question and arrival, so
-the quickest round trip tells it best:
+Monotonic clocks count from a machine's start, so machines differ by days. A rank asks rank 0 for
+its time several times. Rank 0 read its clock somewhere between question and arrival, so the fastest
+round trip is the most accurate:
 
-    asked at 10.000, answered "510.020", arrived at 10.004    ->    500.018 ahead, give or take 0.002
+    asked at 10.000, answered "510.020", arrived at 10.004    ->    offset 500.018 ± 0.002
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ ALIGNED = Offset(0.0, 0.0)
 
 
 def best_offset(trips: Sequence[tuple[float, float, float]]) -> Offset:
-    """(asked, rank 0's time, arrived) of every round trip -> the offset by the quickest; half of
-    that trip is its uncertainty."""
+    """Compute the offset from the fastest of the round trips (asked, rank 0's time, arrived). Half
+    of that trip is the uncertainty."""
     asked, theirs, arrived = min(trips, key=lambda trip: trip[2] - trip[0])
     return Offset(theirs - (asked + arrived) / 2, (arrived - asked) / 2)
 
 
 def offset_to_rank_0() -> Offset:
-    """All ranks call it. Those that share rank 0's clock have nothing to measure."""
+    """Measure the offset. All ranks call this; those that share rank 0's clock get zero."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mark = int.from_bytes(hashlib.sha256(clock_mark().encode()).digest()[:7])
     marks = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
     dist.all_gather(marks, torch.tensor([mark]))
-    found = ALIGNED
+    offset = ALIGNED
     for other in (number for number in range(ranks) if marks[number] != marks[0]):
         if rank == 0:
             _answer(other)
         elif rank == other:
-            found = best_offset([_ask() for _ in range(QUESTIONS)])
-    return found
+            offset = best_offset([_ask() for _ in range(QUESTIONS)])
+    return offset
 
 
 def _ask() -> tuple[float, float, float]:

@@ -28,7 +28,7 @@ ANSWER_SECONDS = 5.0  # wait this long for the others, or two steps if that is l
 DONE = "finish the step"
 
 
-class Agreement:
+class CollectiveOrder:
     def __init__(self, group: dist.ProcessGroup, rank: int) -> None:
         self.group, self.rank = group, rank
         self.step = -1
@@ -52,13 +52,15 @@ class Agreement:
         try:
             self._ask(action)
         except RuntimeError:
-            if self.asking:  # every rank was asking, so one of them is gone
+            if self.asking:  # every rank was asking, so one of them has exited
                 raise
-            raise self._parted({self.rank: action}, expected) from None
+            raise self._error(
+                f"rank {self.rank} is about to {action}, the others to {expected}"
+            ) from None
         self.asking = True
 
     def end(self) -> None:
-        """The step is over on this rank; is it over on the others?"""
+        """End the step; if this rank was asking, check that the step is over on all ranks."""
         if self.asking or self.actions != self.agreed:
             self.announce(DONE)
             self.agreed = self.actions[:-1]
@@ -71,24 +73,21 @@ class Agreement:
         every = [torch.empty_like(mine) for _ in range(self.group.size())]
         work: Any = dist.all_gather(every, mine, group=self.group, async_op=True)
         # In the first step every rank asks, and some are still loading their model and data.
-        work.wait(
-            timedelta(seconds=max(ANSWER_SECONDS, 2 * self.longest)) if self.agreed else PATIENCE
-        )
-        if any(not torch.equal(mine, other) for other in every):
-            told = [
-                bytes(other.tolist()).rstrip(b"\0").decode(errors="replace").partition(" ")[2]
-                for other in every
-            ]
-            raise self._parted(dict(enumerate(told)))
+        patience = timedelta(seconds=max(ANSWER_SECONDS, 2 * self.longest))
+        work.wait(patience if self.agreed else PATIENCE)
 
-    def _parted(self, actions: dict[int, str], expected: str | None = None) -> ParalabError:
-        if expected is not None:
-            [(rank, action)] = actions.items()
-            what = f"rank {rank} is about to {action}, the others to {expected}"
-        else:
-            other = next(rank for rank, action in actions.items() if action != actions[0])
-            what = f"rank 0 is about to {actions[0]}, rank {other} to {actions[other]}"
+        if all(torch.equal(mine, other) for other in every):
+            return
+        actions = [
+            bytes(other.tolist()).rstrip(b"\0").decode(errors="replace").partition(" ")[2]
+            for other in every
+        ]
+        other = next(rank for rank, each in enumerate(actions) if each != actions[0])
+        raise self._error(f"rank 0 is about to {actions[0]}, rank {other} to {actions[other]}")
+
+    def _error(self, what: str) -> ParalabError:
         return ParalabError(
             f"fsdp: {BRANCHES} in step {self.step}: {what}. Continuing would mix up their shards.",
-            fix="call the same submodules on every rank, or use ddp --find-unused, which allows ranks to differ",
+            fix="call the same submodules on every rank, or use ddp --find-unused, which allows "
+            "ranks to differ",
         )

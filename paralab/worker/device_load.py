@@ -1,5 +1,5 @@
-"""Load and memory over time: what `watch nvidia-smi` and `top` show, sampled by a side thread while
-a rank trains."""
+"""Load and memory over time, as in `nvidia-smi` and `top`, sampled by a side thread while a rank
+trains."""
 
 from __future__ import annotations
 
@@ -18,16 +18,13 @@ EVERY_SECONDS = 0.1
 
 
 class LoadSampler:
-    """A `load` event every tenth of a second. It reads counters of the system alone, and never
-    waits for a device."""
+    """Writes a `load` event every tenth of a second. It only reads system counters and never waits
+    for a device."""
 
     def __init__(self, rank: RankPlan, probe: Probe) -> None:
         self.probe = probe
-        self.gpus = list(
-            dict.fromkeys(
-                device.torch for device in rank.devices if device.torch.startswith("cuda")
-            )
-        )
+        names = dict.fromkeys(device.torch for device in rank.devices)
+        self.gpus = [name for name in names if name.startswith("cuda")]
         self.nvml = Nvml(self.gpus) if self.gpus else None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="paralab-load", daemon=True)

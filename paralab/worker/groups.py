@@ -18,12 +18,20 @@ _groups: dict[Key, dist.ProcessGroup] = {}
 
 
 def make_groups(plans: list[Plan]) -> None:
-    """Every group that these plans need. All ranks of the launch must make all of them in the same
-    order, so it is done at once."""
+    """Make every group that these plans need. All ranks of a launch must make all groups in the
+    same order."""
     for plan in plans:
         for key in _keys(plan) if plan.backend else []:
             if key not in _groups:
                 _groups[key] = dist.new_group(list(key[0]), PATIENCE, key[1])
+
+
+def make_checkpoint_group(plan: Plan) -> None:
+    """Make the group that writes checkpoints, while training uses the others. All ranks of a launch
+    must call this in the same order."""
+    key = _checkpoint(plan)
+    if dist.is_initialized() and key not in _groups:
+        _groups[key] = dist.new_group(list(key[0]), backend="gloo")
 
 
 def _keys(plan: Plan) -> list[Key]:
@@ -40,8 +48,8 @@ def _all_ranks(plan: Plan, stage: int) -> Key:
 
 
 def _pipeline(plan: Plan, replica: int) -> Key:
-    # Number 1: what is sent from stage to stage must not meet the collectives of all ranks, which
-    # may be the same ranks.
+    # Number 1: messages between stages must not mix with the collectives of all ranks, which may be
+    # the same ranks.
     return tuple(rank.rank for rank in plan.ranks if rank.replica == replica), plan.backend or "", 1
 
 
@@ -50,23 +58,37 @@ def _stage(plan: Plan, stage: int) -> Key:
 
 
 def _checking(plan: Plan) -> Key:
-    return tuple(range(plan.world_size)), "gloo", 3
+    return tuple(range(plan.world_size)), "gloo", -1
+
+
+def _checkpoint(plan: Plan) -> Key:
+    return tuple(range(plan.world_size)), "gloo", -2
+
+
+def checkpoint_group(plan: Plan) -> dist.ProcessGroup | None:
+    """The group that writes checkpoints; None in a single process."""
+    return _groups.get(_checkpoint(plan))
 
 
 def checking_group(plan: Plan) -> dist.ProcessGroup:
-    """Where the ranks of fsdp ask each other what they are about to do, apart from what they do."""
+    """Where the ranks of fsdp compare what they are about to do, apart from doing it."""
     return _groups[_checking(plan)]
 
 
 def group_of(plan: Plan, stage: int = 0) -> dist.ProcessGroup:
-    """The plan's ranks, one group per stage: collectives of a group must come in the same order on
-    every rank, and stages finish in any."""
+    """All ranks of the plan, one group per stage: the collectives of a group must come in the same
+    order on every rank, and stages finish in any order."""
     return _groups[_all_ranks(plan, stage)]
 
 
+def pipeline_group(plan: Plan, replica: int) -> dist.ProcessGroup:
+    """The stages of one replica, where each is a process."""
+    return _groups[_pipeline(plan, replica)]
+
+
 def mesh(plan: Plan, replica: int, stage: int) -> DeviceMesh:
-    """The ranks of pipelines side by side, as the rank of this replica and stage sees them: along
-    "stage" the micro-batches travel, along "replica" gradients are summed.
+    """The ranks of several pipelines, as the rank of this replica and stage sees them: micro-batches
+    travel along "stage", and gradients are summed along "replica".
 
         replica 0    rank 0  rank 1     2 replicas of 2 stages
         replica 1    rank 2  rank 3
@@ -79,8 +101,3 @@ def mesh(plan: Plan, replica: int, stage: int) -> DeviceMesh:
     return DeviceMesh.from_group(
         groups, plan.device, mesh=ranks, mesh_dim_names=("replica", "stage")
     )
-
-
-def pipeline_group(plan: Plan, replica: int) -> dist.ProcessGroup:
-    """The stages of one replica, where each is a process."""
-    return _groups[_pipeline(plan, replica)]

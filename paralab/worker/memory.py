@@ -1,5 +1,5 @@
-"""Memory of a device: from the allocator on CUDA; counted from tensors on CPU devices, which share
-one process and its heap."""
+"""Memory of a device: from the allocator on CUDA. Virtual CPU devices share the heap of one process,
+so their tensors are counted."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from paralab.workload.batch import tensors
 
 
 class ActivationMeter:
-    """Bytes that autograd keeps for the backward pass, per device, counted in one step (it costs
-    time; the step is a warm-up)."""
+    """Counts the bytes that autograd saves for backward, per device. This takes time, so it is done
+    in one warm-up step."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], enabled: bool) -> None:
         self.enabled = enabled
         self.peak: dict[str, int] = {}
-        self._known: set[int] = set()
+        self._ignored: set[int] = set()  # addresses
         self.ignore(parameters)
         self._live: dict[str, dict[int, tuple[int, Any]]] = {}  # storage -> (bytes, piece)
         self._lock = threading.Lock()
 
     def ignore(self, parameters: Iterable[nn.Parameter]) -> set[int]:
-        """Parameters are no activations, though autograd keeps them as well."""
-        places = {parameter.untyped_storage().data_ptr() for parameter in parameters}
-        self._known |= places
-        return places
+        """Do not count parameters, which autograd saves as well. Return their addresses."""
+        addresses = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+        self._ignored |= addresses
+        return addresses
 
-    def forget(self, places: set[int]) -> None:
-        """These parameters are gone, and other tensors may lie there."""
-        self._known -= places
+    def forget(self, addresses: set[int]) -> None:
+        """These parameters are freed; other tensors may be there now."""
+        self._ignored -= addresses
 
-    def know_only(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Other parameters are gone, and their memory may become that of activations."""
-        self._known.clear()
+    def ignore_only(self, parameters: Iterable[nn.Parameter]) -> None:
+        """All other parameters are freed; activations may be there now."""
+        self._ignored.clear()
         self.ignore(parameters)
 
     @contextmanager
     def counting(self, device: str, piece: Any = None) -> Iterator[None]:
-        """Count what the forward pass in this thread saves, for this device (and for a piece that
-        is done before others)."""
+        """Count what the forward in this thread saves on this device. A `piece` can be freed before
+        the others."""
         if not self.enabled:
             yield
             return
@@ -57,7 +57,7 @@ class ActivationMeter:
     def saved(self, device: str, tensor: torch.Tensor, piece: Any = None) -> torch.Tensor:
         storage = tensor.untyped_storage()
         with self._lock:
-            if self.enabled and storage.data_ptr() not in self._known:
+            if self.enabled and storage.data_ptr() not in self._ignored:
                 live = self._live.setdefault(device, {})
                 live[storage.data_ptr()] = storage.nbytes(), piece
                 self.peak[device] = max(
@@ -66,7 +66,7 @@ class ActivationMeter:
         return tensor
 
     def backward_done(self, piece: Any = None) -> None:
-        """The graph (of this piece) is gone, and what it kept with it."""
+        """The graph (of this piece) is freed, with everything that it saved."""
         with self._lock:
             if piece is None:
                 self._live.clear()
@@ -90,7 +90,7 @@ def stored_bytes(value: torch.Tensor) -> int:
 def parts(
     parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, activations: int | None
 ) -> dict[str, Any]:
-    """What a device holds, by kind."""
+    """Count the bytes of a device, by kind."""
     states = [
         tensor for parameter in parameters for tensor in tensors(optimizer.state.get(parameter, {}))
     ]

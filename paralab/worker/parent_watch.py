@@ -1,5 +1,5 @@
-"""A child process ends with the process that started it: that one holds the other end of our
-standard input."""
+"""A child process exits with the process that started it, which holds the other end of our standard
+input."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ ORPHANED = 130
 
 
 def end_with_the_parent(orders: Mapping[bytes, Callable[[], None]] | None = None) -> None:
-    """End this process at once when the pipe at standard input is closed, however its other end
-    came to be closed. A byte in it is an order, which is carried out in a side thread."""
+    """Exit as soon as the pipe at standard input is closed, for whatever reason. Each byte in it is
+    an order; a side thread carries it out."""
 
     def listen() -> None:
         while order := os.read(0, 1):
-            with suppress(Exception):  # whatever goes wrong, this thread must go on listening
+            with suppress(Exception):  # whatever fails, this thread must continue to listen
                 (orders or {})[order]()
         os._exit(ORPHANED)
 

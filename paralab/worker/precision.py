@@ -1,8 +1,8 @@
-"""Precision: fp64 and fp32 are types of the whole model, tf32 a mode of the GPU, bf16 and fp16
-autocast (fp16 with GradScaler).
+"""Precision: fp64 and fp32 are types of the whole model, tf32 is a mode of the GPU, bf16 and fp16
+use autocast (fp16 with a GradScaler).
 
-FSDP casts whole modules instead (its MixedPrecisionPolicy), so that low precision is also what
-travels: no autocast there.
+FSDP casts whole modules instead (MixedPrecisionPolicy), so that it also communicates in low
+precision: no autocast there.
 """
 
 from __future__ import annotations
@@ -24,31 +24,28 @@ class Precision:
     def __init__(self, plan: Plan) -> None:
         self.name, self.device_type = plan.precision, plan.device
         self.by_module = plan.strategy == "fsdp"
-        # The cache of cast weights belongs to the process: micro-batches in threads would share its
+        # The cache of cast weights belongs to the process: micro-batches in threads would share
         # nodes of the graph.
         self.cache_casts = plan.device == "cuda" or plan.micro_batches == 1
         torch.set_default_dtype(torch.float32)
-        # fp32 means fp32: PyTorch's own default lets cuDNN use tf32 in convolutions.
+        # fp32 means fp32: by default, PyTorch lets cuDNN use tf32 in convolutions.
         torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"
         torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
         self.scaler = torch.amp.GradScaler(
             plan.device, init_scale=plan.loss_scale or 1.0, enabled=plan.scaler
         )
-        self.agreed_over: dist.ProcessGroup | None = (
-            None  # ranks that hold different parameters, and must skip the same steps
-        )
+        # Ranks that hold different parameters and must skip the same steps.
+        self.agreed_over: dist.ProcessGroup | None = None
 
     def cast_model(self, model: nn.Module) -> nn.Module:
         if self.name != "fp64":
             return model
-        torch.set_default_dtype(
-            torch.float64
-        )  # tensors that the model makes in its forward must fit its parameters
+        # Tensors that the forward creates must fit the parameters.
+        torch.set_default_dtype(torch.float64)
         return model.double()
 
     def cast_batch(self, batch: Any) -> Any:
-        """Floating-point inputs follow the model; under autocast the operators cast for
-        themselves."""
+        """Cast floating-point inputs like the model. Under autocast, operators cast them."""
         if self.name != "fp64":
             return batch
         return map_tensors(
@@ -56,7 +53,7 @@ class Precision:
         )
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Autocast is a state of the thread: enter it in every thread that runs the model."""
+        """Enter this in every thread that runs the model: autocast is a state of the thread."""
         if self.name not in LOW or self.by_module:
             return nullcontext()
         return torch.autocast(
@@ -67,7 +64,7 @@ class Precision:
         self.scaler.scale(loss).backward()
 
     def scale_like(self, loss: torch.Tensor) -> torch.Tensor | None:
-        """The scaler's present scale, still on the device: `get_scale()` would make the host
+        """The scaler's current scale, still on the device: `get_scale()` would make the host
         wait."""
         return self.scaler.scale(torch.ones_like(loss)) if self.scaler.is_enabled() else None
 
@@ -78,20 +75,16 @@ class Precision:
         self.scaler.update()
 
     def _agree(self, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
-        """What is infinite on one rank is infinite on all: GradScaler looks only at the gradients
-        that it sees."""
+        """Treat a gradient that is infinite on one rank as infinite on all: GradScaler checks only
+        this rank's gradients."""
         self.scaler.unscale_(optimizer)
-        found: dict[torch.device, torch.Tensor] = self.scaler._per_optimizer_states[id(optimizer)][
-            "found_inf_per_device"
-        ]
-        device = next(
-            (p.device for part in optimizer.param_groups for p in part["params"]),
-            torch.device("cpu"),
-        )
-        found.setdefault(
-            device, torch.zeros((), device=device)
-        )  # a rank without gradients has looked at nothing
-        anywhere = torch.stack([value.cpu() for value in found.values()]).max()
+        state = self.scaler._per_optimizer_states[id(optimizer)]
+        flags: dict[torch.device, torch.Tensor] = state["found_inf_per_device"]
+        if not flags:  # this rank has no gradients
+            device = optimizer.param_groups[0]["params"][0].device
+            flags[device] = torch.zeros((), device=device)
+
+        anywhere = torch.stack([flag.cpu() for flag in flags.values()]).max()
         dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=group)
-        for value in found.values():
-            value.fill_(anywhere.item())
+        for flag in flags.values():
+            flag.fill_(anywhere.item())

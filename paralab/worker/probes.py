@@ -1,10 +1,10 @@
-"""What a rank notes while it trains: spans of time and their numbers, gathered per step and written
-when the device is done.
+"""What a rank measures while it trains: spans of time with their numbers, collected per step and
+written when the device is done.
 
-Every step leaves a `step` event. The details (forward, backward, every all-reduce, …) are kept for
-the first `DETAILED_STEPS` steps and then for one step in `DETAIL_EVERY`, so that a long run's
-folder stays small. Where details cost more than 1 % of a step (many marks on a GPU, see `sampled`),
-they are kept for a sample of steps from the start.
+Every step writes a `step` event. The details (forward, backward, every all-reduce, …) are written
+for the first `DETAILED_STEPS` steps and then for every `DETAIL_EVERY`-th step, so that the folder
+of a long run stays small. Where details cost more than 1 % of a step (many marks on a GPU, see
+`sampled`), they are written for a sample of steps from the start.
 """
 
 from __future__ import annotations
@@ -23,38 +23,36 @@ from paralab.worker.clock import Clock, Mark
 
 DETAILED_STEPS = 200
 DETAIL_EVERY = 10
-
-FEWEST_DETAILED = 5  # of a short run
+FEWEST_DETAILED = 5  # in a short run
 
 Note = tuple[str, Mark, Mark, dict[str, Any]]
 
 
 class Arriving(NamedTuple):
-    """A number being copied from a device; it is there when the device has passed the mark."""
+    """A number that is being copied from a device; it has arrived when the mark is past."""
 
     number: torch.Tensor
     mark: Mark
 
 
 def sampled(steps: int) -> int:
-    """Keep the details of one step in so many.
+    """Return n: write the details of every n-th step.
 
-    20 steps → one in 4 (five of them), 50 and more → one in 10
+    20 steps → every 4th (5 steps), 50 steps or more → every 10th
     """
     return max(1, min(DETAIL_EVERY, steps // FEWEST_DETAILED))
 
 
 class Probe:
-    """Collects the notes of one rank. Notes may come from several threads: list.append is
-    atomic."""
+    """Collects the notes of one rank. Several threads may add notes: list.append is atomic."""
 
     def __init__(self, clock: Clock, writer: EventWriter, detail_every: int = 1) -> None:
         self.detail_every = detail_every  # among the first DETAILED_STEPS
         self.clock = clock
         self.writer = writer
         self.step = -1
-        self._no_collectives()
-        self.only_finite = False  # a loss that is not finite is an error
+        self._reset_counts()
+        self.only_finite = False  # raise if a loss is not finite
         self._notes: list[Note] = []
         self._pending: deque[tuple[int, list[Note]]] = deque()
 
@@ -63,15 +61,14 @@ class Probe:
         return self.step % (self.detail_every if self.step < DETAILED_STEPS else DETAIL_EVERY) == 0
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Something that happened now, written at once."""
+        """Write an event that happens now."""
         self.writer.write([{"event": event, "time": _round(self.clock.now()), **fields}])
 
     def note(self, event: str, start: Mark, end: Mark, **fields: Any) -> None:
-        """Something of this step that took from start to end. Numbers that are still on a device
-        stay tensors until it is done."""
-        self._notes.append(
-            (event, start, end, {name: self._on_host(value) for name, value in fields.items()})
-        )
+        """Add an event of this step that lasted from start to end. Numbers on a device stay there
+        until it is done."""
+        fields = {name: self._to_host(value) for name, value in fields.items()}
+        self._notes.append((event, start, end, fields))
 
     @contextmanager
     def span(self, event: str, device: str | None = None, **fields: Any) -> Iterator[None]:
@@ -85,11 +82,11 @@ class Probe:
 
     def begin_step(self, step: int) -> None:
         self.step = step
-        self._no_collectives()
+        self._reset_counts()
         self._start = self.clock.mark()
 
     def end_step(self, loss: torch.Tensor, **fields: Any) -> None:
-        """Close the step."""
+        """Close the step, and write all steps that the device has finished."""
         sharded = {
             "all_gathers": self.all_gathers or None,
             "reduce_scatters": self.reduce_scatters or None,
@@ -102,15 +99,15 @@ class Probe:
             self._write_oldest()
 
     def discard(self) -> None:
-        """Forget what was noted of a step that has not begun."""
+        """Drop the notes of a step that has not begun."""
         self._notes = []
 
     def finish(self) -> None:
-        """Write every step that is still pending; waits for the device."""
+        """Wait for the device and write all pending steps."""
         while self._pending:
             self._write_oldest()
 
-    def _no_collectives(self) -> None:
+    def _reset_counts(self) -> None:
         self.all_reduces = self.all_gathers = self.reduce_scatters = self.bytes = 0
 
     def _write_oldest(self) -> None:
@@ -134,27 +131,23 @@ class Probe:
             marks += [start, end]
         self.clock.release(marks)
         self.writer.write(events)
-        loss, skipped = (
-            events[-1]["loss"],
-            events[-1].get("skipped"),
-        )  # the step itself is its last note
+        loss, skipped = events[-1]["loss"], events[-1].get("skipped")  # the step is the last note
         if self.only_finite and not skipped and not math.isfinite(loss):
             raise ParalabError(
                 f"The loss is {loss} in step {step}.",
-                fix="a lower learning rate; older checkpoints are whole",
+                fix="a lower learning rate; older checkpoints are still usable",
             )
 
-    def _on_host(self, value: Any) -> Any:
-        """A device's number on its way to the host. `item()` would wait for all that is in the
-        stream, also for later steps."""
-        if isinstance(value, torch.Tensor) and value.is_cuda:
-            number = torch.empty((), dtype=value.dtype, pin_memory=True).copy_(
-                value, non_blocking=True
-            )
-            return Arriving(number, self.clock.mark(str(value.device)))
-        return value
+    def _to_host(self, value: Any) -> Any:
+        """Start to copy a device's number. `item()` would wait for everything in the stream, also
+        for later steps."""
+        if not isinstance(value, torch.Tensor) or not value.is_cuda:
+            return value
+        number = torch.empty((), dtype=value.dtype, pin_memory=True)
+        number.copy_(value, non_blocking=True)
+        return Arriving(number, self.clock.mark(str(value.device)))
 
 
 def _round(seconds: float) -> float:
-    """Microseconds: finer is noise, and every digit is written a million times."""
+    """Round to microseconds: finer is noise, and every digit is written a million times."""
     return round(seconds, 6)

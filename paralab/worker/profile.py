@@ -1,5 +1,4 @@
-"""`--profile`: a few steps seen by torch.profiler as well, every operator and kernel, left in the
-run folder for Perfetto."""
+"""`--profile`: record a few steps with torch.profiler, every operator and kernel, for Perfetto."""
 
 from __future__ import annotations
 
@@ -10,24 +9,24 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-FIRST, STEPS = 4, 4  # steps 4 to 7: the first ones warm up, and one step warms the profiler up
+# Steps 4 to 7: the first ones warm up, and one more step warms up the profiler.
+FIRST, STEPS = 4, 4
 
 
 @contextmanager
-def profiled(folder: Path | None, rank: int) -> Iterator[Callable[[], None]]:
-    """Yields what is to be called after every step."""
+def profile_steps(folder: Path | None, rank: int) -> Iterator[Callable[[], None]]:
+    """Yield a function to call after every step."""
     if folder is None:
         yield lambda: None
         return
     folder.mkdir(exist_ok=True)
-    activities = [ProfilerActivity.CPU] + (
-        [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-    )
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    path = str(folder / f"rank{rank}.json")
     with profile(
         activities=activities,
         schedule=schedule(wait=FIRST - 1, warmup=1, active=STEPS, repeat=1),
-        on_trace_ready=lambda profiler: profiler.export_chrome_trace(
-            str(folder / f"rank{rank}.json")
-        ),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(path),
     ) as profiler:
         yield profiler.step

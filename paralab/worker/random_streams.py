@@ -20,12 +20,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _swapping = threading.Lock()
-_active = threading.local()  # .streams: of the virtual device that this thread computes for
+_active = threading.local()  # .streams: (streams, current device) of this thread
 
 
-class Streams:
-    """The streams of one rank's virtual devices: for each, the state of a CPU generator, or of its
-    GPU's."""
+class RandomStreams:
+    """One generator state per virtual device of a rank: of the CPU's generator, or of its GPU's."""
 
     def __init__(self, devices: int, seed: int, gpu: int | None = None) -> None:
         self.devices = devices
@@ -55,7 +54,7 @@ class Streams:
 
 
 class _Swap(TorchDispatchMode):
-    def __init__(self, streams: Streams, current: Callable[[], int]) -> None:
+    def __init__(self, streams: RandomStreams, current: Callable[[], int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.streams, self.current = streams, current
 
@@ -81,12 +80,11 @@ _get_global, _set_global = torch.get_rng_state, torch.set_rng_state
 
 
 def _place() -> tuple[list[torch.Tensor], int] | None:
-    """Where the state of this thread's stream is kept; None: it draws from the process's
-    generator."""
-    found: tuple[Streams, Callable[[], int]] | None = getattr(_active, "streams", None)
-    if found is None or found[0].generator is not torch.default_generator:
+    """The list and index of this thread's state; None if it draws from the process's generator."""
+    active: tuple[RandomStreams, Callable[[], int]] | None = getattr(_active, "streams", None)
+    if active is None or active[0].generator is not torch.default_generator:
         return None
-    return found[0].states, found[1]()
+    return active[0].states, active[1]()
 
 
 def _get() -> torch.Tensor:
@@ -102,7 +100,7 @@ def _set(new_state: torch.Tensor) -> None:
 
 
 def _follow_streams() -> None:
-    """torch.utils.checkpoint asks torch.get_rng_state; in threads that draw from a stream this is
-    the stream's state."""
+    """Make torch.get_rng_state, which torch.utils.checkpoint calls, return the stream's state in
+    threads that draw from a stream."""
     torch.get_rng_state = torch.random.get_rng_state = _get
     torch.set_rng_state = torch.random.set_rng_state = _set

@@ -1,12 +1,12 @@
-"""One training as one rank sees it: the workload, the plan, and the tools that every strategy
-uses."""
+"""One training as one rank sees it: the plan, the workload, and the tools that all strategies use."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,13 +15,15 @@ from paralab.plan.plan import Plan, RankPlan
 from paralab.worker.memory import ActivationMeter
 from paralab.worker.precision import Precision
 from paralab.worker.probes import Probe
-from paralab.worker.random_streams import Streams
+from paralab.worker.random_streams import RandomStreams
+from paralab.worker.shards import whole
+from paralab.worker.split_notes import SplitNotes
 from paralab.workload.batch import tensors
 from paralab.workload.workload import Workload
 
 
 @dataclass
-class Micro:
+class MicroBatch:
     """Samples that pass through the model together, and their share of the global batch's loss."""
 
     inputs: Any
@@ -29,7 +31,8 @@ class Micro:
     share: float
 
 
-Pass = list[Micro]  # one backward pass: one micro-batch, or several that flow through the stages
+# What one accumulation step processes: one micro-batch, or several that fill a pipeline.
+AccumulationStep = list[MicroBatch]
 
 
 @dataclass
@@ -40,21 +43,19 @@ class RankContext:
     precision: Precision
     probe: Probe
     meter: ActivationMeter
-    show_split: Callable[[str, torch.device, torch.Size], None]
-    streams: Streams | None = (
-        None  # where threads draw random numbers: one stream per virtual device
-    )
+    note_split: SplitNotes
+    streams: RandomStreams | None = None  # one per virtual device, where threads draw numbers
 
     def drawing(self, current: Callable[[], int]) -> AbstractContextManager[None]:
-        """Random numbers of this block come from the stream of the virtual device `current()`."""
+        """In this block, draw random numbers from the stream of virtual device `current()`."""
         return self.streams.drawing(current) if self.streams else nullcontext()
 
-    def weighted_loss(self, output: Any, micro: Micro) -> torch.Tensor:
-        """The micro-batch's part of the global loss: summed over micro-batches, passes and ranks it
-        is the loss of the batch.
+    def weighted_loss(self, output: Any, micro: MicroBatch) -> torch.Tensor:
+        """Return this micro-batch's part of the global loss: Σ share · loss is the batch's loss.
 
-        Σ share · mean-loss with share = weight / total weight. A share of zero (nothing real in it:
-        a mean over nothing is NaN) gives a zero that is still connected to the model.
+        The share is the micro-batch's weight divided by the weight of the global batch. A share of
+        zero means that nothing in it is real. A mean over nothing is NaN, so return a zero that is
+        still connected to the model.
         """
         if micro.share == 0.0:
             return torch.stack(
@@ -63,13 +64,25 @@ class RankContext:
         return self.workload.loss(output, micro.targets) * micro.share
 
 
-class Strategy(Protocol):
-    """How one rank trains. `model` is the user's module, which holds the parameters that the
-    optimizer updates."""
+class Strategy(ABC):
+    """How one rank trains. `model` is the user's module; the optimizer updates its parameters."""
 
+    context: RankContext
     model: nn.Module
 
-    def forward_backward(self, passes: list[Pass]) -> torch.Tensor:
-        """Leave the gradient of the global batch in the parameters; return this rank's part of the
-        loss."""
-        ...
+    @abstractmethod
+    def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
+        """Leave the gradient of the global batch in the parameters and return this rank's part of
+        the loss."""
+
+    def device_parameters(self, device: str) -> list[nn.Parameter]:
+        """The parameters that are on this device."""
+        return list(self.model.parameters())
+
+    def transient_bytes(self) -> dict[str, int]:
+        """Memory that the strategy needs for a part of a step only, by kind."""
+        return {}
+
+    def state_dict(self) -> dict[str, torch.Tensor] | None:
+        """The whole model's state on rank 0. All ranks call this: each may hold a piece."""
+        return {name: whole(value) for name, value in self.model.state_dict().items()}

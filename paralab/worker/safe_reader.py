@@ -1,8 +1,8 @@
-"""DCP's reader without its unpickling: `.metadata` goes through `paralab.record.metadata`, which
-runs nothing that the file names.
+"""DCP's reader without unpickling: `paralab.record.metadata` reads `.metadata` and runs nothing that
+the file names.
 
-The tensors themselves DCP reads with `torch.load(weights_only=True)`. Only entries that are not
-tensors would be unpickled, and the metadata that this reader makes has none.
+DCP reads the tensors with `torch.load(weights_only=True)`. It would unpickle only entries that are
+not tensors, and the metadata that this reader returns has none.
 """
 
 from __future__ import annotations

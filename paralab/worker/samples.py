@@ -1,8 +1,8 @@
-"""The sequence of global batches, the same for every strategy: a seed and a sample counter decide
-it, not the ranks.
+"""The sequence of global batches. A seed and a sample counter determine it, not the ranks, so every
+strategy sees the same samples.
 
-Each rank loads only its own span of every global batch, except from `get_batch` functions, which
-make the whole batch on every rank (from the same seed) so that any number of ranks sees the same
+Each rank loads only its own span of every global batch. The exception is a `get_batch` function: it
+makes the whole batch on every rank from the same seed, so that any number of ranks sees the same
 samples.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, cast
 
@@ -18,20 +19,38 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from paralab.errors import UsageError
 from paralab.plan.batches import GlobalBatch, Span, global_batches
+from paralab.plan.plan import Plan
 from paralab.workload.batch import map_tensors, num_samples, take, tensors
 from paralab.workload.randomness import seed_everything, seeded
 from paralab.workload.workload import Workload
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """Which global batches there are: `samples` is the size of the data (None: endless), and `done`
+    the steps to skip."""
+
+    batch_size: int
+    samples: int | None
+    steps: int | None = None
+    epochs: int | None = None
+    seed: int = 0
+    done: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan, done: int) -> Sampling:
+        return cls(plan.batch_size, plan.samples, plan.steps, plan.epochs, plan.seed, done)
+
+
 def dataset_samples(workload: Workload) -> int | None:
-    """How many samples the data has; None for an endless `get_batch`."""
+    """Return the number of samples; None for an endless `get_batch`."""
     data = workload.data
-    if any(True for _ in tensors(data)):
+    if _in_memory(data):
         return num_samples(data)
     if isinstance(data, IterableDataset):  # torch gives it a __getitem__ that raises
         raise UsageError(
-            f"The data of workload {workload.name} is an IterableDataset, whose samples cannot be asked for by number, so ranks "
-            "cannot share them.",
+            f"The data of workload {workload.name} is an IterableDataset. Its samples have no "
+            "numbers, so ranks cannot share them.",
             fix="a map-style Dataset (with __len__ and __getitem__), or a function get_batch(n)",
         )
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
@@ -39,91 +58,93 @@ def dataset_samples(workload: Workload) -> int | None:
     if callable(data):
         return None
     raise UsageError(
-        f"The data of workload {workload.name} is {type(data).__name__}, which paralab cannot read.",
-        fix="tensors (x, y), a map-style Dataset (with __len__ and __getitem__), or a function get_batch(n)",
+        f"The data of workload {workload.name} is {type(data).__name__}, which paralab cannot "
+        "read.",
+        fix="tensors (x, y), a map-style Dataset (with __len__ and __getitem__), or a function "
+        "get_batch(n)",
     )
 
 
 def rank_batches(
     workload: Workload,
-    spans_of: Callable[[GlobalBatch], Span],
-    *,
-    batch_size: int,
-    samples: int | None,
-    steps: int | None,
-    epochs: int | None,
-    seed: int,
-    done: int = 0,
+    span_of: Callable[[GlobalBatch], Span],
+    sampling: Sampling,
     pin_memory: bool = False,
 ) -> Iterator[tuple[GlobalBatch, Any]]:
-    """(global batch, this rank's samples of it), step by step.
+    """Yield (global batch, this rank's samples of it), step by step.
 
-    A rank whose span is empty (a partial last batch smaller than the replicas) is given the batch's
-    first two samples, to be weighted with zero: it must still take part in the collectives (two,
-    because BatchNorm refuses a single one).
+    The span of a rank is empty if a partial last batch has fewer samples than there are replicas.
+    Such a rank gets the batch's first two samples, to be weighted with zero: it must still take
+    part in the collectives. Two, because BatchNorm refuses a single one.
     """
-    batches = global_batches(batch_size, samples, steps, epochs, done)
+    batches = global_batches(
+        sampling.batch_size, sampling.samples, sampling.steps, sampling.epochs, sampling.done
+    )
 
     def wanted(batch: GlobalBatch) -> Span:
-        start, stop = spans_of(batch)
+        start, stop = span_of(batch)
         return (start, stop) if stop > start else (0, min(2, batch.size))
 
     if dataset_samples(workload) is None:
-        make = cast("Callable[[int], Any]", workload.data)
         for batch in batches:
-            with seeded(seed, _position(batch)):
-                whole = make(batch.size)
-            if (made := num_samples(whole)) != batch.size:
-                raise UsageError(
-                    f"get_batch({batch.size}) of workload {workload.name} made {made} samples.",
-                    fix="return as many samples as get_batch is asked for",
-                )
-            yield batch, _pinned(take(whole, *wanted(batch)), pin_memory)
+            whole = _call_get_batch(workload, batch, sampling.seed)
+            yield batch, _pin(take(whole, *wanted(batch)), pin_memory)
         return
 
-    assert samples is not None
+    assert sampling.samples is not None
     plan = list(batches)
-    orders = _Orders(samples, seed)
-    indices = (
-        orders.of(b.epoch)[b.first + start : b.first + stop]
-        for b in plan
-        for start, stop in [wanted(b)]
-    )
-    if any(True for _ in tensors(workload.data)):
+    indices = _choose_samples(plan, sampling.samples, sampling.seed, wanted)
+    if _in_memory(workload.data):
         for batch, index in zip(plan, indices, strict=True):
-            yield batch, _pinned(map_tensors(itemgetter(index), workload.data), pin_memory)
+            yield batch, _pin(map_tensors(itemgetter(index), workload.data), pin_memory)
         return
+
+    dataset = cast("Dataset[Any]", workload.data)
     loader: DataLoader[Any] = DataLoader(
-        _Seeded(cast("Dataset[Any]", workload.data), workload.collate or default_collate, seed),
-        batch_sampler=_Lists(plan, indices),
-        generator=torch.Generator().manual_seed(
-            seed
-        ),  # its own, so that loading takes nothing from the model's random stream
+        _SeededBatches(dataset, workload.collate or default_collate, sampling.seed),
+        batch_sampler=_BatchSampler(plan, indices),
+        # Its own generator: loading must not draw from the model's random stream.
+        generator=torch.Generator().manual_seed(sampling.seed),
         num_workers=workload.loader_workers,
-        collate_fn=_as_it_is,
+        collate_fn=_identity,
         pin_memory=pin_memory,
-        worker_init_fn=_outlive_the_signal,
+        worker_init_fn=_ignore_sigterm,
     )
     yield from zip(plan, loader, strict=True)
 
 
-class _Orders:
-    """The order of the samples in each epoch, from the seed alone; the last one is kept."""
-
-    def __init__(self, samples: int, seed: int) -> None:
-        self.samples, self.seed, self.epoch = samples, seed, -1
-        self.order = torch.empty(0, dtype=torch.long)
-
-    def of(self, epoch: int) -> torch.Tensor:
-        if epoch != self.epoch:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-            self.epoch, self.order = epoch, torch.randperm(self.samples, generator=generator)
-        return self.order
+def _in_memory(data: Any) -> bool:
+    return next(tensors(data), None) is not None
 
 
-class _Lists:
-    """A batch sampler: the index lists of one rank, each index with the position of its batch in
-    the training."""
+def _call_get_batch(workload: Workload, batch: GlobalBatch, seed: int) -> Any:
+    get_batch = cast("Callable[[int], Any]", workload.data)
+    with seeded(seed, _position(batch)):
+        whole = get_batch(batch.size)
+    if (size := num_samples(whole)) != batch.size:
+        raise UsageError(
+            f"get_batch({batch.size}) of workload {workload.name} returned {size} samples.",
+            fix="return as many samples as get_batch is called with",
+        )
+    return whole
+
+
+def _choose_samples(
+    batches: list[GlobalBatch], samples: int, seed: int, wanted: Callable[[GlobalBatch], Span]
+) -> Iterator[torch.Tensor]:
+    """Yield the indices of this rank's samples. Each epoch has its own order, from the seed."""
+    epoch, order = -1, torch.empty(0, dtype=torch.long)
+    for batch in batches:
+        if batch.epoch != epoch:
+            epoch = batch.epoch
+            generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+            order = torch.randperm(samples, generator=generator)
+        start, stop = wanted(batch)
+        yield order[batch.first + start : batch.first + stop]
+
+
+class _BatchSampler:
+    """Yields one list per step: (position of the batch in the training, index) of every sample."""
 
     def __init__(self, batches: list[GlobalBatch], indices: Iterator[torch.Tensor]) -> None:
         self.batches, self.indices = batches, indices
@@ -133,11 +154,11 @@ class _Lists:
             yield [(_position(batch), i) for i in index.tolist()]
 
 
-class _Seeded(Dataset[Any]):
+class _SeededBatches(Dataset[Any]):
     """Whole batches of the user's Dataset, with reproducible random numbers.
 
-    What a sample draws (augmentation) depends on the seed, the batch and the sample; what collate
-    draws, on the seed and the batch. So a split batch and a resumed training draw the same
+    What a sample draws (augmentation) depends on the seed, the batch, and the sample. What collate
+    draws depends on the seed and the batch. So a split batch and a resumed training draw the same
     numbers."""
 
     def __init__(self, data: Dataset[Any], collate: Callable[[list[Any]], Any], seed: int) -> None:
@@ -145,26 +166,23 @@ class _Seeded(Dataset[Any]):
 
     def __getitems__(self, items: list[tuple[int, int]]) -> Any:
         with seeded(self.seed, items[0][0]):
-            if at_once := getattr(self.data, "__getitems__", None):
-                return self.collate(list(at_once([index for _, index in items])))
+            if get_items := getattr(self.data, "__getitems__", None):
+                return self.collate(list(get_items([index for _, index in items])))
             samples = []
-            for (
-                position,
-                index,
-            ) in items:  # what a sample draws must not depend on which others are loaded with it
+            for position, index in items:
                 seed_everything(hash((self.seed, position, index)) % 2**32, gpus=False)
                 samples.append(self.data[index])
             seed_everything(hash((self.seed, items[0][0])) % 2**32, gpus=False)
             return self.collate(samples)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
 
 
-def _outlive_the_signal(worker: int) -> None:
-    """A SIGTERM to all processes of a job must not take the samples from a rank that finishes its
-    step to save. The worker ends with its rank."""
+def _ignore_sigterm(worker: int) -> None:
+    """A SIGTERM to all processes of a job must not kill a DataLoader worker whose rank is finishing
+    its step to save. The worker ends with its rank."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
@@ -173,5 +191,5 @@ def _position(batch: GlobalBatch) -> int:
     return batch.epoch * 1_000_003 + batch.first
 
 
-def _pinned(batch: Any, pin_memory: bool) -> Any:
+def _pin(batch: Any, pin_memory: bool) -> Any:
     return map_tensors(lambda t: t if t.is_cuda else t.pin_memory(), batch) if pin_memory else batch

@@ -1,5 +1,4 @@
-"""Parameters that are spread over ranks (DTensors): this rank's part of one, or all of it. An
-ordinary tensor is both."""
+"""Sharded parameters (DTensors): this rank's shard, or the whole. An ordinary tensor is both."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from typing import Any
 
 import torch
 
-# Asked by name, not by type: importing DTensor takes half a second, and only one strategy has any.
+# Check an attribute, not the type: importing DTensor takes half a second, and only fsdp needs it.
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -15,12 +14,12 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of it."""
-    found: Any = tensor
-    return found.detach().to_local() if is_sharded(tensor) else tensor
+    """Return this rank's shard."""
+    sharded: Any = tensor
+    return sharded.detach().to_local() if is_sharded(tensor) else tensor
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of it. Every rank must ask, in the same order: it is gathered from all."""
-    found: Any = tensor
-    return found.detach().full_tensor() if is_sharded(tensor) else tensor
+    """Gather the whole tensor. All ranks must call this in the same order."""
+    sharded: Any = tensor
+    return sharded.detach().full_tensor() if is_sharded(tensor) else tensor

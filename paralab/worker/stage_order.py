@@ -1,4 +1,5 @@
-"""Turns at the stages: micro-batch j enters a stage when j-1 has left it. Pure threading, no torch.
+"""Micro-batches take turns at the stages: j enters a stage when j-1 has left it. Pure threading, no
+torch.
 
 forward, 2 stages, 3 micro-batches            backward
     stage 0   0 1 2                               stage 1   0 1 2
@@ -14,8 +15,8 @@ class Aborted(Exception):
     """Another micro-batch failed; this one only stops waiting."""
 
 
-class Turns:
-    """Order at every stage for one forward or one backward sweep."""
+class StageOrder:
+    """The order at every stage, for one forward or one backward sweep."""
 
     def __init__(self, stages: int) -> None:
         self._next = [0] * stages
@@ -35,7 +36,7 @@ class Turns:
             self._changed.notify_all()
 
     def abort(self) -> None:
-        """Wake everybody up: somebody failed."""
+        """Wake all waiting micro-batches after a failure."""
         with self._changed:
             self._aborted = True
             self._changed.notify_all()

@@ -1,5 +1,4 @@
-"""What this rank tells the launcher while it runs, and where the launcher can make it stop or
-speak."""
+"""How a rank reports its progress to the launcher, and how it obeys the launcher's orders."""
 
 from __future__ import annotations
 
@@ -14,9 +13,8 @@ from paralab.record.status_board import StatusBoard
 from paralab.worker.parent_watch import end_with_the_parent
 
 
-class Pulse:
-    """This rank's place on the notice board; without a board (no launcher of ours) it says
-    nothing."""
+class RankStatus:
+    """This rank's entry on the status board. Without a board it reports nothing and never stops."""
 
     def __init__(self, board: StatusBoard | None = None, rank: int = 0) -> None:
         self.board, self.rank = board, rank
@@ -29,15 +27,13 @@ class Pulse:
         return self.board is not None and self.board.stops_before(self.rank, step)
 
 
-def obey_the_launcher(testimony: Path, stop: Callable[[], None]) -> None:
-    """When the launcher asks, a side thread writes where every thread is and the last collectives
-    to `testimony`.json, or stops.
+def obey_the_launcher(dump: Path, stop: Callable[[], None]) -> None:
+    """Start a side thread that carries out the launcher's orders: write every thread's stack and
+    the last collectives to `dump`.json, or call `stop`.
 
-    A thread cannot speak while another one holds the interpreter, so SIGUSR2 makes Python's fault
-    handler, which does not need it, write the stacks to `testimony`.txt.
+    That thread cannot run while another one holds the interpreter lock. So SIGUSR2 makes Python's
+    fault handler, which does not need the lock, write the stacks to `dump`.txt.
     """
     if hasattr(signal, "SIGUSR2"):
-        faulthandler.register(
-            signal.SIGUSR2, testimony.with_suffix(".txt").open("w"), all_threads=True
-        )
-    end_with_the_parent({QUESTION: lambda: testify(testimony), STOP: stop})
+        faulthandler.register(signal.SIGUSR2, dump.with_suffix(".txt").open("w"), all_threads=True)
+    end_with_the_parent({QUESTION: lambda: testify(dump), STOP: stop})

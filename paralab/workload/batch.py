@@ -1,5 +1,5 @@
-"""A batch is a tree of tensors: a tensor, or a tuple, list, mapping or dataclass of trees, samples
-along the first axis."""
+"""A batch is a tree of tensors: a tensor, or a tuple, list, mapping, or dataclass of trees. Samples
+lie along the first axis."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ from paralab.errors import UsageError
 
 
 def map_tree(leaf: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool]) -> Any:
-    """The same tree with every leaf replaced; containers, also those of other libraries, are
-    rebuilt as what they are."""
+    """Replace every leaf of the tree. Containers keep their type, also those of other libraries."""
     if is_leaf(tree):
         return leaf(tree)
-    if isinstance(tree, tuple) and hasattr(
-        tree, "_fields"
-    ):  # a namedtuple is built from separate arguments
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # a namedtuple
         return type(tree)(*(map_tree(leaf, item, is_leaf) for item in tree))
     if isinstance(tree, list | tuple):
         return type(tree)([map_tree(leaf, item, is_leaf) for item in tree])
@@ -39,12 +36,12 @@ def map_tree(leaf: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], boo
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """The same tree with every tensor replaced by function(tensor); anything else is kept."""
+    """Replace every tensor of the tree by function(tensor)."""
     return map_tree(function, tree, lambda item: isinstance(item, torch.Tensor))
 
 
 def tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """Every tensor of the tree, in the order of `map_tensors`."""
+    """Yield every tensor of the tree, in the order of `map_tensors`."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, list | tuple):
@@ -59,35 +56,35 @@ def tensors(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def num_samples(batch: Any) -> int:
-    """The length of the first axis, which all tensors of a batch share."""
+    """Return the length of the first axis, which all tensors of a batch share."""
     lengths = {tensor.shape[0] if tensor.ndim else 0 for tensor in tensors(batch)}
     if len(lengths) != 1 or 0 in lengths:
         shapes = [tuple(tensor.shape) for tensor in tensors(batch)]
         raise UsageError(
-            f"The tensors of a batch do not share one number of samples along their first axis: shapes {shapes}.",
-            fix="put the samples along the first axis of every tensor of the batch",
+            f"The tensors of a batch have different lengths along the first axis: {shapes}.",
+            fix="put the samples along the first axis of every tensor",
         )
     return lengths.pop()
 
 
 def take(batch: Any, start: int, stop: int) -> Any:
-    """Samples start … stop of a batch. Lists with one entry per sample (names, say) are cut like
-    tensors."""
+    """Return samples start … stop of a batch. Lists with one entry per sample (names, for example)
+    are sliced like tensors."""
     return map_tree(lambda item: item[start:stop], batch, _per_sample(num_samples(batch)))
 
 
 def filled(batch: Any, samples: int) -> Any:
-    """The batch with so many samples: its last one is repeated, or what is too much is cut off."""
-    has = num_samples(batch)
-    if has >= samples:
-        return batch if has == samples else take(batch, 0, samples)
+    """Return the batch with this many samples: repeat its last one, or drop the excess."""
+    size = num_samples(batch)
+    if size >= samples:
+        return batch if size == samples else take(batch, 0, samples)
 
     def longer(item: Any) -> Any:
         if isinstance(item, torch.Tensor):
-            return torch.cat([item, item[-1:].expand(samples - has, *item.shape[1:])])
-        return item + item[-1:] * (samples - has)
+            return torch.cat([item, item[-1:].expand(samples - size, *item.shape[1:])])
+        return item + item[-1:] * (samples - size)
 
-    return map_tree(longer, batch, _per_sample(has))
+    return map_tree(longer, batch, _per_sample(size))
 
 
 def _per_sample(samples: int) -> Callable[[Any], bool]:
@@ -105,26 +102,27 @@ def _per_sample(samples: int) -> Callable[[Any], bool]:
 
 
 def unpack(batch: Any) -> tuple[Any, Any]:
-    """(input, target) of a batch, for the usual shapes."""
+    """Split a batch of one of the usual forms into (input, target)."""
     if isinstance(batch, torch.Tensor):
         return batch, batch
     if isinstance(batch, Mapping) and {"input", "target"} <= batch.keys():
         return batch["input"], batch["target"]
     if isinstance(batch, list | tuple) and len(batch) == 2:
         return batch[0], batch[1]
-    found = (
-        f"a dict with {list(batch)}" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
-    )
-    if isinstance(batch, list | tuple):
-        found += f" of {len(batch)}"
+    kind = f"a {type(batch).__name__}"
+    if isinstance(batch, Mapping):
+        kind = f"a dict with {list(batch)}"
+    elif isinstance(batch, list | tuple):
+        kind += f" of {len(batch)}"
     raise UsageError(
-        f"A batch is {found}; which part is the input and which the target?",
-        fix='unpack=lambda batch: (input, target) in the workload, or batches as (input, target) or {"input": ..., "target": ...}',
+        f"A batch is {kind}; which part is the input and which the target?",
+        fix="unpack=lambda batch: (input, target) in the workload, or batches as (input, target) "
+        'or {"input": ..., "target": ...}',
     )
 
 
 def call_model(model: Callable[..., Any], inputs: Any) -> Any:
-    """model(x), model(*xs) for a tuple, model(**xs) for a dict."""
+    """Call model(x), model(*xs) for a tuple, or model(**xs) for a dict."""
     if isinstance(inputs, dict):
         return model(**inputs)
     if isinstance(inputs, list | tuple):

@@ -11,8 +11,8 @@ from paralab.errors import unknown
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A model family: the module that builds it (`build(name, **numbers)`) and its sizes; the first
-    one is the default."""
+    """A model family: the module with its `build(name, **numbers)`, and its sizes. The first size is
+    the default."""
 
     module: str
     about: str
@@ -113,7 +113,7 @@ def built_in_names() -> list[str]:
 
 
 def look_up(name: str) -> tuple[BuiltIn, Mapping[str, int]]:
-    """The family and the numbers of a built-in workload, or the error with the near match."""
+    """Return the family and the numbers of a built-in workload; suggest a near match otherwise."""
     family, _, size = name.partition(":")
     if name not in built_in_names():
         raise unknown("workload", name, [*built_in_names(), "path/to/file.py:function"])

@@ -1,6 +1,5 @@
-"""`cnn`: convolutions with BatchNorm on synthetic images. BatchNorm sees its own replica's samples
-only, so data parallelism legitimately differs from one device here: the workload to see that
-difference on."""
+"""`cnn`: convolutions with BatchNorm on synthetic images. BatchNorm sees only its own replica's
+samples, so data parallelism legitimately differs from one device here."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ def build(
     images = patterns[labels] * 0.5 + torch.randn(samples, 3, pixels, pixels, generator=generator)
 
     def block(channels_in: int, channels_out: int) -> nn.Sequential:
-        # No bias: BatchNorm subtracts the mean, so the gradient of a bias would be rounding noise.
+        # No bias: BatchNorm subtracts the mean, so its gradient would be rounding noise.
         convolution = nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=False)
         return nn.Sequential(convolution, nn.BatchNorm2d(channels_out), nn.ReLU())
 
@@ -41,6 +40,9 @@ def build(
         loss=nn.functional.cross_entropy,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
         batch_size=batch_size,
-        data_path=f"synthetic: {samples} images of {pixels}×{pixels} pixels in {CLASSES} classes, from a fixed seed",
+        data_path=(
+            f"synthetic: {samples} images of {pixels}×{pixels} pixels in {CLASSES} classes, "
+            "from a fixed seed"
+        ),
         name=name,
     )

@@ -1,8 +1,8 @@
 """`gpt`: a byte-level transformer on text that every machine has, the source files of Python's
 standard library.
 
-Samples have different lengths and are padded, so a batch's loss is a mean over a varying number of
-bytes: the case in which naive data parallelism averages means and trains something else.
+Samples have different lengths and are padded, so the loss of a batch is a mean over a varying
+number of bytes. Naive data parallelism averages such means and trains something else.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from torch import nn
 from paralab.workload.workload import Workload
 
 PAD = 256  # one token beyond the 256 bytes
-IGNORED = -100  # the target that cross_entropy leaves out
+IGNORED = -100  # the target that cross_entropy ignores
 
 
 def library_text(lengths: Iterator[int]) -> Iterator[bytes]:
-    """Runs of whole lines of the standard library, in a fixed order, each about as long as the next
-    length."""
+    """Yield consecutive lines of the standard library in a fixed order, cut to the next length."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(folder.glob("*.py")) + sorted(folder.glob("[a-z]*/*.py")):
         if "site-packages" in path.parts or "test" in path.parts:
@@ -37,8 +36,8 @@ def library_text(lengths: Iterator[int]) -> Iterator[bytes]:
 
 
 def library_tokens(samples: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(inputs, targets) of `samples` texts of context/2 … context bytes; the library is read again
-    if it is too short."""
+    """Return (inputs, targets) of `samples` texts of context/2 … context bytes. Start over if the
+    library is too short."""
     chance = random.Random(0)
     lengths = iter(lambda: chance.randint(context // 2, context) + 1, None)
     inputs = torch.full((samples, context), PAD)
@@ -67,15 +66,14 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal attention and a feed-forward network, each added to what came in. Padding is at the
-    end of a text, so the causal mask already keeps it from every real byte."""
+    """Causal attention and a feed-forward network, each with a residual connection. Padding is at
+    the end of a text, so the causal mask already hides it from every real byte."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        # No bias: attention does not depend on the key's bias, whose gradient would be rounding
-        # noise.
+        # No bias: attention does not depend on the key's bias, so its gradient would be noise.
         self.query_key_value = nn.Linear(dim, 3 * dim, bias=False)
         self.mix = nn.Linear(dim, dim)
         self.feed_forward = nn.Sequential(
@@ -98,7 +96,7 @@ def byte_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def real_bytes(batch: tuple[torch.Tensor, torch.Tensor]) -> float:
-    """What the loss of a batch is the mean of."""
+    """Count the bytes that the loss of a batch is the mean of."""
     return float((batch[1] != IGNORED).sum())
 
 
@@ -119,14 +117,16 @@ def build(
         model=model,
         data=library_tokens(samples, context),
         loss=byte_loss,
-        # Not Adam, which divides every gradient by its own size: rounding of tiny gradients would
-        # become whole steps, and fp32 could not show that two trainings are the same. SGD learns
-        # this text as well.
+        # Not Adam: it divides every gradient by its size, so rounding errors of tiny gradients
+        # become whole steps, and fp32 could not show that two trainings are equal. SGD learns this
+        # text as well.
         optimizer=lambda parameters: torch.optim.SGD(
             parameters, lr=min(0.05, 6.4 / dim), momentum=0.9
         ),
         weight=real_bytes,
         batch_size=batch_size,
-        data_path=f"{sysconfig.get_paths()['stdlib']}: {samples} texts of {context // 2}–{context} bytes",
+        data_path=(
+            f"{sysconfig.get_paths()['stdlib']}: {samples} texts of {context // 2}–{context} bytes"
+        ),
         name=name,
     )

@@ -1,5 +1,4 @@
-"""From a name to a `Workload`: a built-in one, `path/to/file.py:function`, or a pickled function
-from a notebook."""
+"""From a name to a `Workload`: built in, `path/to/file.py:function`, or pickled in a notebook."""
 
 from __future__ import annotations
 
@@ -22,24 +21,24 @@ from paralab.workload.workload import Workload, as_workload
 
 
 def load_workload(reference: str) -> Workload:
-    """Build the workload that a command names; a user's mistake becomes a UsageError with their
+    """Build the workload that a command names. A user's mistake becomes a UsageError with their
     lines of the traceback."""
     if reference.startswith(PICKLED):
         path = Path(reference.removeprefix(PICKLED))
         with _importing_from(Path.cwd()):
-            return _built(pickle.loads(path.read_bytes()), "from the notebook", path.parent)
+            return _build(pickle.loads(path.read_bytes()), "from the notebook", path.parent)
     if names_file(reference):
         path, _, attribute = split(reference)
         with _importing_from(path.parent, Path.cwd()):
-            return _built(_attribute(path, attribute), reference, path.parent)
+            return _build(_attribute(path, attribute), reference, path.parent)
     entry, numbers = look_up(reference)
     built: Workload = importlib.import_module(entry.module).build(full_name(reference), **numbers)
     return built
 
 
-def _built(function: Any, shown: str, folder: Path) -> Workload:
+def _build(function: Any, shown: str, folder: Path) -> Workload:
     try:
-        with seeded(0):  # data that is made at random here must be the same on every rank
+        with seeded(0):  # random data must be the same on every rank
             value = function() if callable(function) else function
     except Exception as error:
         raise UsageError(
@@ -51,9 +50,8 @@ def _built(function: Any, shown: str, folder: Path) -> Workload:
 
 @contextmanager
 def _importing_from(*folders: Path) -> Iterator[None]:
-    """The user's modules are found first while their workload is loaded, as from a script.
-    Afterwards they are found last: what torch imports later must not come from a file there that
-    happens to have the same name."""
+    """Put the user's folders first on sys.path while loading, as for a script, and last afterwards:
+    what torch imports later must not come from a file there that happens to have the same name."""
     names = [str(folder.resolve()) for folder in folders]
     sys.path[:0] = names
     try:
@@ -84,7 +82,7 @@ def _import_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickling inside the user's file look the module up
+    sys.modules[name] = module  # dataclasses and pickle look the module up
     try:
         with seeded(0):
             spec.loader.exec_module(module)
@@ -97,15 +95,12 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def their_lines(error: BaseException, folder: Path) -> str:
-    """The traceback, trimmed to the frames of the user's own files."""
+    """Trim the traceback to the frames of the user's own files."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_under(frame.filename, folder)]
-    lines = traceback.format_list(own)
-    if (
-        isinstance(error, SyntaxError) and not own
-    ):  # a syntax error has no frame in the file it is about
+    if isinstance(error, SyntaxError) and not own:  # it has no frame in the file it is about
         return "".join(traceback.format_exception_only(error))
-    return "".join(lines)
+    return "".join(traceback.format_list(own))
 
 
 def _is_under(filename: str, folder: Path) -> bool:

@@ -1,5 +1,4 @@
-"""`mlp`: the practicals' model, linear layers of one width DIM, on synthetic vectors around ten
-patterns."""
+"""`mlp`: the model of the practicals, linear layers of width DIM, on noisy vectors in ten classes."""
 
 from __future__ import annotations
 
@@ -32,6 +31,8 @@ def build(
         loss=loss,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
         batch_size=batch_size,
-        data_path=f"synthetic: {samples} vectors of {dim} numbers in {CLASSES} classes, made from a fixed seed",
+        data_path=(
+            f"synthetic: {samples} vectors of {dim} numbers in {CLASSES} classes, from a fixed seed"
+        ),
         name=name,
     )

@@ -1,5 +1,5 @@
-"""Users' code that draws random numbers must draw the same ones in every process: the ranks share
-their data by this alone."""
+"""Seeds for users' code: it must draw the same random numbers in every process, or ranks would not
+share their data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 
 def seed_everything(seed: int, gpus: bool = True) -> None:
-    """torch, random and numpy (if the user has imported it), for the rest of this process."""
+    """Seed torch, random, and numpy (if it is imported), for the rest of this process."""
     (torch.manual_seed if gpus else torch.default_generator.manual_seed)(seed)
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):
@@ -23,14 +23,12 @@ def seed_everything(seed: int, gpus: bool = True) -> None:
 
 @contextmanager
 def seeded(seed: int, position: int = 0) -> Iterator[None]:
-    """Every usual source of randomness set from (seed, position), and put back afterwards."""
+    """Seed every usual generator from (seed, position) in this block, and restore it afterwards."""
     value = (seed * 1_000_000_007 + position) % 2**32
     numpy = sys.modules.get("numpy")
     python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(
-            value
-        )  # not torch.manual_seed: it would seed the GPUs as well
+        torch.default_generator.manual_seed(value)  # torch.manual_seed would also seed GPUs
         random.seed(value)
         if numpy:
             numpy.random.seed(value)
@@ -44,23 +42,16 @@ def seeded(seed: int, position: int = 0) -> Iterator[None]:
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Dropout switched off in this process, as modules, as functions and inside attention and
-    recurrent layers.
+    """Switch dropout off in this process: modules, functions, attention, and recurrent layers.
 
-    Two trainings whose dropout draws different numbers cannot be compared, and a real mistake would
-    hide behind it.
+    Two trainings whose dropout draws different numbers cannot be compared, and a real mistake could
+    hide behind that.
     """
-    names = [
-        "dropout",
-        "alpha_dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "feature_alpha_dropout",
-    ]
-    kept = {name: getattr(nn.functional, name) for name in [*names, "scaled_dot_product_attention"]}
+    names = ["dropout", "dropout1d", "dropout2d", "dropout3d"]
+    names += ["alpha_dropout", "feature_alpha_dropout"]
+    original = {name: getattr(nn.functional, name) for name in names}
+    attention = nn.functional.scaled_dot_product_attention
     recurrent = {m: m.dropout for m in model.modules() if isinstance(m, nn.RNNBase)}
-    attention = kept["scaled_dot_product_attention"]
 
     def attend(
         query: Any,
@@ -81,7 +72,8 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
             module.dropout = 0.0
         yield
     finally:
-        for name, function in kept.items():
+        for name, function in original.items():
             setattr(nn.functional, name, function)
-        for module, share in recurrent.items():
-            module.dropout = share
+        nn.functional.scaled_dot_product_attention = attention
+        for module, dropout in recurrent.items():
+            module.dropout = dropout

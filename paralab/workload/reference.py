@@ -1,5 +1,4 @@
-"""How a workload is named on the command line: a built-in name, `path/to/file.py:function`, or a
-pickle from a notebook."""
+"""The name of a workload: built in, `path/to/file.py:function`, or a pickle from a notebook."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ def names_file(reference: str) -> bool:
 
 
 def check_reference(reference: str) -> str:
-    """Refuse early, without torch, what cannot be loaded; give the reference with an absolute
+    """Refuse what cannot be loaded, early and without torch. Return the reference with an absolute
     path."""
     if reference.startswith(PICKLED):
         return reference
@@ -35,7 +34,7 @@ def check_reference(reference: str) -> str:
 
 
 def user_folder(reference: str) -> Path:
-    """Where the user's own files are: frames of a traceback from there are worth showing."""
+    """The folder of the user's files: show frames of a traceback from there."""
     return (
         split(reference)[0].parent
         if names_file(reference) and not reference.startswith(PICKLED)

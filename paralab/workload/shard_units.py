@@ -1,11 +1,12 @@
-"""What FSDP gathers as one: sub-modules that hold a good part of the parameters, and keep them to
-themselves.
+"""What FSDP gathers together: submodules that hold a good part of the parameters and are the only
+users of them.
 
-A unit's parameters are whole only while it is called, so it must be called once, and nothing may
-use them outside that call: not another module (tied weights), and not a parent's forward
+A unit's parameters are whole only while it is called. So it must be called once, and nothing may
+use its parameters outside that call: not another module (tied weights), and not a parent's forward
 (`F.linear(x, self.embedding.weight)`). One run of the forward shows it.
 
-    GPT(embedding, blocks = ModuleList(b0, b1, … b11), norm, head)      units: embedding, b0 … b11, head; norm is too small
+    GPT(embedding, blocks = ModuleList(b0, b1, … b11), norm, head)
+    units: embedding, b0 … b11, head      (norm is too small)
 """
 
 from __future__ import annotations
@@ -23,89 +24,84 @@ from paralab.workload.batch import call_model, tensors
 from paralab.workload.summary import Unit
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-SMALL = 0.1  # of the largest sibling: less is not worth a collective of its own
+SMALL = 0.1  # of the largest sibling: less is not worth a collective
 
 
-class _Uses(TorchFunctionMode):
-    """Which sub-modules are called how often, and whose parameters are used while they are not
-    being called."""
+class _ParameterUse(TorchFunctionMode):
+    """Counts the calls of submodules, and finds those whose parameters are used outside of them."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()
         self.used_outside: set[str] = set()
         self._inside: list[str] = []
-        self._holders: dict[int, set[str]] = {}  # by parameter: every sub-module that it is in
+        self._owners: dict[int, set[str]] = {}  # by parameter: every submodule that contains it
         for name, module in model.named_modules(remove_duplicate=False):
             for parameter in module.parameters() if name else ():
-                self._holders.setdefault(id(parameter), set()).add(name)
+                self._owners.setdefault(id(parameter), set()).add(name)
+
         places: dict[int, list[str]] = {}
         for place, parameter in model.named_parameters(remove_duplicate=False):
             places.setdefault(id(parameter), []).append(place)
-        for (
-            key,
-            found,
-        ) in (
-            places.items()
-        ):  # tied weights: only a module that has all places of a parameter keeps it to itself
-            tied = {
-                name
-                for name in self._holders.get(key, ())
-                if not all(place.startswith(f"{name}.") for place in found)
+        for key, names in places.items():
+            # Tied weights: a module must contain all places of the parameter.
+            self.used_outside |= {
+                owner
+                for owner in self._owners.get(key, ())
+                if not all(place.startswith(f"{owner}.") for place in names)
             }
-            self.used_outside |= tied
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if next(tensors(result), None) is not None:  # a size or a type may be asked for at any time
+        if next(tensors(result), None) is not None:  # asking for a size or a type is no use
             for tensor in tensors((args, kwargs or {})):
-                self.used_outside |= self._holders.get(id(tensor), set()).difference(self._inside)
+                self.used_outside |= self._owners.get(id(tensor), set()).difference(self._inside)
         return result
 
-    def entering(self, name: str) -> Callable[..., None]:
+    def enter(self, name: str) -> Callable[..., None]:
         def hook(*_: Any) -> None:
             self.calls[name] += 1
             self._inside.append(name)
 
         return hook
 
-    def leaving(self, *_: Any) -> None:
+    def leave(self, *_: Any) -> None:
         self._inside.pop()
 
 
 @torch.no_grad()
 def find_units(model: nn.Module, inputs: Any) -> tuple[Unit, ...]:
-    """The units, in the order of the model's modules; what they do not hold stays with the whole
-    model."""
-    uses = _Uses(model)
+    """Find the units, in the order of the model's modules. The rest stays with the whole model."""
+    use = _ParameterUse(model)
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if name:
-                hooks.callback(module.register_forward_pre_hook(uses.entering(name)).remove)
-                hooks.callback(module.register_forward_hook(uses.leaving).remove)
-        with uses:
+                hooks.callback(module.register_forward_pre_hook(use.enter(name)).remove)
+                hooks.callback(module.register_forward_hook(use.leave).remove)
+        with use:
             call_model(model, inputs)
-    half = _held(model) / 2
+
+    half = _num_bytes(model) / 2
     modules = dict(model.named_modules())
 
-    def among(parent: str) -> Iterator[Unit]:
+    def search(parent: str) -> Iterator[Unit]:
         children = [
             (f"{parent}.{name}" if parent else name, child)
             for name, child in modules[parent].named_children()
         ]
-        largest = max((_held(child) for _, child in children), default=0)
+        largest = max((_num_bytes(child) for _, child in children), default=0)
         for name, child in children:
-            held = _held(child)
-            if name not in modules or not held or held < SMALL * largest:
+            size = _num_bytes(child)
+            if name not in modules or not size or size < SMALL * largest:
                 continue
-            deeper = isinstance(child, CONTAINERS) or held > half or not uses.calls[name]
-            if deeper and any(_held(grandchild) for grandchild in child.children()):
-                yield from among(name)
-            elif uses.calls[name] == 1 and name not in uses.used_outside:
-                yield Unit(name, held)
+            deeper = isinstance(child, CONTAINERS) or size > half or not use.calls[name]
+            if deeper and any(_num_bytes(grandchild) for grandchild in child.children()):
+                yield from search(name)
+            elif use.calls[name] == 1 and name not in use.used_outside:
+                yield Unit(name, size)
 
-    return tuple(among(""))
+    return tuple(search(""))
 
 
-def _held(module: nn.Module) -> int:
+def _num_bytes(module: nn.Module) -> int:
     return sum(parameter.nbytes for parameter in module.parameters())

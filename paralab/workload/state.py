@@ -1,9 +1,8 @@
-"""What a forward may change in its model besides the result: buffers, plain attributes, and
-generators it holds.
+"""What a forward may change in its model: buffers, plain attributes, and generators.
 
-A forward that changes them gives another answer at the next call, or will one day: running
-statistics, a counter, a schedule that fades in. Splitting a batch changes how often the forward is
-called, and with how many samples, so such a model trains differently.
+Examples are running statistics, a counter, or a schedule that fades in. The next call of such a
+forward has another result. Splitting a batch changes how often the forward is called and with how
+many samples, so such a model trains differently.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from torch import nn
 State = dict[tuple[str, str], Any]  # (module, attribute) -> value
 OWN = set(vars(nn.Module())) | {"training"}  # what every module has
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-MOST_ITEMS = 1000  # of a container: a longer one is no counter, and copying it would take time
+MOST_ITEMS = 1000  # of a container: a longer one is not a counter, and copying it takes time
 
 
 def state_of(model: nn.Module) -> State:
-    """A copy of everything in the model that a forward may change, parameters aside."""
-    copies: dict[int, torch.Tensor] = {}  # by id, so that a tensor with two names stays one tensor
+    """Copy everything in the model that a forward may change, except parameters."""
+    copies: dict[int, torch.Tensor] = {}  # by id: a tensor with two names stays one tensor
     return {place: _copy(value, copies) for place, value in _places(model).items()}
 
 
 def changes(before: State, after: State) -> list[str]:
-    """The names of what is different."""
+    """Name what differs."""
     places = dict.fromkeys([*before, *after])
     return [
         ".".join(filter(None, place))
@@ -38,52 +37,47 @@ def changes(before: State, after: State) -> list[str]:
 
 
 def put_back(model: nn.Module, state: State) -> None:
-    """Give every place its value of `state`. A buffer becomes a new tensor: a graph may still need
-    the one that is there."""
+    """Restore the values of `state`. A buffer becomes a new tensor: a graph may still need the
+    current one."""
     modules = dict(model.named_modules())
     copies: dict[int, torch.Tensor] = {}
     for (name, key), value in state.items():
         module = modules[name]
         present = module._buffers.get(key) if key in module._buffers else vars(module).get(key)
-        if isinstance(value, _Stream):
+        if isinstance(value, _GeneratorState):
             value.put_back(present)
             continue
         new = _copy(value, copies)
         if isinstance(present, torch.Tensor) and isinstance(new, torch.Tensor):
-            new = copies[id(value)] = new.to(present.device)  # the model may have been moved since
+            new = copies[id(value)] = new.to(present.device)  # the model may have moved
         (module._buffers if key in module._buffers else module.__dict__)[key] = new
 
 
-class _Missing:
-    pass
+_MISSING = object()
 
 
-_MISSING = _Missing()
-
-
-class _Stream:
-    """The state of a generator."""
-
+class _GeneratorState:
     def __init__(self, generator: torch.Generator | random.Random) -> None:
-        torch_s = isinstance(generator, torch.Generator)
-        self.value: Any = generator.get_state() if torch_s else generator.getstate()  # type: ignore[union-attr]
+        is_torch = isinstance(generator, torch.Generator)
+        self.value: Any = generator.get_state() if is_torch else generator.getstate()  # type: ignore[union-attr]
 
     def put_back(self, generator: Any) -> None:
-        (generator.set_state if isinstance(generator, torch.Generator) else generator.setstate)(
-            self.value
-        )
+        if isinstance(generator, torch.Generator):
+            generator.set_state(self.value)
+        else:
+            generator.setstate(self.value)
 
 
 def _places(model: nn.Module) -> State:
-    found: State = {}
+    places: State = {}
     for name, module in model.named_modules():
         for key, buffer in module._buffers.items():
             if buffer is not None and not buffer.is_meta:
-                found[name, key] = buffer
+                places[name, key] = buffer
         for key, value in vars(module).items():
             if key not in OWN and _is_state(value):
-                found[name, key] = value
-    return found
+                places[name, key] = value
+    return places
 
 
 def _is_state(value: Any) -> bool:
@@ -100,7 +94,7 @@ def _copy(value: Any, copies: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return copies.setdefault(id(value), value.detach().clone())
     if isinstance(value, torch.Generator | random.Random):
-        return _Stream(value)
+        return _GeneratorState(value)
     if isinstance(value, dict):
         return type(value)((key, _copy(item, copies)) for key, item in value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -121,7 +115,7 @@ def _same(one: Any, other: Any) -> bool:
         )
     if type(one) is not type(other):
         return False
-    if isinstance(one, _Stream):
+    if isinstance(one, _GeneratorState):
         return _same(one.value, other.value)
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(

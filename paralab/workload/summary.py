@@ -6,14 +6,34 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Inspection:
+    """What to find out about a workload. The last three take time: find out only what is needed.
+
+    samples   for the trial step; default: the workload's batch size
+    threads   per device; default: all
+    layers    where the model can be cut into stages
+    units     which submodules can be sharded on their own
+    proof     whether a batch can be split at all
+    """
+
+    workload: str
+    device: str = "auto"
+    samples: int | None = None
+    threads: int | None = None
+    layers: bool = False
+    units: bool = False
+    proof: bool = False
+
+
+@dataclass(frozen=True)
 class Layer:
     """A part of the model that a stage may begin with.
 
-    name      the sub-module whose call begins the part
-    modules   the sub-modules (by name) whose parameters and buffers the part owns
-    seconds   measured time of its forward and backward pass on one device, the shortest of several
-    flops     of its forward and backward pass: matrix products, convolutions, attention; None: not counted
-    activation_bytes_per_sample   what its forward pass keeps for the backward pass, in fp32; None: not counted
+    name      the submodule whose call begins the part
+    modules   the submodules (by name) whose parameters and buffers the part owns
+    seconds   measured forward and backward time on one device, the shortest of several
+    flops     of forward and backward: matrix products, convolutions, attention; None: not counted
+    activation_bytes_per_sample   what forward saves for backward, in fp32; None: not counted
     """
 
     name: str
@@ -26,7 +46,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Unit:
-    """A sub-module whose parameters can be sharded together: whole while it is called, in pieces
+    """A submodule whose parameters can be sharded together: whole while it is called, in shards
     otherwise."""
 
     name: str
@@ -35,8 +55,22 @@ class Unit:
 
 @dataclass(frozen=True)
 class Summary:
-    """`layers` is empty when no strategy needed them; `uncut_reason` says why there are no more
-    places to cut."""
+    """
+    dropout        the forward draws random numbers, but not when dropout is switched off
+    random         it draws them even then
+    unused         trainable parameters that get no gradient from the trial step or some sample
+    sparse         parameters whose gradient is a sparse tensor
+    state          buffers and attributes that every forward changes, BatchNorm's aside
+    sometimes      submodules that only some forwards call
+    scalar_output  the output contains a number that is not per sample
+    layers         empty if not inspected; `uncut_reason` says why there are no more
+    scalars        parameters without a dimension
+    whole_tensors  an optimizer step on a part of a parameter is not a part of the whole step
+    whole_model    an optimizer step on a parameter depends on other parameters
+    split_problem  why no split of a batch has the loss of the whole; None: it has, or not inspected
+    flops_per_sample           of forward and backward; None: not counted
+    optimizer_bytes_per_byte   the optimizer's state per byte of parameters; None: unknown
+    """
 
     name: str
     parameters: int
@@ -47,32 +81,22 @@ class Summary:
     weighted: bool
     optimizer: str
     batch_norms: int
-    dropout: bool  # the forward draws random numbers, but not when dropout is switched off
-    random: bool  # it draws them even then
-    flops_per_sample: float | None = (
-        None  # forward and backward: matrix products, convolutions, attention; None: none found
-    )
-    unused: tuple[
-        str, ...
-    ] = ()  # trainable parameters that a trial step, or one of several samples, gave no gradient
-    sparse: tuple[str, ...] = ()  # parameters whose gradient is a sparse tensor
-    state: tuple[
-        str, ...
-    ] = ()  # buffers and attributes that every forward changes, BatchNorm's aside
-    sometimes: tuple[str, ...] = ()  # sub-modules that only some calls of the forward use
-    scalar_output: bool = False  # the output has a number in it that is not per sample
+    dropout: bool
+    random: bool
+    flops_per_sample: float | None = None
+    unused: tuple[str, ...] = ()
+    sparse: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    sometimes: tuple[str, ...] = ()
+    scalar_output: bool = False
     layers: tuple[Layer, ...] = ()
     uncut_reason: str | None = None
     units: tuple[Unit, ...] = ()
-    scalars: tuple[str, ...] = ()  # parameters without a dimension
-    optimizer_bytes_per_byte: float | None = (
-        None  # state that the optimizer keeps per byte of parameters; None: not known
-    )
-    whole_tensors: bool = False  # the optimizer's step on a part of a parameter is not a part of its step on the whole
-    whole_model: bool = False  # the optimizer's step on a parameter depends on other parameters
-    split_problem: str | None = (
-        None  # why no way of splitting a batch can give the loss of the whole; None: it can, or nobody asked
-    )
+    scalars: tuple[str, ...] = ()
+    optimizer_bytes_per_byte: float | None = None
+    whole_tensors: bool = False
+    whole_model: bool = False
+    split_problem: str | None = None
 
     @property
     def controls(self) -> tuple[str, ...]:
@@ -80,6 +104,6 @@ class Summary:
 
 
 def controls(batch_norms: int, random: bool, state: tuple[str, ...]) -> tuple[str, ...]:
-    """What a proof must hold still (`paralab.workload.proof_controls`)."""
-    found = {"batch_norm": bool(batch_norms), "random": random, "state": bool(state)}
-    return tuple(name for name, there in found.items() if there)
+    """What a proof must hold fixed (`paralab.workload.proof_controls`)."""
+    needed = {"batch_norm": bool(batch_norms), "random": random, "state": bool(state)}
+    return tuple(name for name, is_needed in needed.items() if is_needed)

@@ -1,5 +1,4 @@
-"""`Workload`: a model, its data and its loss, in plain PyTorch that knows nothing of
-parallelism."""
+"""`Workload`: a model, its data, and its loss, in plain PyTorch without any parallelism."""
 
 from __future__ import annotations
 
@@ -20,22 +19,24 @@ if TYPE_CHECKING:  # the reading half imports this module where torch may be mis
 
 @dataclass
 class Workload:
-    """Everything that is needed to train a model on one device; paralab spreads it.
+    """Everything that is needed to train a model on one device.
 
-    model       called without arguments, gives the `nn.Module`; paralab seeds torch before the call
-    data        one of: tensors in memory (`(x, y)` or `{"input": x, "target": y}`, first axis = samples),
-                a map-style Dataset, or a function `get_batch(n)` that makes n samples
+    model       a function that returns the `nn.Module`; paralab seeds torch before calling it
+    data        tensors in memory (`(x, y)` or `{"input": x, "target": y}`, first axis = samples),
+                a map-style Dataset, or a function `get_batch(n)` that returns n samples
     loss        `loss(output, target)`: the mean over what `weight` counts
-    optimizer   called with the parameters; default `SGD(lr=0.01, momentum=0.9)`
-    scheduler   called with the optimiser, gives a learning-rate scheduler that is stepped after every optimiser step
-    weight      `weight(batch)`: how many terms the loss of this batch is the mean of, e.g. its unpadded tokens;
-                default: its samples. With it, unequal pieces of a batch are added up correctly.
-    unpack      `unpack(batch) -> (input, target)`; default: pairs, `{"input", "target"}`, or a tensor that is both
+    optimizer   `optimizer(parameters)`; default: `SGD(lr=0.01, momentum=0.9)`
+    scheduler   `scheduler(optimizer)`: stepped after every optimizer step
+    weight      `weight(batch)`: how many terms the loss of this batch is the mean of, for example
+                its unpadded tokens; default: its samples. Unequal parts of a batch then add up.
+    unpack      `unpack(batch) -> (input, target)`; default: pairs, `{"input", "target"}`, or a
+                tensor that is both
     collate     as in `DataLoader`, for a Dataset
-    split_points  names of sub-modules at which the model may be cut into stages; default: found by paralab
-    batch_size  the global batch when the command does not say
+    split_points    submodules at which the model may be cut into stages; default: paralab finds
+                them
+    batch_size      the global batch size, unless the command sets it
     loader_workers  DataLoader worker processes per rank, for a Dataset
-    data_path   where the data comes from, in words or as a path, for the record
+    data_path   where the data comes from, for the manifest
     """
 
     model: Callable[[], nn.Module]
@@ -54,18 +55,17 @@ class Workload:
 
 
 def as_workload(value: object, name: str) -> Workload:
-    """Accept what a user's function returned: a `Workload`, or a dict with the same names."""
+    """Convert what a user's function returned: a `Workload`, or a dict with the same names."""
     known = [field.name for field in fields(Workload)]
     if isinstance(value, Mapping):
         wrong = [str(key) for key in value if key not in known]
         missing = [key for key in ("model", "data", "loss") if key not in value]
         if wrong or missing:
-            problem = f"The workload {name} returned a dict with " + " and ".join(
-                ([f"unknown {wrong}"] if wrong else []) + ([f"no {missing}"] if missing else [])
-            )
+            parts = [f"unknown {wrong}"] if wrong else []
+            parts += [f"no {missing}"] if missing else []
             raise UsageError(
-                problem,
-                fix="model, data and loss are needed; may be given: " + ", ".join(known[3:]),
+                f"The workload {name} returned a dict with " + " and ".join(parts),
+                fix="required: model, data, and loss; optional: " + ", ".join(known[3:]),
             )
         value = Workload(**value)
     if not isinstance(value, Workload):
@@ -77,12 +77,14 @@ def as_workload(value: object, name: str) -> Workload:
         hasattr(value.model, "parameters") and not isinstance(value.model, type)
     ):
         raise UsageError(
-            f"The model of workload {name} is a {type(value.model).__name__}; every rank must build its own.",
-            fix="model=a function or class that returns the nn.Module, e.g. model=lambda: MyModel(width=64)",
+            f"The model of workload {name} is a {type(value.model).__name__}; every rank must "
+            "build its own.",
+            fix="model=a function or class that returns the nn.Module, e.g. "
+            "model=lambda: MyModel(width=64)",
         )
     if not callable(value.loss):
         raise UsageError(
-            f"The loss of workload {name} is {type(value.loss).__name__}, which cannot be called.",
+            f"The loss of workload {name} is {type(value.loss).__name__}, not a function.",
             fix="loss=a function of (output, target), e.g. torch.nn.functional.cross_entropy",
         )
     value.name = value.name or name

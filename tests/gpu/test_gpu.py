@@ -137,8 +137,8 @@ def test_stages_on_two_kinds_of_device_train_like_one(tmp_path):
     from paralab.worker.memory import ActivationMeter
     from paralab.worker.precision import Precision
     from paralab.worker.probes import Probe
-    from paralab.worker.rank_context import Job, Micro
-    from paralab.worker.strategies.pipeline_threads import Staged
+    from paralab.worker.rank_context import MicroBatch, RankContext
+    from paralab.worker.strategies.pipeline_threads import PipelineThreads
     from paralab.workload.workload import Workload
 
     class Masked(nn.Module):
@@ -199,11 +199,13 @@ def test_stages_on_two_kinds_of_device_train_like_one(tmp_path):
     )
     workload = Workload(Net, (x, y), nn.functional.mse_loss, name="net")
     probe = Probe(Clock(0.0), EventWriter(tmp_path / "rank0.jsonl"))
-    job = Job(
+    job = RankContext(
         plan, rank, workload, Precision(plan), probe, ActivationMeter((), False), lambda *_: None
     )
-    micros = [Micro(x[rows], y[rows], 1 / 3) for rows in (slice(0, 4), slice(4, 8), slice(8, 12))]
-    loss = Staged(job, spread).forward_backward([micros])
+    micros = [
+        MicroBatch(x[rows], y[rows], 1 / 3) for rows in (slice(0, 4), slice(4, 8), slice(8, 12))
+    ]
+    loss = PipelineThreads(job, spread).forward_backward([micros])
     expected = nn.functional.mse_loss(alone(x), y)
     expected.backward()
     assert loss.item() == pytest.approx(expected.item(), abs=1e-12)

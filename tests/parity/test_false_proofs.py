@@ -135,7 +135,7 @@ def test_a_branch_that_leaves_out_a_stage_is_trained_or_refused_and_never_hangs(
         "zero-bubble",
     }
     assert all(
-        "part 1" in case["reason"]
+        "stage 1" in case["reason"]
         for case in refused
         if case["options"].get("schedule") in ("gpipe", "1f1b")
     )

@@ -119,15 +119,15 @@ def net():
     }
 
 def undivided_loss():
-    from paralab.worker.rank_context import Job
-    Job.weighted_loss = lambda self, output, micro: self.workload.loss(output, micro.targets)
+    from paralab.worker.rank_context import RankContext
+    RankContext.weighted_loss = lambda self, output, micro: self.workload.loss(output, micro.targets)
     return net()
 
 def one_mistake_in_every_strategy():
     from paralab.worker.strategies import ddp, fsdp
     from paralab.worker.strategies.data_parallel import VirtualDataParallel
-    from paralab.worker.strategies.pipeline_processes import Scheduled
-    from paralab.worker.strategies.pipeline_threads import Staged
+    from paralab.worker.strategies.pipeline_processes import PipelineProcesses
+    from paralab.worker.strategies.pipeline_threads import PipelineThreads
 
     def silent(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         state.reduced.update(map(id, bucket.parameters()))
@@ -140,27 +140,27 @@ def one_mistake_in_every_strategy():
         scattered(self, output_tensor, input_tensor, group, op)
         output_tensor /= group.size()
 
-    staged = Staged.forward_backward
+    staged = PipelineThreads.forward_backward
     def dropping(self, passes):
-        return staged(self, [micros[:-1] for micros in passes] if self.job.plan.strategy == "pipeline" else passes)
+        return staged(self, [micros[:-1] for micros in passes] if self.context.plan.strategy == "pipeline" else passes)
 
     ddp.timed_all_reduce = silent
     fsdp.TimedReduceScatter.__call__ = averaging
-    Staged.forward_backward = dropping
-    Scheduled._sum_over_replicas = lambda self: None
+    PipelineThreads.forward_backward = dropping
+    PipelineProcesses._sum_over_replicas = lambda self: None
     VirtualDataParallel.reduce = lambda self, used: None
     return net()
 
 def means_of_means():
-    from paralab.worker.loop import Prepared
-    def equal_say(self):
-        passes = whole(self)
-        for micros in passes:
-            for micro in micros:
-                micro.share = 1 / (self.job.plan.world_size * sum(map(len, passes)))
-        return passes
-    whole = Prepared.passes
-    Prepared.passes = equal_say
+    from paralab.worker.batches import RankBatch
+    def equal_weights(self):
+        steps = original(self)
+        for step in steps:
+            for micro in step:
+                micro.share = 1 / (self.context.plan.world_size * sum(map(len, steps)))
+        return steps
+    original = RankBatch.accumulation_steps
+    RankBatch.accumulation_steps = equal_weights
     return net()
 
 def stale_replicas():

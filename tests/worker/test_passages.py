@@ -8,7 +8,8 @@ import torch
 
 from paralab.plan.plan import Plan
 from paralab.record.writer import EventWriter
-from paralab.worker.loop import Extras, train
+from paralab.worker.loop import train
+from paralab.worker.setup import Extras
 from paralab.worker.strategies.pipeline_threads import Passage
 from paralab.workload.load import load_workload
 from tests.conftest import run_paralab

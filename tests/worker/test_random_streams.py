@@ -14,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from paralab.plan.plan import Plan
 from paralab.record.checkpoints import CheckpointPolicy
 from paralab.record.writer import EventWriter
-from paralab.worker.loop import Extras, train
-from paralab.worker.random_streams import Streams
+from paralab.worker.loop import train
+from paralab.worker.random_streams import RandomStreams
+from paralab.worker.setup import Extras
 from paralab.workload.load import load_workload
 from tests.conftest import run_paralab
 
@@ -44,7 +45,7 @@ def plan(request, folder):
     return Plan.from_json(json.loads(run_paralab("plan", request.param, *options, cwd=folder).out))
 
 
-def trained(plan, folder, name, keeping=None):
+def trained(plan, folder, name, policy=None):
     threads = torch.get_num_threads()
     writer = EventWriter(folder / f"{plan.strategy}-{name}.jsonl")
     weights = folder / f"{plan.strategy}-{name}.pt"
@@ -55,7 +56,7 @@ def trained(plan, folder, name, keeping=None):
             0,
             writer,
             0.0,
-            Extras(save_weights=weights, keeping=keeping),
+            Extras(save_weights=weights, policy=policy),
         )
     finally:
         writer.close()
@@ -91,10 +92,10 @@ def test_a_thread_draws_from_its_stream_whatever_the_others_do():
         return {number: torch.cat(values) for number, values in found.items()}
 
     torch.manual_seed(0)
-    one = drawn(Streams(2, seed=7), [0, 0, 1, 1])
+    one = drawn(RandomStreams(2, seed=7), [0, 0, 1, 1])
     expected = torch.rand(4)
     torch.manual_seed(0)
-    other = drawn(Streams(2, seed=7), [1, 0, 1, 0])
+    other = drawn(RandomStreams(2, seed=7), [1, 0, 1, 0])
     assert all(torch.equal(one[number], other[number]) for number in one)
     assert not torch.equal(one[0], one[1])
     assert torch.equal(torch.rand(4), expected)  # the process's own generator was left alone
@@ -102,7 +103,7 @@ def test_a_thread_draws_from_its_stream_whatever_the_others_do():
 
 def test_activation_checkpointing_draws_the_same_numbers_on_the_way_back():
     """It saves the generator's state and puts it back: in a stream that must be the stream's."""
-    streams = Streams(16, seed=3)
+    streams = RandomStreams(16, seed=3)
 
     def gradient(number):
         x = torch.ones(512, requires_grad=True)

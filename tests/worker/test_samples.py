@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from paralab.errors import UsageError
 from paralab.plan.batches import replica_span
-from paralab.worker.samples import dataset_samples, rank_batches
+from paralab.worker.samples import Sampling, dataset_samples, rank_batches
 from paralab.workload.workload import Workload
 
 
@@ -43,11 +43,7 @@ def steps(data, replicas, replica, samples=10, **fields):
         for _, rows in rank_batches(
             workload(data, **fields),
             lambda batch: replica_span(batch.size, replicas, replica),
-            batch_size=4,
-            samples=samples,
-            steps=6,
-            epochs=None,
-            seed=3,
+            Sampling(batch_size=4, samples=samples, steps=6, seed=3),
         )
     ]
 
@@ -103,11 +99,11 @@ def test_loader_workers_give_the_same_batches():
 
 
 def test_wrong_data_is_refused():
-    with pytest.raises(UsageError, match="made 3 samples"):
+    with pytest.raises(UsageError, match="3 samples"):
         steps(lambda count: (torch.zeros(3), torch.zeros(3)), 1, 0, None)
     with pytest.raises(UsageError, match="cannot read"):
         dataset_samples(workload(3))
-    with pytest.raises(UsageError, match="do not share one number of samples"):
+    with pytest.raises(UsageError, match=r"\(3,\), \(4,\)"):
         dataset_samples(workload((torch.zeros(3), torch.zeros(4))))
 
 
@@ -134,7 +130,7 @@ def test_a_sample_draws_the_same_whoever_loads_it(edges):
 
     def loaded(span):
         batches = rank_batches(
-            workload, lambda batch: span, batch_size=6, samples=12, steps=4, epochs=None, seed=5
+            workload, lambda batch: span, Sampling(batch_size=6, samples=12, steps=4, seed=5)
         )
         return [samples for _, samples in batches]
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paralab.errors import UsageError
 from paralab.plan.plan import Stage
-from paralab.worker.stage_module import Part, keep_only
+from paralab.worker.stage_module import StageModule, free_other_stages
 from paralab.workload.layers import find_layers
 from paralab.workload.proof_controls import controlled
 
@@ -129,8 +129,8 @@ def cut(model, parts):
     found = []
     for number in range(len(parts)):
         mine = copy.deepcopy(model)
-        keep_only(mine, parts, {number})
-        part = Part(
+        free_other_stages(mine, parts, {number})
+        part = StageModule(
             mine, number, parts, CPU, CPU, lambda output, chunk, live: output.square().mean()
         )
         part.inputs = [X]

@@ -1,27 +1,27 @@
-"""Turns at the stages, drawn: rows are stages, columns are moments, entries are micro-batches."""
+"""StageOrder at the stages, drawn: rows are stages, columns are moments, entries are micro-batches."""
 
 import threading
 import time
 
 import pytest
 
-from paralab.worker.stage_order import Aborted, Turns
+from paralab.worker.stage_order import Aborted, StageOrder
 
 
 def sweep(stages, micros, route):
     """Run every micro-batch through the stages in its thread; return who was where at each
     moment."""
-    turns, drawn, lock = Turns(stages), [[] for _ in range(stages)], threading.Lock()
+    order, drawn, lock = StageOrder(stages), [[] for _ in range(stages)], threading.Lock()
 
     def walk(micro):
         for stage in route:
-            turns.enter(stage, micro)
+            order.enter(stage, micro)
             with lock:
                 drawn[stage].append(micro)
             time.sleep(0.002)
-            turns.leave(stage, micro)
+            order.leave(stage, micro)
 
-    # Started in the wrong order on purpose: the turns must put them right.
+    # Started in the wrong order on purpose: the order must put them right.
     threads = [threading.Thread(target=walk, args=(micro,)) for micro in reversed(range(micros))]
     for thread in threads:
         thread.start()
@@ -39,25 +39,25 @@ def test_every_stage_sees_the_micro_batches_in_order():
 
 
 def test_two_stages_work_at_the_same_time():
-    turns = Turns(2)
-    turns.enter(0, 0)
-    turns.leave(0, 0)
-    turns.enter(1, 0)
-    turns.enter(
+    order = StageOrder(2)
+    order.enter(0, 0)
+    order.leave(0, 0)
+    order.enter(1, 0)
+    order.enter(
         0, 1
     )  # micro-batch 1 is in stage 0 while 0 is in stage 1; would hang if stages excluded each other
 
 
 def test_a_failure_wakes_those_that_wait():
-    turns, woken = Turns(1), []
+    order, woken = StageOrder(1), []
 
     def wait():
         with pytest.raises(Aborted):
-            turns.enter(0, 5)
+            order.enter(0, 5)
         woken.append(True)
 
     thread = threading.Thread(target=wait)
     thread.start()
-    turns.abort()
+    order.abort()
     thread.join(5)
     assert woken

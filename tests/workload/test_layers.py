@@ -1,4 +1,4 @@
-"""Where a model can be cut, seen from its own forward."""
+"""Where a model can be cut, found from its own forward."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ class Residual(nn.Module):
 
 
 class Skipping(nn.Module):
-    """What the encoder computes is used by the head, past the body."""
+    """The head uses the output of the encoder, past the body."""
 
     def __init__(self):
         super().__init__()
@@ -91,20 +91,22 @@ def test_nested_containers_are_cut_once_per_place():
 def test_a_residual_block_stays_whole():
     layers, reason = cut(nn.Sequential(Residual(), Residual()))
     assert [layer.modules for layer in layers] == [("0.inner", "0.outer"), ("1.inner", "1.outer")]
-    assert "the input is used past it" in reason
+    assert "'0.inner'" in reason
+    assert "input" in reason
 
 
-def test_what_crosses_a_cut_is_named():
+def test_the_reason_names_what_crosses_a_cut():
     layers, reason = cut(Skipping())
     assert [layer.modules for layer in layers] == [("encoder", "body"), ("head",)]
-    assert "what 'encoder' computes is used past it" in reason
+    assert "'body'" in reason
+    assert "'encoder'" in reason
 
 
 def test_tied_weights_and_parameters_of_the_whole_model_are_refused_with_the_reason():
     layers, reason = cut(Tied())
     assert len(layers) == 1
-    assert "'first' before it and 'third' after it share a parameter (tied weights)" in reason
-    assert "the model itself has parameters" in cut(OwnParameter())[1]
+    assert all(word in reason for word in ("'first'", "'third'", "tied"))
+    assert "the model itself" in cut(OwnParameter())[1]
 
 
 class Unused(Chain):
@@ -127,9 +129,9 @@ def test_split_points_are_obeyed_and_checked():
         ("0", "1"),
         ("2", "3"),
     ]
-    with pytest.raises(UsageError, match="no such sub-module"):
+    with pytest.raises(UsageError, match="no such submodule"):
         cut(model, split_points=["7"])
-    with pytest.raises(UsageError, match="what 'encoder' computes is used past it"):
+    with pytest.raises(UsageError, match="'encoder'"):
         cut(Skipping(), split_points=["body"])
 
 
@@ -144,7 +146,7 @@ def test_time_is_measured_not_counted():
     )
 
 
-def test_looking_leaves_the_model_as_it_was():
+def test_finding_layers_leaves_the_model_unchanged():
     model = Chain()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     cut(model)

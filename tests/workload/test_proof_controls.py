@@ -1,5 +1,4 @@
-"""A forward held fixed gives every sample the same output, however the batch is split; without that
-it does not."""
+"""A forward that is held fixed gives every sample the same output, however the batch is split."""
 
 import copy
 
@@ -7,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from paralab.workload.proof_controls import controlled, seeded_loss
+from paralab.workload.proof_controls import controlled
+from paralab.workload.sample_draws import seeded_loss
 from paralab.workload.state import changes, put_back, state_of
 
 X = torch.randn(12, 8, dtype=torch.float64)
@@ -22,12 +22,10 @@ class Drawing(nn.Module):
 
     def forward(self, x):
         h = self.linear(x)
-        h = (
-            h + torch.randn_like(h) + torch.rand(len(x), 1) + torch.empty(8, len(x)).normal_().T
-        )  # samples along another axis
-        h = h * torch.bernoulli(torch.full_like(h, 0.5)) + torch.rand(
-            ()
-        )  # one number for all samples
+        h = h + torch.randn_like(h) + torch.rand(len(x), 1)
+        h = h + torch.empty(8, len(x)).normal_().T  # samples along another axis
+        h = h * torch.bernoulli(torch.full_like(h, 0.5))
+        h = h + torch.rand(())  # one number for all samples
         tokens = h.reshape(len(x) * 2, 4)  # two rows per sample
         return (tokens + torch.randn(len(x) * 2, 4)).reshape(len(x), 8) + torch.dropout(
             h, 0.5, True
@@ -70,7 +68,7 @@ def test_parts_of_a_batch_give_what_the_whole_gives(make, kind, cuts):
             with controlled(model, [kind], X[:3]):
                 whole = model(X)
                 assert torch.allclose(torch.cat([model(part) for part in X.split(cuts)]), whole)
-                # A copy of the model, as a replica has one, is held as well.
+                # A copy of the model (a replica) is held fixed as well.
                 assert torch.allclose(copy.deepcopy(model)(X[:5]), whole[:5])
     finally:
         torch.set_default_dtype(torch.float32)
@@ -84,7 +82,7 @@ def test_noise_is_not_the_same_for_every_sample_and_every_draw():
     assert len(set(noise.flatten().tolist())) > 50
 
 
-def test_the_process_draws_on_as_if_nothing_had_been_drawn():
+def test_the_generator_of_the_process_does_not_advance():
     model = nn.Sequential(Drawing().double())
     torch.manual_seed(3)
     expected = torch.rand(4)
@@ -109,7 +107,7 @@ def test_gradients_flow_through_a_held_forward():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_state_is_copied_compared_and_put_back():
+def test_state_is_copied_compared_and_restored():
     model = nn.Sequential(Counting().double())
     before = state_of(model)
     model(X)
@@ -119,7 +117,7 @@ def test_state_is_copied_compared_and_put_back():
     put_back(model, before)
     assert changes(before, state_of(model)) == []
     assert (model[0].calls, model[0].history) == (0, [])
-    model(X)  # what was put back is a copy: the next forward does not change the kept state
+    model(X)  # a copy was restored: the next forward does not change `before`
     put_back(model, before)
     assert model[0].history == []
     assert changes(before, before) == []

@@ -1,5 +1,4 @@
-"""What a look at a workload finds out before anything starts, and what a plan refuses because of
-it."""
+"""What an inspection of a workload finds out, and what a plan refuses because of it."""
 
 import textwrap
 
@@ -10,7 +9,8 @@ from paralab.machine.host import Machine
 from paralab.machine.precision import Probe
 from paralab.plan.request import Request
 from paralab.plan.resolve import resolve
-from paralab.worker.inspect_workload import look_at_workload
+from paralab.worker.inspect_workload import inspect_workload
+from paralab.workload.summary import Inspection
 
 FILE = """
 import torch
@@ -98,11 +98,11 @@ def cached(): return base(model=lambda: nn.Sequential(Cached(), nn.Linear(8, 2))
 
 
 @pytest.fixture(scope="module")
-def look(tmp_path_factory):
-    path = tmp_path_factory.mktemp("looks") / "looks.py"
+def inspect(tmp_path_factory):
+    path = tmp_path_factory.mktemp("inspected") / "workloads.py"
     path.write_text(textwrap.dedent(FILE))
-    return lambda name: look_at_workload(
-        f"{path}:{name}", "cpu", True, None, None, units=True, proof=True
+    return lambda name: inspect_workload(
+        Inspection(f"{path}:{name}", "cpu", layers=True, units=True, proof=True)
     )
 
 
@@ -142,15 +142,15 @@ def planned(summary, strategy, **options):
         ("cached", {"state": (), "random": False}),
     ],
 )
-def test_what_is_found_out(look, name, fields):
-    summary = look(name)
+def test_the_summary(inspect, name, fields):
+    summary = inspect(name)
     assert {field: getattr(summary, field) for field in fields} == fields
 
 
 @pytest.mark.parametrize("name", ["two_optimizers", "plateau", "iterable"])
-def test_what_no_strategy_can_train_is_refused_before_anything_starts(look, name):
+def test_what_no_strategy_can_train_is_refused(inspect, name):
     with pytest.raises(UsageError):
-        look(name)
+        inspect(name)
 
 
 @pytest.mark.parametrize(
@@ -163,19 +163,19 @@ def test_what_no_strategy_can_train_is_refused_before_anything_starts(look, name
         ("rare", "hybrid", {}, "ddp"),
     ],
 )
-def test_what_a_strategy_would_train_wrongly_is_refused(look, name, strategy, options, works):
-    summary = look(name)
+def test_what_a_strategy_would_train_wrongly_is_refused(inspect, name, strategy, options, works):
+    summary = inspect(name)
     with pytest.raises(UsageError):
         planned(summary, strategy, **options)
     assert planned(summary, works).strategy == works
 
 
-def test_no_stage_begins_at_a_module_that_is_called_only_sometimes(look):
-    assert "rare" not in [layer.name for layer in look("rare").layers]
-    assert "rare" not in [layer.name for layer in look("alternating").layers]
+def test_no_stage_begins_at_a_module_that_only_some_forwards_call(inspect):
+    assert "rare" not in [layer.name for layer in inspect("rare").layers]
+    assert "rare" not in [layer.name for layer in inspect("alternating").layers]
 
 
-def test_parameters_that_only_some_samples_use_make_ddp_look_for_them(look):
-    assert planned(look("rare"), "ddp").find_unused
-    assert not planned(look("plain"), "ddp").find_unused
-    assert planned(look("plain"), "ddp", find_unused=True).find_unused
+def test_ddp_looks_for_unused_parameters_if_only_some_samples_use_them(inspect):
+    assert planned(inspect("rare"), "ddp").find_unused
+    assert not planned(inspect("plain"), "ddp").find_unused
+    assert planned(inspect("plain"), "ddp", find_unused=True).find_unused

@@ -1,4 +1,4 @@
-"""Built-in workloads, users' files, and what is said about wrong ones."""
+"""Built-in workloads, users' files, and the errors for wrong ones."""
 
 import pytest
 import torch
@@ -98,13 +98,13 @@ def test_a_users_file(file):
 @pytest.mark.parametrize(
     ("function", "problem"),
     [
-        ("fails", "failed with NameError: name 'undefined_name' is not defined"),
+        ("fails", "NameError.*undefined_name"),
         ("wrong_keys", r"unknown \['date'\] and no \['data', 'loss'\]"),
-        ("not_callable", "every rank must build its own"),
+        ("not_callable", "model .* Linear"),
         ("goood", "Did you mean 'good'"),
     ],
 )
-def test_a_wrong_file_says_what_is_wrong(file, function, problem):
+def test_the_error_names_what_is_wrong_in_a_file(file, function, problem):
     with pytest.raises(UsageError, match=problem):
         load_workload(f"{file}:{function}")
 
@@ -152,8 +152,7 @@ def test_unpack_takes_the_usual_batches():
 
 
 def test_data_made_at_random_is_the_same_in_every_process(tmp_path):
-    """A rank that made other random data than its neighbour would train on other samples, and
-    nobody would see it."""
+    """Otherwise ranks would silently train on different samples."""
     path = tmp_path / "random_data.py"
     path.write_text(
         "import torch\nX = torch.randn(4)\n"

@@ -1,15 +1,15 @@
-"""`fsdp`: one process per replica and the real FSDP2 (`fully_shard`), each with its part of every
-parameter, gradient and state.
+"""`fsdp`: one process per replica and the real FSDP2 (`fully_shard`). Each rank keeps a shard of
+every parameter, gradient, and optimizer state.
 
-One pass of one rank over two units (blocks, say). A gather makes a unit's parameters whole; they
-are let go after use:
+One accumulation step of one rank with two units (blocks, for example). An all-gather makes a unit's
+parameters whole; they are freed after use:
 
     forward    [gather 0][ unit 0 ][gather 1][ unit 1 ]
-    backward                    [gather 1][ unit 1 ][gather 0][reduce-scatter 1][ unit 0 ][reduce-scatter 0]
+    backward   [gather 1][ unit 1 ][gather 0][reduce-scatter 1][ unit 0 ][reduce-scatter 0]
 
 The losses are already weighted by their share of the global batch (`RankContext.weighted_loss`), so
-gradients are summed over ranks, not averaged. FSDP2 is half a second of imports: it is imported
-where it is used, so that no other strategy pays for it.
+gradients are summed over ranks, not averaged. Importing FSDP2 takes half a second: import it where
+it is used, so that no other strategy pays for it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from torch import nn
 
 from paralab.errors import ParalabError
 from paralab.worker.accumulation import accumulate
-from paralab.worker.collective_order import Agreement
+from paralab.worker.collective_order import CollectiveOrder
 from paralab.worker.groups import checking_group, group_of
 from paralab.worker.precision import LOW
-from paralab.worker.rank_context import Pass, RankContext
+from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 from paralab.worker.shards import is_sharded
 
 # PyTorch 2.13 renamed both, and warns at the old names.
@@ -37,125 +37,137 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class Fsdp:
-    def __init__(self, job: RankContext, model: nn.Module) -> None:
-        self.job = job
-        self.model: Any = model.to(job.rank.devices[0].torch)
-        # Parts of models that began differently would be a model that nobody made: as in DDP, rank
-        # 0's counts.
+class Fsdp(Strategy):
+    def __init__(self, context: RankContext, model: nn.Module) -> None:
+        plan, device = context.plan, context.rank.devices[0]
+        self.context = context
+        self.model: Any = model.to(device.torch)
+        # Shards of models that started differently would not be any model. As in DDP, rank 0's
+        # values count.
         for tensor in [*model.parameters(), *model.buffers()]:
-            if tensor.is_contiguous():  # an expanded buffer cannot be received; as bytes, since gloo does not know every type
-                dist.broadcast(tensor.detach().view(-1).view(torch.uint8), 0, group_of(job.plan))
-        places = job.meter.ignore(model.parameters())
-        self.units = [
-            Unit(name, module, *_unit_bytes(job, module)) for name, module in _shard(job, model)
-        ]
-        job.meter.forget(places)  # the whole parameters are gone
-        self.agreement = Agreement(checking_group(job.plan), job.rank.rank)
-        for number, unit in enumerate(self.units):
-            where = {"bucket": number, "unit": unit.name or "the rest"}
-            unit.module.set_custom_all_gather(TimedAllGather(job, where, self.agreement))
-            scattering = TimedReduceScatter(job, where, self.agreement)
-            unit.module.set_custom_reduce_scatter(scattering)
-            _tell_gradients(unit.module, scattering)
-            # Without the second line the sum is asked for as PREMUL_SUM, which gloo does not have.
-            unit.module.set_gradient_divide_factor(1.0)
-            unit.module.set_force_sum_reduction_for_comms(True)
-            if job.meter.enabled:
-                _leave_out_of_the_activations(job, unit.module)
+            if tensor.is_contiguous():  # an expanded buffer cannot be received
+                # As bytes: gloo does not support every type.
+                dist.broadcast(tensor.detach().view(-1).view(torch.uint8), 0, group_of(plan))
 
-    def forward_backward(self, passes: list[Pass]) -> torch.Tensor:
-        # Every pass gathers, so every rank must make as many: those that a small last batch leaves
-        # out count nothing.
-        idle = [replace(micro, share=0.0) for micro in passes[0]]
-        passes = [idle] * (self.job.plan.accumulate - len(passes)) + passes
-        waits = nullcontext if self.job.plan.sync_every_pass else self._unsynchronized
-        self.agreement.begin(self.job.probe.step)
+        addresses = context.meter.ignore(model.parameters())
+        self.units = [
+            Unit(name, module, *_unit_bytes(context, module))
+            for name, module in _shard(context, model)
+        ]
+        context.meter.forget(addresses)  # the whole parameters are freed
+
+        self.order = CollectiveOrder(checking_group(plan), context.rank.rank)
+        for number, unit in enumerate(self.units):
+            self._time_collectives(unit, {"bucket": number, "unit": unit.name or "the rest"})
+            if context.meter.enabled:
+                _exclude_from_activations(context, unit.module)
+        context.note_split.watch(self.model, device.name)
+
+    def _time_collectives(self, unit: Unit, where: dict[str, Any]) -> None:
+        reduce_scatter = TimedReduceScatter(self.context, where, self.order)
+        unit.module.set_custom_all_gather(TimedAllGather(self.context, where, self.order))
+        unit.module.set_custom_reduce_scatter(reduce_scatter)
+        _report_missing_gradients(unit.module, reduce_scatter)
+        # Without the second line, FSDP asks for PREMUL_SUM, which gloo does not support.
+        unit.module.set_gradient_divide_factor(1.0)
+        unit.module.set_force_sum_reduction_for_comms(True)
+
+    def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
+        plan = self.context.plan
+        # Every accumulation step gathers, so every rank must run the same number. Those that a
+        # small last batch leaves out count nothing.
+        idle = [replace(micro, share=0.0) for micro in accumulation_steps[0]]
+        missing = plan.accumulate - len(accumulation_steps)
+        steps = [idle] * missing + accumulation_steps
+
+        unsynchronized = nullcontext if plan.sync_every_pass else self._unsynchronized
+        self.order.begin(self.context.probe.step)
         try:
-            loss = accumulate(self.job, self.model, passes, unsynchronized=waits)
-            self.agreement.end()
+            loss = accumulate(self.context, self.model, steps, unsynchronized=unsynchronized)
+            self.order.end()
             return loss
         except RuntimeError as error:
-            if self.job.plan.precision in LOW and (
-                "dtype" in str(error) or "scalar type" in str(error)
-            ):
-                raise ParalabError(
-                    f"fsdp in {self.job.plan.precision}: the forward mixes types ({error}). FSDP casts parameters and inputs of "
-                    "units, not what the model makes itself or keeps as a buffer.",
-                    fix="cast such tensors to x.dtype in the forward, or use --precision fp32, or ddp (autocast)",
-                ) from error
-            raise
+            mixes_types = "dtype" in str(error) or "scalar type" in str(error)
+            if plan.precision not in LOW or not mixes_types:
+                raise
+            raise ParalabError(
+                f"fsdp in {plan.precision}: the forward mixes types ({error}). FSDP casts the "
+                "parameters and inputs of units, but not tensors that the model creates or keeps "
+                "as buffers.",
+                fix="cast such tensors to x.dtype in the forward, or use --precision fp32, "
+                "or ddp (autocast)",
+            ) from error
 
     @contextmanager
     def _unsynchronized(self) -> Iterator[None]:
-        """The gradients stay whole on every rank: no communication, but as much memory as ddp's."""
+        """Gradients stay whole on every rank: no communication, but as much memory as ddp."""
         self.model.set_requires_gradient_sync(False)
         yield
         self.model.set_requires_gradient_sync(True)
 
-    def held_for_a_while(self) -> dict[str, int]:
-        """Bytes that are whole at the same time in a backward pass, from the units' sizes.
-        Parameters: of the rest, of a unit and of the one gathered ahead. Gradients: of one unit, or
-        of all while passes are accumulated without synchronization."""
-        if self.job.plan.world_size == 1:
+    def transient_bytes(self) -> dict[str, int]:
+        """Bytes that are whole at the same time during a backward pass.
+
+        Parameters: the rest, one unit, and the unit that is prefetched. Gradients: one unit, or all
+        of them while accumulation steps do not synchronize."""
+        plan = self.context.plan
+        if plan.world_size == 1:
             return {}
         *units, rest = self.units
-        pairs = [one.whole_bytes + other.whole_bytes for one, other in pairwise(units)] or [
-            u.whole_bytes for u in units
-        ]
+        pairs = [one.parameter_bytes + other.parameter_bytes for one, other in pairwise(units)]
+        pairs = pairs or [unit.parameter_bytes for unit in units]
         gradients = [unit.gradient_bytes for unit in self.units]
-        together = self.job.plan.accumulate > 1 and not self.job.plan.sync_every_pass
+        together = plan.accumulate > 1 and not plan.sync_every_pass
         return {
-            "gathered": rest.whole_bytes + max(pairs, default=0),
+            "gathered": rest.parameter_bytes + max(pairs, default=0),
             "unreduced": sum(gradients) if together else max(gradients),
         }
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What is gathered as one. `module` has become an FSDPModule: torch changes its class in
-    place."""
+    """Parameters that are gathered together, with their sizes when they are whole. `module` is an
+    FSDPModule: torch changes its class in place."""
 
     name: str
     module: Any
-    whole_bytes: int
+    parameter_bytes: int
     gradient_bytes: int
 
 
-def _shard(job: RankContext, model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Shard the plan's units and then the whole model, which takes what is left: (name, module) of
-    each. Inner ones come first."""
+def _shard(context: RankContext, model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Shard the plan's units, inner ones first, and then the whole model, which takes the rest.
+    Yield the name and the module of each."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    low = LOW.get(job.plan.precision)
-    mesh = DeviceMesh.from_group(group_of(job.plan), job.plan.device)
-    policy = MixedPrecisionPolicy(low, torch.float32) if low else MixedPrecisionPolicy()
-    full = MixedPrecisionPolicy(cast_forward_inputs=False)
-    names = dict.fromkeys(job.plan.shard_units, policy)
-    if low:  # its statistics are fp32 buffers, which do not go with low parameters; FSDP1 wrapped it in the same way
+    plan = context.plan
+    mesh = DeviceMesh.from_group(group_of(plan), plan.device)
+    low = LOW.get(plan.precision)
+    if not low:
+        policy = root_policy = MixedPrecisionPolicy()
+        norms: list[str] = []
+    else:
+        policy = MixedPrecisionPolicy(low, torch.float32)
+        # The loss is computed in fp32, as under autocast.
+        root_policy = replace(policy, output_dtype=torch.float32)
+        # BatchNorm's statistics are fp32 buffers and need fp32 parameters. FSDP1 did the same.
         norms = [
             name
             for name, module in model.named_modules()
-            if isinstance(module, nn.modules.batchnorm._BatchNorm)
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and [*module.parameters()]
         ]
-        names = {
-            name: full
-            for name in norms
-            if any(True for _ in model.get_submodule(name).parameters())
-        } | names
-    for name in names:
-        module = model.get_submodule(name)
-        chosen = full if low and isinstance(module, nn.modules.batchnorm._BatchNorm) else policy
-        yield name, fully_shard(module, mesh=mesh, mp_policy=chosen)
-    # The loss is computed from fp32, as under autocast.
-    root = replace(policy, output_dtype=torch.float32) if low else policy
-    yield "", fully_shard(model, mesh=mesh, mp_policy=root)
+
+    full = MixedPrecisionPolicy(cast_forward_inputs=False)
+    for name in dict.fromkeys([*norms, *plan.shard_units]):
+        chosen = full if name in norms else policy
+        yield name, fully_shard(model.get_submodule(name), mesh=mesh, mp_policy=chosen)
+    yield "", fully_shard(model, mesh=mesh, mp_policy=root_policy)
 
 
-def _unit_bytes(job: RankContext, module: Any) -> tuple[int, int]:
+def _unit_bytes(context: RankContext, module: Any) -> tuple[int, int]:
     """(parameters, gradients) of a unit when they are whole, without those of units inside it."""
-    low = LOW.get(job.plan.precision)
+    low = LOW.get(context.plan.precision)
     inner = {
         id(p)
         for m in module.modules()
@@ -167,70 +179,68 @@ def _unit_bytes(job: RankContext, module: Any) -> tuple[int, int]:
     return parameters, sum(p.numel() * p.element_size() for p in own if p.requires_grad)
 
 
-def _leave_out_of_the_activations(job: RankContext, module: nn.Module) -> None:
-    """What autograd keeps of a unit's whole parameters is counted as gathered, not as
-    activations."""
-    places: set[int] = set()
+def _exclude_from_activations(context: RankContext, module: nn.Module) -> None:
+    """Autograd also saves a unit's whole parameters. They count as gathered, not as activations."""
+    addresses: set[int] = set()
 
-    def before(
-        called: nn.Module, _: Any
-    ) -> None:  # registered after FSDP's own hook, so the parameters are whole by now
-        if job.meter.enabled:
-            places.update(job.meter.ignore(p for p in called.parameters() if not is_sharded(p)))
+    def before(called: nn.Module, _: Any) -> None:
+        # Registered after FSDP's own hook, so the parameters are whole here.
+        if context.meter.enabled:
+            whole = [p for p in called.parameters() if not is_sharded(p)]
+            addresses.update(context.meter.ignore(whole))
 
     def after(*_: Any) -> None:
-        job.meter.forget(places)
-        places.clear()
+        context.meter.forget(addresses)
+        addresses.clear()
 
     module.register_forward_pre_hook(before)
     module.register_forward_hook(after)
 
 
-def _tell_gradients(module: Any, scattering: TimedReduceScatter) -> None:
-    """Tell the reduce-scatter which parameters of the unit have a gradient. FSDP packs only those,
-    whatever other ranks do."""
+def _report_missing_gradients(module: Any, reduce_scatter: TimedReduceScatter) -> None:
+    """Tell the reduce-scatter which of the unit's parameters have a gradient. FSDP packs only
+    those, whatever other ranks do."""
     group = module._get_fsdp_state()._fsdp_param_group
     if group is None:
         return
     reduce = group.post_backward
 
     def post_backward(*unused: Any) -> None:
-        held = [
+        trained = [
             p
             for p in group.fsdp_params
             if hasattr(p, "_unsharded_param") and p.unsharded_param.requires_grad
         ]
         used = [
             p
-            for p in held
+            for p in trained
             if p.unsharded_accumulated_grad is not None or p.unsharded_param.grad is not None
         ]
-        names = [p._module_info.param_name if p._param_fqn is None else p._param_fqn for p in used]
-        scattering.gradients = (
-            ""
-            if len(used) == len(held)
-            else f" ({len(used)} of {len(held)} gradients: {', '.join(names)})"
-        )
+        reduce_scatter.gradients = ""
+        if len(used) < len(trained):
+            names = ", ".join(p._param_fqn or p._module_info.param_name for p in used)
+            reduce_scatter.gradients = f" ({len(used)} of {len(trained)} gradients: {names})"
         reduce(*unused)
 
     group.post_backward = post_backward
 
 
-class _Timed:
-    """A collective of one unit, in FSDP's own interface for them: run as FSDP would, and noted."""
+class _TimedCollective:
+    """A collective of one unit, in FSDP's interface for custom collectives: do what FSDP does, and
+    note it."""
 
-    def __init__(self, job: RankContext, where: dict[str, Any], agreement: Agreement) -> None:
-        self.job, self.where, self.agreement = job, where, agreement
-        self.gradients = ""  # of a unit's parameters: which have one, where some have none
+    def __init__(self, context: RankContext, where: dict[str, Any], order: CollectiveOrder) -> None:
+        self.context, self.where, self.order = context, where, order
+        self.gradients = ""  # which parameters have a gradient, if some have none
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
     @contextmanager
-    def _noted(self, event: str, whole: torch.Tensor, group: dist.ProcessGroup) -> Iterator[None]:
-        """From ready to done. gloo holds this thread, nothing computes meanwhile; NCCL runs on
-        FSDP's stream, current here."""
-        probe = self.job.probe
+    def _span(self, event: str, whole: torch.Tensor, group: dist.ProcessGroup) -> Iterator[None]:
+        """gloo blocks this thread, and nothing computes meanwhile. NCCL runs on FSDP's stream, the
+        current one here."""
+        probe = self.context.probe
         device = str(whole.device) if whole.is_cuda else None
         on_stream = whole.is_cuda and "nccl" in dist.get_backend(group)
         probe.bytes += whole.nbytes
@@ -241,7 +251,7 @@ class _Timed:
             probe.note(event, start, end, **self.where, bytes=whole.nbytes, blocking=not on_stream)
 
 
-class TimedAllGather(_Timed):
+class TimedAllGather(_TimedCollective):
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -249,15 +259,15 @@ class TimedAllGather(_Timed):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        assert not async_op  # FSDP asks for it only where unshard(async_op=True) is called
-        self.job.probe.all_gathers += 1
-        self.agreement.announce(f"gather {self.where['unit']!r}")
-        with self._noted("all_gather", output_tensor, group):
+        assert not async_op  # FSDP sets it only for unshard(async_op=True)
+        self.context.probe.all_gathers += 1
+        self.order.announce(f"gather {self.where['unit']!r}")
+        with self._span("all_gather", output_tensor, group):
             work: dist.Work | None = _all_gather(output_tensor, input_tensor, group=group)
         return work
 
 
-class TimedReduceScatter(_Timed):
+class TimedReduceScatter(_TimedCollective):
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -267,9 +277,9 @@ class TimedReduceScatter(_Timed):
         async_op: bool = False,
     ) -> dist.Work | None:
         assert not async_op
-        self.job.probe.reduce_scatters += 1
-        self.agreement.announce(f"reduce {self.where['unit']!r}{self.gradients}")
-        with self._noted("reduce_scatter", input_tensor, group):
+        self.context.probe.reduce_scatters += 1
+        self.order.announce(f"reduce {self.where['unit']!r}{self.gradients}")
+        with self._span("reduce_scatter", input_tensor, group):
             work: dist.Work | None = _reduce_scatter(
                 output_tensor, input_tensor, op=op, group=group
             )

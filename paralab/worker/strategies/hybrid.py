@@ -1,9 +1,9 @@
 """`hybrid`: data parallelism over processes, each of them a pipeline over its own devices.
 
-Every stage has a DistributedDataParallel of its own, in a process group of its own: stages finish
-at different times, and a collective must meet its counterpart on the other ranks, not another
-stage's. DDP sees only the last micro-batch's backward pass (until then gradients just add up), so
-synchronization happens once per optimizer step and overlaps with the earlier stages' work.
+Every stage has its own DistributedDataParallel in its own process group: stages finish at different
+times, and a collective must match the same stage's collective on the other ranks. DDP sees only the
+backward pass of the last micro-batch; until then gradients just add up. So ranks synchronize once
+per optimizer step, while earlier stages still compute.
 """
 
 from __future__ import annotations
@@ -12,47 +12,46 @@ import torch
 from torch import nn
 
 from paralab.worker.groups import group_of
-from paralab.worker.rank_context import Pass, RankContext
-from paralab.worker.strategies.ddp import require_reduced, wrap
-from paralab.worker.strategies.pipeline_threads import Staged
+from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
+from paralab.worker.strategies.ddp import Reduction, require_reduced, wrap
+from paralab.worker.strategies.pipeline_threads import PipelineThreads
 
 
-class Hybrid:
-    def __init__(self, job: RankContext, model: nn.Module) -> None:
-        self.staged = Staged(job, model, before_last_backward=self._arm)
-        self.model = model
-        self.synchronized = []
-        for stage in range(job.plan.stages):
-            held = _Held(self.staged.stage_parameters(stage))
-            needed = any(parameter.requires_grad for parameter in held.parameters())
-            self.synchronized.append(
-                wrap(job, held, None, group_of(job.plan, stage), stage=stage) if needed else None
-            )
+class Hybrid(Strategy):
+    def __init__(self, context: RankContext, model: nn.Module) -> None:
+        self.pipeline = PipelineThreads(context, model, before_last_backward=self._arm)
+        self.context, self.model = context, model
+        self.replicated: dict[int, nn.Module] = {}  # by stage; none for a frozen stage
+        self.reductions: list[Reduction] = []
+        for stage in range(context.plan.stages):
+            parameters = self.pipeline.stage_parameters(stage)
+            if any(parameter.requires_grad for parameter in parameters):
+                group = group_of(context.plan, stage)
+                holder = _ParameterHolder(parameters)
+                self.replicated[stage], reduction = wrap(context, holder, None, group, stage=stage)
+                self.reductions.append(reduction)
 
-    def forward_backward(self, passes: list[Pass]) -> torch.Tensor:
-        loss = self.staged.forward_backward(passes)
-        require_reduced(
-            self.staged.job,
-            self.model,
-            [reduction for _, reduction in filter(None, self.synchronized)],
-        )
+    def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
+        loss = self.pipeline.forward_backward(accumulation_steps)
+        require_reduced(self.context, self.model, self.reductions)
         return loss
 
+    def device_parameters(self, device: str) -> list[nn.Parameter]:
+        return self.pipeline.device_parameters(device)
+
     def _arm(self, stage: int) -> None:
-        """Tell the stage's DDP that the next backward pass is the one to synchronize: that is what
-        its forward is for."""
-        if synchronized := self.synchronized[stage]:
+        """Call the forward of the stage's DDP: that makes it synchronize the next backward pass."""
+        if stage in self.replicated:
             with torch.enable_grad():
-                synchronized[0]()
+                self.replicated[stage]()
 
 
-class _Held(nn.Module):
-    """The parameters of a stage, for DDP to synchronize; the computation happens in the user's
-    model."""
+class _ParameterHolder(nn.Module):
+    """The parameters of a stage, for DDP to synchronize. The user's model computes."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         super().__init__()
-        self.held = nn.ParameterList(parameters)
+        self.parameters_of_stage = nn.ParameterList(parameters)
 
     def forward(self) -> None:
         return None

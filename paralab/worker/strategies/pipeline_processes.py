@@ -1,10 +1,10 @@
-"""`pipeline` and `hybrid` with --schedule: a process per stage, in the order of
+"""`pipeline` and `hybrid` with --schedule: one process per stage, in the order of
 torch.distributed.pipelining's schedules.
 
-Micro-batches must have one shape there, so they are filled up with copies of their last sample to
-the width of the widest one of a full batch; the loss sees only the real ones. Gradients add up over
-micro-batches and passes; at the end of an optimizer step they are summed over the replicas of the
-same stage, in buckets.
+All micro-batches must have the same shape there. So we pad them with copies of their last sample to
+the size of the largest micro-batch of a full batch, and the loss sees only the real samples.
+Gradients add up over micro-batches and accumulation steps. At the end of an optimizer step they are
+summed over the replicas of the same stage, in buckets.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from paralab.errors import UsageError
 from paralab.plan.batches import widest
 from paralab.plan.schedules import UNCUT, WITHOUT
 from paralab.worker.groups import group_of, mesh, pipeline_group
-from paralab.worker.rank_context import Micro, Pass, RankContext
-from paralab.worker.stage_module import Part, keep_only, shapes_of
+from paralab.worker.rank_context import AccumulationStep, MicroBatch, RankContext, Strategy
+from paralab.worker.stage_module import StageModule, free_other_stages
+from paralab.worker.stage_shapes import shapes_of
 from paralab.workload.batch import filled, map_tensors, num_samples
 
 SCHEDULES: dict[str, Any] = {
@@ -40,159 +41,182 @@ SCHEDULES: dict[str, Any] = {
     "zero-bubble": ScheduleInterleavedZeroBubble,
 }
 BUCKET_MB = 25.0  # DDP's default
-KEPT = 4  # schedules of different shapes that are kept, with their buffers
+MOST_SCHEDULES = 4  # cached, with their buffers, for inputs of different shapes
 
 
-class Scheduled:
-    def __init__(self, job: RankContext, model: nn.Module) -> None:
-        plan, rank = job.plan, job.rank
+class PipelineProcesses(Strategy):
+    def __init__(self, context: RankContext, model: nn.Module) -> None:
+        plan, rank = context.plan, context.rank
         assert rank.stage is not None
-        self.job, self.model = job, model
+        self.context, self.model = context, model
+        self.device = torch.device(rank.devices[0].torch)
+        # gloo sends from host memory only.
+        self.wire = self.device if "nccl" in (plan.backend or "") else torch.device("cpu")
+        self.mesh = mesh(plan, rank.replica, rank.stage)
+
         owned = range(rank.stage, len(plan.stage_parts), plan.stages)
-        keep_only(model, plan.stage_parts, set(owned))
-        device = torch.device(rank.devices[0].torch)
-        # gloo sends from host memory alone.
-        wire = device if "nccl" in (plan.backend or "") else torch.device("cpu")
-        self.parts = [
-            Part(model, number, plan.stage_parts, device, wire, self._finish) for number in owned
+        free_other_stages(model, plan.stage_parts, set(owned))
+        self.modules = [
+            StageModule(model, number, plan.stage_parts, self.device, self.wire, self._finish)
+            for number in owned
         ]
-        for part in self.parts:
-            part.on_entry, part.autocast = self._arrived, job.precision.autocast
-            part.halves = plan.schedule == "zero-bubble"
-        self.device, self.wire, self.mesh = device, wire, mesh(plan, rank.replica, rank.stage)
-        job.meter.know_only(self.stage_parameters(0))
+        for module in self.modules:
+            module.on_entry, module.autocast = self._note_split, context.precision.autocast
+            module.splits_backward = plan.schedule == "zero-bubble"
+
+        context.meter.ignore_only(self.device_parameters())
         self.width = widest(rank.samples_per_step, plan.accumulate, plan.micro_batches)
-        self.schedules: dict[Any, tuple[Any, list[_Stage]]] = {}
-        self.micros: list[Micro] = []
+        self.schedules: dict[Any, tuple[Any, list[_TimedStage]]] = {}  # by shapes of the inputs
+        self.micros: list[MicroBatch] = []
         self.losses: list[torch.Tensor] = []
         if plan.scaler:
-            job.precision.agreed_over = group_of(plan)
+            context.precision.agreed_over = group_of(plan)
 
-    def stage_parameters(self, stage: int) -> list[nn.Parameter]:
+    def device_parameters(self, device: str = "") -> list[nn.Parameter]:
         """All parameters of this rank: it has one device."""
-        return [parameter for part in self.parts for parameter in part.held]
+        return [parameter for module in self.modules for parameter in module.own_parameters]
 
-    def forward_backward(self, passes: list[Pass]) -> torch.Tensor:
+    def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
         self.losses.clear()
-        number_of_micros = self.job.plan.micro_batches
-        for number, micros in enumerate(passes):
+        num_micros = self.context.plan.micro_batches
+        for number, micros in enumerate(accumulation_steps):
             self.micros = micros
             inputs = [filled(micro.inputs, self.width) for micro in micros]
-            inputs += [inputs[-1]] * (
-                number_of_micros - len(inputs)
-            )  # a small last batch: whole copies, which weigh nothing
-            schedule, stages = self._schedule_for(inputs[0])
-            for part, stage in zip(self.parts, stages, strict=True):
-                part.inputs, stage.accumulation = inputs, number
-            with _checkpoints_explained():
-                schedule.step(target=torch.arange(number_of_micros), return_outputs=False)
-            self.job.meter.backward_done()
-        self._sum_over_replicas()
-        return (
-            torch.stack(self.losses).sum() if self.losses else torch.zeros((), device=self.device)
-        )
+            # A small last batch has fewer micro-batches: add copies, which count nothing.
+            inputs += [inputs[-1]] * (num_micros - len(inputs))
 
-    def _schedule_for(self, inputs: Any) -> tuple[Any, list[_Stage]]:
-        """The schedule for inputs of these shapes: its buffers have the shapes of what is sent."""
+            schedule, stages = self._schedule_for(inputs[0])
+            for module, stage in zip(self.modules, stages, strict=True):
+                module.inputs, stage.accumulation = inputs, number
+            with _explain_checkpointing():
+                schedule.step(target=torch.arange(num_micros), return_outputs=False)
+            self.context.meter.backward_done()
+
+        self._sum_over_replicas()
+        if not self.losses:
+            return torch.zeros((), device=self.device)
+        return torch.stack(self.losses).sum()
+
+    def state_dict(self) -> dict[str, torch.Tensor] | None:
+        """The whole model's state on rank 0, gathered from the stages of the first replica; None on
+        the other ranks."""
+        context = self.context
+        if context.rank.replica:
+            return None
+        own = {n: value.cpu() for n, value in self.model.state_dict().items() if not value.is_meta}
+        gathered: list[Any] = [None] * context.plan.stages
+        first = context.rank.rank == 0
+        dist.gather_object(own, gathered if first else None, 0, pipeline_group(context.plan, 0))
+        if not first:
+            return None
+        together = {name: value for stage in gathered for name, value in stage.items()}
+        return {name: together[name] for name in self.model.state_dict()}
+
+    def _schedule_for(self, inputs: Any) -> tuple[Any, list[_TimedStage]]:
+        """The schedule for inputs of these shapes, which decide the sizes of its buffers."""
         key = shapes_of(inputs)
-        for part in self.parts:
-            part.expect(key)
+        for module in self.modules:
+            module.expect(key)
         if key not in self.schedules:
-            plan = self.job.plan
-            while len(self.schedules) >= KEPT:
+            while len(self.schedules) >= MOST_SCHEDULES:
                 oldest = next(iter(self.schedules))
                 del self.schedules[oldest]
-                for part in self.parts:
-                    part.forget(oldest)
-            group = self.mesh.get_group("stage")
-            stages = [
-                _Stage(self.job, part, len(plan.stage_parts), self.wire, group)
-                for part in self.parts
-            ]
-            kind, arguments = (
-                SCHEDULES[plan.schedule or ""],
-                {"loss_fn": _already_the_loss, "scale_grads": False},
-            )
-            made = kind(stages if plan.chunks > 1 else stages[0], plan.micro_batches, **arguments)
-            self.schedules[key] = made, stages
+                for module in self.modules:
+                    module.forget(oldest)
+            self.schedules[key] = self._make_schedule()
         return self.schedules[key]
 
-    def _finish(self, output: Any, chunk: int, live: bool) -> torch.Tensor:
-        """The last part's end: the loss of the micro-batch's real samples."""
-        job = self.job
-        if chunk < len(self.micros):
-            micro = self.micros[chunk]
+    def _make_schedule(self) -> tuple[Any, list[_TimedStage]]:
+        plan, group = self.context.plan, self.mesh.get_group("stage")
+        stages = [
+            _TimedStage(self.context, module, len(plan.stage_parts), self.wire, group)
+            for module in self.modules
+        ]
+        schedule = SCHEDULES[plan.schedule or ""](
+            stages if plan.chunks > 1 else stages[0],
+            plan.micro_batches,
+            loss_fn=lambda output, target: output,  # the last stage returns its loss
+            scale_grads=False,
+        )
+        return schedule, stages
+
+    def _finish(self, output: Any, micro_number: int, live: bool) -> torch.Tensor:
+        """The end of the last stage: compute the loss of the micro-batch's real samples."""
+        if micro_number < len(self.micros):
+            micro = self.micros[micro_number]
             real = num_samples(micro.inputs)
-            output = output if real == self.width else _first(output, real, self.width)
+            output = output if real == self.width else _cut_off_copies(output, real, self.width)
         else:
-            micro = Micro(None, None, 0.0)
-        loss = job.weighted_loss(output, micro)
+            micro = MicroBatch(None, None, 0.0)
+        loss = self.context.weighted_loss(output, micro)
         if live:
             self.losses.append(loss.detach())
-        return job.precision.scaler.scale(loss).to(self.wire)
+        return self.context.precision.scaler.scale(loss).to(self.wire)
 
-    def _arrived(self, first: torch.Tensor) -> None:
-        self.job.show_split(self.job.rank.devices[0].name, first.device, first.shape)
+    def _note_split(self, first: torch.Tensor) -> None:
+        self.context.note_split(self.context.rank.devices[0].name, first.device, first.shape)
 
     @torch.no_grad()
     def _sum_over_replicas(self) -> None:
         """Sum the gradients over the replicas of this stage, in flat buckets."""
-        plan, probe = self.job.plan, self.job.probe
+        plan = self.context.plan
         if plan.rank_replicas < 2:
             return
-        group = self.mesh.get_group("replica")
-        device = self.job.rank.devices[0].name
-        for number, parameters in enumerate(
-            buckets(self.stage_parameters(0), (plan.bucket_mb or BUCKET_MB) * 2**20)
-        ):
+        limit = (plan.bucket_mb or BUCKET_MB) * 2**20
+        for number, parameters in enumerate(buckets(self.device_parameters(), limit)):
             # Another replica may have a gradient where this one has none, and all must send the
-            # same. Behind the gradients goes who has one: what no replica has stays without, or
-            # weight decay would move a parameter that nobody uses.
-            has = [parameter.grad is not None for parameter in parameters]
+            # same size. So append one flag per parameter. A parameter that no replica uses stays
+            # without a gradient; otherwise weight decay would move it.
+            flags = [parameter.grad is not None for parameter in parameters]
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            flat = torch.cat(
-                [*(gradient.flatten() for gradient in gradients), gradients[0].new_tensor(has)]
-            )
-            start = probe.clock.mark(device)
-            dist.all_reduce(flat, group=group)
-            probe.all_reduces += 1
-            probe.bytes += flat.nbytes
-            if probe.detailed:
-                where = {"bucket": number, "bytes": flat.nbytes, "stage": self.job.rank.stage}
-                probe.note("all_reduce", start, probe.clock.mark(device), **where)
-            *summed, anywhere = flat.split([*(g.numel() for g in gradients), len(gradients)])
-            for parameter, gradient, total, used in zip(
-                parameters, gradients, summed, anywhere.tolist(), strict=True
+            flat = torch.cat([*(g.flatten() for g in gradients), gradients[0].new_tensor(flags)])
+
+            self._all_reduce(flat, number)
+
+            *sums, used = flat.split([*(g.numel() for g in gradients), len(gradients)])
+            for parameter, gradient, total, is_used in zip(
+                parameters, gradients, sums, used.tolist(), strict=True
             ):
-                parameter.grad = gradient.copy_(total.view_as(gradient)) if used else None
+                parameter.grad = gradient.copy_(total.view_as(gradient)) if is_used else None
+
+    def _all_reduce(self, flat: torch.Tensor, bucket: int) -> None:
+        probe, rank = self.context.probe, self.context.rank
+        device = rank.devices[0].name
+        start = probe.clock.mark(device)
+        dist.all_reduce(flat, group=self.mesh.get_group("replica"))
+        probe.all_reduces += 1
+        probe.bytes += flat.nbytes
+        if probe.detailed:
+            where = {"bucket": bucket, "bytes": flat.nbytes, "stage": rank.stage}
+            probe.note("all_reduce", start, probe.clock.mark(device), **where)
 
 
-class _Stage(PipelineStage):
-    """A stage that notes what it does."""
+class _TimedStage(PipelineStage):
+    """A stage that notes its forward and backward passes."""
 
     def __init__(
         self,
-        job: RankContext,
-        part: Part,
-        parts: int,
+        context: RankContext,
+        module: StageModule,
+        stages: int,
         device: torch.device,
         group: dist.ProcessGroup,
     ) -> None:
-        super().__init__(part, part.number, parts, device, group=group)
-        self.job, self.part, self.accumulation = job, part, 0
-        self.name = job.rank.devices[0].name
+        super().__init__(module, module.number, stages, device, group=group)
+        self.context, self.module, self.accumulation = context, module, 0
+        self.name = context.rank.devices[0].name
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        part, probe = self.part, self.job.probe
-        start = probe.clock.mark(self.name)
-        part.chunk, part.live = fwd_chunk_id, True
+        module, context = self.module, self.context
+        start = context.probe.clock.mark(self.name)
+        module.micro_number, module.live = fwd_chunk_id, True
         try:
-            with self.job.meter.counting(self.name, piece=(part.number, fwd_chunk_id)):
+            with context.meter.counting(self.name, piece=(module.number, fwd_chunk_id)):
                 output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         except RuntimeError as error:
-            raise error.__cause__ or error from None  # torch wraps what was raised inside the model
+            raise error.__cause__ or error from None  # torch wraps what the model raised
         finally:
-            part.chunk, part.live = 0, False
+            module.micro_number, module.live = 0, False
         self._note("forward", start, fwd_chunk_id)
         return output
 
@@ -203,31 +227,30 @@ class _Stage(PipelineStage):
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> Any:
-        start = self.job.probe.clock.mark(self.name)
-        with self.part.returning(bwd_chunk_id, last=full_backward):
+        start = self.context.probe.clock.mark(self.name)
+        with self.module.returning(bwd_chunk_id, last=full_backward):
             super().backward_one_chunk(
                 bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward
             )
         if full_backward:
-            self.job.meter.backward_done((self.part.number, bwd_chunk_id))
-        if (
-            full_backward or not self.is_first
-        ):  # torch leaves all of the first part's work to its weight pass
+            self.context.meter.backward_done((self.module.number, bwd_chunk_id))
+        # torch leaves all of the first stage's backward to its weight pass.
+        if full_backward or not self.is_first:
             self._note("backward", start, bwd_chunk_id)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
-        start = self.job.probe.clock.mark(self.name)
-        with self.part.returning(bwd_chunk_id, last=True):
+        start = self.context.probe.clock.mark(self.name)
+        with self.module.returning(bwd_chunk_id, last=True):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
-        self.job.meter.backward_done((self.part.number, bwd_chunk_id))
+        self.context.meter.backward_done((self.module.number, bwd_chunk_id))
         self._note("backward", start, bwd_chunk_id, weights=True)
 
     def _note(self, event: str, start: Any, micro: int, **more: Any) -> None:
-        probe = self.job.probe
+        probe = self.context.probe
         if probe.detailed:
             where = {
                 "device": self.name,
-                "stage": self.part.number,
+                "stage": self.module.number,
                 "micro": micro,
                 "accumulation": self.accumulation,
             }
@@ -235,9 +258,9 @@ class _Stage(PipelineStage):
 
 
 @contextmanager
-def _checkpoints_explained() -> Iterator[None]:
-    """A cut inside a checkpointed block: the block is computed again from its start, which may lie
-    before the part."""
+def _explain_checkpointing() -> Iterator[None]:
+    """Activation checkpointing recomputes a block from its start. If a cut is inside the block, the
+    start is in another process."""
     try:
         yield
     except Exception as error:
@@ -245,26 +268,22 @@ def _checkpoints_explained() -> Iterator[None]:
         if not any(isinstance(cause, CheckpointError) for cause in causes):
             raise
         raise UsageError(
-            "A part of the model begins inside a checkpointed block (torch.utils.checkpoint): the block's first half, which "
-            "is in another process, would have to be computed again here.",
+            "A stage begins inside a checkpointed block (torch.utils.checkpoint). The backward "
+            "pass would have to recompute the start of the block, which is in another process.",
             fix=f"split_points of the workload that are whole blocks: {UNCUT}",
         ) from error
 
 
-def _already_the_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The last part returns its loss."""
-    return output
-
-
-def _first(output: Any, real: int, width: int) -> Any:
-    """The real samples of an output whose micro-batch was filled up."""
+def _cut_off_copies(output: Any, real: int, width: int) -> Any:
+    """Keep the real samples of an output whose micro-batch was padded."""
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.ndim and tensor.shape[0] == width:
             return tensor[:real]
         raise UsageError(
-            f"A micro-batch of {real} samples was filled up to {width}, and the model's output has a tensor of shape "
-            f"{tuple(tensor.shape)}, from which the {width - real} copies cannot be cut off.",
+            f"A micro-batch of {real} samples was padded to {width}. The model's output has a "
+            f"tensor of shape {tuple(tensor.shape)}, from which the {width - real} copies cannot "
+            "be removed.",
             fix=f"a --batch-size that all micro-batches share equally, or {WITHOUT}",
         )
 
@@ -272,32 +291,16 @@ def _first(output: Any, real: int, width: int) -> Any:
 
 
 def buckets(parameters: list[nn.Parameter], limit_bytes: float) -> list[list[nn.Parameter]]:
-    """Trainable parameters in groups of one type, each of at most so many bytes (or of one
-    parameter that is larger)."""
-    found: list[list[nn.Parameter]] = []
+    """Group trainable parameters by type, up to `limit_bytes` per bucket. A larger parameter gets
+    its own bucket."""
+    groups: list[list[nn.Parameter]] = []
     room, dtype = 0.0, None
     for parameter in parameters:
         if not parameter.requires_grad:
             continue
         if parameter.nbytes > room or parameter.dtype != dtype:
-            found.append([])
+            groups.append([])
             room, dtype = limit_bytes, parameter.dtype
-        found[-1].append(parameter)
+        groups[-1].append(parameter)
         room -= parameter.nbytes
-    return found
-
-
-def whole_state(job: RankContext, model: nn.Module) -> dict[str, Any] | None:
-    """The state_dict of the whole model on rank 0, gathered from the stages of the first replica;
-    None on other ranks."""
-    if job.rank.replica:
-        return None
-    held = {name: value.cpu() for name, value in model.state_dict().items() if not value.is_meta}
-    gathered: list[Any] = [None] * job.plan.stages
-    dist.gather_object(
-        held, gathered if job.rank.rank == 0 else None, 0, pipeline_group(job.plan, 0)
-    )
-    if job.rank.rank:
-        return None
-    together = {name: value for part in gathered for name, value in part.items()}
-    return {name: together[name] for name in model.state_dict()}
+    return groups

@@ -6,12 +6,14 @@ import torch
 from torch import nn
 
 from paralab.worker.accumulation import accumulate
-from paralab.worker.rank_context import Pass, RankContext
+from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 
 
-class Single:
-    def __init__(self, job: RankContext, model: nn.Module) -> None:
-        self.job, self.model = job, model.to(job.rank.devices[0].torch)
+class Single(Strategy):
+    def __init__(self, context: RankContext, model: nn.Module) -> None:
+        device = context.rank.devices[0]
+        self.context, self.model = context, model.to(device.torch)
+        context.note_split.watch(self.model, device.name)
 
-    def forward_backward(self, passes: list[Pass]) -> torch.Tensor:
-        return accumulate(self.job, self.model, passes)
+    def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
+        return accumulate(self.context, self.model, accumulation_steps)

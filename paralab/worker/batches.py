@@ -1,0 +1,107 @@
+"""From a global batch to this rank's weighted micro-batches.
+
+global batch 64 ─► this rank's span ─► accumulation steps ─► micro-batches, each with its share
+                                                             of the loss
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paralab.plan.batches import GlobalBatch, pieces, replica_span
+from paralab.worker.groups import group_of
+from paralab.worker.rank_context import AccumulationStep, MicroBatch, RankContext
+from paralab.worker.samples import Sampling, rank_batches
+from paralab.workload.batch import map_tensors, num_samples, take, unpack
+
+
+def load_batches(
+    context: RankContext, done: int = 0
+) -> Iterator[tuple[GlobalBatch, list[AccumulationStep]]]:
+    """Yield every global batch after the first `done`, with this rank's accumulation steps on its
+    first device.
+
+    Prepare one batch ahead: ranks may have to sum their weights, and the sum is then ready when it
+    is needed.
+    """
+    plan, clock = context.plan, context.probe.clock
+
+    def span(batch: GlobalBatch) -> tuple[int, int]:
+        return replica_span(batch.size, plan.rank_replicas, context.rank.replica)
+
+    stream = rank_batches(
+        context.workload,
+        span,
+        Sampling.of(plan, done=done),
+        pin_memory=plan.device == "cuda",
+    )
+    ahead: RankBatch | None = None
+    while True:
+        start = clock.now()  # host time: the host loads the data
+        item = next(stream, None)
+        following = RankBatch(context, *item, span(item[0])) if item else None
+        context.probe.note("data", start, clock.now())
+        if ahead:
+            yield ahead.batch, ahead.accumulation_steps()
+        if not following:
+            return
+        ahead = following
+
+
+def count_samples(accumulation_steps: list[AccumulationStep]) -> int:
+    """Count the samples that contribute to the loss."""
+    return sum(
+        num_samples(micro.inputs) for step in accumulation_steps for micro in step if micro.share
+    )
+
+
+class RankBatch:
+    """A rank's samples of one global batch, cut into weighted micro-batches."""
+
+    def __init__(
+        self, context: RankContext, batch: GlobalBatch, samples: Any, span: tuple[int, int]
+    ) -> None:
+        self.context, self.batch, plan = context, batch, context.plan
+        size = span[1] - span[0]
+        if size:
+            cuts = pieces(size, plan.accumulate, plan.micro_batches)
+        else:  # an idle rank has borrowed samples, so that it takes part in the collectives
+            cuts = [[(0, num_samples(samples))]]
+        self.micro_batches = [[take(samples, *cut) for cut in step] for step in cuts]
+
+        weigh = context.workload.weight or num_samples
+        self.weights = [
+            [float(weigh(micro)) if size else 0.0 for micro in step] for step in self.micro_batches
+        ]
+
+        self.total = torch.tensor(sum(map(sum, self.weights)), dtype=torch.float64)
+        if not context.rank.counts(plan.stages):
+            self.total.zero_()  # the stages of a replica have the same samples: count them once
+        self.sum: dist.Work | None = None
+        if context.workload.weight is None:
+            self.total.fill_(batch.size)
+        elif plan.world_size > 1:
+            self.sum = dist.all_reduce(self.total, group=group_of(plan), async_op=True)
+
+    def accumulation_steps(self) -> list[AccumulationStep]:
+        if self.sum:
+            self.sum.wait()
+        total = float(self.total)
+        return [
+            [
+                self._micro_batch(samples, weight / total if total else 0.0)
+                for samples, weight in zip(step, weights, strict=True)
+            ]
+            for step, weights in zip(self.micro_batches, self.weights, strict=True)
+        ]
+
+    def _micro_batch(self, samples: Any, share: float) -> MicroBatch:
+        context, device = self.context, self.context.rank.devices[0].torch
+        moved = map_tensors(lambda t: t.to(device, non_blocking=True), samples)
+        split = context.workload.unpack or unpack
+        inputs, targets = split(context.precision.cast_batch(moved))
+        return MicroBatch(inputs, targets, share)

@@ -1,0 +1,60 @@
+"""Events about what a rank holds: the first gradients, and memory by kind."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paralab.machine.host import peak_resident_bytes
+from paralab.worker import memory
+from paralab.worker.groups import group_of
+from paralab.worker.rank_context import RankContext, Strategy
+from paralab.worker.shards import local
+
+
+@torch.no_grad()
+def note_gradients(context: RankContext, model: nn.Module) -> None:
+    """Count the first step's gradients that are zero (underflow) or not finite (overflow), while a
+    GradScaler's scale is still in them.
+
+    The host waits for the device, but only once, in a warm-up step."""
+    gradients = [_values(local(p.grad)) for p in model.parameters() if p.grad is not None]
+    total = sum(gradient.numel() for gradient in gradients)
+    zeros = sum(int((gradient == 0).sum()) for gradient in gradients)
+    not_finite = sum(int((~gradient.isfinite()).sum()) for gradient in gradients)
+
+    counts = torch.tensor([total, zeros, not_finite])
+    if context.plan.strategy == "fsdp":  # every rank has its own shards
+        dist.all_reduce(counts, group=group_of(context.plan))
+
+    total, zeros, not_finite = counts.tolist()
+    scale = context.precision.scaler.get_scale() if context.plan.scaler else None
+    context.probe.emit(
+        "gradients", step=0, total=total, zeros=zeros, not_finite=not_finite, scale=scale
+    )
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    """The numbers that are stored: a sparse gradient leaves out its zeros."""
+    return gradient if gradient.layout == torch.strided else gradient.coalesce().values()
+
+
+def note_memory(context: RankContext, strategy: Strategy, optimizer: torch.optim.Optimizer) -> None:
+    """Write one `memory` event per device of this rank."""
+    devices = {device.name: device for device in context.rank.devices}
+    for number, (name, device) in enumerate(devices.items()):
+        parameters = strategy.device_parameters(name)
+        parts = memory.parts(parameters, optimizer, context.meter.peak.get(name))
+        if context.plan.strategy == "dp" and number:
+            parts["optimizer"] = 0  # only the first replica is stepped
+        parts |= strategy.transient_bytes()
+
+        if context.plan.device == "cuda":
+            how, total = "allocator", torch.cuda.max_memory_allocated(device.torch)
+        else:
+            how, total = "counted", sum(value or 0 for value in parts.values())
+        process = peak_resident_bytes()
+        context.probe.emit(
+            "memory", device=name, bytes=total, how=how, **parts, process_bytes=process
+        )

@@ -1,0 +1,101 @@
+"""Everything that a rank needs before its first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from paralab.plan.plan import Plan
+from paralab.record.checkpoints import CheckpointPolicy
+from paralab.record.writer import EventWriter
+from paralab.worker.clock import Clock, CudaClock
+from paralab.worker.memory import ActivationMeter
+from paralab.worker.precision import Precision
+from paralab.worker.probes import Probe, sampled
+from paralab.worker.random_streams import RandomStreams
+from paralab.worker.rank_context import RankContext
+from paralab.worker.samples import Sampling, rank_batches
+from paralab.worker.split_notes import SplitNotes
+from paralab.workload.batch import num_samples, unpack
+from paralab.workload.randomness import seed_everything
+from paralab.workload.sample_draws import seeded_loss
+from paralab.workload.workload import Workload
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a training reads and writes besides its events."""
+
+    save_weights: Path | None = None
+    save_reference: Path | None = None
+    compare_with: Path | None = None
+    profile: Path | None = None
+    policy: CheckpointPolicy | None = None
+
+    @property
+    def traced(self) -> bool:
+        return self.save_reference is not None or self.compare_with is not None
+
+
+def set_up_rank(
+    workload: Workload, plan: Plan, rank_number: int, writer: EventWriter, origin: float
+) -> tuple[RankContext, nn.Module]:
+    """Build the model and the tools of this rank. Every rank builds the same model: same seed."""
+    rank = plan.ranks[rank_number]
+    devices = [device.torch for device in rank.devices]
+    on_gpu = plan.device == "cuda"
+    torch.set_num_threads(plan.threads_per_device)
+    if on_gpu:
+        torch.cuda.set_device(devices[0])
+
+    seed_everything(plan.seed)
+    precision = Precision(plan)
+    model = precision.cast_model(workload.model()).train()
+    if "random" in plan.control:
+        workload = replace(workload, loss=seeded_loss(workload.loss))
+
+    # Every stage of every micro-batch makes marks, and each mark delays the host that launches a
+    # GPU's kernels.
+    many_marks = on_gpu and len(plan.stage_parts) > 1 and not plan.schedule
+    clock = CudaClock(origin, devices) if on_gpu else Clock(origin)
+    probe = Probe(clock, writer, sampled(plan.num_steps) if many_marks else 1)
+    context = RankContext(
+        plan,
+        rank,
+        workload,
+        precision,
+        probe,
+        ActivationMeter(model.parameters(), enabled=plan.device == "cpu"),
+        SplitNotes([device.name for device in rank.devices], probe),
+        _make_streams(plan, rank_number),
+    )
+    return context, model
+
+
+def _make_streams(plan: Plan, rank_number: int) -> RandomStreams | None:
+    """Streams are needed where several threads draw from one generator: the virtual devices of a
+    CPU, or replicas that share a GPU."""
+    names = [device.torch for device in plan.ranks[rank_number].devices]
+    threaded = plan.strategy == "dp" or (plan.device == "cpu" and plan.micro_batches > 1)
+    shared = len(set(names)) < len(names)
+    if not plan.draws or not threaded or not shared:
+        return None
+    return RandomStreams(len(names), plan.seed + 1 + rank_number, torch.device(names[0]).index)
+
+
+def load_example(context: RankContext) -> Any:
+    """Load the inputs of three samples, for a proof that must know how random tensors are laid
+    out; None if it does not have to, or if the data has fewer samples."""
+    if "random" not in context.plan.control:
+        return None
+    plan, workload = context.plan, context.workload
+    sampling = Sampling(batch_size=3, samples=plan.samples, steps=1, seed=plan.seed)
+    _, samples = next(rank_batches(workload, lambda batch: (0, batch.size), sampling))
+    if num_samples(samples) != 3:
+        return None
+    inputs, _ = (workload.unpack or unpack)(context.precision.cast_batch(samples))
+    return inputs

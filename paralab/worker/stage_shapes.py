@@ -1,0 +1,228 @@
+"""What a stage computes of the model before it: shapes, on the meta device, and values on demand.
+
+Python has to walk through everything before a stage, because the user's forward is called as a
+whole. It costs no memory and no arithmetic: every operator runs on meta tensors. What depends only
+on the inputs and on no parameter (a padding mask, a branch `if x.any()`) is computed for real when
+its value is needed. Every process has the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C import DisableTorchFunction
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils._device import _device_constructors
+
+from paralab.workload.batch import map_tensors, map_tree, tensors
+
+# Methods whose result is not a tensor but depends on a tensor's values.
+VALUES = (
+    "item",
+    "tolist",
+    "numpy",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "__contains__",
+    "equal",
+)
+
+
+class _Source:
+    """How to compute the tensor that a meta tensor stands for, once its value is needed."""
+
+    def __init__(self, func: Any, args: Any, kwargs: Any, device: torch.device) -> None:
+        self.func, self.args, self.kwargs, self.device = func, args, kwargs, device
+        self._result: list[Any] = []
+
+    def value(self) -> Any:
+        if not self._result:
+            args, kwargs = (
+                map_tree(_Source.value, tree, lambda item: isinstance(item, _Source))
+                for tree in (self.args, self.kwargs)
+            )
+            if _changes_in_place(self.func):
+                args = (args[0].clone(), *args[1:])
+            if self.func in _device_constructors() or "device" in kwargs:
+                # The model may have asked for its inputs' device, which is meta here.
+                device = kwargs.get("device")
+                if device is None or torch.device(device).type == "meta":
+                    kwargs = kwargs | {"device": self.device}
+            with torch.no_grad(), DisableTorchFunction():
+                result = self.func(*args, **kwargs)
+            self._result.append(args[0] if result is None else result)
+        return self._result[0]
+
+
+class _Known(_Source):
+    """An input, or another tensor whose value is available."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self._result = [value]
+
+
+class _Item(_Source):
+    """One of several tensors that a call returned."""
+
+    def __init__(self, source: _Source, number: int) -> None:
+        self.source, self.number = source, number
+
+    def value(self) -> Any:
+        return list(tensors(self.source.value()))[self.number]
+
+
+def _changes_in_place(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
+class ShapeMode(TorchFunctionMode):
+    """Until `begun`, runs every operator on meta tensors. After that, replaces meta tensors by the
+    real ones that they stand for, or raises `refuse(shape)` if another stage computes them."""
+
+    def __init__(
+        self, device: torch.device, refuse: Callable[[tuple[int, ...]], Exception]
+    ) -> None:
+        super().__init__()
+        self.device, self.refuse = device, refuse
+        self.begun = False
+        self.replaced = False  # whether a meta tensor had to be replaced
+        # By id of a meta tensor: itself (so that the id stays taken), and its source.
+        self._sources: dict[int, tuple[torch.Tensor, _Source]] = {}
+
+    def know(self, empty: torch.Tensor, value: torch.Tensor) -> None:
+        self._sources[id(empty)] = (empty, _Known(value))
+
+    def leave(self) -> None:
+        """Leave the mode if it is the innermost one; it may have been left already."""
+        if _get_current_function_mode() is self:
+            self.__exit__(None, None, None)
+
+    def real(self, tree: Any, func: Any = None) -> Any:
+        """The tree with real tensors instead of meta tensors."""
+
+        def replace(value: torch.Tensor) -> torch.Tensor:
+            if not value.is_meta:
+                return value
+            if id(value) in self._sources:
+                self.replaced = True
+                result: torch.Tensor = self._sources[id(value)][1].value()
+                return result
+            if getattr(func, "__name__", "") == "__get__":  # a shape or a type
+                return value
+            raise self.refuse(tuple(value.shape))
+
+        return map_tensors(replace, tree)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.begun:
+            return func(*self.real(args, func), **self.real(kwargs, func))
+        constructs = func in _device_constructors()
+        if not constructs and next(tensors((args, kwargs)), None) is None:
+            return func(*args, **kwargs)
+
+        source = self._source_of(func, args, kwargs)
+        if source and getattr(func, "__name__", "") in VALUES:
+            return source.value()
+        try:
+            with torch.no_grad():
+                args, kwargs = map_tensors(
+                    lambda t: t if t.is_meta else t.to("meta"), (args, kwargs)
+                )
+                empty = func(*args, **(kwargs | {"device": "meta"} if constructs else kwargs))
+        except (RuntimeError, NotImplementedError):
+            if source is None:
+                raise
+            # The shape depends on the values, as in nonzero().
+            empty = map_tensors(lambda t: t.to("meta"), source.value())
+        if source:
+            self._remember(source, args, empty)
+        return empty
+
+    def _source_of(self, func: Any, args: Any, kwargs: Any) -> _Source | None:
+        """How to compute this call for real; None if it needs a parameter, or what another stage
+        computes."""
+        unknown = False
+
+        def source_of(value: torch.Tensor) -> Any:
+            nonlocal unknown
+            if id(value) in self._sources:
+                return self._sources[id(value)][1]
+            unknown = unknown or value.is_meta or isinstance(value, nn.Parameter)
+            return _Known(value)
+
+        args, kwargs = map_tensors(source_of, (args, kwargs))
+        return None if unknown else _Source(func, args, kwargs, self.device)
+
+    def _remember(self, source: _Source, args: Any, empty: Any) -> None:
+        if _changes_in_place(source.func):
+            empty = args[0]
+        for number, tensor in enumerate(list(tensors(empty))):
+            item = source if tensor is empty else _Item(source, number)
+            self._sources[id(tensor)] = (tensor, item)
+
+
+class ShapeCache:
+    """Reuses the outputs (shapes) of submodules that run before a stage.
+
+    They depend only on the shapes of the inputs, and every set of input shapes has its own entries:
+    in a sequence of lengths A, B, A, the third batch must not get B's. `is_before()` says whether
+    the current call of a submodule happens before the stage begins.
+    """
+
+    def __init__(self, model: nn.Module, is_before: Callable[[], bool]) -> None:
+        self.is_before = is_before
+        self.outputs: dict[tuple[Any, ...], Any] = {}
+        self.by_shapes: dict[Any, dict[tuple[Any, ...], Any]] = {}
+        self.calls: dict[int, int] = {}
+        for name, module in model.named_modules():
+            # Without parameters, the output may have a source among the inputs.
+            if name and next(module.parameters(), None) is not None:
+                module.forward = self._cached(module, module.forward)
+
+    def _cached(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self.is_before():
+                return forward(*args, **kwargs)
+            number = self.calls.get(id(module), 0)
+            self.calls[id(module)] = number + 1
+            # The shapes of the arguments, too: a forward that takes another branch may pass others.
+            key = id(module), number, shapes_of((args, kwargs))
+            if key not in self.outputs:
+                output = forward(*args, **kwargs)
+                if not self.is_before():  # the stage begins inside this submodule
+                    return output
+                self.outputs[key] = output
+            return self.outputs[key]
+
+        return call
+
+    def begin_forward(self) -> None:
+        self.calls.clear()
+
+    def recall(self, shapes: Any) -> None:
+        self.outputs = self.by_shapes.setdefault(shapes, {})
+
+    def forget(self, shapes: Any) -> None:
+        self.by_shapes.pop(shapes, None)
+
+
+def shapes_of(tree: Any) -> tuple[Any, ...]:
+    """What the shapes of a model's outputs depend on: the shapes and types of its tensors, and the
+    numbers and strings among them."""
+    leaves: list[Any] = []
+
+    def add(item: Any) -> None:
+        if isinstance(item, torch.Tensor):
+            leaves.append((tuple(item.shape), item.dtype))
+        elif isinstance(item, int | float | bool | str | None):
+            leaves.append(item)
+
+    map_tree(add, tree, lambda item: not isinstance(item, list | tuple | Mapping))
+    return tuple(leaves)

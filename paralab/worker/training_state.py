@@ -1,0 +1,242 @@
+"""What a checkpoint contains, as one rank holds it.
+
+Everything is a tensor under a name that does not depend on the topology, so any strategy can read
+what any other one wrote:
+
+    model.NAME            a parameter: replicated ones from the first replica, shards from all ranks
+    buffer.NAME           a buffer of the first replica
+    optimizer.NAME.KEY    the optimizer's state of parameter NAME
+    plain.N               the rest of the optimizer's state of rank N's parameters (pickled)
+    shared                the optimizer's settings, scheduler, and scaler (pickled)
+    rank.N                rank N's random streams, and its buffers if they are its own (pickled)
+
+A checkpoint may come from somebody else. Reading one never runs what it contains: `SafeReader`
+reads the metadata, and `torch.load(weights_only=True)` every tensor and everything pickled.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.tensor import DTensor
+
+from paralab.errors import ParalabError
+from paralab.record.checkpoints import TOPOLOGY
+from paralab.worker.groups import checkpoint_group
+from paralab.worker.rank_context import RankContext
+from paralab.worker.safe_reader import SafeReader
+
+State = dict[str, torch.Tensor]
+PICKLED = ("shared", "plain.", "rank.")
+
+
+class TrainingState:
+    def __init__(
+        self,
+        context: RankContext,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any,
+    ) -> None:
+        self.plan, self.rank, self.streams = context.plan, context.rank.rank, context.streams
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.scaler = context.precision.scaler
+        # A parameter on the meta device belongs to another rank's stage.
+        self.parameters = {name: p for name, p in model.named_parameters() if not p.is_meta}
+        self.first_replica = context.rank.replica == 0
+        names = [device.torch for device in context.rank.devices]
+        self.gpus = [name for name in names if name.startswith("cuda")]
+
+    @property
+    def buffers(self) -> State:
+        """Looked up each time: a forward may replace a buffer by a new tensor."""
+        return {name: buffer for name, buffer in self.model.named_buffers() if not buffer.is_meta}
+
+    def tensors(self) -> State:
+        """The state in place, not copied. A plain tensor is in one rank's state only, because
+        copies may differ (buffers differ between replicas) and DCP would pick any."""
+        state = {f"model.{name}": parameter.detach() for name, parameter in self.parameters.items()}
+        for name, values in self._optimizer_values():
+            for key, value in values.items():
+                if isinstance(value, torch.Tensor):
+                    state[f"optimizer.{name}.{key}"] = value
+
+        if self.first_replica:
+            state |= {f"buffer.{name}": buffer for name, buffer in self.buffers.items()}
+            state[f"plain.{self.rank}"] = _pickle(self._plain())
+        else:
+            state = {name: value for name, value in state.items() if isinstance(value, DTensor)}
+        if self.rank == 0:
+            state["shared"] = _pickle(self._shared())
+        return state | {f"rank.{self.rank}": _pickle(self._own())}
+
+    def describe(self, step: int, samples: int, epoch: int) -> dict[str, Any]:
+        """What the manifest says besides the list of files."""
+        return {
+            "step": step,
+            "samples_seen": samples,
+            "epoch": epoch,
+            **self.plan.training,
+            "topology": {name: getattr(self.plan, name) for name in TOPOLOGY},
+            "torch": torch.__version__,
+        }
+
+    def restore(self, folder: Path, same_topology: bool) -> None:
+        """Load the checkpoint. With another topology, keep the random streams that were just
+        seeded."""
+        try:
+            self._restore(folder, same_topology)
+        except (Exception, CheckpointException) as error:  # DCP's is a BaseException
+            # DCP's text is a traceback of every rank: report the first cause instead.
+            failures = error.failures if isinstance(error, CheckpointException) else {}
+            cause = next((each for each, _ in failures.values()), error)
+            why = f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"
+            if isinstance(cause, pickle.UnpicklingError):  # torch suggests loading it unchecked
+                why = "it is damaged, or contains more than tensors and plain values"
+            raise ParalabError(f"The checkpoint {folder} cannot be loaded: {why}") from error
+
+    def _restore(self, folder: Path, same_topology: bool) -> None:
+        reader = SafeReader(folder)
+        state = self._make_targets(reader.read_metadata().state_dict_metadata, same_topology)
+        group = checkpoint_group(self.plan)
+        load(state, storage_reader=reader, process_group=group, no_dist=group is None)
+
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(state[f"model.{name}"])
+            for name, buffer in self.buffers.items():
+                buffer.copy_(state[f"buffer.{name}"])
+        self._restore_shared(unpickle(state["shared"]), state)
+        if same_topology:
+            self._restore_own(unpickle(state[f"rank.{self.rank}"]))
+
+    def _make_targets(self, saved: dict[str, Any], same_topology: bool) -> State:
+        """The tensors to load into; DCP reads only what is in here."""
+        state = {f"model.{name}": parameter.detach() for name, parameter in self.parameters.items()}
+        state |= {f"buffer.{name}": buffer for name, buffer in self.buffers.items()}
+        for name, parameter in self.parameters.items():
+            prefix = f"optimizer.{name}."
+            for key in saved:
+                if not key.startswith(prefix) or "." in key[len(prefix) :]:
+                    continue
+                if saved[key].size == parameter.shape:  # sharded like the parameter
+                    state[key] = torch.empty_like(parameter, requires_grad=False)
+                else:
+                    state[key] = _empty(saved[key])
+
+        whole = [key for key in saved if key == "shared" or key.startswith("plain.")]
+        whole += [f"rank.{self.rank}"] if same_topology else []
+        return state | {key: _empty(saved[key]) for key in whole}
+
+    def _optimizer_values(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for name, parameter in self.parameters.items():
+            if parameter in self.optimizer.state:
+                yield name, self.optimizer.state[parameter]
+
+    def _plain(self) -> dict[str, dict[str, Any]]:
+        plain = {
+            name: {key: v for key, v in values.items() if not isinstance(v, torch.Tensor)}
+            for name, values in self._optimizer_values()
+        }
+        return {name: values for name, values in plain.items() if values}
+
+    def _shared(self) -> dict[str, Any]:
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self.optimizer.param_groups
+        ]
+        return {
+            "groups": groups,
+            "scheduler": self.scheduler.state_dict() if self.scheduler else None,
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def _restore_shared(self, shared: dict[str, Any], state: State) -> None:
+        """Rebuild the optimizer's state_dict, which numbers the parameters of this rank."""
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        plain: dict[str, dict[str, Any]] = {}
+        for key in state:
+            if key.startswith("plain."):
+                plain |= unpickle(state[key])
+
+        values: dict[int, dict[str, Any]] = {}
+        groups = []
+        number = 0
+        for group, saved in zip(self.optimizer.param_groups, shared["groups"], strict=True):
+            groups.append({**saved, "params": list(range(number, number + len(group["params"])))})
+            for parameter in group["params"]:
+                # A stage without parameters gives its optimizer an empty one without a name.
+                name = names.get(id(parameter), "")
+                prefix = f"optimizer.{name}."
+                tensors = {k.removeprefix(prefix): state[k] for k in state if k.startswith(prefix)}
+                if own := tensors | plain.get(name, {}):
+                    values[number] = own
+                number += 1
+
+        self.optimizer.load_state_dict({"state": values, "param_groups": groups})
+        if self.scheduler:
+            self.scheduler.load_state_dict(shared["scheduler"])
+        if shared["scaler"] and self.scaler.is_enabled():
+            self.scaler.load_state_dict(shared["scaler"])
+
+    def _own(self) -> dict[str, Any]:
+        numpy = sys.modules.get("numpy")
+        numpy_state = list(numpy.random.get_state()) if numpy else []
+        buffers = {} if self.first_replica else self.buffers
+        return {
+            "torch": torch.get_rng_state(),
+            "streams": self.streams.states if self.streams else [],
+            "cuda": [torch.cuda.get_rng_state(device) for device in self.gpus],
+            "python": random.getstate(),
+            "numpy": [v.tolist() if hasattr(v, "tolist") else v for v in numpy_state],
+            "buffers": {name: buffer.cpu() for name, buffer in buffers.items()},
+        }
+
+    def _restore_own(self, own: dict[str, Any]) -> None:
+        torch.set_rng_state(own["torch"])
+        if self.streams and own.get("streams"):  # older checkpoints have none
+            self.streams.states = own["streams"]
+        for device, state in zip(self.gpus, own["cuda"], strict=False):
+            torch.cuda.set_rng_state(state, device)
+        random.setstate(own["python"])
+        numpy = sys.modules.get("numpy")
+        if numpy and own["numpy"]:
+            numpy.random.set_state(tuple(own["numpy"]))
+        with torch.no_grad():
+            for name, buffer in own["buffers"].items():
+                self.buffers[name].copy_(buffer)
+
+
+def _pickle(value: Any) -> torch.Tensor:
+    buffer = io.BytesIO()
+    torch.save(_without_numpy(value), buffer)
+    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+
+def unpickle(tensor: torch.Tensor) -> Any:
+    return torch.load(io.BytesIO(tensor.numpy().tobytes()), weights_only=True)
+
+
+def _without_numpy(value: Any) -> Any:
+    """Replace numpy's numbers (a learning rate from `np.cos`) by Python's: only those can be read
+    back safely."""
+    if isinstance(value, dict):
+        return {key: _without_numpy(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_without_numpy(item) for item in value)
+    is_number = type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0
+    return value.item() if is_number else value
+
+
+def _empty(metadata: Any) -> torch.Tensor:
+    return torch.empty(metadata.size, dtype=metadata.properties.dtype)

@@ -1,0 +1,250 @@
+"""Random numbers per sample: each sample draws from a seed made of its own values, so splitting a
+batch changes nothing.
+
+torch tags the operators that draw. A dispatch mode catches them and draws sample by sample. For
+that it must know along which axis of a random tensor the samples lie; calling the model with three
+samples and with two shows it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch._C import DisableTorchFunction
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from paralab.workload.batch import call_model, map_tensors, take, tensors
+from paralab.workload.state import put_back, state_of
+
+_generator = threading.Lock()  # torch's generator belongs to the process
+# .inputs: of the current forward, if it is called with stand-ins for them
+# .path: the modules being called; .calls: draws per module
+_thread = threading.local()
+
+Draw = tuple[str, int]  # the module that draws, and the number of the draw in this forward
+
+
+class Axis(NamedTuple):
+    """Along which axis of a random tensor the samples lie, and how many entries each has there.
+    None: one draw for all samples."""
+
+    number: int | None
+    entries: int
+
+
+Axes = dict[Draw, Axis]
+
+
+@contextmanager
+def samples_of(inputs: Any) -> Iterator[None]:
+    """The forward in this block is called with stand-ins for these inputs."""
+    before, _thread.inputs = getattr(_thread, "inputs", None), inputs
+    try:
+        yield
+    finally:
+        _thread.inputs = before
+
+
+def seeded_loss(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Make a loss draw per sample, too: from a seed made of the sample's target."""
+
+    def seeded(output: Any, target: Any) -> Any:
+        # No lock: this micro-batch still holds the last stage, and the one that holds the lock may
+        # be waiting for that stage.
+        with draw_per_sample(target, {}, "the loss"):
+            return loss(output, target)
+
+    return seeded
+
+
+def original_inputs(inputs: Any) -> Any:
+    """What these inputs of a forward stand for; usually themselves."""
+    original = getattr(_thread, "inputs", None)
+    return inputs if original is None else original
+
+
+@contextmanager
+def draw_per_sample(inputs: Any, axes: Axes, path: str = "") -> Iterator[None]:
+    """In this block, which computes for module `path`, draw per sample of `inputs`."""
+    _thread.path, _thread.calls = [path], Counter()
+    with _PerSample(_make_seeds(inputs), axes):
+        random.seed(0)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed(0)
+        yield
+
+
+def track_modules(model: nn.Module) -> None:
+    """Track which module is being called: each counts its own draws. (A module that another process
+    computes is not called here, so one common count would differ.)"""
+    for name, module in model.named_modules():
+        if name:
+            module.register_forward_pre_hook(_enter(name))
+            module.register_forward_hook(_leave, always_call=True)
+
+
+def _enter(name: str) -> Callable[..., None]:
+    def hook(*_: Any) -> None:
+        getattr(_thread, "path", []).append(name)
+
+    return hook
+
+
+def _leave(*_: Any) -> None:
+    if path := getattr(_thread, "path", None):
+        path.pop()
+
+
+def _next_draw() -> Draw:
+    path: list[str] = getattr(_thread, "path", None) or [""]
+    _thread.calls[path[-1]] += 1
+    return path[-1], _thread.calls[path[-1]]
+
+
+def _make_seeds(inputs: Any) -> list[int]:
+    """A number per sample, made of its own values."""
+    seeds: list[int] = []
+    with DisableTorchFunction():
+        for tensor in tensors(inputs):
+            if not tensor.ndim or tensor.is_meta:
+                continue
+            rows = tensor.detach().cpu().reshape(len(tensor), -1).contiguous()
+            seeds = seeds or [0] * len(rows)
+            if len(seeds) == len(rows):
+                seeds = [
+                    zlib.crc32(bytes(row.view(torch.uint8).tolist()), seed)
+                    for row, seed in zip(rows, seeds, strict=True)
+                ]
+    return seeds
+
+
+@torch.no_grad()
+def find_axes(model: nn.Module, example: Any) -> Axes:
+    """Call the model with three samples and with two: the axis that shrinks is that of the
+    samples."""
+    before, shapes = state_of(model), []
+    with torch.random.fork_rng(devices=[]):
+        for samples in (3, 2):
+            _thread.path, _thread.calls = [""], Counter()
+            with _Recorder() as recorder:
+                call_model(model, take(example, 0, samples))
+            shapes.append(recorder.shapes)
+            put_back(model, before)
+
+    axes: Axes = {}
+    for draw in shapes[0].keys() & shapes[1].keys():
+        three, two = shapes[0][draw], shapes[1][draw]
+        shrunk = [n for n, (a, b) in enumerate(zip(three, two, strict=False)) if a * 2 == b * 3]
+        axes[draw] = Axis(shrunk[0], three[shrunk[0]] // 3) if shrunk else Axis(None, 0)
+    return axes
+
+
+class _Recorder(TorchDispatchMode):
+    """Records the shape of every draw."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.shapes: dict[Draw, list[int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.shapes[_next_draw()] = _shape_of(args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+class _PerSample(TorchDispatchMode):
+    """Draws sample by sample, each from its own seed."""
+
+    def __init__(self, seeds: list[int], axes: Axes) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seeds, self.axes = seeds, axes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        draw = _next_draw()
+        on_meta = str(kwargs.get("device")) == "meta"
+        if on_meta or any(tensor.is_meta for tensor in tensors((args, kwargs))):
+            return func(*args, **kwargs)
+
+        kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
+        shape, samples = _shape_of(args, kwargs), len(self.seeds)
+        axis = self.axes.get(draw)
+        if axis is None or not _fits(
+            axis, shape, samples
+        ):  # a branch that the example did not take
+            axis = _guess_axis(shape, samples)
+        return _draw(func, args, kwargs, zlib.crc32(repr(draw).encode()), self.seeds, axis)
+
+
+def _shape_of(args: Any, kwargs: Any) -> list[int]:
+    """The shape of the random tensor: that of the first argument, or the sizes that were given."""
+    first = next(tensors((args, kwargs)), None)
+    sizes = (list(item) for item in (*args, *kwargs.values()) if isinstance(item, list | tuple))
+    return list(first.shape) if first is not None else next(sizes, [])
+
+
+def _fits(axis: Axis, shape: list[int], samples: int) -> bool:
+    if axis.number is None:
+        return True
+    return axis.number < len(shape) and shape[axis.number] == axis.entries * samples
+
+
+def _guess_axis(shape: list[int], samples: int) -> Axis:
+    if samples and samples in shape:
+        return Axis(shape.index(samples), 1)
+    if samples and shape and shape[0] and shape[0] % samples == 0:
+        return Axis(0, shape[0] // samples)
+    return Axis(None, 0)
+
+
+def _draw(func: Any, args: Any, kwargs: Any, draw: int, seeds: list[int], axis: Axis) -> Any:
+    """Run an operator that draws, once per sample or once for all."""
+    if func._schema.name == "aten::randperm" and seeds and args[0] % len(seeds) == 0:
+        # It would mix the samples of a batch: leave them in order.
+        return func(*args, **kwargs).sort().values
+
+    first, shape = next(tensors((args, kwargs)), None), _shape_of(args, kwargs)
+    device = first.device if first is not None else kwargs.get("device")
+    # Draw on the CPU, so that every device gets the same numbers.
+    args_there, kwargs_there = map_tensors(lambda t: t.cpu(), (args, kwargs))
+    if "device" in kwargs:
+        kwargs_there["device"] = "cpu"
+
+    def cut(item: Any, sample: int) -> Any:
+        """This sample's part of an argument."""
+        assert axis.number is not None
+        if isinstance(item, torch.Tensor) and list(item.shape) == shape:
+            return item.narrow(axis.number, sample * axis.entries, axis.entries)
+        if isinstance(item, list | tuple) and list(item) == shape:
+            return [*item[: axis.number], axis.entries, *item[axis.number + 1 :]]
+        return item
+
+    results = []
+    with _generator, torch.random.fork_rng(devices=[]):
+        for sample, seed in enumerate(seeds) if axis.number is not None else [(0, 0)]:
+            torch.default_generator.manual_seed(seed ^ (draw << 1))
+            if axis.number is None:
+                results.append(func(*args_there, **kwargs_there))
+            else:
+                own = {key: cut(item, sample) for key, item in kwargs_there.items()}
+                results.append(func(*(cut(item, sample) for item in args_there), **own))
+
+    if func._schema.name.endswith("_"):
+        return args[0].copy_(args_there[0])
+    if axis.number is None:
+        return map_tensors(lambda t: t.to(device), results[0])
+    if isinstance(results[0], torch.Tensor):
+        return torch.cat(results, axis.number).to(device)
+    columns = zip(*results, strict=True)
+    return tuple(torch.cat(column, axis.number).to(device) for column in columns)

@@ -1,0 +1,157 @@
+"""Can a batch of this workload be split at all?
+
+Only if the loss of a batch is the weighted mean of the losses of its parts, and every sample has
+the output that it has in the whole batch. If not, every way of splitting a batch trains something
+else.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from paralab.workload.batch import call_model, map_tensors, num_samples, take, tensors, unpack
+from paralab.workload.proof_controls import controlled
+from paralab.workload.randomness import seed_everything
+from paralab.workload.sample_draws import seeded_loss
+from paralab.workload.workload import Workload
+
+MOST_SINGLES = 16  # samples whose loss is computed alone
+Outputs = dict[str, list[torch.Tensor]]  # of every submodule, by name
+
+
+def find_split_problem(
+    workload: Workload, model: nn.Module, batch: Any, kinds: tuple[str, ...]
+) -> str | None:
+    """Say why a batch cannot be split; None if it can.
+
+    Compare the whole batch with its halves, with a third and the rest, and with single samples: on
+    one device, in fp64. Changes the model."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        model.double()
+        batch = map_tensors(lambda t: t.double() if t.is_floating_point() else t, batch)
+        example = (workload.unpack or unpack)(take(batch, 0, 3))[0]
+        if "random" in kinds:
+            workload = replace(workload, loss=seeded_loss(workload.loss))
+        samples = num_samples((workload.unpack or unpack)(batch)[0])
+        if samples < 4:
+            return None
+
+        singles = range(1, min(samples - 1, MOST_SINGLES) + 1)
+        with controlled(model, kinds, example), torch.no_grad():
+            whole = _run(workload, model, batch)
+            for cuts in ([samples // 2], [max(1, samples // 3)], list(singles)):
+                if problem := _compare(workload, model, batch, whole, [0, *cuts, samples]):
+                    return problem
+        return None
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _compare(
+    workload: Workload,
+    model: nn.Module,
+    batch: Any,
+    whole: tuple[float, Outputs],
+    edges: list[int],
+) -> str | None:
+    """Compare the whole batch with its parts between these edges."""
+    parts = [take(batch, *edge) for edge in pairwise(edges)]
+    try:
+        results = [_run(workload, model, part) for part in parts]
+    except Exception:  # it may not accept a single sample; the ranks report that if they meet one
+        return None
+    sizes = [stop - start for start, stop in pairwise(edges)]
+    weigh = workload.weight or num_samples
+    weights = [float(weigh(part)) for part in parts]
+    return _find_mixing(whole[1], [outputs for _, outputs in results], sizes) or _check_mean(
+        whole[0], [loss for loss, _ in results], weights, workload.weight is not None
+    )
+
+
+def _run(workload: Workload, model: nn.Module, batch: Any) -> tuple[float, Outputs]:
+    """The loss, and the output of every submodule in the order in which they finish."""
+    outputs: Outputs = {}
+    inputs, targets = (workload.unpack or unpack)(batch)
+    seed_everything(0)
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+
+            def save(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
+                outputs.setdefault(name, []).extend(
+                    t.detach().clone() for t in tensors(output) if t.is_floating_point()
+                )
+
+            hooks.callback(module.register_forward_hook(save).remove)
+        output = call_model(model, inputs)
+    return float(workload.loss(output, targets)), outputs
+
+
+def _check_mean(
+    whole: float, losses: list[float], weights: list[float], weighted: bool
+) -> str | None:
+    """Say why the loss of the whole is not the weighted mean of the losses of the parts."""
+    # Ignore parts of weight zero: a mean over nothing is NaN.
+    counting = [(loss, w) for loss, w in zip(losses, weights, strict=True) if w]
+    losses, total = [loss for loss, _ in counting], sum(weights) or 1.0
+    mean = sum(loss * weight for loss, weight in counting) / total
+    size = max(abs(whole), *map(abs, losses), 1e-30)
+    if abs(whole - mean) <= 1e-9 * size or not all(map(math.isfinite, [whole, *losses])):
+        return None
+
+    over = "what `weight` counts" if weighted else "the samples"
+    listed = f"{losses[0]:.6g}, …"
+    if len(losses) == 2:
+        listed = f"{losses[0]:.6g} and {losses[1]:.6g}"
+    numbers = (
+        f"the loss of one batch is {whole:.6g}; its {len(losses)} parts have losses {listed}, with "
+        f"mean {mean:.6g}"
+    )
+    if abs(whole - sum(losses)) <= 1e-9 * size:
+        return f"the loss is a sum over {over}, not a mean: {numbers}"
+    squares = sum(loss**2 * weight for loss, weight in counting) / total
+    if abs(whole**2 - squares) <= 1e-9 * size**2:
+        return (
+            f"the loss is the square root of a mean over {over}, which is not the mean of its "
+            f"parts: {numbers}"
+        )
+    if len(losses) == 2 and min(losses) < whole < max(losses):
+        needed, given = (whole - losses[1]) / (losses[0] - losses[1]), counting[0][1] / total
+        return (
+            f"the loss is not a mean over {over}: {numbers}. It would be one if the first part "
+            f"weighed {needed:.1%} instead of {given:.1%}, as with class weights or ignored "
+            "targets: give the workload a `weight`"
+        )
+    return f"the loss is not a mean over {over}: {numbers}"
+
+
+def _find_mixing(whole: Outputs, parts: list[Outputs], sizes: list[int]) -> str | None:
+    """Name the first submodule whose output for a sample depends on the rest of the batch."""
+    for name, outputs in whole.items():
+        same_calls = [part[name] for part in parts if len(part.get(name, [])) == len(outputs)]
+        if len(same_calls) < len(sizes):
+            continue
+        for number, tensor in enumerate(outputs):
+            pieces = [part[number] for part in same_calls]
+            per_sample = tensor.ndim and len(tensor) == sum(sizes) and tensor.numel()
+            if not per_sample or any(
+                piece.shape != (size, *tensor.shape[1:])
+                for piece, size in zip(pieces, sizes, strict=True)
+            ):
+                continue
+            worst = float((torch.cat(pieces) - tensor).abs().max())
+            if worst > 1e-9 * max(float(tensor.abs().max()), 1e-30):
+                where = f"{name!r}" if name else "the model"
+                return (
+                    f"{where} mixes the samples of a batch: the output for one sample changes by "
+                    f"{worst:.2g} if others are left out"
+                )
+    return None
