@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-OURS = ("paralab/worker/", "paralab\\worker\\")
+OURS = ("paralab/worker/", "paralab\\worker\\", "paralab/machine/child.py")
 LIBRARIES = (
     "site-packages",
     "dist-packages",
