@@ -1,7 +1,7 @@
-"""Slurm's commands: submit, look, cancel; and what its answers mean, in words, with what to do.
+"""Slurm's commands: submit, look, cancel; and what its answers mean, with what to do.
 
-Everything is asked of `sbatch`, `scontrol`, `sinfo` and `scancel`. `sacct` is not needed: many
-clusters have no accounting.
+It needs only `sbatch`, `scontrol`, `sinfo`, and `scancel`. Many clusters have no accounting, so it
+does not use `sacct`.
 """
 
 from __future__ import annotations
@@ -14,162 +14,136 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import MappingProxyType
+from typing import NamedTuple
 
 from paralab.errors import ParalabError, UsageError
 
 CALL_SECONDS = 60.0  # for one answer of the controller, which may be busy
 ENDED = (
-    *(
-        "COMPLETED",
-        "FAILED",
-        "CANCELLED",
-        "TIMEOUT",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "BOOT_FAIL",
-        "DEADLINE",
-    ),
-    *("REVOKED", "SPECIAL_EXIT"),
+    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+    *("BOOT_FAIL", "DEADLINE", "REVOKED", "SPECIAL_EXIT"),
 )
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """Why a job has not started: what the word means, what to do, and whether it is only a matter
-    of time."""
+class Waiting(NamedTuple):
+    """Why a job has not started: what Slurm's word means, what to do, and whether it is only a
+    matter of time."""
 
     means: str
     do: str
     normal: bool = False
 
 
-# By the word that `squeue` and `scontrol` print (* stands for anything); the first that fits.
-REASONS: Mapping[str, Waiting] = MappingProxyType(
-    {
-        "None": Waiting("Slurm has not looked at it yet", "wait", normal=True),
-        "Resources": Waiting(
-            "it is next, and waits until enough nodes are free",
-            "wait, or ask for less",
-            normal=True,
-        ),
-        "Priority": Waiting(
-            "other jobs come first",
-            "wait, or ask for less time: a short job fits into gaps",
-            normal=True,
-        ),
-        "BeginTime": Waiting(
-            "its time has not come; a requeued job is held back for a while", "wait", normal=True
-        ),
-        "Dependency": Waiting("it waits for another job", "wait for that job", normal=True),
-        "Licenses": Waiting("a licence is taken", "wait", normal=True),
-        "Prolog": Waiting("the nodes are being prepared", "wait", normal=True),
-        "Nodes_required_for_job_are_DOWN*": Waiting(
-            "the nodes that fit are down, drained or reserved", "wait", normal=True
-        ),
-        "PartitionNodeLimit": Waiting(
-            "it asks for more nodes than a job may have in this partition, or than there are",
-            "fewer --nodes, or another partition",
-        ),
-        "PartitionTimeLimit": Waiting(
-            "it asks for more time than the partition allows",
-            "a shorter time=, or another partition",
-        ),
-        "PartitionConfig": Waiting(
-            "no node of the partition has so much",
-            "fewer ranks, CPUs or GPUs per node, or more --nodes",
-        ),
-        "PartitionDown": Waiting("the partition is switched off", "another partition"),
-        "PartitionInactive": Waiting("the partition is switched off", "another partition"),
-        "BadConstraints": Waiting(
-            "no node fulfils all that is asked for together",
-            "fewer conditions: gres, constraint, mem",
-        ),
-        "ReqNodeNotAvail*": Waiting(
-            "a node that it needs is down, drained, or reserved (for maintenance, if the job would reach into it)",
-            "leave nodelist= out, a shorter time=, or wait until the node is back",
-        ),
-        "Reservation*": Waiting("its reservation has not begun or is over", "another reservation="),
-        "JobHeldUser": Waiting("you have held it", "leave hold out, or: scontrol release JOB"),
-        "JobHeldAdmin": Waiting("an administrator has held it", "ask the administrators"),
-        "DependencyNeverSatisfied": Waiting(
-            "the job that it waits for did not end as it should", "another dependency="
-        ),
-        "InvalidAccount": Waiting(
-            "the account does not exist", "account=NAME; sacctmgr show assoc user=$USER lists yours"
-        ),
-        "InvalidQOS": Waiting(
-            "the QOS does not exist", "qos=NAME; sacctmgr show assoc user=$USER lists yours"
-        ),
-        "AccountNotAllowed": Waiting(
-            "the account may not use this partition", "another account= or partition="
-        ),
-        "QOSNotAllowed": Waiting(
-            "the QOS may not be used in this partition", "another qos= or partition="
-        ),
-        "QOS*Per[JN]o[bd]*": Waiting(
-            "it asks for more than the QOS allows one job", "ask for less, or another qos="
-        ),
-        "QOSMin*": Waiting(
-            "it asks for less than the QOS wants of a job", "ask for more, or another qos="
-        ),
-        "QOS*": Waiting(
-            "your jobs, or all of this QOS, have what it allows",
-            "wait for them, or another qos=",
-            normal=True,
-        ),
-        "Assoc*PerJob*": Waiting(
-            "it asks for more than your account allows one job", "ask for less, or another account="
-        ),
-        "Assoc*": Waiting(
-            "the jobs of your account have what it allows",
-            "wait for them, or another account=",
-            normal=True,
-        ),
-        "launch_failed_requeued_held": Waiting(
-            "a node could not start it, and it is held",
-            "scontrol release JOB, or ask the administrators",
-        ),
-    }
-)
+# By the word that `squeue` and `scontrol` print (* matches anything); the first match counts.
+REASONS: Mapping[str, Waiting] = {
+    "None": Waiting("Slurm has not considered it yet", "wait", True),
+    "Resources": Waiting("it is next, when enough nodes are free", "wait, or ask for less", True),
+    "Priority": Waiting(
+        "other jobs come first", "wait, or ask for less time: a short job fits into gaps", True
+    ),
+    "BeginTime": Waiting(
+        "its start time has not come; a requeued job is held back for a while", "wait", True
+    ),
+    "Dependency": Waiting("it waits for another job", "wait for that job", True),
+    "Licenses": Waiting("a license is in use", "wait", True),
+    "Prolog": Waiting("the nodes are being prepared", "wait", True),
+    "Nodes_required_for_job_are_DOWN*": Waiting(
+        "the nodes that fit are down, drained, or reserved", "wait", True
+    ),
+    "PartitionNodeLimit": Waiting(
+        "it asks for more nodes than the partition has or allows per job",
+        "fewer --nodes, or another partition",
+    ),
+    "PartitionTimeLimit": Waiting(
+        "it asks for more time than the partition allows",
+        "a shorter time=, or another partition",
+    ),
+    "PartitionConfig": Waiting(
+        "no node of the partition is large enough",
+        "fewer ranks, CPUs, or GPUs per node, or more --nodes",
+    ),
+    "PartitionDown": Waiting("the partition is switched off", "another partition"),
+    "PartitionInactive": Waiting("the partition is switched off", "another partition"),
+    "BadConstraints": Waiting(
+        "no node meets all conditions at once", "fewer conditions: gres, constraint, mem"
+    ),
+    "ReqNodeNotAvail*": Waiting(
+        "a node that it needs is down, drained, or reserved, for example for maintenance that "
+        "begins before the job would end",
+        "leave out nodelist=, a shorter time=, or wait until the node is back",
+    ),
+    "Reservation*": Waiting("its reservation has not begun or is over", "another reservation="),
+    "JobHeldUser": Waiting("you have held it", "leave out hold, or: scontrol release JOB"),
+    "JobHeldAdmin": Waiting("an administrator has held it", "ask the administrators"),
+    "DependencyNeverSatisfied": Waiting(
+        "the job that it waits for ended in the wrong state", "another dependency="
+    ),
+    "InvalidAccount": Waiting(
+        "the account does not exist", "account=NAME; sacctmgr show assoc user=$USER lists yours"
+    ),
+    "InvalidQOS": Waiting(
+        "the QOS does not exist", "qos=NAME; sacctmgr show assoc user=$USER lists yours"
+    ),
+    "AccountNotAllowed": Waiting(
+        "the account may not use this partition", "another account= or partition="
+    ),
+    "QOSNotAllowed": Waiting("the QOS may not use this partition", "another qos= or partition="),
+    "QOS*Per[JN]o[bd]*": Waiting(
+        "it asks for more than the QOS allows one job", "ask for less, or another qos="
+    ),
+    "QOSMin*": Waiting(
+        "it asks for less than the QOS requires of a job", "ask for more, or another qos="
+    ),
+    "QOS*": Waiting(
+        "your jobs, or all jobs of this QOS, have reached its limit",
+        "wait for them, or another qos=",
+        True,
+    ),
+    "Assoc*PerJob*": Waiting(
+        "it asks for more than your account allows one job", "ask for less, or another account="
+    ),
+    "Assoc*": Waiting(
+        "the jobs of your account have reached its limit",
+        "wait for them, or another account=",
+        True,
+    ),
+    "launch_failed_requeued_held": Waiting(
+        "a node could not start it, and it is held",
+        "scontrol release JOB, or ask the administrators",
+    ),
+}
 
-# How a job that did not complete has ended: what to say, and what to do.
-ENDINGS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "CANCELLED": (
-            "was cancelled, by scancel or by an administrator",
-            "submit it again: {again}",
-        ),
-        "TIMEOUT": (
-            "reached its time limit of {limit}, and was ended",
-            "a longer --slurm time=, or fewer --steps",
-        ),
-        "NODE_FAIL": (
-            "lost one of its nodes, {nodes}",
-            "submit it again with --slurm exclude=NODE; sinfo -R names it",
-        ),
-        "OUT_OF_MEMORY": (
-            "used more memory of the host than it had",
-            "more --slurm mem=, a smaller --batch-size, or more ranks",
-        ),
-        "PREEMPTED": (
-            "had to make room for a job with more priority",
-            "another partition or qos, or submit it again: {again}",
-        ),
-        "BOOT_FAIL": (
-            "got a node that did not boot, of {nodes}",
-            "submit it again with --slurm exclude=NODE; sinfo -R names it",
-        ),
-        "DEADLINE": ("did not end before its deadline", "leave deadline= out"),
-        "FAILED": ("ended with exit code {code}", "read {prints}"),
-    }
-)
+# How a job ended that did not complete: what to report, and what to do.
+ENDINGS: Mapping[str, tuple[str, str]] = {
+    "CANCELLED": ("was cancelled by scancel or an administrator", "submit it again: {again}"),
+    "TIMEOUT": (
+        "reached its time limit of {limit} and was ended",
+        "a longer --slurm time=, or fewer --steps",
+    ),
+    "NODE_FAIL": (
+        "lost one of its nodes, {nodes}",
+        "submit it again with --slurm exclude=NODE; sinfo -R names it",
+    ),
+    "OUT_OF_MEMORY": (
+        "used more host memory than it had",
+        "more --slurm mem=, a smaller --batch-size, or more ranks",
+    ),
+    "PREEMPTED": (
+        "had to make room for a job with higher priority",
+        "another partition or qos, or submit it again: {again}",
+    ),
+    "BOOT_FAIL": (
+        "got a node that did not boot, one of {nodes}",
+        "submit it again with --slurm exclude=NODE; sinfo -R names it",
+    ),
+    "DEADLINE": ("did not end before its deadline", "leave out deadline="),
+    "FAILED": ("ended with exit code {code}", "read {prints}"),
+}
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What Slurm says of a job now."""
+    """The state of a job, as Slurm reports it."""
 
     number: int
     state: str
@@ -196,24 +170,24 @@ class SlurmJob:
 
 def waiting(reason: str) -> Waiting:
     """What Slurm's word means."""
-    known = (found for pattern, found in REASONS.items() if fnmatchcase(reason, pattern))
-    return next(known, Waiting("paralab does not know this word", "man squeue, JOB REASON CODES"))
+    known = (meaning for pattern, meaning in REASONS.items() if fnmatchcase(reason, pattern))
+    return next(known, Waiting("paralab does not know this reason", "man squeue, JOB REASON CODES"))
 
 
 def require() -> None:
-    """Slurm's commands are here."""
+    """Refuse if Slurm's commands are missing."""
     missing = [
         name for name in ("sbatch", "scontrol", "scancel", "sinfo") if not shutil.which(name)
     ]
     if missing:
         raise UsageError(
             f"--slurm needs Slurm, and this machine has no {', '.join(missing)}.",
-            fix="run it on the cluster's login node; --dry-run prints the script, to be taken there",
+            fix="run it on the cluster's login node, or use --dry-run here and copy the script",
         )
 
 
 def submit(script: Path, options: Mapping[str, str | None]) -> int:
-    """The number of the job; UsageError with Slurm's own words if it does not want it."""
+    """Submit the script; return the number of the job. UsageError if Slurm refuses it."""
     done = _call("sbatch", "--parsable", str(script), environment=_environment(options))
     number = done.stdout.strip().splitlines()[-1].partition(";")[0] if done.stdout.strip() else ""
     if done.returncode or not number.isdigit():
@@ -222,26 +196,26 @@ def submit(script: Path, options: Mapping[str, str | None]) -> int:
 
 
 def _environment(options: Mapping[str, str | None]) -> dict[str, str]:
-    """Variables such as SBATCH_PARTITION win over the lines of a script, so those must go that
-    contradict the command; and within another job, so must what that job is."""
-    said = {"SBATCH_" + name.upper().replace("-", "_") for name in options}
+    """Our environment without variables such as SBATCH_PARTITION that contradict the command (they
+    override the script), and without those that describe another job around us."""
+    given = {"SBATCH_" + name.upper().replace("-", "_") for name in options}
     inside = "SLURM_JOB_ID" in os.environ
     about = re.compile(r"SLURM_(?!CONF$)")
     return {
         name: value
         for name, value in os.environ.items()
-        if name not in said and not (inside and about.match(name))
+        if name not in given and not (inside and about.match(name))
     }
 
 
 def look(number: int) -> SlurmJob | None:
-    """The job now; None if Slurm no longer knows it. ParalabError if the controller does not
+    """The job's state; None if Slurm has forgotten it. ParalabError if the controller does not
     answer."""
     done = _call("scontrol", "--oneliner", "show", "job", str(number))
     if done.returncode:
         if "Invalid job id" in done.stderr + done.stdout:
             return None
-        raise ParalabError(f"Slurm does not answer: {_words(done.stderr or done.stdout)}")
+        raise ParalabError(f"Slurm does not answer: {_message(done.stderr or done.stdout)}")
     return parse_job(number, done.stdout)
 
 
@@ -268,20 +242,20 @@ def cancel(number: int) -> None:
 
 
 def refusal(stderr: str, script: Path | str) -> UsageError:
-    """What sbatch said when it did not take the job, and what to write instead."""
-    words = _words(stderr)
-    kept = f"(the script is kept: {script})"
+    """The error for a job that sbatch refused: its message, and what to write instead."""
+    words = _message(stderr)
+    kept = f"(the script is {script})"
     for pattern, advice in REFUSALS.items():
         if re.search(pattern, words, re.IGNORECASE):
             fix, detail = advice()
             return UsageError(f"Slurm refused the job: {words} {kept}", fix=fix, detail=detail)
     return UsageError(
         f"Slurm refused the job: {words} {kept}",
-        fix="sbatch --help lists the options that --slurm can have",
+        fix="sbatch --help lists the options that --slurm takes",
     )
 
 
-def _words(stderr: str) -> str:
+def _message(stderr: str) -> str:
     """`sbatch: error: X` -> `X.`"""
     lines = [
         re.sub(r"^\w+: (error: |fatal: )?(Batch job submission failed: )?", "", line)
@@ -293,34 +267,28 @@ def _words(stderr: str) -> str:
 
 
 def partitions() -> list[str]:
-    """Their names, the default one marked with a star, as sinfo does."""
+    """Their names; a star marks the default one, as in sinfo."""
     return list(dict.fromkeys(_call("sinfo", "--noheader", "--format=%P").stdout.split()))
 
 
 def offered() -> str | None:
-    """What the nodes have, as a table of sinfo's; None if it does not say."""
+    """sinfo's table of what the nodes have; None if it prints nothing."""
     return _call("sinfo", "--format=%9P %.6D %.5c %.8m %20G %.12l %f").stdout.rstrip() or None
 
 
 def _another_partition() -> tuple[str, str | None]:
-    return (
-        f"--slurm partition=NAME, one of: {', '.join(partitions()) or 'sinfo lists them'} (* is the default)",
-        None,
-    )
+    names = ", ".join(partitions()) or "sinfo lists them"
+    return f"--slurm partition=NAME, one of: {names} (* is the default)", None
 
 
 def _less() -> tuple[str, str | None]:
-    return (
-        "no more per node than the nodes have (GRES: GPUs, CPUS, MEMORY in MB), e.g. --slurm gres=gpu:N",
-        offered(),
-    )
+    fix = "at most what the nodes have (GRES: GPUs, CPUS, MEMORY in MB), e.g. --slurm gres=gpu:N"
+    return fix, offered()
 
 
 def _less_time() -> tuple[str, str | None]:
-    return (
-        "--slurm time=MINUTES or time=HOURS:MINUTES:SECONDS, no more than the partition's TIMELIMIT",
-        offered(),
-    )
+    fix = "--slurm time=MINUTES or time=HOURS:MINUTES:SECONDS, at most the partition's TIMELIMIT"
+    return fix, offered()
 
 
 def _right_account() -> tuple[str, str | None]:
@@ -332,17 +300,15 @@ def _known_option() -> tuple[str, str | None]:
 
 
 def _living_controller() -> tuple[str, str | None]:
-    return (
-        "`scontrol ping` and `sinfo` must answer here first; on a login node of the cluster they do",
-        None,
-    )
+    return "use a login node of the cluster, where `scontrol ping` and `sinfo` answer", None
 
 
 REFUSALS = {
     r"invalid partition|partition name": _another_partition,
     r"time limit|--time": _less_time,
     r"account|qos": _right_account,
-    r"node configuration|node count|CPU count|memory spec|feature spec|generic resource|node name|processors": _less,
+    r"node configuration|node count|CPU count|memory spec|feature spec|generic resource|node name"
+    r"|processors": _less,
     r"unrecognized option|ambiguous": _known_option,
     r"contact slurm|configuration|controller|connect": _living_controller,
 }

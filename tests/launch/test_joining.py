@@ -1,0 +1,208 @@
+"""Ranks under torchrun and srun, without processes: what rank 0 and the others tell each other, and
+how they stop together."""
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from paralab.errors import UsageError
+from paralab.launch import joined_ranks
+from paralab.launch.joined_ranks import Leader, adapt_to_restart, follow
+from paralab.launch.launched_by import Joined
+from paralab.launch.run_options import RunOptions
+from paralab.launch.stop_signals import StopRequest
+from paralab.launch.stop_together import FailureOfOthers, OtherFailed, StopTogether
+from paralab.record.status_board import NEVER
+from tests.launch.fakes import Clock, FakeStore, exits, make_job, write_events
+
+PLACE = Joined("torchrun", 0, 2, 0, 0, 1, "localhost", 1, True, "abc/0")
+FACTS = {"node": 0, "name": "n1", "machine": "A", "local_rank": None, "gpus": [], "cores": 4}
+FACTS |= {"mask": [0, 1, 2, 3], "address": None}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+def test_a_restarted_rank_resumes_in_a_new_folder(tmp_path):
+    given = RunOptions(out=tmp_path, checkpoint=tmp_path / "kept")
+    assert adapt_to_restart(PLACE, given) == given
+    restarted = adapt_to_restart(replace(PLACE, restarts=2), given)
+    assert (restarted.out.name, restarted.resume) == (f"{tmp_path.name}-restart2", True)
+    without = adapt_to_restart(replace(PLACE, restarts=2), RunOptions(out=tmp_path / "new"))
+    assert (without.out.name, without.resume) == ("new", False)
+    with pytest.raises(UsageError, match="torchrun --max-restarts"):
+        adapt_to_restart(PLACE, RunOptions(max_restarts=1))
+
+
+def note(code, phase="end", late=(), errors=()):
+    return {"code": code, "post": [phase, 9, 0.0, False], "late": late, "errors": dict(errors)}
+
+
+@pytest.fixture
+def lead(tmp_path, monkeypatch, clock):
+    """Run rank 0, whose own rank ends like this; rank 1 has left these notes."""
+    monkeypatch.setattr(joined_ranks.atexit, "register", lambda *arguments, **options: None)
+
+    def lead(own, other, status="completed", folder="run", **options):
+        def run_own_rank(place, store, work, seat, show_progress, say):
+            write_events(tmp_path / folder, status)
+            return own
+
+        monkeypatch.setattr(joined_ranks, "run_own_rank", run_own_rank)
+        store = FakeStore(facts_0={**FACTS, "rank": 0}, facts_1={**FACTS, "rank": 1}, sees_1=True)
+        store.notes |= {"ended/1": other} if other else {}
+        job, _ = make_job(tmp_path / folder, **options)
+        return Leader(PLACE, store, "localhost", "tcp://…").run(job), store.notes
+
+    return lead
+
+
+def test_rank_0_tells_the_others_what_to_do_and_reports(lead, tmp_path):
+    outcome, notes = lead((exits(0), None), note(0))
+    assert outcome.status == "completed"
+    assert outcome.exits.codes == [0, 0]
+    assert notes["work"]["folder"] == str(tmp_path / "run")
+    assert notes["work"]["towards"] == [None, None]
+    assert notes["begin"] == 0
+    assert "failed" not in notes
+
+
+def test_a_rank_that_failed_elsewhere_is_in_the_outcome(lead, tmp_path):
+    failed = note(1, "step", [[1, "step", 9, 12.0, 10.0]], {"1": "ValueError"})
+    outcome, _ = lead((None, None), failed, status=None)
+    assert outcome.status == "failed"
+    assert outcome.exits.codes == [None, 1]
+    assert outcome.exits.errors == {1: "ValueError"}
+    assert [late.rank for late in outcome.exits.late] == [1]
+    assert (tmp_path / "run" / "failures.jsonl").read_text().count("attempt 0 failed") == 1
+
+
+def test_a_rank_that_never_reports_is_unknown(lead):
+    outcome, notes = lead((exits(1), None), None, status=None)
+    assert outcome.exits.unknown == (1,)
+    assert notes["failed"] is True
+
+
+@pytest.mark.parametrize("own", [(None, signal.SIGTERM), (exits(0), None)])
+def test_a_signal_to_any_launched_process_interrupts_the_run(lead, own):
+    outcome, _ = lead(own, note(128 + signal.SIGTERM))
+    assert (outcome.status, outcome.signal) == ("interrupted", signal.SIGTERM)
+
+
+def test_a_mistake_of_the_user_ends_the_others_with_its_code(lead, monkeypatch):
+    def prepare(job, places):
+        raise UsageError("wrong")
+
+    store = FakeStore(facts_0={**FACTS, "rank": 0}, facts_1={**FACTS, "rank": 1})
+    job, _ = make_job(None)
+    with pytest.raises(UsageError):
+        Leader(PLACE, store, "localhost", "").run(replace(job, prepare=prepare))
+    assert store.notes["work"] == {"code": 2}
+
+
+def test_a_node_that_does_not_see_the_run_folder_is_named(lead, tmp_path):
+    facts = {"facts_0": {**FACTS, "rank": 0}, "facts_1": {**FACTS, "rank": 1, "name": "n2"}}
+    facts["facts_1"] |= {"node": 1, "machine": "B"}
+    store = FakeStore(**facts, sees_1=False)
+    job, _ = make_job(tmp_path / "run")
+    with pytest.raises(UsageError, match="n2"):
+        Leader(PLACE, store, "localhost", "").run(job)
+    assert store.notes["begin"] == 2
+
+
+@pytest.mark.parametrize(
+    ("own", "code"),
+    [
+        ((exits(0), None), 0),
+        ((exits(1), None), 1),
+        ((exits(-9), None), 1),  # an exit code cannot be negative
+        ((None, None), 1),  # ended, because another rank failed
+        ((None, signal.SIGTERM), 143),
+    ],
+)
+def test_another_rank_follows_and_reports(tmp_path, monkeypatch, clock, own, code):
+    monkeypatch.setattr(joined_ranks, "run_own_rank", lambda *arguments: own)
+    monkeypatch.setattr(joined_ranks.signal, "signal", lambda *arguments: None)
+    (tmp_path / "manifest.json").touch()
+    work = {"code": 0, "folder": str(tmp_path), "towards": [None, None]}
+    store = FakeStore(work=work, begin=0, told=True)
+    with pytest.raises(SystemExit) as left:
+        follow(replace(PLACE, rank=1), store, "tcp://…")
+    assert left.value.code == code
+    assert store.notes["sees/1"] is True
+    assert ("failed" in store.notes) == (code != 0)
+    assert "ended/1" in store.notes
+
+
+def test_another_rank_ends_with_the_code_of_rank_0s_mistake(monkeypatch, clock):
+    monkeypatch.setattr(joined_ranks.signal, "signal", lambda *arguments: None)
+    store = FakeStore(work={"code": 2}, told=True)
+    with pytest.raises(SystemExit) as left:
+        follow(replace(PLACE, rank=1), store, "")
+    assert left.value.code == 2
+
+
+def test_a_failure_elsewhere_ends_this_rank_after_a_moment(clock):
+    store = FakeStore()
+    others = FailureOfOthers(store)
+    for _ in range(20):
+        others.check()
+        clock.now += 1
+    store.put("failed", True)
+    others.check()  # notices it
+    clock.now += 2
+    others.check()  # this rank may notice it itself
+    clock.now += 2
+    with pytest.raises(OtherFailed):
+        others.check()
+
+
+def test_a_store_that_is_gone_is_a_failure_of_rank_0(clock):
+    store = FakeStore()
+    store.gone = True
+    others = FailureOfOthers(store)
+    clock.now += 1
+    others.check()
+    clock.now += 4
+    with pytest.raises(OtherFailed):
+        others.check()
+
+
+class Board:
+    """The status board of one launched process: its rank runs steps until it may not."""
+
+    def __init__(self, step):
+        self.step, self.waiting, self.stop_at, self.agreed = step, False, NEVER, False
+
+    def read(self, rank):
+        return self
+
+    def stop(self, before, agreed):
+        self.stop_at, self.agreed = before, agreed
+
+    def run_step(self):
+        """Finish a step, unless it waits; at the step to stop before it waits at once."""
+        self.waiting = self.stop_at != NEVER and self.step >= self.stop_at
+        if not self.waiting:
+            self.step += 1
+            self.waiting = self.step == self.stop_at
+
+
+def test_ranks_of_two_processes_stop_before_the_same_step(clock):
+    store, boards = FakeStore(), [Board(7), Board(8)]
+    requests = [StopRequest(lambda line: None) for _ in boards]
+    stops = [
+        StopTogether(replace(PLACE, rank=rank), store, request)
+        for rank, request in enumerate(requests)
+    ]
+    requests[1].signal = signal.SIGTERM  # only the process of rank 1 got a signal
+    for _ in range(20):
+        for stop, board in zip(stops, boards, strict=True):
+            stop.poll(board)
+            board.run_step()
+            clock.now += 0.1
+    assert all(board.agreed and board.waiting for board in boards)
+    assert boards[0].step == boards[1].step
