@@ -1,4 +1,4 @@
-"""The only place that turns numbers into words: seconds, bytes, counts."""
+"""Numbers as text: seconds, bytes, counts. Nothing else formats them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ def seconds(value: float | None) -> str:
         return "not measured"
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
         if value * factor >= 1.0 or unit == "µs":
-            return (
-                f"{value * factor:.3g} {unit}"
-                if value * factor < 100
-                else f"{value * factor:.0f} {unit}"
-            )
+            digits = ".3g" if value * factor < 100 else ".0f"
+            return f"{value * factor:{digits}} {unit}"
     raise AssertionError(value)
 
 
@@ -38,7 +35,7 @@ def count(value: float) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Samples per second: three figures, no more than was measured."""
+    """Samples per second, with three significant digits: all that a measurement supports."""
     if value is None:
         return "not measured"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -52,8 +49,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def measure(value: float | None, unit: str) -> str:
-    """A number in the unit of a picture: seconds, bytes, share, number, or a name that is printed
-    behind it (`1.8 ×`)."""
+    """A number in the unit of a chart: seconds, bytes, share, number, or a suffix (`1.8 ×`)."""
     if value is None:
         return "not measured"
     if value != value or abs(value) == float("inf"):

@@ -1,4 +1,4 @@
-"""`paralab run`: train with ranks started here, with ranks that were launched, or as a Slurm job."""
+"""`paralab run`: train with ranks started here, with launched ranks, or as a Slurm job."""
 
 from __future__ import annotations
 

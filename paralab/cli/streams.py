@@ -1,10 +1,8 @@
 """Standard streams that a command can always write to, whatever they are connected to.
 
-- closed ones (`>&-`, a daemon): /dev/null takes their place, or the next file that is opened would
-  get their number
-- those that know ASCII alone (LANG=C): a readable replacement for every other letter, `2 x 3 -> 6`
-- a terminal that goes away (a closed ssh session): what is written from then on is lost, and the
-  command goes on
+- closed (`>&-`, a daemon): replaced by /dev/null, or the next opened file would get their number
+- ASCII only (LANG=C): other characters get a readable replacement, `2 x 3 -> 6`
+- a terminal that disappears (a closed ssh session): later output is lost, and the command continues
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ READABLE = {
 
 
 def make_safe() -> None:
-    """For the whole process, at its start."""
+    """Replace the streams of this process; call it once, at the start."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -51,7 +49,7 @@ def make_safe() -> None:
 
 
 def _safe(stream: Any, number: int) -> Any:
-    """The same stream, unless it is not the process's own (a notebook's, a test's)."""
+    """A safe version of a stream of this process; a notebook's or a test's stream stays as it is."""
     if stream is None:
         return open(os.devnull, "w", encoding="utf-8")
     if (
@@ -78,7 +76,8 @@ def _is(stream: io.TextIOWrapper, number: int) -> bool:
 
 
 class _Text(io.TextIOWrapper):
-    buffer = None  # type: ignore[assignment]  # click would take it, and write UTF-8 where ASCII alone is understood
+    # click would write UTF-8 to the buffer even if the stream only accepts ASCII
+    buffer = None  # type: ignore[assignment]
 
 
 class _Unfailing(io.RawIOBase):
@@ -100,9 +99,7 @@ class _Unfailing(io.RawIOBase):
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise
-            _connect_to_nothing(
-                self.number
-            )  # also so that what is left is not tried again at the end of the process
+            _connect_to_nothing(self.number)  # or Python would write the rest again at exit
             if error.errno == errno.EIO:
                 return len(data)
             error.filename = "standard output" if self.number == 1 else "standard error"
@@ -110,7 +107,7 @@ class _Unfailing(io.RawIOBase):
 
 
 def _connect_to_nothing(number: int) -> None:
-    nothing = os.open(os.devnull, os.O_RDWR)  # may get this number itself
+    nothing = os.open(os.devnull, os.O_RDWR)  # may get the same number
     if nothing != number:
         os.dup2(nothing, number)
         os.close(nothing)

@@ -1,4 +1,4 @@
-"""Batch arithmetic: who trains on which samples. Pure functions on plain numbers.
+"""Batch arithmetic: which replica trains on which samples. Pure functions on plain numbers.
 
 64 samples over 3 replicas, the way PyTorch splits them (ceil(64 / 3) = 22 until none are left):
 
@@ -6,7 +6,7 @@
     replica 1            22 ······ 44
     replica 2                      44 ···· 64          22 + 22 + 20 = 64
 
-and replica 0's 22 samples as 4 accumulation steps of 2 micro-batches each:
+and the 22 samples of replica 0 in 4 accumulation steps of 2 micro-batches each:
 
     [0-3 3-6] [6-9 9-12] [12-15 15-18] [18-20 20-22]   6 + 6 + 6 + 4 = 22
 """
@@ -21,8 +21,7 @@ Span = tuple[int, int]  # samples start … stop
 
 
 def chunk_sizes(samples: int, parts: int) -> tuple[int, ...]:
-    """The split of `torch.chunk` and `nn.DataParallel`: ceil(samples / parts) each until none are
-    left.
+    """Split like torch.chunk and nn.DataParallel: ceil(samples / parts) each until none are left.
 
     64 over 3 -> 22 22 20; 64 over 5 -> 13 13 13 13 12; 4 over 3 -> 2 2 0 (the last device idles).
     """
@@ -31,42 +30,42 @@ def chunk_sizes(samples: int, parts: int) -> tuple[int, ...]:
 
 
 def even_sizes(samples: int, parts: int) -> tuple[int, ...]:
-    """As equal as can be: 32 over 6 -> 6 6 5 5 5 5. For passes and micro-batches, where no
-    convention of PyTorch holds."""
+    """Split as evenly as possible: 32 over 6 -> 6 6 5 5 5 5.
+
+    For accumulation steps and micro-batches, where PyTorch has no convention.
+    """
     return tuple(samples // parts + (part < samples % parts) for part in range(parts))
 
 
 def shares(samples: int, parts: int) -> tuple[int, ...]:
-    """As `chunk_sizes`, but nobody idles while there are samples for all: 4 over 3 -> 2 1 1."""
+    """Like `chunk_sizes`, but no part is empty if there are enough samples: 4 over 3 -> 2 1 1."""
     chunks = chunk_sizes(samples, parts)
     return even_sizes(samples, parts) if samples >= parts and 0 in chunks else chunks
 
 
 def spans(sizes: tuple[int, ...], first: int = 0) -> list[Span]:
-    """Sizes laid one after the other; empty ones are left out. (22, 22, 20) -> [(0, 22), (22, 44),
-    (44, 64)]."""
+    """Lay sizes end to end, without the empty ones: (22, 22, 20) -> (0, 22) (22, 44) (44, 64)."""
     edges = list(itertools.accumulate(sizes, initial=first))
     return [(start, stop) for start, stop in itertools.pairwise(edges) if stop > start]
 
 
 def replica_span(samples: int, replicas: int, replica: int) -> Span:
-    """The samples of a global batch that one replica trains on (an empty span is possible in a
-    partial batch)."""
-    start, stop = list(itertools.accumulate(shares(samples, replicas), initial=0))[
-        replica : replica + 2
-    ]
-    return start, stop
+    """The samples of a global batch that one replica trains on; may be empty in a partial batch."""
+    edges = list(itertools.accumulate(shares(samples, replicas), initial=0))
+    return edges[replica], edges[replica + 1]
 
 
 def pieces(samples: int, accumulate: int, micro_batches: int) -> list[list[Span]]:
-    """A replica's samples, cut into backward passes and those into micro-batches; empty ones are
-    left out."""
-    passes = spans(even_sizes(samples, accumulate))
-    return [spans(even_sizes(stop - start, micro_batches), first=start) for start, stop in passes]
+    """Split a replica's samples into accumulation steps, and those into micro-batches.
+
+    Empty ones are left out.
+    """
+    steps = spans(even_sizes(samples, accumulate))
+    return [spans(even_sizes(stop - start, micro_batches), first=start) for start, stop in steps]
 
 
 def widest(samples: int, accumulate: int, micro_batches: int) -> int:
-    """The samples of the largest micro-batch: 22 in 4 passes of 2 micro-batches -> 3."""
+    """The samples of the largest micro-batch: 22 in 4 steps of 2 micro-batches -> 3."""
     return max(
         stop - start for cuts in pieces(samples, accumulate, micro_batches) for start, stop in cuts
     )
@@ -74,7 +73,7 @@ def widest(samples: int, accumulate: int, micro_batches: int) -> int:
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """One optimizer step's samples, over all devices: `size` samples of `epoch` from `first` on."""
+    """One optimizer step on all devices: `size` samples of `epoch`, from `first` on."""
 
     step: int
     epoch: int
@@ -85,15 +84,16 @@ class GlobalBatch:
 def global_batches(
     batch_size: int, samples: int | None, steps: int | None, epochs: int | None, done: int = 0
 ) -> Iterator[GlobalBatch]:
-    """The steps of a training behind the `done` first ones. An epoch's last batch may be smaller;
-    it is never dropped. samples None = endless data."""
+    """The steps of a training after the first `done` ones.
+
+    The last batch of an epoch may be smaller; it is never dropped. samples=None is endless data.
+    """
     step = 0
     for epoch in itertools.count():
         if epochs is not None and epoch >= epochs:
             return
-        for first in (
-            itertools.count(0, batch_size) if samples is None else range(0, samples, batch_size)
-        ):
+        endless = itertools.count(0, batch_size)
+        for first in endless if samples is None else range(0, samples, batch_size):
             if steps is not None and step >= steps:
                 return
             size = batch_size if samples is None else min(batch_size, samples - first)
@@ -103,8 +103,8 @@ def global_batches(
 
 
 def num_steps(batch_size: int, samples: int | None, steps: int | None, epochs: int | None) -> int:
-    """How many optimizer steps `global_batches` will give."""
+    """How many optimizer steps `global_batches` yields."""
     from_epochs = None if epochs is None or samples is None else epochs * -(-samples // batch_size)
     known = [number for number in (steps, from_epochs) if number is not None]
-    assert known, "a training needs steps, or epochs over data with an end"
+    assert known, "a training needs steps, or epochs over finite data"
     return min(known)

@@ -33,7 +33,7 @@ def _check_each_option(request: Request) -> None:
                 fix=f"leave out {option.flag}, or use one of: {', '.join(option.strategies)}",
             )
         if option.choices and value not in option.choices:
-            raise unknown(f"value of {option.flag}", value, option.choices)
+            raise unknown(option.flag, value, option.choices)
         is_number = option.kind in (int, float) and option.name != "seed"
         if is_number and not (value > 0 and math.isfinite(value)):
             raise UsageError(

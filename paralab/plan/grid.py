@@ -6,7 +6,7 @@ hybrid, 2 replicas × 2 stages (rank r: device r, then device r + 2)
     rank 0    cuda:0  →  cuda:2
     rank 1    cuda:1  →  cuda:3
 
-with --schedule, a process per stage (rank r: device r; rank = replica × stages + stage)
+with --schedule, one process per stage (rank r: device r; rank = replica × stages + stage)
 
                  stage 0             stage 1
     replica 0    rank 0, cuda:0  →   rank 1, cuda:1
@@ -24,13 +24,13 @@ PROCESS_PER_REPLICA = ("ddp", "fsdp", "hybrid")
 
 @dataclass(frozen=True)
 class Device:
-    """A device as the plan sees it.
+    """A device of the plan.
 
     name     `cuda:1`, or `cpu:1` for a share of the cores
-    torch    what tensors are moved to: `cuda:1`, `cpu`
+    torch    the torch device of its tensors: `cuda:1`, `cpu`
     role     what it holds: `replica 0`, `stage 1`
-    virtual  one of several devices made of one CPU
-    shared   a GPU that does the work of several devices of the plan
+    virtual  whether it is a share of a CPU
+    shared   whether it is a GPU that does the work of several devices of the plan
     """
 
     name: str
@@ -42,11 +42,12 @@ class Device:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is that something else has launched (torchrun, srun).
+    """Where torchrun or srun launched a rank.
 
     node   the name of its host
-    gpus   what tells the GPUs that it sees from all others, in its own order: two tasks of Slurm may both see one as `cuda:0`
-    cores  its share of the node's cores: half a core where two ranks have one
+    gpus   unique ids of the GPUs it sees, in its order: two Slurm tasks may each see a different
+           GPU as `cuda:0`
+    cores  its share of the node's cores: 0.5 if two ranks share one core
     """
 
     node: str
@@ -63,7 +64,7 @@ def grid(
     gpus: int,
     process_per_stage: bool = False,
 ) -> list[list[Device]]:
-    """The devices of every rank. gpus = 0 means CPU devices."""
+    """The devices of every rank; gpus = 0 means CPU devices."""
     if process_per_stage:
         cells = [[(rank, _role(strategy, rank % stages))] for rank in range(replicas * stages)]
     elif strategy in PROCESS_PER_REPLICA:
@@ -75,9 +76,7 @@ def grid(
         cells = [[(replica, f"replica {replica}") for replica in range(replicas)]]
     else:
         cells = [[(stage, _role(strategy, stage)) for stage in range(stages)]]
-    if (
-        placement == "same"
-    ):  # model parallelism broken on purpose: every stage on its rank's first device
+    if placement == "same":  # every stage on the first device of its rank: no model parallelism
         cells = [[(row[0][0], role) for _, role in row] for row in cells]
     used = Counter(index % gpus if gpus else index for row in cells for index, _ in row)
     virtual = not gpus and len(used) > 1
@@ -99,9 +98,10 @@ def grid(
 def placed(
     cells: list[list[Device]], places: Sequence[Place], placement: str, cuda: bool
 ) -> list[list[Device]]:
-    """The same grid where the ranks already are: each on its own node, on the devices that it sees.
+    """The same grid on launched ranks: each on its node, on the devices that it sees.
 
-    2 nodes × 2 GPUs, ddp:    rank 0  n1/cuda:0    rank 1  n1/cuda:1    rank 2  n2/cuda:0    rank 3  n2/cuda:1
+    ddp on 2 nodes × 2 GPUs:   rank 0  n1/cuda:0    rank 1  n1/cuda:1
+                               rank 2  n2/cuda:0    rank 3  n2/cuda:1
     """
     if not cuda:
         where = {
@@ -121,7 +121,7 @@ def placed(
             )
             names.setdefault(gpu, f"{place.node}/cuda:{number}" if several else f"cuda:{number}")
     rows = [
-        [_seen(place, places, 0 if placement == "same" else n) for n in range(len(row))]
+        [_index_of_device(place, places, 0 if placement == "same" else n) for n in range(len(row))]
         for row, place in zip(cells, places, strict=True)
     ]
     used = Counter(
@@ -142,9 +142,11 @@ def placed(
     ]
 
 
-def _seen(place: Place, places: Sequence[Place], number: int) -> int:
-    """Which of the GPUs that it sees is a rank's device `number`: its own ones, or every n-th of
-    those that n ranks all see."""
+def _index_of_device(place: Place, places: Sequence[Place], number: int) -> int:
+    """The index of a rank's device `number` among the GPUs it sees.
+
+    Ranks that see the same n GPUs take turns; a rank that sees its GPUs alone takes them in order.
+    """
     together = [other for other in places if other.node == place.node and other.gpus == place.gpus]
     return (number * len(together) + together.index(place)) % len(place.gpus)
 

@@ -1,4 +1,4 @@
-"""`Option`: all that paralab says about an option, kept on the dataclass field that holds its value.
+"""`Option`: all that paralab says about an option, kept on the dataclass field with its value.
 
     replicas: int | None = option("Copies of the model that share each batch.", ...)
 

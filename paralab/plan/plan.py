@@ -1,5 +1,4 @@
-"""`Plan`: a request resolved against a machine and a workload, frozen and complete, with a reason
-per choice."""
+"""`Plan`: a request resolved for a machine and a workload, complete, with a reason per choice."""
 
 from __future__ import annotations
 
@@ -12,37 +11,50 @@ from paralab.workload.reference import PICKLED
 
 @dataclass(frozen=True)
 class Reason:
-    """One choice that was made, and why."""
+    """One choice, and why it was made."""
 
     choice: str
     value: str
     because: str
 
 
+class Reasons(list[Reason]):
+    """The choices of a plan, in the order in which they were made."""
+
+    def add(self, choice: str, value: object, because: str) -> None:
+        self.append(Reason(choice, str(value), because))
+
+    def choose(self, choice: str, given: object, chosen: object, because: str) -> None:
+        """Record a choice that the user made (`given` is not None) or that has this reason."""
+        self.add(choice, chosen, because if given is None else "requested")
+
+
 @dataclass(frozen=True)
 class RankPlan:
-    """What one process does: its devices, and how many samples of a full batch each of them trains
-    on."""
+    """One process: its devices, and how many samples of a full batch each of them processes.
+
+    replica  number of its replica, if replicas are processes; otherwise 0
+    stage    number of its stage, if stages are processes
+    node     name of its host, if something else launched the ranks
+    """
 
     rank: int
     local_rank: int
     devices: tuple[Device, ...]
     samples_per_step: int
     split: tuple[int, ...]
-    replica: int = 0  # which of the replicas that are processes of their own; 0 where there is one
-    stage: int | None = None  # where a stage is a process of its own: which one
-    node: str = ""  # the host's name, where something else than paralab has launched the ranks
+    replica: int = 0
+    stage: int | None = None
+    node: str = ""
 
     def counts(self, stages: int) -> bool:
-        """Do this rank's loss and samples count? Of a pipeline over processes, only those of its
-        last stage."""
+        """Do its loss and samples count? If stages are processes, only those of the last stage."""
         return self.stage is None or self.stage == stages - 1
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A contiguous part of the model: it begins when `start` is called and owns the parameters of
-    `modules`."""
+    """A contiguous part of the model: begins with `start`, has the parameters of `modules`."""
 
     start: str
     modules: tuple[str, ...]
@@ -81,24 +93,20 @@ class Plan:
     reasons: tuple[Reason, ...]
     remarks: tuple[str, ...]
     differences: tuple[str, ...]
-    # Added after the first run folders were written, which must stay readable: these have defaults.
+    # These came later; their defaults keep older run folders readable.
     scaler: bool = False
     bucket_view: bool = False
     static_graph: bool = False
     sync_every_pass: bool = False
     prefix: str | None = None
-    shard_units: tuple[
-        str, ...
-    ] = ()  # sub-modules that fsdp gathers one at a time; what is left is gathered with the whole model
-    schedule: str | None = (
-        None  # a process per stage, in this order; None: the stages of a replica share a process
-    )
+    # Submodules that fsdp gathers one at a time; other parameters are gathered with the whole model
+    shard_units: tuple[str, ...] = ()
+    # The order of a pipeline with a process per stage; None: the stages of a replica share one
+    schedule: str | None = None
     chunks: int = 1  # parts of the model per stage; part i is on stage i mod stages
-    optimizer_bytes_per_byte: float | None = None  # the optimizer's state per byte of parameters
-    draws: bool = False  # the forward draws random numbers
-    control: tuple[
-        str, ...
-    ] = ()  # of a proof: what is held still, so that nothing but the strategy can make a difference
+    optimizer_bytes_per_byte: float | None = None  # optimizer state per byte of parameters
+    draws: bool = False  # the forward pass draws random numbers
+    control: tuple[str, ...] = ()  # causes of legitimate differences that `verify` removes
 
     @property
     def world_size(self) -> int:
@@ -110,7 +118,7 @@ class Plan:
 
     @property
     def rank_replicas(self) -> int:
-        """Replicas that are processes of their own."""
+        """How many replicas are processes."""
         return 1 + max(rank.replica for rank in self.ranks)
 
     @property
@@ -119,14 +127,13 @@ class Plan:
 
     @property
     def cuts(self) -> list[str]:
-        """Where the stages begin: they are put together by measured time, so another run of the
-        same plan may cut elsewhere."""
+        """Where the stages begin. Cuts depend on timings, so another run may cut elsewhere."""
         return [part.start for part in self.stage_parts]
 
     @property
     def training(self) -> dict[str, Any]:
-        """What makes it the same training, whatever it is spread over. A function of a notebook has
-        another file every time."""
+        """What identifies the training, however it is spread over devices."""
+        # A function from a notebook has a different file every time.
         workload = "a function" if self.workload.startswith(PICKLED) else self.workload
         return {
             "workload": workload,

@@ -1,20 +1,20 @@
-"""Pipeline schedules: in which order every rank runs its parts of the model, and how long it idles.
-Pure functions on numbers.
+"""Pipeline schedules: the order in which every rank runs its parts of the model, and its bubble.
+Pure functions on plain numbers.
 
-A rank holds one part (gpipe, 1f1b) or two (interleaved, zero-bubble); part p lives on rank p mod
-stages. What the ranks do, for 2 stages and 4 micro-batches, where F is a forward pass, B a backward
-pass, and ·· the bubble:
+A rank holds one part (gpipe, 1f1b) or two (interleaved, zero-bubble); part p is on rank p mod
+stages. For 2 stages and 4 micro-batches, with F a forward pass, B a backward pass, and ·· the
+bubble:
 
-    gpipe         rank 0   F0 F1 F2 F3 ·· ·· B0 B1 B2 B3      all activations are kept until the turn
-                  rank 1   ·· F0 F1 F2 F3 B0 B1 B2 B3 ··
-    1f1b          rank 0   F0 F1 ·· B0 F2 B1 F3 B2 ·· B3      the same bubble, at most `stages` activations are kept
-                  rank 1   ·· F0 B0 F1 B1 F2 B2 F3 B3 ··
-    interleaved   like 1f1b, in pieces of half the length: half the bubble
-    zero-bubble   a backward pass is cut in two, I (gradient of the input, which the rank before waits for) and W (of the
-                  weights, for which nobody waits): W fills what would be bubble
+    gpipe         rank 0   F0 F1 F2 F3 ·· ·· B0 B1 B2 B3    keeps the activations of all
+                  rank 1   ·· F0 F1 F2 F3 B0 B1 B2 B3 ··    micro-batches until the first backward
+    1f1b          rank 0   F0 F1 ·· B0 F2 B1 F3 B2 ·· B3    the same bubble, but keeps at most
+                  rank 1   ·· F0 B0 F1 B1 F2 B2 F3 B3 ··    `stages` activations
+    interleaved   like 1f1b with parts of half the length: half the bubble
+    zero-bubble   splits a backward pass into I (the gradient of the input, which the previous rank
+                  waits for) and W (of the weights, which no rank waits for); W fills the bubble
 
-torch.distributed.pipelining makes the same lists (tests/plan/test_schedules.py holds them against
-each other).
+torch.distributed.pipelining produces the same lists; tests/plan/test_schedule_order.py compares
+them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ PARTS_PER_RANK: Mapping[str, int] = MappingProxyType(
     {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 2}
 )
 SCHEDULES = tuple(PARTS_PER_RANK)
-WITHOUT = "leave --schedule out"  # the fix for a model that cannot be cut into processes
-UNCUT = f"cut elsewhere, or {WITHOUT}"  # the same where the cause is the place of the cuts, whatever the schedule and the batch
+WITHOUT = "leave out --schedule"  # the fix for a model that cannot be cut into processes
+UNCUT = f"cut elsewhere, or {WITHOUT}"  # the same if the position of the cuts is the cause
 
 
 class Action(NamedTuple):
-    """`kind` F: forward, B: backward, I: backward to the input only, W: backward to the weights
-    only."""
+    """`kind` is F: forward, B: backward, I: backward to the input, or W: to the weights."""
 
     part: int
     kind: str
@@ -41,7 +40,7 @@ class Action(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """An action with its place in time."""
+    """An action and when it runs."""
 
     rank: int
     action: Action
@@ -50,7 +49,7 @@ class Slot(NamedTuple):
 
 
 def order(schedule: str, stages: int, micro_batches: int) -> list[list[Action]]:
-    """What every rank of a pipeline does, in its order."""
+    """The actions of every rank of a pipeline, in order."""
     if schedule == "gpipe":
         return [
             [Action(rank, kind, micro) for kind in "FB" for micro in range(micro_batches)]
@@ -63,15 +62,15 @@ def order(schedule: str, stages: int, micro_batches: int) -> list[list[Action]]:
         ]
     chunks, split = PARTS_PER_RANK[schedule], schedule == "zero-bubble"
     per_round = micro_batches // rounds(stages, micro_batches)
-    found = []
+    orders = []
     for rank in range(stages):
         ahead = (chunks - 1) * per_round + (1 if split else 2) * (stages - 1 - rank)
-        found.append(
+        orders.append(
             _one_by_one(
                 rank, chunks, micro_batches, stages, per_round, ahead, rank if split else None
             )
         )
-    return found
+    return orders
 
 
 def _one_by_one(
@@ -83,12 +82,11 @@ def _one_by_one(
     ahead: int,
     weights_later: int | None = None,
 ) -> list[Action]:
-    """`ahead` forward passes, then one forward and one backward in turn, then the backward passes
-    that are left.
+    """`ahead` forward passes, then forward and backward alternately, then the remaining backwards.
 
-    A rank with several parts changes to the next one after `per_round` micro-batches.
-    weights_later: a weight pass comes after every backward pass, but so many passes behind it;
-    None: backward passes are whole."""
+    A rank with several parts switches to the next one after `per_round` micro-batches.
+    weights_later: how many backward passes a weight pass lags behind; None: they are not split.
+    """
     places = [
         (n // per_round % chunks, n // (per_round * chunks) * per_round + n % per_round)
         for n in range(chunks * micro_batches)
@@ -100,60 +98,66 @@ def _one_by_one(
         for chunk, micro in places
     ]
     ahead = min(ahead, len(forward))
-    found = forward[:ahead]
+    actions = forward[:ahead]
     weights: list[Action] = []
     for number, action in enumerate(backward):
-        found += forward[ahead + number : ahead + number + 1]
-        found.append(action)
+        actions += forward[ahead + number : ahead + number + 1]
+        actions.append(action)
         weights.append(action._replace(kind="W"))
         if weights_later is not None and number >= weights_later:
-            found.append(weights.pop(0))
-    return found if whole else found + weights
+            actions.append(weights.pop(0))
+    return actions if whole else actions + weights
 
 
 def rounds(stages: int, micro_batches: int) -> int:
-    """The schedules with several parts per rank work in rounds of about `stages` micro-batches, all
-    of the same size."""
+    """Schedules with several parts per rank work in equal rounds of about `stages` each."""
     return max(1, micro_batches // stages)
 
 
 def misfit(schedule: str, stages: int, micro_batches: int) -> str | None:
-    """Why this schedule cannot run so many micro-batches; None if it can."""
+    """Why this schedule cannot run this number of micro-batches; None if it can."""
     if schedule != "gpipe" and micro_batches < stages:
-        return f"{schedule} keeps every stage busy with a micro-batch of its own: {micro_batches} < {stages} stages"
+        return (
+            f"{schedule} needs at least one micro-batch per stage: "
+            f"{micro_batches} < {stages} stages"
+        )
     if PARTS_PER_RANK[schedule] > 1 and micro_batches % (turns := rounds(stages, micro_batches)):
-        return f"{schedule} works in {turns} equal rounds (micro-batches ÷ stages): {micro_batches} is no multiple of {turns}"
+        return (
+            f"{schedule} works in {turns} equal rounds (micro-batches ÷ stages), "
+            f"and {micro_batches} is not a multiple of {turns}"
+        )
     return None
 
 
 def ideal_bubble(stages: int, micro_batches: int, schedule: str = "gpipe") -> float:
-    """The idle share of the ranks, if all passes of a kind are equally long and sending takes no
-    time (s stages, m micro-batches, v parts per rank):
+    """The idle share of the ranks if all passes of a kind are equal and sending takes no time.
 
-        gpipe, 1f1b    (s - 1) / (m + s - 1)          2 stages, 4 micro-batches -> 2 of 10 slots = 1/5
-        interleaved    (s - 1) / (v·m + s - 1)        the same idle slots, half as long: 1/9
-        zero-bubble    (s - 1) / (3·v·m + s - 1)      forward, input and weight pass equally long: 1/25
+    With s stages, m micro-batches, and v parts per rank; the examples have s = 2, m = 4:
 
-    A rank works v·m times a forward, an input and a weight pass. The last stage waits s - 1 forward
-    passes for its first input, and nobody can fill that. The first stage waits s - 1 backward
-    passes for its last gradient: with whole backward passes that is bubble too (so both terms have
-    the length of forward + backward), with separate ones weight passes are left to fill it.
+        gpipe, 1f1b    (s - 1) / (m + s - 1)        2 of 10 slots are idle: 1/5
+        interleaved    (s - 1) / (v·m + s - 1)      as many idle slots, half as long: 1/9
+        zero-bubble    (s - 1) / (3·v·m + s - 1)    forward, input, weight passes are equal: 1/25
+
+    A rank runs v·m forward, input, and weight passes. The last stage waits s - 1 forward passes for
+    its first input, which nothing can fill. The first stage waits s - 1 backward passes for its
+    last gradient. With whole backward passes that is bubble too, so both terms are as long as
+    forward + backward. With split ones, weight passes fill it.
     """
     passes = PARTS_PER_RANK[schedule] * micro_batches * (3 if schedule == "zero-bubble" else 1)
     return (stages - 1) / (passes + stages - 1)
 
 
 def simulate(orders: list[list[Action]], full_backward: float = 1.0) -> list[Slot]:
-    """When everything would happen if every pass took one slot (a full backward pass
-    `full_backward`) and sending took none."""
+    """When each action runs if a pass takes one slot and sending takes none.
+
+    full_backward: the slots of a backward pass that is not split
+    """
     parts = 1 + max(action.part for actions in orders for action in actions)
     seconds = {"F": 1.0, "B": full_backward, "I": 1.0, "W": 1.0}
-    done: dict[
-        tuple[str, int, int], float
-    ] = {}  # F, I (or B) and W of a part and micro-batch: when it ended
+    done: dict[tuple[str, int, int], float] = {}  # (F, I or B, W; part; micro-batch) -> its end
     free = [0.0] * len(orders)
     waiting = [list(actions) for actions in orders]
-    found = []
+    slots = []
     while any(waiting):
         moved = False
         for rank, actions in enumerate(waiting):
@@ -171,14 +175,14 @@ def simulate(orders: list[list[Action]], full_backward: float = 1.0) -> list[Slo
                 start = max([free[rank], *(done[key] for key in needed)])
                 free[rank] = start + seconds[kind]
                 done["I" if kind == "B" else kind, part, micro] = free[rank]
-                found.append(Slot(rank, actions.pop(0), start, free[rank]))
+                slots.append(Slot(rank, actions.pop(0), start, free[rank]))
                 moved = True
-        assert moved, "these orders wait for one another"
-    return found
+        assert moved, "these orders deadlock"
+    return slots
 
 
 def idle_share(slots: list[Slot]) -> float:
-    """The bubble: idle share of all ranks between the first start and the last end."""
+    """The bubble: the idle share of all ranks between the first start and the last end."""
     ranks = 1 + max(slot.rank for slot in slots)
     window = max(slot.end for slot in slots) - min(slot.start for slot in slots)
     return 1 - sum(slot.end - slot.start for slot in slots) / (ranks * window)

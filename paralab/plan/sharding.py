@@ -1,5 +1,4 @@
-"""What fsdp gathers, uses and lets go again as one: the units into which a model's parameters are
-sharded."""
+"""Shard units: the submodules whose parameters fsdp gathers, uses, and frees together."""
 
 from __future__ import annotations
 
@@ -7,47 +6,57 @@ import re
 
 from paralab.errors import UsageError
 from paralab.machine.host import Machine
-from paralab.plan.plan import Reason
+from paralab.plan.plan import Reasons
 from paralab.units import size
 from paralab.workload.summary import Summary
 
-BRANCHES = "the ranks take different branches"  # what fsdp cannot train: every rank must use the same units
-FSDP_TORCH = (2, 10)  # collectives of one's own, sums instead of means, and gloo's part of it
+# fsdp cannot train this: every rank must use the same units.
+BRANCHES = "the ranks take different branches"
+FSDP_TORCH = (2, 10)  # the first with custom collectives, sums instead of means, and gloo for both
 
 
 def needs_units(strategy: str) -> bool:
-    """Does this strategy shard parameters, unit by unit?"""
+    """Does this strategy shard the parameters, unit by unit?"""
     return strategy == "fsdp"
 
 
 def shard_units(
-    strategy: str, machine: Machine, summary: Summary, reasons: list[Reason]
+    strategy: str, machine: Machine, summary: Summary, reasons: Reasons
 ) -> tuple[str, ...]:
-    """What fsdp gathers, uses and lets go again as one."""
+    """The names of the units; parameters outside of them are gathered with the whole model."""
     if not needs_units(strategy):
         return ()
+    _require_shardable(machine, summary)
+
+    names = tuple(unit.name for unit in summary.units)
+    if not names:
+        reasons.add(
+            "shard units",
+            "the whole model",
+            "no submodule has a large share of the parameters, is called only once per forward, "
+            "and uses its parameters alone",
+        )
+        return ()
+    held = sum(unit.parameter_bytes for unit in summary.units)
+    left = summary.parameter_bytes - held
+    shown = ", ".join(names[:4]) + (f", … {names[-1]}" if len(names) > 4 else "")
+    because = f"these submodules have {size(held)} of {size(summary.parameter_bytes)} of parameters"
+    because += f"; {size(left)} are gathered with the whole model" if left else ""
+    reasons.add("shard units", f"{len(names)}: {shown}", because)
+    return names
+
+
+def _require_shardable(machine: Machine, summary: Summary) -> None:
     version = tuple(int(number) for number in re.findall(r"\d+", machine.torch)[:2])
     if version < FSDP_TORCH:
         needed = ".".join(map(str, FSDP_TORCH))
         raise UsageError(
-            f"fsdp needs PyTorch {needed}; this is {machine.torch}.",
+            f"fsdp needs PyTorch {needed} or newer; this is {machine.torch}.",
             fix=f"pip install 'torch>={needed}', or use ddp",
         )
     if summary.scalars:
         name = summary.scalars[0]
         raise UsageError(
-            f"fsdp cannot shard the parameter {name!r} of {summary.name}: it is one number without a dimension.",
+            f"fsdp cannot shard the parameter {name!r} of {summary.name}: it is a scalar.",
             fix=f"give {name!r} the shape (1,), or use ddp",
         )
-    names = tuple(unit.name for unit in summary.units)
-    if not names:
-        because = "no sub-module that holds a good part of the parameters is called once and keeps them to itself"
-        reasons.append(Reason("shard units", "the whole model", because))
-        return ()
-    held = sum(unit.parameter_bytes for unit in summary.units)
-    shown = ", ".join(names[:4]) + (f", … {names[-1]}" if len(names) > 4 else "")
-    left = summary.parameter_bytes - held
-    rest = f"; {size(left)} stay with the whole model" if left else ""
-    because = f"the sub-modules that hold most: {size(held)} of {size(summary.parameter_bytes)} of parameters{rest}"
-    reasons.append(Reason("shard units", f"{len(names)}: {shown}", because))
-    return names

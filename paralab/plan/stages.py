@@ -1,10 +1,10 @@
-"""Layers onto stages: contiguous parts whose slowest one is as fast as possible.
+"""Cut the layers of a model into stages, so that the slowest stage is as fast as possible.
 
 seconds   3 1 1 1 2      over 2 stages
           [3 1] [1 1 2]  slowest 4          not [3 1 1] [1 2] (5), and not by count
 
-Timings are noisy. If they alone decided, the same command would cut the model differently from run
-to run. So we balance by counted operations and bytes, unless the timings say that another cut is
+Timings are noisy: if they alone decided, the same command would cut the model differently from run
+to run. So we balance counted operations and bytes, unless the timings show that another cut is
 clearly better.
 """
 
@@ -13,24 +13,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
+from paralab.errors import UsageError
 from paralab.plan.batches import widest
-from paralab.plan.plan import Plan
-from paralab.plan.schedules import order
-from paralab.workload.summary import Layer
+from paralab.plan.plan import Plan, Reasons, Stage
+from paralab.plan.request import STAGED, Request
+from paralab.plan.schedules import Action, order
+from paralab.units import plural, seconds, size
+from paralab.workload.summary import Layer, Summary
 
-CLEARLY = 0.8  # of the slowest stage's time, or less
-# Rough rates of a CPU core. Only their ratio matters, for layers that move data but multiply
-# nothing (embeddings, norms).
+CLEARLY = 0.8  # another cut is clearly better below this share of the slowest stage's time
+# Rough rates of a CPU core. Only their ratio matters: it weighs layers that move data but do not
+# multiply (embeddings, norms).
 FLOPS_PER_SECOND, BYTES_PER_SECOND = 50e9, 5e9
 
 
 def balance(
     layers: Sequence[Layer], stages: int, samples: int
 ) -> tuple[list[tuple[int, int]], str]:
-    """((first, stop) layer of each stage, what they are balanced by)."""
-    seconds = [layer.seconds for layer in layers]
-    by_time = split_by_time(seconds, stages)
+    """((first, stop) layer of each stage, what the cut balances)."""
+    measured = [layer.seconds for layer in layers]
+    by_time = split_by_time(measured, stages)
     if any(layer.flops is None or layer.activation_bytes_per_sample is None for layer in layers):
         return by_time, "measured time"
     counted = [
@@ -41,20 +45,20 @@ def balance(
         for layer in layers
     ]
     by_count = split_by_time(counted, stages)
-    if slowest(by_time, seconds) < CLEARLY * slowest(by_count, seconds):
+    if slowest(by_time, measured) < CLEARLY * slowest(by_count, measured):
         return by_time, "measured time"
     return by_count, "operations and bytes"
 
 
-def slowest(parts: list[tuple[int, int]], seconds: Sequence[float]) -> float:
-    return max(sum(seconds[first:stop]) for first, stop in parts)
+def slowest(parts: list[tuple[int, int]], costs: Sequence[float]) -> float:
+    return max(sum(costs[first:stop]) for first, stop in parts)
 
 
-def split_by_time(seconds: Sequence[float], stages: int) -> list[tuple[int, int]]:
+def split_by_time(costs: Sequence[float], stages: int) -> list[tuple[int, int]]:
     """(first, stop) layer of each stage. Every stage gets at least one layer."""
-    assert 1 <= stages <= len(seconds)
+    assert 1 <= stages <= len(costs)
     total = [0.0]
-    for value in seconds:
+    for value in costs:
         total.append(total[-1] + value)
 
     @cache
@@ -62,8 +66,8 @@ def split_by_time(seconds: Sequence[float], stages: int) -> list[tuple[int, int]
         """(slowest stage, where this stage stops) for layers first … end over stages_left
         stages."""
         if stages_left == 1:
-            return total[-1] - total[first], len(seconds)
-        stops = range(first + 1, len(seconds) - stages_left + 2)
+            return total[-1] - total[first], len(costs)
+        stops = range(first + 1, len(costs) - stages_left + 2)
         return min(
             (max(total[stop] - total[first], best(stop, stages_left - 1)[0]), stop)
             for stop in stops
@@ -77,12 +81,82 @@ def split_by_time(seconds: Sequence[float], stages: int) -> list[tuple[int, int]
     return parts
 
 
+def cut_into_stages(
+    request: Request,
+    stages: int,
+    chunks: int,
+    summary: Summary,
+    cuts: Sequence[str],
+    reasons: Reasons,
+) -> tuple[Stage, ...]:
+    """The parts of the model, `chunks` per stage; empty if the strategy keeps the model whole.
+
+    A resumed run keeps the `cuts` of its checkpoint, so that its random numbers match.
+    """
+    if request.strategy not in STAGED:
+        return ()
+    _require_enough_layers(request, stages, chunks, summary)
+
+    layers = summary.layers
+    names = [layer.name for layer in layers]
+    if len(cuts) == stages * chunks and set(cuts) <= set(names):
+        starts = [names.index(cut) for cut in cuts]
+        spans, basis = list(pairwise([*starts, len(layers)])), "as in the checkpoint"
+    else:
+        spans, measure = balance(layers, stages * chunks, summary.batch_size)
+        basis = f"balanced by {measure}"
+
+    parts = [_combine(layers[first:stop]) for first, stop in spans]
+    total = seconds(sum(part.seconds for part in parts))
+    for number, part in enumerate(parts):
+        reasons.add(
+            f"stage {number}" if chunks == 1 else f"part {number}, on stage {number % stages}",
+            f"{plural(part.layers, 'layer')} from {part.start or 'the input'!r}, "
+            f"{size(part.parameter_bytes)} of parameters",
+            f"{basis}; {seconds(part.seconds)} of {total} measured for all layers",
+        )
+    return tuple(parts)
+
+
+def _require_enough_layers(request: Request, stages: int, chunks: int, summary: Summary) -> None:
+    layers = len(summary.layers)
+    most = f"{summary.name} can be cut into at most {plural(layers, 'part')}"
+    most += f", because {summary.uncut_reason}." if summary.uncut_reason else "."
+    if layers < stages:
+        raise UsageError(
+            f"--stages {stages}: {most}",
+            fix=f"--stages {layers} or fewer"
+            if layers > 1
+            else "a strategy that keeps the model whole: single, dp, ddp, fsdp",
+        )
+    if layers < stages * chunks:
+        fewer = layers // chunks
+        raise UsageError(
+            f"--schedule {request.schedule} needs {chunks} parts of the model per stage: "
+            f"{stages} stages × {chunks} = {stages * chunks}, but {most}",
+            fix="--schedule 1f1b" + (f", or --stages {fewer}" if fewer > 1 else ""),
+        )
+
+
+def _combine(layers: Sequence[Layer]) -> Stage:
+    activations = [layer.activation_bytes_per_sample for layer in layers]
+    known = [each for each in activations if each is not None]
+    return Stage(
+        start=layers[0].name,
+        modules=tuple(name for layer in layers for name in layer.modules),
+        layers=len(layers),
+        seconds=sum(layer.seconds for layer in layers),
+        parameter_bytes=sum(layer.parameter_bytes for layer in layers),
+        activation_bytes_per_sample=sum(known) if len(known) == len(layers) else None,
+    )
+
+
 @dataclass(frozen=True)
 class StageLoad:
-    """What one stage will hold and take, as far as it is known beforehand (fp32).
+    """What one stage is expected to hold and to take, in fp32.
 
-    seconds       forward and backward of the samples that were measured, on one device
-    micro_batches_kept   whose activations are kept at the same time, at most
+    seconds              forward and backward of the measured samples on one device
+    micro_batches_kept   the most micro-batches whose activations are kept at the same time
     """
 
     stage: int
@@ -97,50 +171,49 @@ class StageLoad:
 
 
 def stage_loads(plan: Plan) -> list[StageLoad]:
-    """Time and memory per stage. Activations are those of the micro-batches between their forward
-    and their backward pass:
+    """Time and memory per stage.
 
-    gpipe 4 of 4 on every stage; 1f1b with 3 stages 3, 2 and 1
+    Activations belong to the micro-batches between their forward and backward pass: with gpipe and
+    4 micro-batches 4 on every stage, with 1f1b and 3 stages 3, 2, and 1.
     """
     if not plan.stage_parts:
         return []
-    samples = widest(plan.ranks[0].samples_per_step, plan.accumulate, plan.micro_batches)
-    whole = sum(part.seconds for part in plan.stage_parts)
-    found = []
-    for stage, actions in enumerate(
-        order(plan.schedule or "gpipe", plan.stages, plan.micro_batches)
-    ):
-        mine = list(plan.stage_parts[stage :: plan.stages])
-        kept = [
-            plan.stage_parts[part].activation_bytes_per_sample
-            for part in range(stage, len(plan.stage_parts), plan.stages)
-        ]
-        live, most, held, most_bytes = 0, 0, 0.0, 0.0
-        for part, kind, _ in actions:
-            step = 1 if kind == "F" else -1 if kind in "BW" else 0
-            live, held = live + step, held + step * (kept[part // plan.stages] or 0.0) * samples
-            most, most_bytes = max(most, live), max(most_bytes, held)
-        parameters, seconds = (
-            sum(part.parameter_bytes for part in mine),
-            sum(part.seconds for part in mine),
-        )
-        state = (
-            None
-            if plan.optimizer_bytes_per_byte is None
-            else parameters * plan.optimizer_bytes_per_byte
-        )
-        known = None if None in kept else most_bytes
-        time = seconds, seconds / whole if whole else 0.0
-        found.append(
+    total_seconds = sum(part.seconds for part in plan.stage_parts)
+    orders = order(plan.schedule or "gpipe", plan.stages, plan.micro_batches)
+
+    loads = []
+    for stage, actions in enumerate(orders):
+        mine = plan.stage_parts[stage :: plan.stages]
+        stage_seconds = sum(part.seconds for part in mine)
+        parameters = sum(part.parameter_bytes for part in mine)
+        per_byte = plan.optimizer_bytes_per_byte
+        kept, activations = _kept_at_once(plan, mine, actions)
+        loads.append(
             StageLoad(
-                stage,
-                sum(part.layers for part in mine),
-                *time,
-                parameters,
-                parameters,
-                state,
-                known,
-                most,
+                stage=stage,
+                layers=sum(part.layers for part in mine),
+                seconds=stage_seconds,
+                share=stage_seconds / total_seconds if total_seconds else 0.0,
+                parameters=parameters,
+                gradients=parameters,
+                optimizer=None if per_byte is None else parameters * per_byte,
+                activations=activations,
+                micro_batches_kept=kept,
             )
         )
-    return found
+    return loads
+
+
+def _kept_at_once(
+    plan: Plan, mine: Sequence[Stage], actions: Sequence[Action]
+) -> tuple[int, float | None]:
+    """The most micro-batches and activation bytes that a stage keeps at the same time."""
+    samples = widest(plan.ranks[0].samples_per_step, plan.accumulate, plan.micro_batches)
+    live, most, held, most_bytes = 0, 0, 0.0, 0.0
+    for part, kind, _ in actions:
+        change = 1 if kind == "F" else -1 if kind in "BW" else 0
+        bytes_ = (mine[part // plan.stages].activation_bytes_per_sample or 0.0) * samples
+        live, held = live + change, held + change * bytes_
+        most, most_bytes = max(most, live), max(most_bytes, held)
+    is_known = all(part.activation_bytes_per_sample is not None for part in mine)
+    return most, most_bytes if is_known else None

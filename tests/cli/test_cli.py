@@ -1,5 +1,4 @@
-"""The command line as a user meets it: one JSON object, clear refusals, nothing started by a wrong
-request."""
+"""The command line: one JSON object, clear errors, and nothing started by a wrong request."""
 
 import json
 
@@ -28,7 +27,7 @@ RESULT_FIELDS = {
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory):
-    """One run that several checks look at."""
+    """One run that several tests check."""
     folder = tmp_path_factory.mktemp("hybrid")
     options = [
         "--workload",
@@ -44,7 +43,7 @@ def hybrid(tmp_path_factory):
     return folder, run_paralab("run", "hybrid", *options, "--json", cwd=folder).json
 
 
-def test_json_carries_what_is_documented(hybrid):
+def test_json_has_the_documented_fields(hybrid):
     _, result = hybrid
     assert result.keys() >= RESULT_FIELDS
     assert result["grid"] == {
@@ -59,7 +58,7 @@ def test_json_carries_what_is_documented(hybrid):
     assert result["losses"][-1] < result["losses"][0]
     assert (
         result["all_reduces_per_step"] == 2
-    )  # one per stage, however many micro-batches and passes
+    )  # one per stage, whatever the number of micro-batches and accumulation steps
     assert {(memory["rank"], memory["device"]) for memory in result["peak_bytes"]} == {
         (0, "cpu:0"),
         (0, "cpu:2"),
@@ -68,7 +67,7 @@ def test_json_carries_what_is_documented(hybrid):
     }
 
 
-def test_the_run_folder_holds_all_of_it(hybrid):
+def test_the_run_folder_contains_result_weights_manifest_and_events(hybrid):
     folder, result = hybrid
     run = folder / result["run_folder"]
     assert json.loads((run / "result.json").read_text()) == result
@@ -80,7 +79,7 @@ def test_the_run_folder_holds_all_of_it(hybrid):
         json.loads(line) for line in (run / "events" / "rank0.jsonl").read_text().splitlines()
     ]
     one = [event for event in events if event.get("step") == 4]
-    # 2 passes × 3 micro-batches × 2 stages, forward and backward
+    # 2 accumulation steps × 3 micro-batches × 2 stages, forward and backward
     assert sum(event["event"] == "forward" for event in one) == 12
     assert sum(event["event"] == "backward" for event in one) == 12
     reduced = [event for event in one if event["event"] == "all_reduce"]
@@ -96,7 +95,7 @@ def test_the_run_folder_holds_all_of_it(hybrid):
     }
 
 
-def test_a_run_on_the_screen(paralab):
+def test_a_run_in_the_terminal(paralab):
     done = paralab(
         "run",
         "dp",
@@ -131,15 +130,16 @@ def test_a_run_on_the_screen(paralab):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "dpp"], ["Did you mean 'dp'", "single, dp, ddp"]),
-        (["run", "ddp", "--workload", "mpl"], ["Did you mean 'mlp'"]),
-        (["run", "ddp", "--batch-size", "4", "--replicas", "9"], ["4 < 9", "--batch-size 9"]),
-        (["run", "pipeline", "--stages", "40"], ["11 parts at most", "--stages 11"]),
-        (["run", "single", "--device", "cuda"], ["no usable GPU", "--device cpu"]),
-        (["plan", "pipeline", "--micro-batches", "99"], ["64 < 99"]),
-        (["verify", "dpp"], ["Did you mean 'dp'"]),
-        (["verify", "pipeline", "--micro-batches", "99"], ["cannot be cut into 99"]),
-        (["run", "ddp", "--steps", "many"], ["'many' is not a valid integer"]),
+        (["run", "dpp"], ["'dp'", "single, dp, ddp"]),
+        (["run", "ddp", "--workload", "mpl"], ["'mlp'"]),
+        (["run", "ddp", "--batch-size", "4", "--replicas", "9"], ["4", "--batch-size 9"]),
+        (["run", "pipeline", "--stages", "40"], ["11 parts", "--stages 11"]),
+        (["run", "single", "--device", "cuda"], ["--device cuda", "--device cpu"]),
+        (["plan", "pipeline", "--micro-batches", "99"], ["64 < 99", "--micro-batches 64"]),
+        (["verify", "dpp"], ["'dp'"]),
+        (["verify", "pipeline", "--micro-batches", "99"], ["< 99", "--batch-size"]),
+        (["run", "ddp", "--steps", "many"], ["--steps", "'many'"]),
+        (["run", "ddp", "--max-restarts", "-1"], ["--max-restarts", "-1"]),
     ],
 )
 def test_a_wrong_request_starts_nothing_and_exits_with_2(tmp_path, arguments, words):
@@ -154,26 +154,20 @@ def test_a_wrong_request_starts_nothing_and_exits_with_2(tmp_path, arguments, wo
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_error_is_json_too(paralab):
-    done = paralab("run", "dpp", "--json")
-    assert done.code == 2
-    assert "Did you mean" in json.loads(done.out)["error"]
-
-
-def test_what_starts_its_own_ranks_says_so_inside_torchrun(paralab):
+def test_what_starts_its_own_ranks_is_refused_inside_torchrun(paralab):
     launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     for command in ("plan", "verify", "compare"):
         done = paralab(command, "ddp", environment=launched)
         assert done.code == 2
         assert "rank 0 of 2" in done.err
+        assert "paralab run" in done.err
 
 
 def test_plan_starts_nothing_and_gives_reasons(paralab, tmp_path):
     done = paralab("plan", "hybrid", "--replicas", "2", "--stages", "2", "--workload", "gpt:tiny")
     assert done.code == 0
-    assert "backend" in done.out
-    assert "the ranks are CPU processes" in done.out
-    assert "of parameters" in done.out
+    for choice in ("backend", "gloo", "replicas", "micro-batches", "stage 1"):
+        assert choice in done.out
     assert not (tmp_path / "runs").exists()
 
 
@@ -186,12 +180,12 @@ def test_list_and_env(paralab):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_low_precision_runs_or_is_refused_with_what_was_seen(paralab, precision):
+def test_low_precision_runs_or_is_refused(paralab, precision):
     done = paralab(
         "run", "ddp", "--workload", "mlp:small", "--precision", precision, "--steps", "4", "--json"
     )
     if done.code == 2:
-        assert "trial process" in done.err
+        assert f"--precision {precision}" in done.err
         return
     result = done.json
     assert result["precision"] == precision
@@ -199,7 +193,7 @@ def test_low_precision_runs_or_is_refused_with_what_was_seen(paralab, precision)
 
 
 def test_options_do_something(paralab, tmp_path):
-    """Every option changes what is recorded; one that did nothing would fail here."""
+    """Every option changes the recorded run; one without effect would fail here."""
     small = paralab(
         "run",
         "ddp",
@@ -231,11 +225,11 @@ def test_options_do_something(paralab, tmp_path):
     assert same["steps"] == 4  # 32 + 18, twice
     assert same["threads_per_device"] == 1
     assert same["grid"]["devices"] == ["cpu:0"]
-    assert any("no model parallelism is left" in warning for warning in same["warnings"])
+    assert any("cpu:0" in warning for warning in same["warnings"])
 
 
 @pytest.mark.parametrize("command", [["verify", "ddp"], ["run", "ddp"]])
-def test_a_deadline_that_is_over_before_it_begins_is_refused(paralab, command):
+def test_a_negative_deadline_is_refused(paralab, command):
     done = paralab(*command, "--step-deadline", "-1")
     assert done.code == 2
     assert "--step-deadline" in done.err

@@ -1,5 +1,4 @@
-"""What the system refuses: full disks, folders without permission, streams that are closed or know
-ASCII alone. No traceback."""
+"""System errors without a traceback: full disks, missing permissions, closed or ASCII streams."""
 
 import json
 import os
@@ -20,26 +19,26 @@ RECORDED = ROOT / "tests" / "runs" / "ddp"
 
 
 def in_shell(words, cwd, **environment):
-    """As typed in a shell, with its redirections."""
+    """Run a command line in a shell, with its redirections."""
     command = words.replace("paralab ", f"{sys.executable} -m paralab ", 1)
     known = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     return subprocess.run(command, shell=True, cwd=cwd, env=known, capture_output=True, timeout=100)
 
 
-def test_ascii_alone(tmp_path):
+def test_ascii_only(tmp_path):
     done = in_shell(f"paralab show {RECORDED} --all", tmp_path, LANG="C", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert done.stdout.isascii()
     assert b"ddp x2 - accumulate 2" in done.stdout
     listed = in_shell(
         "paralab plan nonsense · 2>&1", tmp_path, LANG="C", PYTHONIOENCODING="ascii"
-    )  # what click itself prints
+    )  # printed by click itself
     assert (listed.returncode, listed.stdout.isascii()) == (2, True)
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams(tmp_path, closed):
-    """No file of ours gets the number of a stream that is closed."""
+    """None of our files gets the number of a closed stream."""
     done = in_shell(f"paralab show {RECORDED} --report page.html {closed}", tmp_path)
     assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
     page = (tmp_path / "page.html").read_text()
@@ -53,7 +52,7 @@ def test_a_full_disk_behind_the_standard_output(tmp_path, options):
     assert b"standard output: No space left on device" in done.stderr
 
 
-def test_a_reader_that_has_seen_enough(tmp_path):
+def test_a_reader_that_stops_early(tmp_path):
     done = in_shell(f"paralab show {RECORDED} --all | head -1", tmp_path)
     assert (len(done.stdout.splitlines()), done.stderr) == (1, b"")
 
@@ -96,7 +95,7 @@ def test_a_full_disk_below_the_run_folder(tmp_path, kilobytes, options, file):
 
 
 def allowed():
-    """Permissions do not bind root, unless it gives this power away."""
+    """Permissions do not apply to root unless it drops its capabilities."""
     if os.geteuid():
         return []
     if not shutil.which("setpriv"):
@@ -106,8 +105,7 @@ def allowed():
 
 @pytest.fixture
 def closed(tmp_path):
-    """A folder that nobody may enter, with a run and a checkpoint in it, and single files that
-    nobody may read."""
+    """A locked folder with a run and a checkpoint in it, and some unreadable files."""
     shutil.copytree(RECORDED, tmp_path / "closed" / "run")
     shutil.copytree(RECORDED, tmp_path / "run")
     (tmp_path / "closed" / "kept" / "step-00000004").mkdir(parents=True)
@@ -161,7 +159,7 @@ def test_without_permission(closed, words, codes, file):
     ), said
 
 
-def test_an_error_of_the_system_says_which_file(tmp_path):
+def test_a_system_error_names_the_file(tmp_path):
     with (
         Path("/dev/full").open("wb", buffering=0) as full,
         pytest.raises(OSError, match="No space") as raised,

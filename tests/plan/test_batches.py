@@ -1,4 +1,4 @@
-"""The splits as one would draw them."""
+"""Splits of a batch, drawn as pictures."""
 
 import itertools
 
@@ -32,7 +32,7 @@ def test_chunk_sizes_are_those_of_dataparallel(samples, parts, expected):
     assert tuple(size for size in expected if size) == chunks
 
 
-def test_shares_leave_nobody_idle_while_there_is_work():
+def test_no_share_is_empty_if_there_are_enough_samples():
     assert shares(64, 3) == (22, 22, 20)
     assert shares(4, 3) == (2, 1, 1)
     assert shares(2, 3) == (1, 1, 0)
@@ -79,6 +79,6 @@ def test_the_last_batch_of_an_epoch_is_smaller_and_not_dropped():
 @pytest.mark.parametrize(
     ("steps", "epochs", "expected"), [(5, None, 5), (None, 2, 6), (5, 1, 3), (2, 1, 2)]
 )
-def test_num_steps_counts_them(steps, epochs, expected):
+def test_num_steps_counts_the_global_batches(steps, epochs, expected):
     given = {"batch_size": 4, "samples": 10, "steps": steps, "epochs": epochs}
     assert num_steps(**given) == expected == len(list(global_batches(**given)))

@@ -14,7 +14,7 @@ def test_hybrid_is_placed_as_in_practical_10():
     ]
 
 
-def test_model_parallelism_broken_on_purpose():
+def test_same_placement_puts_all_stages_of_a_rank_on_one_device():
     assert names("hybrid", 2, 2, "same", 4) == [["cuda:0", "cuda:0"], ["cuda:1", "cuda:1"]]
 
 
@@ -24,7 +24,7 @@ def test_one_process_or_one_per_replica():
     assert names("pipeline", 1, 3, "spread", 0) == [["cpu:0", "cpu:1", "cpu:2"]]
 
 
-def test_fewer_gpus_than_asked_are_shared_and_say_so():
+def test_fewer_gpus_than_requested_are_marked_as_shared():
     [row] = grid("dp", 3, 1, "spread", 1)
     assert [(device.name, device.shared, device.virtual) for device in row] == [
         ("cuda:0", True, False)

@@ -1,6 +1,6 @@
-"""A request, a machine and a summary give a plan, or the sentence that says what to write
-instead."""
+"""A request, a machine, and a summary give a plan, or an error that says what to write instead."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -125,7 +125,7 @@ def test_a_wrong_request_is_refused_with_its_numbers_and_the_fix(strategy, optio
 
 
 def test_endless_data_has_no_epochs():
-    with pytest.raises(UsageError, match="never ends"):
+    with pytest.raises(UsageError, match="--epochs 2"):
         plan("single", of=summary(samples=None), epochs=2)
     assert plan("single", of=summary(samples=None), epochs=2, samples=100).num_steps == 4
 
@@ -148,7 +148,7 @@ def test_a_cpu_device_is_a_fixed_share_of_the_cores():
     crowded = plan("ddp", replicas=8)
     assert crowded.threads_per_device == 1
     assert any(
-        "share cores: 8 devices × 1 threads > 4 cores" in remark for remark in crowded.remarks
+        "share cores: 8 devices × 1 thread > 4 cores" in remark for remark in crowded.remarks
     )
 
 
@@ -159,7 +159,7 @@ def test_backends():
     assert plan("ddp", on=machine(GPU, GPU)).backend == "cpu:gloo,cuda:nccl"
 
 
-def test_every_gpu_has_to_know_the_precision():
+def test_every_gpu_must_support_the_precision():
     assert plan("single", on=machine(GPU), precision="bf16").precision == "bf16"
     with pytest.raises(UsageError, match=r"Tesla V100 has 7\.0"):
         plan("single", on=machine(OLD), precision="bf16")
@@ -179,7 +179,7 @@ def test_low_precision_on_a_cpu_is_tried_first():
         )
 
 
-def test_what_will_differ_is_said_beforehand():
+def test_the_plan_announces_legitimate_differences():
     norms = summary(batch_norms=2, dropout=True)
     assert plan("single", of=norms).differences == ()
     assert plan("mp", of=norms).differences == ()  # the whole batch passes together
@@ -189,21 +189,20 @@ def test_what_will_differ_is_said_beforehand():
     assert "AdamW" in plan("ddp", of=summary(optimizer="AdamW")).differences[0]
 
 
-def test_what_is_sharded_is_said_and_what_cannot_be_is_refused():
+def test_the_plan_names_the_shard_units_and_refuses_what_cannot_be_sharded():
     units = (Unit("embedding", 600), Unit("block", 1000))
     found = plan("fsdp", of=summary(units=units))
     assert found.shard_units == ("embedding", "block")
-    because = "the sub-modules that hold most: 1.6 KiB of 2.0 KiB of parameters; 400 B stay with the whole model"
-    assert [(r.value, r.because) for r in found.reasons if r.choice == "shard units"] == [
-        ("2: embedding, block", because)
-    ]
+    [reason] = [reason for reason in found.reasons if reason.choice == "shard units"]
+    assert reason.value == "2: embedding, block"
+    assert re.findall(r"[\d.]+ K?i?B", reason.because) == ["1.6 KiB", "2.0 KiB", "400 B"]
     assert [r.value for r in plan("fsdp").reasons if r.choice == "shard units"] == [
         "the whole model"
     ]
-    with pytest.raises(UsageError, match="cannot shard the parameter 'scale'") as refused:
+    with pytest.raises(UsageError, match="'scale'") as refused:
         plan("fsdp", of=summary(scalars=("scale",)))
     assert "shape (1,)" in refused.value.fix
-    with pytest.raises(UsageError, match=r"fsdp needs PyTorch 2.10; this is 2.9.1\+cpu"):
+    with pytest.raises(UsageError, match=r"2\.10.*2\.9\.1\+cpu"):
         plan("fsdp", on=replace(CPU, torch="2.9.1+cpu"))
 
 
@@ -219,7 +218,7 @@ def test_every_choice_has_a_reason_and_the_plan_survives_json():
 
 
 def launched(*gpus, cores=8.0):
-    """Ranks that are there already, two per node; each sees these GPUs."""
+    """Launched ranks, two per node; each sees these GPUs."""
     return [
         Place(f"n{rank // 2 + 1}", rank % 2, tuple(seen), cores) for rank, seen in enumerate(gpus)
     ]
@@ -245,7 +244,7 @@ def test_launched_ranks_are_the_replicas_where_they_are():
     assert joined("ddp", launched("", "", cores=0.5)).threads_per_device == 1
 
 
-def test_launched_ranks_use_nccl_where_each_has_a_gpu():
+def test_launched_ranks_use_nccl_if_each_has_a_gpu():
     assert "nccl" in joined("ddp", launched("AB", "AB", "CD", "CD"), on=machine(GPU, GPU)).backend
     assert (
         "nccl" in joined("ddp", launched("A", "B", "C", "D"), on=machine(GPU)).backend
@@ -256,16 +255,16 @@ def test_launched_ranks_use_nccl_where_each_has_a_gpu():
 @pytest.mark.parametrize(
     ("strategy", "options", "problem"),
     [
-        ("ddp", {"replicas": 3}, "ddp --replicas 3 is 3 ranks, and 2 were launched"),
-        ("dp", {"replicas": 2}, "dp --replicas 2 is 1 rank, and 2 were launched"),
-        ("single", {}, "single is 1 rank, and 2 were launched"),
+        ("ddp", {"replicas": 3}, "ddp --replicas 3 .* 3 ranks, .* 2 "),
+        ("dp", {"replicas": 2}, "dp --replicas 2 .* 1 rank, .* 2 "),
+        ("single", {}, "single .* 1 rank, .* 2 "),
     ],
 )
-def test_another_number_of_ranks_than_was_launched_is_refused(strategy, options, problem):
+def test_a_wrong_number_of_launched_ranks_is_refused(strategy, options, problem):
     with pytest.raises(UsageError, match=problem):
         joined(strategy, launched("", ""), **options)
 
 
 def test_a_launched_rank_without_a_gpu_is_refused():
-    with pytest.raises(UsageError, match="A rank on n1 sees no GPU"):
+    with pytest.raises(UsageError, match="n1"):
         joined("ddp", launched("A", ""), on=machine(GPU))

@@ -1,5 +1,4 @@
-"""The order of a pipeline's passes: as a picture, as torch makes it, and the bubble that follows
-from it."""
+"""The order of a pipeline's passes as a picture, compared with torch's, and its bubble."""
 
 from types import SimpleNamespace
 
@@ -32,7 +31,7 @@ SIZES = [(stages, micro) for stages in (2, 3, 4) for micro in (2, 3, 4, 6, 8, 12
 
 
 def picture(schedule, stages, micro_batches):
-    """One line per rank, a column per slot; of two parts, the second one's passes have a prime."""
+    """One line per rank, one column per slot; passes of a rank's second part have a prime."""
     lines = []
     slots = simulate(order(schedule, stages, micro_batches))
     for rank in range(stages):
@@ -45,7 +44,7 @@ def picture(schedule, stages, micro_batches):
     return lines
 
 
-def test_the_schedules_can_be_seen():
+def test_the_schedules_as_pictures():
     assert picture("gpipe", 2, 4) == [
         "F0 F1 F2 F3 ·· ·· B0 B1 B2 B3",
         "·· F0 F1 F2 F3 B0 B1 B2 B3 ··",
@@ -65,8 +64,7 @@ def test_the_schedules_can_be_seen():
 
 
 def torch_order(schedule, stages, micro_batches):
-    """What torch.distributed.pipelining would run, without starting a process: per rank (part,
-    kind, micro-batch)."""
+    """What torch.distributed.pipelining would run: (part, kind, micro-batch) per rank."""
     chunks = PARTS_PER_RANK[schedule]
     common = {
         "group_size": stages,
@@ -86,17 +84,15 @@ def torch_order(schedule, stages, micro_batches):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_order_is_the_one_that_torch_makes(schedule):
+def test_the_order_equals_that_of_torch(schedule):
     for stages, micro_batches in SIZES:
         if misfit(schedule, stages, micro_batches):
             continue
-        ours, theirs = (
-            order(schedule, stages, micro_batches),
-            torch_order(schedule, stages, micro_batches),
-        )
-        if (
-            schedule == "1f1b"
-        ):  # torch numbers the last rank's forward passes from 1 (it runs them from 0): kinds are compared
+        ours = order(schedule, stages, micro_batches)
+        theirs = torch_order(schedule, stages, micro_batches)
+        if schedule == "1f1b":
+            # torch numbers the last rank's forward passes from 1 but runs them from 0, so compare
+            # only the kinds.
             assert [[kind for _, kind, _ in actions] for actions in ours] == [
                 [kind for _, kind, _ in rank] for rank in theirs
             ]
@@ -106,7 +102,7 @@ def test_the_order_is_the_one_that_torch_makes(schedule):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("full_backward", [1.0, 2.0])
-def test_the_formula_is_what_the_order_gives(schedule, full_backward):
+def test_the_formula_equals_the_simulated_bubble(schedule, full_backward):
     for stages, micro_batches in SIZES:
         if not misfit(schedule, stages, micro_batches):
             simulated = idle_share(simulate(order(schedule, stages, micro_batches), full_backward))
@@ -121,7 +117,7 @@ def test_torch_refuses_what_we_refuse():
         for stages, micro_batches in [(2, 1), (4, 3), (2, 5), (3, 7), (4, 9)]:
             if (
                 schedule == "1f1b" or micro_batches >= stages
-            ):  # fewer than stages torch runs, and the bubble is worse than the formula
+            ):  # torch runs fewer than `stages`, with a larger bubble than the formula
                 refused = False
                 try:
                     torch_order(schedule, stages, micro_batches)

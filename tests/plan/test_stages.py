@@ -1,4 +1,4 @@
-"""Layers onto stages: the slowest stage is as fast as possible, by time and not by count."""
+"""Cut layers into stages: the slowest stage is as fast as possible, by time, not by count."""
 
 import itertools
 
@@ -36,9 +36,9 @@ def test_no_other_split_is_faster(stages):
     assert all(stop > first for first, stop in parts)
 
 
-def test_what_every_stage_keeps():
-    """Activations of 10 bytes per sample and layer: gpipe keeps all micro-batches, 1f1b as many as
-    there are stages behind it."""
+def test_the_activations_that_every_stage_keeps():
+    """With 10 bytes of activations per sample and layer: gpipe keeps all micro-batches, 1f1b one
+    for each stage from its own to the last."""
     layers = tuple(Layer(str(n), (str(n),), 1.0, 100, 10.0) for n in range(3))
     given = {
         "of": summary(layers=layers, optimizer_bytes_per_byte=2.0),
@@ -67,16 +67,16 @@ def layers(seconds, flops):
 
 
 def test_noise_does_not_move_the_cuts_and_a_clear_difference_does():
-    """Four equal layers, timed on a busy machine; then one of them is really slow, and no operation
-    counts that."""
+    """Four equal layers, timed on a busy machine; then one is really slow, which no operation count
+    shows."""
     flops = [1e9] * 4
     quiet, noisy, slow = [1.0, 1.0, 1.0, 1.0], [1.3, 1.2, 0.5, 0.6], [3.0, 3.0, 0.5, 0.5]
     assert balance(layers(quiet, flops), 2, 8)[0] == [(0, 2), (2, 4)]
-    assert split_by_time(noisy, 2) == [(0, 1), (1, 4)]  # by time alone the cut moves …
+    assert split_by_time(noisy, 2) == [(0, 1), (1, 4)]  # by time alone, noise moves the cut
     assert balance(layers(noisy, flops), 2, 8)[0] == [
         (0, 2),
         (2, 4),
-    ]  # … and with the count it stays
+    ]  # the operation count keeps it
     assert balance(layers(slow, flops), 2, 8) == ([(0, 1), (1, 4)], "measured time")
     assert balance(layers(quiet, [None] * 4), 2, 8)[1] == "measured time"
 
@@ -88,8 +88,8 @@ def test_a_resumed_run_keeps_the_cuts_of_its_checkpoint():
     assert plan("pipeline", of=found, stages=3, cuts=["l0", "l3"]).cuts != [
         "l0",
         "l3",
-    ]  # of another number of stages
+    ]  # a checkpoint with another number of stages
     assert plan("pipeline", of=found, stages=2, cuts=["l0", "gone"]).cuts == [
         "l0",
         "l1",
-    ]  # of another model
+    ]  # a checkpoint of another model

@@ -1,0 +1,186 @@
+"""`Layout`: the ranks of a run on the devices of this machine, or where they were launched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from paralab.errors import UsageError
+from paralab.machine.host import Machine
+from paralab.plan.batch_plan import BatchPlan
+from paralab.plan.batches import chunk_sizes, pieces, shares
+from paralab.plan.grid import PROCESS_PER_REPLICA, Device, Place, grid, placed
+from paralab.plan.plan import RankPlan, Reasons
+from paralab.plan.request import Request
+from paralab.units import plural
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which devices every rank uses.
+
+    device  the kind: cpu or cuda
+    cells   the devices, one row per rank
+    places  where the ranks already are, if something else launched them
+    """
+
+    device: str
+    cells: list[list[Device]]
+    places: Sequence[Place]
+
+    @property
+    def devices(self) -> dict[str, Device]:
+        return {cell.name: cell for row in self.cells for cell in row}
+
+
+def choose_device(request: Request, machine: Machine, reasons: Reasons) -> str:
+    """cpu or cuda."""
+    gpus = len(machine.gpus)
+    if request.device == "cuda" and not gpus:
+        raise UsageError(
+            f"--device cuda needs a GPU, and this machine has none: {machine.no_gpu_reason}.",
+            fix="--device cpu (CPU ranks over gloo), or leave out --device",
+        )
+    device = request.device if request.device != "auto" else "cuda" if gpus else "cpu"
+    given = None if request.device == "auto" else device
+    because = f"found {plural(gpus, 'GPU')}" if gpus else f"no GPU: {machine.no_gpu_reason}"
+    reasons.choose("device", given, device, because)
+    return device
+
+
+def count_launched(request: Request, places: Sequence[Place]) -> Request:
+    """Take the number of replicas, or of stages with a process each, from the launched ranks."""
+    if not places:
+        return request
+    if request.schedule and request.strategy == "pipeline":
+        return replace(request, stages=request.stages or len(places))
+    if request.replicas is not None or request.strategy not in PROCESS_PER_REPLICA:
+        return request
+    per_replica = (request.stages or 2) if request.schedule else 1
+    return replace(request, replicas=max(1, len(places) // per_replica))
+
+
+def lay_out(
+    request: Request, batch: BatchPlan, machine: Machine, device: str, places: Sequence[Place]
+) -> Layout:
+    cells = grid(
+        request.strategy,
+        batch.replicas,
+        batch.stages,
+        request.placement or "spread",
+        len(machine.gpus) if device == "cuda" else 0,
+        process_per_stage=bool(request.schedule),
+    )
+    if places:
+        _require_launched(request, len(cells), places, device)
+        cells = placed(cells, places, request.placement or "spread", device == "cuda")
+    return Layout(device, cells, places)
+
+
+def _require_launched(request: Request, needed: int, places: Sequence[Place], device: str) -> None:
+    """Require as many launched ranks as the strategy needs, each with a GPU if it uses GPUs."""
+    launched = len(places)
+    if needed != launched:
+        options = "".join(
+            f" --{name} {number}"
+            for name in ("replicas", "stages")
+            if (number := getattr(request, name)) is not None
+        )
+        fix = (
+            f"launch {plural(needed, 'rank')} "
+            f"(torchrun --nproc_per_node={needed}, srun -n {needed})"
+        )
+        if request.strategy in PROCESS_PER_REPLICA:
+            fix = f"leave out --replicas, or {fix}"
+        elif needed == 1:
+            fix = (
+                f"paralab run {request.strategy} without torchrun or srun, "
+                "or a strategy with a process per replica, such as ddp"
+            )
+        raise UsageError(
+            f"{request.strategy}{options} needs {plural(needed, 'rank')}, but {launched} "
+            f"{'was' if launched == 1 else 'were'} launched.",
+            fix=fix,
+        )
+    blind = [place.node for place in places if not place.gpus]
+    if device == "cuda" and blind:
+        raise UsageError(
+            f"Rank 0 sees a GPU, but a rank on {blind[0]} sees none.",
+            fix="--device cpu, or launch every rank with a GPU",
+        )
+
+
+def plan_ranks(request: Request, batch: BatchPlan, layout: Layout) -> tuple[RankPlan, ...]:
+    """The samples and devices of every rank."""
+    per_replica = (
+        shares(batch.batch_size, batch.replicas)
+        if request.strategy in PROCESS_PER_REPLICA
+        else (batch.batch_size,)
+    )
+    stages: list[int | None] = list(range(batch.stages)) if request.schedule else [None]
+    owners = [(replica, stage) for replica in range(len(per_replica)) for stage in stages]
+
+    ranks = []
+    for rank, ((replica, stage), row) in enumerate(zip(owners, layout.cells, strict=True)):
+        samples = per_replica[replica]
+        split = (samples,) * len(row)
+        if request.strategy == "dp":
+            # DataParallel splits each accumulation step separately: sum what each replica gets.
+            splits = [
+                chunk_sizes(stop - start, batch.replicas)
+                for [(start, stop)] in pieces(samples, batch.accumulate, 1)
+            ]
+            split = tuple(sum(column) for column in zip(*splits, strict=True))
+        place = layout.places[rank] if layout.places else Place("", rank, (), 0.0)
+        ranks.append(
+            RankPlan(rank, place.local_rank, tuple(row), samples, split, replica, stage, place.node)
+        )
+    return tuple(ranks)
+
+
+def count_threads(
+    request: Request, machine: Machine, layout: Layout, asked: int | None, reasons: Reasons
+) -> int:
+    """CPU threads per device; `asked` is OMP_NUM_THREADS."""
+    cores: float = machine.cores
+    devices = len(layout.devices)
+    because = f"{plural(machine.cores, 'core')} ÷ {plural(devices, 'device')}, at least 1"
+    if layout.places:  # all ranks get the same number, so the rank with the fewest cores decides
+        cores = min(place.cores for place in layout.places)
+        devices = -(-devices // len(layout.places))
+        because = f"{cores:g} cores per rank ÷ {plural(devices, 'device')}, at least 1"
+
+    if layout.device == "cuda":
+        return max(1, asked or int(cores / max(1, devices)))
+    threads = request.threads_per_device or asked or max(1, int(cores / devices))
+    if asked:
+        because = "OMP_NUM_THREADS"
+        because += " (torchrun sets it to 1 by default)" if layout.places and asked == 1 else ""
+    reasons.choose("threads per device", request.threads_per_device, threads, because)
+    return threads
+
+
+def choose_backend(request: Request, layout: Layout, reasons: Reasons) -> str | None:
+    """The backend of torch.distributed; None for a single process."""
+    if request.strategy not in PROCESS_PER_REPLICA and not request.schedule:
+        return None
+    users: dict[str, set[int]] = {}
+    for rank, row in enumerate(layout.cells):
+        for cell in row:
+            users.setdefault(cell.name, set()).add(rank)
+
+    if layout.device == "cpu":
+        backend, because = "gloo", "the ranks are CPU processes"
+    elif any(len(ranks) > 1 for ranks in users.values()):
+        if request.strategy == "fsdp":
+            ranks, gpus = plural(len(layout.cells), "rank"), plural(len(users), "GPU")
+            raise UsageError(
+                f"fsdp with {ranks} on {gpus} would share a GPU between ranks. NCCL refuses that, "
+                "and gloo's sharded collectives crash on CUDA tensors.",
+                fix=f"--device cpu, --replicas {len(users)}, or use ddp",
+            )
+        backend, because = "gloo", "ranks share a GPU, which NCCL refuses"
+    else:
+        backend, because = "cpu:gloo,cuda:nccl", "no two ranks share a GPU"
+    reasons.add("backend", backend, because)
+    return backend

@@ -1,0 +1,54 @@
+"""The number format of a training, and whether this machine can compute in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paralab.errors import UsageError
+from paralab.machine.host import Machine
+from paralab.machine.precision import Probe
+from paralab.plan.plan import Reasons
+from paralab.plan.request import Request
+
+LOW_PRECISIONS = ("tf32", "bf16", "fp16")  # these round every product
+AMPERE = (8, 0)  # the first compute capability with tf32 and bf16
+
+
+def choose_precision(
+    request: Request,
+    machine: Machine,
+    device: str,
+    probe: Callable[[str], Probe],
+    reasons: Reasons,
+) -> tuple[str, dict[str, str]]:
+    """(precision, environment variables that it needs).
+
+    Low precision on a CPU is tried in a child process first: a missing instruction kills it.
+    """
+    precision = request.precision or "fp32"
+
+    weak = [gpu for gpu in machine.gpus if gpu.capability < AMPERE]
+    if device == "cuda" and precision in ("tf32", "bf16") and weak:
+        capability = ".".join(map(str, weak[0].capability))
+        raise UsageError(
+            f"--precision {precision} needs a GPU with compute capability 8.0 or higher; "
+            f"{weak[0].name} has {capability}.",
+            fix="--precision fp16 or fp32",
+        )
+    if device == "cpu" and precision == "tf32":
+        raise UsageError(
+            "--precision tf32 exists only on NVIDIA GPUs, and this run uses the CPU.",
+            fix="--precision fp32 or bf16",
+        )
+    if device == "cpu" and precision in ("bf16", "fp16"):
+        tried = probe(precision)
+        if not tried.works:
+            raise UsageError(
+                f"--precision {precision} does not work on this CPU: {tried.seen}.",
+                fix="--precision fp32",
+            )
+        reasons.add("precision", precision, f"requested; {tried.seen}")
+        return precision, tried.environment
+
+    reasons.choose("precision", request.precision, precision, "the default of PyTorch")
+    return precision, {}

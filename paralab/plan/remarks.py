@@ -1,0 +1,88 @@
+"""What a user must know before reading a plan's timings or comparing its weights."""
+
+from __future__ import annotations
+
+from paralab.machine.host import Machine
+from paralab.plan.batch_plan import BatchPlan
+from paralab.plan.layout import Layout
+from paralab.plan.plan import RankPlan
+from paralab.plan.precision import LOW_PRECISIONS
+from paralab.plan.request import Request
+from paralab.units import plural
+from paralab.workload.summary import Summary
+
+# Optimizers that divide each gradient by its size have one of these in their name.
+ADAPTIVE = ("Ada", "RMSprop", "Rprop", "NAdam", "RAdam")
+# The reading half recognizes these remarks by their words.
+SHARE_CORES = "share cores"
+SHARED_DEVICE = "shared:"
+
+
+def remarks_on(request: Request, machine: Machine, layout: Layout, threads: int) -> tuple[str, ...]:
+    """What is virtual or shared; shown with the plan and with every timing."""
+    remarks = []
+    devices, places = layout.devices, layout.places
+    nodes = len({place.node for place in places})
+    cores = round(sum(place.cores for place in places)) or machine.cores
+
+    if any(cell.virtual for cell in devices.values()):
+        unit = "ranks" if len(layout.cells) > 1 else "threads"
+        where = f"the CPUs of {nodes} nodes" if nodes > 1 else "one CPU"
+        remarks.append(f"virtual devices: {len(devices)} shares of {where}, run by {unit}")
+        if request.strategy == "dp":
+            remarks.append("DataParallel is emulated: nn.DataParallel does nothing without a GPU")
+    if layout.device == "cpu" and len(devices) * threads > cores:
+        per_device = plural(threads, "thread")
+        remarks.append(
+            f"the devices {SHARE_CORES}: {len(devices)} devices × {per_device} > "
+            f"{plural(cores, 'core')}, so separate devices would be faster than these timings"
+        )
+
+    shared = ", ".join(name for name, cell in devices.items() if cell.shared)
+    if request.placement == "same":
+        remarks.append(
+            f"all stages of a rank are on one device ({shared}), so there is no model parallelism"
+        )
+    elif shared:
+        remarks.append(
+            f"{SHARED_DEVICE} {shared} does the work of several devices, so no speed-up is possible"
+        )
+    return tuple(remarks)
+
+
+def differences_of(
+    summary: Summary, precision: str, batch: BatchPlan, ranks: tuple[RankPlan, ...], layout: Layout
+) -> tuple[str, ...]:
+    """Legitimate reasons why the training will not equal that of a single device."""
+    differences = []
+    parts = batch.replicas * batch.accumulate * batch.micro_batches
+    is_split = parts > 1
+    on_several_gpus = layout.device == "cuda" and len(layout.devices) > 1
+
+    if summary.batch_norms and is_split:
+        padded = (
+            " (including copies that pad micro-batches to the same size)"
+            if ranks[0].stage is not None
+            else ""
+        )
+        differences.append(
+            f"BatchNorm ({plural(summary.batch_norms, 'layer')}) normalizes over the samples of "
+            f"one forward pass{padded}, not over the whole batch"
+        )
+    if (summary.dropout or summary.random) and (is_split or on_several_gpus):
+        source = "dropout" if summary.dropout else "the forward pass"
+        differences.append(f"{source} draws different random numbers when the work is split")
+    if summary.state and is_split:
+        names = ", ".join(summary.state[:3]) + (", …" if len(summary.state) > 3 else "")
+        differences.append(
+            f"every forward pass changes {names}, and a split batch needs more forward passes with "
+            "fewer samples each"
+        )
+    if precision in LOW_PRECISIONS:
+        differences.append(f"{precision} rounds every product, so the order of summation matters")
+    if precision == "fp32" and any(name in summary.optimizer for name in ADAPTIVE):
+        differences.append(
+            f"{summary.optimizer} divides each gradient by its size, which amplifies fp32 rounding "
+            "of tiny gradients (use fp64 to rule out other causes)"
+        )
+    return tuple(differences)
