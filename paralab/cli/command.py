@@ -20,6 +20,11 @@ class Option(click.Option):
         super().__init__(*arguments, **attributes)
         self.heading = heading
 
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Without click's notes on ranges such as `[x>=1]`."""
+        record = super().get_help_record(ctx)
+        return record and (record[0], record[1].partition("  [")[0])
+
 
 class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

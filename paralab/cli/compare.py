@@ -16,19 +16,17 @@ from paralab.plan.option import options_of
 from paralab.plan.request import Request
 
 MEASUREMENT = "Measurement"
-STEPS = {"help": "Optimizer steps per configuration and round.", "default": "10 on CPU, 30 on GPU"}
+STEPS = {"help": "Optimizer steps per configuration and round.", "shown": "10 on CPU, 30 on GPU"}
 ROUNDS = flag(
     "--rounds",
+    MEASUREMENT,
+    "Measure every configuration once per round.",
+    shown="5, or at least 3 if they take over a minute",
     type=click.IntRange(1),
-    heading=MEASUREMENT,
-    default="5, or 3 for slow models",
-    help="Measure every configuration once per round.",
+    metavar="N",
 )
 NO_PROOF = flag(
-    "--no-proof",
-    is_flag=True,
-    heading=MEASUREMENT,
-    help="Do not verify that all configurations train alike.",
+    "--no-proof", MEASUREMENT, "Do not verify that all configurations train alike.", is_flag=True
 )
 
 

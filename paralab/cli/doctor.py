@@ -47,58 +47,52 @@ class Watching(Command):
         )
 
 
-WATCHING, FIXING, OUTPUT = "Watching a command", "Findings", "Output"
+WATCHING, FIXING, OUTPUT = "Running jobs", "Findings", "Output"
 
 
 @click.command(cls=Watching, short_help="Find mistakes in a training script, job, run, or log.")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @flag(
-    "--try",
-    "steps",
+    "--try steps",
+    WATCHING,
+    "Stop the command after N optimizer steps.",
     type=click.IntRange(1),
     metavar="N",
-    heading=WATCHING,
-    help="Stop the command after N optimizer steps.",
 )
 @flag(
-    "--stall",
-    "stall_seconds",
+    "--stall stall_seconds",
+    WATCHING,
+    "Report a hang if no rank makes progress for this long.",
     type=click.FloatRange(0, min_open=True),
     metavar="SECONDS",
-    heading=WATCHING,
-    help="Report a hang if no rank makes progress for this long.",
 )
+@flag("--out", WATCHING, "Keep the recorded events in DIR.", type=FOLDER, metavar="DIR")
 @flag(
-    "--out", type=FOLDER, metavar="DIR", heading=WATCHING, help="Keep the recorded events in DIR."
-)
-@flag(
-    "--attach",
-    "pid",
+    "--attach pid",
+    WATCHING,
+    "Attach to a hung job and see where each rank is stuck.",
     type=click.IntRange(1),
     metavar="PID",
-    heading=WATCHING,
-    help="Attach to a hung job and see where each rank is stuck.",
 )
 @flag(
-    "--explain",
-    "id",
+    "--explain id",
+    FIXING,
+    "Explain a failure with wrong and right code, or list all of them.",
     metavar="ID|all",
-    heading=FIXING,
-    help="Explain a failure with wrong and right code, or list all of them.",
 )
 @flag(
     "--fix",
+    FIXING,
+    "Apply the patches for errors and warnings to the scripts, then check them again.",
     is_flag=True,
-    heading=FIXING,
-    help="Apply the patches for errors and warnings to the scripts, then check them again.",
 )
-@flag("--strict", is_flag=True, heading=FIXING, help="Exit with 1 for suspects as well.")
+@flag("--strict", FIXING, "Exit with 1 for suspects as well.", is_flag=True)
 @JSON
 @flag(
     "--sarif",
+    OUTPUT,
+    "Write SARIF 2.1.0 for code hosts to a new file, or to stdout.",
     metavar="[FILE.sarif]",
-    heading=OUTPUT,
-    help="Write SARIF 2.1.0 for code hosts to a new file, or to stdout.",
 )
 def doctor(
     id: str | None, fix: bool, strict: bool, as_json: bool, sarif: str | None, **what: Any

@@ -6,6 +6,7 @@ No option has a default here: one that was not given is None, and the dataclass 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +19,31 @@ from paralab.plan.option import options_of
 from paralab.plan.request import STRATEGIES, Request
 
 Decorator = Callable[[Any], Any]
+METAVARS = {int: "N", float: "NUMBER"}
 STRATEGY = click.argument("strategy", metavar="|".join(STRATEGIES))
-JSON = click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    cls=Option,
-    heading=OUTPUT,
-    help="Print one JSON object on stdout and nothing else there.",
-)
 
 
-def flag(*names: str, heading: str, help: str, default: str = "", **known: Any) -> Decorator:
-    """An option that belongs to a single command; `default` is what the help shows."""
-    text = _with_default(help, default)
-    return click.option(*names, cls=Option, heading=heading, help=text, **known)
+def flag(names: str, heading: str, help: str, shown: str = "", **known: Any) -> Decorator:
+    """An option of a single command; `shown` is its default, for the help."""
+    if shown:
+        help += f" [default:{NO_BREAK}{shown.replace(' ', NO_BREAK)}]"
+    return click.option(*names.split(), cls=Option, heading=heading, help=help, **known)
 
 
 def options_from(owner: type, *names: str, **changes: dict[str, Any]) -> Decorator:
     """The options of a dataclass, or those of these names.
 
-    `changes` replaces attributes of single options: `replicas={"default": "1,2,4"}`.
+    `changes` describes single options differently: `replicas={"shown": "2 and 3"}`.
     """
-    wanted = [each for each in options_of(owner) if not names or each.name in names]
+    described = [
+        replace(each, **changes.get(each.name, {}))
+        for each in options_of(owner)
+        if not names or each.name in names
+    ]
 
     def decorate(command: Any) -> Any:
-        for described in reversed(wanted):
-            command = _decorator(described, **changes.get(described.name, {}))(command)
+        for each in reversed(described):
+            command = _to_click(each)(command)
         return command
 
     return decorate
@@ -52,9 +51,6 @@ def options_from(owner: type, *names: str, **changes: dict[str, Any]) -> Decorat
 
 def request_options(*names: str, **changes: dict[str, Any]) -> Decorator:
     return options_from(Request, *names, **changes)
-
-
-OUT = options_from(RunOptions, "out")
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:
@@ -67,31 +63,18 @@ def take(owner: type, options: dict[str, Any]) -> dict[str, Any]:
     return given({each.name: options.pop(each.name) for each in options_of(owner)})
 
 
-def _decorator(described: Described, **changes: Any) -> Decorator:
-    strategies = f" ({', '.join(described.strategies)})" if described.strategies else ""
-    text = changes.get("help") or described.help.removesuffix(".") + strategies + "."
-    default = changes.get("default") or described.describe_default()
-    known: dict[str, Any] = (
-        {"is_flag": True, "default": None}
-        if described.kind is bool
-        else {
-            "type": click.Path(path_type=Path) if described.kind is Path else described.kind,
-            "metavar": "|".join(described.choices) or described.metavar,
-        }
+def _to_click(each: Described) -> Decorator:
+    strategies = f" ({', '.join(each.strategies)})" if each.strategies else ""
+    text = each.help.removesuffix(".") + strategies + "."
+    known: dict[str, Any] = {
+        "type": click.Path(path_type=Path) if each.kind is Path else each.kind,
+        "metavar": "|".join(each.choices) or each.metavar or METAVARS.get(each.kind),
+    }
+    if each.kind is bool:
+        known = {"is_flag": True, "default": None}
+    return flag(
+        f"{each.flag} {each.name}", each.heading, text, each.describe_default() or "", **known
     )
-    known |= {name: changes[name] for name in ("type", "metavar") if name in changes}
-    return click.option(
-        described.flag,
-        described.name,
-        cls=Option,
-        heading=described.heading,
-        help=_with_default(text, default),
-        **known,
-    )
-
-
-def _with_default(text: str, default: str | None) -> str:
-    return f"{text} [default:{NO_BREAK}{default.replace(' ', NO_BREAK)}]" if default else text
 
 
 def printer(quiet: bool) -> Callable[[str], None]:
@@ -101,3 +84,12 @@ def printer(quiet: bool) -> Callable[[str], None]:
     if quiet:
         return lambda line: None
     return lambda line: errors.print(line, markup=False, emoji=False, soft_wrap=True)
+
+
+OUT = options_from(RunOptions, "out")
+JSON = flag(
+    "--json as_json",
+    OUTPUT,
+    "Print one JSON object on stdout and nothing else there.",
+    is_flag=True,
+)

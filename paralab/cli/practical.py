@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paralab.cli.command import Group
-from paralab.cli.compare import MEASUREMENT, ROUNDS
+from paralab.cli.compare import MEASUREMENT
 from paralab.cli.options import JSON, OUT, flag, given, printer, request_options
 from paralab.errors import UsageError, naming
 from paralab.launch.run_options import OUTPUT
@@ -52,37 +52,43 @@ def _add(number: int, title: str) -> None:
         "batch_size",
         "steps",
         "device",
-        steps={"help": "Optimizer steps per configuration and round.", "default": "10 to 20"},
+        steps={"help": "Optimizer steps per configuration and round.", "shown": "10 to 20"},
     )
     @flag(
         "--part",
+        MEASUREMENT,
+        "Run only part N, with only the configurations it needs.",
         type=int,
         metavar="N",
-        heading=MEASUREMENT,
-        help="Run only part N, with only the configurations it needs.",
     )
-    @ROUNDS
     @flag(
-        "--run",
-        "run_folder",
+        "--rounds",
+        MEASUREMENT,
+        "Measure every configuration once per round.",
+        shown="5 or 7",
+        type=click.IntRange(1),
+        metavar="N",
+    )
+    @flag(
+        "--run run_folder",
+        MEASUREMENT,
+        "Measure nothing; use the measurements of an earlier run.",
         metavar="DIR",
         type=FOLDER,
-        heading=MEASUREMENT,
-        help="Measure nothing; use the measurements of an earlier run.",
     )
     @flag(
         "--markdown",
+        OUTPUT,
+        "Write the lab sheet to FILE; `-` prints it.",
         metavar="FILE",
         type=SHEET,
-        heading=OUTPUT,
-        help="Write the lab sheet to FILE; `-` prints it.",
     )
     @flag(
         "--blank",
+        OUTPUT,
+        "Write the sheet with empty cells, to hand out, to FILE; `-` prints it.",
         metavar="FILE",
         type=SHEET,
-        heading=OUTPUT,
-        help="Write the sheet with empty cells, to hand out, to FILE; `-` prints it.",
     )
     @OUT
     @JSON
@@ -198,21 +204,20 @@ def _write_sheet(path: Path, document: Document) -> None:
 @click.argument("number", type=int)
 @click.argument("sheet", type=click.Path(dir_okay=False, path_type=Path))
 @flag(
-    "--run",
-    "run_folder",
+    "--run run_folder",
+    MEASUREMENT,
+    "The run to compare the sheet with.",
+    shown="the newest under runs/",
     metavar="DIR",
     type=FOLDER,
-    heading=MEASUREMENT,
-    default="the newest under runs/",
-    help="The run to compare the sheet with.",
 )
 @flag(
     "--tolerance",
+    MEASUREMENT,
+    "How far a measured time may lie outside p10–p90.",
+    shown="0.25",
     type=click.FloatRange(0, 10),
     metavar="SHARE",
-    heading=MEASUREMENT,
-    default="0.25",
-    help="How far a measured time may lie outside p10–p90.",
 )
 @JSON
 def check(

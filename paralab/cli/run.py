@@ -38,50 +38,45 @@ LAUNCHING, SLURM = "Launching", "Slurm"
 @options_from(RunOptions)
 @flag(
     "--report",
+    OUTPUT,
+    "Write report.html into the run folder: tables, timeline, load, memory.",
     is_flag=True,
-    heading=OUTPUT,
-    help="Write report.html into the run folder: tables, timeline, load, memory.",
 )
 @flag(
     "--show",
+    OUTPUT,
+    "Print one line per replica or per rank, as the practicals do.",
     type=click.Choice(["splits", "ranks"]),
     multiple=True,
-    heading=OUTPUT,
-    help="Print one line per replica or per rank, as the practicals do.",
 )
 @flag(
     "--live",
+    OUTPUT,
+    "Watch every rank and device during training: load, memory, times, communication.",
     is_flag=True,
-    heading=OUTPUT,
-    help="Watch every rank and device during training: load, memory, times, communication.",
 )
 @JSON
 @flag(
     "--launcher",
+    LAUNCHING,
+    "What starts the ranks on this machine: paralab, or torchrun's elastic agent.",
+    shown="paralab",
     type=click.Choice(["paralab", "torchrun"]),
-    heading=LAUNCHING,
-    default="paralab",
-    help="What starts the ranks on this machine: paralab, or torchrun's elastic agent.",
 )
 @flag(
     "--slurm",
+    SLURM,
+    "Submit a Slurm job with these sbatch options: partition=gpu,gres=gpu:4,time=10:00.",
     metavar="KEY=VALUE,…",
-    heading=SLURM,
-    help="Submit a Slurm job with these sbatch options: partition=gpu,gres=gpu:4,time=10:00.",
 )
-@flag("--nodes", type=int, heading=SLURM, default="1", help="Nodes of the Slurm job.")
-@flag(
-    "--dry-run",
-    is_flag=True,
-    heading=SLURM,
-    help="Print the script of the Slurm job; submit nothing.",
-)
+@flag("--nodes", SLURM, "Nodes of the Slurm job.", shown="1", type=int, metavar="N")
+@flag("--dry-run", SLURM, "Print the script of the Slurm job; submit nothing.", is_flag=True)
 @flag(
     "--slurm-wait",
+    SLURM,
+    "Cancel the Slurm job if it has not started by then.",
     metavar="SECONDS",
     type=float,
-    heading=SLURM,
-    help="Cancel the Slurm job if it has not started by then.",
 )
 def run(
     strategy: str,

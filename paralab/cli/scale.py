@@ -20,18 +20,19 @@ COUNTS = "1,2,4"
 @click.argument("strategy", metavar="|".join(REPLICATED))
 @request_options(
     replicas={
-        "type": str,
+        "kind": str,
         "metavar": "N,N,…",
         "help": "The numbers of replicas to compare.",
-        "default": COUNTS,
+        "shown": COUNTS,
+        "strategies": (),
     },
     steps=STEPS,
 )
 @flag(
     "--weak",
+    MEASUREMENT,
+    "Keep the batch per device: n devices train on n times the batch.",
     is_flag=True,
-    heading=MEASUREMENT,
-    help="Keep the batch per device: n devices train on n times the batch.",
 )
 @ROUNDS
 @NO_PROOF

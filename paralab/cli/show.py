@@ -18,21 +18,9 @@ FILE = click.Path(path_type=Path)
 
 @click.command(cls=Command, short_help="Show recorded runs as tables or as a page.")
 @click.argument("folders", nargs=-1, required=True, type=FILE, metavar="RUN_FOLDER...")
-@flag("--report", type=FILE, metavar="FILE", heading=OUTPUT, help="Write the HTML page to FILE.")
-@flag(
-    "--markdown",
-    type=FILE,
-    metavar="FILE",
-    heading=OUTPUT,
-    help="Write the tables and answers to FILE.",
-)
-@flag(
-    "--all",
-    "everything",
-    is_flag=True,
-    heading=OUTPUT,
-    help="Print every table, not only the first.",
-)
+@flag("--report", OUTPUT, "Write the HTML page to FILE.", type=FILE, metavar="FILE")
+@flag("--markdown", OUTPUT, "Write the tables and answers to FILE.", type=FILE, metavar="FILE")
+@flag("--all everything", OUTPUT, "Print every table, not only the first.", is_flag=True)
 @JSON
 def show(
     folders: tuple[Path, ...],

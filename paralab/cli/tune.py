@@ -20,18 +20,17 @@ SEARCH = "Search"
 @request_options()
 @flag(
     "--trials",
+    SEARCH,
+    "Limit the search to about N short runs.",
     type=click.IntRange(4),
     metavar="N",
-    heading=SEARCH,
-    help="Limit the search to about N short runs.",
 )
 @flag(
-    "--seconds",
-    "budget_seconds",
+    "--seconds budget_seconds",
+    SEARCH,
+    "Start no new search round after half of this time.",
     type=float,
     metavar="SECONDS",
-    heading=SEARCH,
-    help="Start no new search round after half of this time.",
 )
 @OUT
 @JSON

@@ -12,21 +12,27 @@ import click
 from paralab.cli.command import Command
 from paralab.cli.options import JSON, OUT, given, options_from, printer, request_options
 from paralab.launch.run_options import RunOptions
-from paralab.plan.request import STRATEGIES
+from paralab.plan.request import LENGTH, STRATEGIES
 
 
 @click.command(cls=Command, short_help="Check that a strategy trains like a single device.")
 @click.argument("strategy", metavar="|".join([*STRATEGIES, "all"]))
 @request_options(
-    workload={"default": "mlp:tiny and gpt:tiny"},
-    precision={"default": "fp64"},
-    accumulate={"default": "1 and 4"},
-    steps={"help": "Optimizer steps per case.", "default": "4"},
+    workload={"shown": "mlp:tiny and gpt:tiny"},
+    replicas={"shown": "2 and 3"},
+    micro_batches={"shown": "2 and 3"},
+    precision={"shown": "fp64"},
+    accumulate={"shown": "1 and 4"},
+    steps={"help": "Optimizer steps per case.", "shown": "4"},
 )
 @options_from(
     RunOptions,
     "step_deadline",
-    step_deadline={"help": "Stop a case whose step takes longer than this.", "default": "120"},
+    step_deadline={
+        "help": "Stop a case whose step takes longer than this.",
+        "shown": "120",
+        "heading": LENGTH,
+    },
 )
 @OUT
 @JSON

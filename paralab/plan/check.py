@@ -37,13 +37,11 @@ def _check_each_option(request: Request) -> None:
         is_number = option.kind in (int, float) and option.name != "seed"
         if is_number and not (value > 0 and math.isfinite(value)):
             raise UsageError(
-                f"{option.flag} must be a positive number, not {value}.",
+                f"{option.flag} {value} is not a positive number.",
                 fix=f"{option.flag} 1 or more",
             )
     if not 0 <= request.seed < 2**32:
-        raise UsageError(
-            f"--seed must be between 0 and {2**32 - 1}, not {request.seed}.", fix="--seed 0"
-        )
+        raise UsageError(f"--seed {request.seed} is not between 0 and {2**32 - 1}.", fix="--seed 0")
 
 
 def _check_precision(request: Request) -> None:

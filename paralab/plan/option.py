@@ -11,7 +11,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,29 +23,29 @@ METADATA = "option"
 class Option:
     """One option, as its field describes it.
 
-    name        of the field and of the Python argument; the flag is made from it
-    kind        int, float, str, bool, or Path; None is always allowed in addition
-    default     of the field
     heading     under which `--help` lists it
+    default     of the field
     strategies  that know it; empty: all of them
-    usual       what the plan uses if the option is not given, where that is a fixed value
-    shown       the same for people, where it is not (`cores ÷ devices`)
-    label       turns a value into its part of a label; None: the value is not in the label
-    always      the label contains the value even if it is the usual one
+    usual       what the plan uses if the option is not given, if that is a fixed value
+    shown       the text for `[default: …]`, if it is neither the default nor the usual value
+    label       turns a value into its part of a label; None: the label does not mention it
+    always      the label mentions the usual value as well
+    name        of the field and the Python argument; the flag is made from it
+    kind        int, float, str, bool, or Path; the value may also be None if that is the default
     """
 
-    name: str
-    kind: type
-    default: Any
     help: str
     heading: str
-    metavar: str | None
-    choices: tuple[str, ...]
-    strategies: tuple[str, ...]
-    usual: Any
-    shown: str | None
-    label: Callable[[Any], str] | None
-    always: bool
+    default: Any = None
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    strategies: tuple[str, ...] = ()
+    usual: Any = None
+    shown: str | None = None
+    label: Callable[[Any], str] | None = None
+    always: bool = False
+    name: str = ""
+    kind: type = str
 
     @property
     def annotation(self) -> Any:
@@ -62,41 +62,16 @@ class Option:
         return not self.strategies or strategy in self.strategies
 
     def describe_default(self) -> str | None:
-        """What stands behind `[default: …]`; None if there is nothing to say."""
-        if self.shown is not None:
-            return self.shown or None
+        """The text for `[default: …]`, if there is one."""
         value = self.default if self.usual is None else self.usual
-        if value is None or isinstance(value, bool):
-            return None
+        if self.shown or value is None or isinstance(value, bool):
+            return self.shown
         return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def option(
-    help: str,
-    *,
-    heading: str,
-    default: Any = None,
-    metavar: str | None = None,
-    choices: tuple[str, ...] = (),
-    strategies: tuple[str, ...] = (),
-    usual: Any = None,
-    shown: str | None = None,
-    label: Callable[[Any], str] | None = None,
-    always: bool = False,
-) -> Any:
+def option(help: str, heading: str, default: Any = None, **more: Any) -> Any:
     """A dataclass field that is an option; see `Option` for the arguments."""
-    described = {
-        "help": help,
-        "heading": heading,
-        "metavar": metavar,
-        "choices": choices,
-        "strategies": strategies,
-        "usual": usual,
-        "shown": shown,
-        "label": label,
-        "always": always,
-    }
-    return field(default=default, metadata={METADATA: described})
+    return field(default=default, metadata={METADATA: Option(help, heading, default, **more)})
 
 
 @cache
@@ -104,7 +79,7 @@ def options_of(owner: type[Any]) -> tuple[Option, ...]:
     """The options among the fields of a dataclass, in their order."""
     hints = typing.get_type_hints(owner)
     return tuple(
-        Option(each.name, _kind(hints[each.name]), each.default, **each.metadata[METADATA])
+        replace(each.metadata[METADATA], name=each.name, kind=_kind(hints[each.name]))
         for each in fields(owner)
         if METADATA in each.metadata
     )

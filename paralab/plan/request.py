@@ -52,27 +52,22 @@ class Request:
     strategy: str
     workload: str = option(
         "The model and data to train: a built-in workload or a function in your file.",
-        heading=MODEL,
+        MODEL,
         default="mlp",
         metavar="NAME|FILE.py:FUNCTION",
     )
     batch_size: int | None = option(
-        "Samples per optimizer step, summed over all devices.",
-        heading=MODEL,
-        shown="set by the workload",
+        "Samples per optimizer step, summed over all devices.", MODEL, shown="set by the workload"
     )
     samples: int | None = option(
-        "Use only the first N samples; an epoch ends after them.",
-        heading=MODEL,
-        metavar="N",
-        shown="all",
+        "Use only the first N samples; an epoch ends after them.", MODEL, metavar="N", shown="all"
     )
     seed: int = option(
-        "Determines the initial weights and the order of the samples.", heading=MODEL, default=0
+        "Determines the initial weights and the order of the samples.", MODEL, default=0
     )
     replicas: int | None = option(
         "Copies of the model that share each batch.",
-        heading=PARALLELISM,
+        PARALLELISM,
         strategies=REPLICATED,
         usual=2,
         label="×{}".format,
@@ -80,7 +75,7 @@ class Request:
     )
     stages: int | None = option(
         "Devices that one copy of the model is spread over.",
-        heading=PARALLELISM,
+        PARALLELISM,
         strategies=STAGED,
         usual=2,
         label=lambda number: plural(number, "stage"),
@@ -88,7 +83,7 @@ class Request:
     )
     schedule: str | None = option(
         "Run each stage in its own process, in this order.",
-        heading=PARALLELISM,
+        PARALLELISM,
         choices=SCHEDULES,
         strategies=PIPELINED,
         shown="all stages of a replica in one process",
@@ -96,20 +91,20 @@ class Request:
     )
     micro_batches: int | None = option(
         "Micro-batches that flow through the stages one after another.",
-        heading=PARALLELISM,
+        PARALLELISM,
         strategies=PIPELINED,
         shown="2 × stages",
         label=lambda number: plural(number, "micro-batch"),
     )
     accumulate: int | None = option(
         "Accumulation steps per optimizer step; gradients are synchronized in the last one.",
-        heading=PARALLELISM,
+        PARALLELISM,
         usual=1,
         label="accumulate {}".format,
     )
     placement: str | None = option(
         "Where the stages run: one device each, or all on the same device.",
-        heading=PARALLELISM,
+        PARALLELISM,
         choices=("spread", "same"),
         strategies=STAGED,
         usual="spread",
@@ -117,67 +112,62 @@ class Request:
     )
     precision: str | None = option(
         "Number format of the training; fp16 uses a GradScaler.",
-        heading=PRECISION,
+        PRECISION,
         choices=PRECISIONS,
         usual="fp32",
         label=str,
     )
     loss_scale: float | None = option(
-        "Initial scale of the GradScaler (fp16 only).", heading=PRECISION, shown="65536"
+        "Initial scale of the GradScaler (fp16 only).", PRECISION, shown="65536"
     )
     no_scaler: bool | None = option(
         "Train in fp16 without a GradScaler, to see gradients underflow.",
-        heading=PRECISION,
+        PRECISION,
         label=lambda _: "no scaler",
     )
     bucket_mb: float | None = option(
         "Size of DDP's gradient buckets in MB.",
-        heading=DDP,
+        DDP,
         strategies=BUCKETED,
         shown="25, the first bucket 1",
         label="bucket {:g} MB".format,
     )
     bucket_view: bool | None = option(
         "Set DDP's gradient_as_bucket_view.",
-        heading=DDP,
+        DDP,
         strategies=BUCKETED,
         label=lambda _: "bucket view",
     )
     static_graph: bool | None = option(
-        "Set DDP's static_graph.",
-        heading=DDP,
-        strategies=("ddp",),
-        label=lambda _: "static graph",
+        "Set DDP's static_graph.", DDP, strategies=("ddp",), label=lambda _: "static graph"
     )
     find_unused: bool | None = option(
         "Set DDP's find_unused_parameters.",
-        heading=DDP,
+        DDP,
         strategies=("ddp",),
         shown="on if a trial step finds unused parameters",
         label=lambda _: "find unused",
     )
     sync_every_pass: bool | None = option(
         "Synchronize gradients in every accumulation step, to see what that costs.",
-        heading=DDP,
+        DDP,
         strategies=("ddp", "fsdp"),
         label=lambda _: "sync every pass",
     )
-    steps: int | None = option("Optimizer steps to train.", heading=LENGTH, shown="20")
-    epochs: int | None = option(
-        "Epochs to train; with --steps, whichever ends first.", heading=LENGTH
-    )
+    steps: int | None = option("Optimizer steps to train.", LENGTH, shown="20")
+    epochs: int | None = option("Epochs to train; with --steps, whichever ends first.", LENGTH)
     device: str = option(
         "Train on GPUs or on CPU cores; auto takes GPUs if there are any.",
-        heading=DEVICES,
+        DEVICES,
         default="auto",
         choices=("auto", "cpu", "cuda"),
     )
     threads_per_device: int | None = option(
-        "CPU threads of each device.", heading=DEVICES, shown="cores ÷ devices, at least 1"
+        "CPU threads of each device.", DEVICES, shown="cores ÷ devices, at least 1"
     )
     prefix: str | None = option(
         "Start every rank through this command, for example 'numactl -N {local_rank}'.",
-        heading=DEVICES,
+        DEVICES,
         metavar="COMMAND",
     )
 
