@@ -19,7 +19,7 @@ from paralab.experiment import run as experiment
 from paralab.experiment import verify as verification
 from paralab.experiment.planning import look_again
 from paralab.experiment.rounds import Case
-from paralab.launch.processes import loading_once
+from paralab.launch.processes import import_torch_once
 from paralab.launch.run_options import RunOptions
 from paralab.plan.option import Option, options_of
 from paralab.plan.request import Request
@@ -118,7 +118,7 @@ def run(workload: Source, strategy: str, **options: Unpack[AllOptions]) -> dict[
     """
     _require_known(options, ALL)
     chosen = RunOptions(**_values_of(RunOptions, options))
-    with loading_once(), _reference(workload) as reference:
+    with import_torch_once(), _reference(workload) as reference:
         request = Request(strategy, reference, **_values_of(Request, options))
         return experiment.run(request, chosen)
 
@@ -140,7 +140,7 @@ def verify(
     _require_known(options, CONFIGURATION)
     sources: Any = [] if workload is None else workload
     sources = sources if isinstance(sources, list | tuple) else [sources]
-    with loading_once(), ExitStack() as stack:
+    with import_torch_once(), ExitStack() as stack:
         references = [stack.enter_context(_reference(source)) for source in sources]
         return verification.verify(
             strategy,
@@ -175,7 +175,7 @@ def compare(
         )
     _require_known(options, CONFIGURATION)
     look_again()
-    with loading_once(), _reference(workload) as reference:
+    with import_torch_once(), _reference(workload) as reference:
         base = Request("single", reference, **options)
         asked = [{"strategy": each} if isinstance(each, str) else each for each in configurations]
         cases = [Case(comparison.with_common(base, each)) for each in asked]

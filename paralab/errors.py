@@ -1,9 +1,8 @@
-"""What paralab says when something is wrong: what was asked, what is wrong with the numbers, what
-to write instead.
+"""Errors that users see: what they asked for, what is wrong with the numbers, what to write instead.
 
-A user's mistake is a `UsageError` (exit code 2, nothing was started); a training that was started
-and did not finish is a `RunFailed` (exit code 1), an `Interrupted` (128 + the signal's number: 130
-for Ctrl-C) or a `Paused` (75: saved, and can go on). Our own broken invariants are plain asserts.
+A user's mistake is a `UsageError` (exit code 2; nothing was started). A training that started and
+did not finish is a `RunFailed` (1), an `Interrupted` (128 + the signal: 130 for Ctrl-C), or a
+`Paused` (75: saved, can resume). Our own broken invariants are plain asserts.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 
 
 class ParalabError(Exception):
-    """An error with its fix; printed as it is, without a traceback."""
+    """An error with its fix, printed without a traceback."""
 
     exit_code = 1
 
@@ -36,13 +35,13 @@ class ParalabError(Exception):
 
 
 class UsageError(ParalabError):
-    """The request cannot be carried out as written."""
+    """The request is impossible as written."""
 
     exit_code = 2
 
 
 class RunFailed(ParalabError):
-    """The training was started and did not finish."""
+    """The training started and did not finish."""
 
     exit_code = 1
 
@@ -60,36 +59,34 @@ class Interrupted(ParalabError):
 
 
 class Paused(ParalabError):
-    """The user, or the cluster, stopped the training, and it was saved first: the same command with
-    --resume goes on with it."""
+    """A signal stopped the training, and it was saved first: the same command with --resume
+    continues it."""
 
-    exit_code = (
-        75  # EX_TEMPFAIL of sysexits.h: "try again later", which is what a job script can do
-    )
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: "try again later", as a job script can do
 
 
 class NothingLeft(ParalabError):
-    """What was asked for has been done before."""
+    """Everything that the command asks for is already done."""
 
     exit_code = 0
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that does not exist, with the nearest one that does."""
+    """The error for an unknown name, with the nearest known one."""
     names = list(known)
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     meant = f" Did you mean {near[0]!r}?" if near else ""
     return UsageError(f"There is no {kind} {given!r}.{meant}", fix="one of: " + ", ".join(names))
 
 
-def of_the_system(error: OSError) -> ParalabError:
-    """A full disk, a folder without permission: the file and the reason, without a traceback."""
+def from_os_error(error: OSError) -> ParalabError:
+    """The error for a full disk or a missing permission: the file and the reason."""
     file = error.filename2 or error.filename
     named = os.fsdecode(file) if isinstance(file, str | bytes | os.PathLike) else "A file"
     fixes = {
-        **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "a disk with room"),
+        **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "a disk with free space"),
         **dict.fromkeys(
-            (errno.EACCES, errno.EPERM, errno.EROFS), "a folder that you may read and write"
+            (errno.EACCES, errno.EPERM, errno.EROFS), "a folder that you can read and write"
         ),
     }
     return ParalabError(f"{named}: {error.strerror or error}.", fix=fixes.get(error.errno or 0))
@@ -97,8 +94,7 @@ def of_the_system(error: OSError) -> ParalabError:
 
 @contextmanager
 def naming(file: str | os.PathLike[str]) -> Iterator[None]:
-    """Errors of the system inside say which file they are about: one that comes from writing or
-    flushing does not know."""
+    """Add the file name to an OSError that has none, as after a failed write or flush."""
     try:
         yield
     except OSError as error:

@@ -155,12 +155,12 @@ import contextlib, io, json, sys
 from pathlib import Path
 import paralab.api
 from paralab.cli import main as cli
-from paralab.launch.processes import loading_once
+from paralab.launch.processes import import_torch_once
 
-cli.loading_once = paralab.api.loading_once = contextlib.nullcontext
+cli.import_torch_once = paralab.api.import_torch_once = contextlib.nullcontext
 commands, snippet = json.load(sys.stdin)
 ended = []
-with loading_once():
+with import_torch_once():
     for words in commands:
         runs = sorted(Path("runs").glob("*"), key=lambda path: path.stat().st_mtime)
         words = [str(runs[-1]) if word == "runs/…" else word for word in words]

@@ -32,8 +32,8 @@ from paralab.cli.show import show
 from paralab.cli.streams import make_safe as make_streams_safe
 from paralab.cli.tune import tune
 from paralab.cli.verify import verify
-from paralab.errors import ParalabError, UsageError, of_the_system
-from paralab.launch.processes import loading_once
+from paralab.errors import ParalabError, UsageError, from_os_error
+from paralab.launch.processes import import_torch_once
 from paralab.machine.signals import ENDS, exit_code_of, hear, name_of, number_of, raise_stop
 from paralab.show.visible import echo
 
@@ -54,7 +54,7 @@ class Commands(Group):
             signal.signal(signal.SIGUSR1, lambda number, frame: None)
 
         try:
-            with loading_once(), _flushing():
+            with import_torch_once(), _flushing():
                 return super().invoke(ctx)
         except click.UsageError as error:
             _leave_it_to_rank_0()
@@ -67,7 +67,7 @@ class Commands(Group):
         except OSError as error:
             if error.errno == errno.EPIPE:  # `| head` has read enough: click ends silently
                 raise
-            _exit_with(ctx, of_the_system(error))
+            _exit_with(ctx, from_os_error(error))
         except KeyboardInterrupt as stop:
             number = number_of(stop)
             message = f"stopped by {name_of(number)}"
@@ -78,10 +78,10 @@ class Commands(Group):
 
 def _leave_it_to_rank_0() -> None:
     """A launched rank other than 0 makes the same mistake as rank 0, so it exits silently."""
-    from paralab.launch.launched_by import joined
+    from paralab.launch.launched_by import detect_launcher
 
     with suppress(UsageError):  # the environment itself is wrong, so nobody knows who is rank 0
-        launched = joined()
+        launched = detect_launcher()
         if launched and launched.rank:
             with suppress(KeyboardInterrupt):
                 time.sleep(RANK_0_SECONDS)

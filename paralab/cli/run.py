@@ -27,7 +27,7 @@ from paralab.show.visible import echo
 
 if TYPE_CHECKING:
     from paralab.launch.job import Launcher
-    from paralab.launch.launched_by import Joined
+    from paralab.launch.launched_by import LaunchedRank
 
 LAUNCHING, SLURM = "Launching", "Slurm"
 
@@ -105,7 +105,7 @@ def run(
     stopped by signal N (130 Ctrl-C, 143 SIGTERM, 129 SIGHUP).
     """
     from paralab.experiment import run as experiment
-    from paralab.launch.launched_by import joined
+    from paralab.launch.launched_by import detect_launcher
     from paralab.launch.slurm_job import SlurmLauncher, require_slurm
     from paralab.show.page import write_report
     from paralab.show.run import print_result
@@ -113,7 +113,7 @@ def run(
 
     chosen = RunOptions(**take(RunOptions, options))
     request = Request(strategy=strategy, **given(options))
-    launched = joined() if slurm is None else None
+    launched = detect_launcher() if slurm is None else None
     if launcher == "torchrun":
         _use_torchrun(request, chosen, slurm is not None, launched is not None)
         chosen = replace(chosen, max_restarts=0)  # torchrun restarts the ranks
@@ -167,7 +167,7 @@ def _use_torchrun(request: Request, chosen: RunOptions, slurm: bool, launched: b
 
 
 def _choose_launcher(
-    launched: Joined | None, slurm: str | None, nodes: int | None, wait_seconds: float | None
+    launched: LaunchedRank | None, slurm: str | None, nodes: int | None, wait_seconds: float | None
 ) -> Launcher:
     from paralab.launch.joined_ranks import JoinedLauncher
     from paralab.launch.local import LocalLauncher

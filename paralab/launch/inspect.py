@@ -1,4 +1,4 @@
-"""Ask a child process with torch about the machine and the workload, so that this process never
+"""Inspect the machine and the workload in a child process with torch, so that this process never
 imports torch."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paralab.machine.host import FULL_BYTES, Gpu, Machine
 from paralab.workload.summary import Inspection, Layer, Summary, Unit
 
 DEADLINE_SECONDS = 600
-KILLED_SECONDS = 60  # for a process that was killed, to be gone
+KILLED_SECONDS = 60  # for a killed process to disappear
 
 
 def inspect_machine() -> Machine:
@@ -70,7 +70,7 @@ def _ask(inspection: Inspection | None) -> dict[str, Any]:
                     "PyTorch is not installed for this Python.", fix="pip install torch"
                 )
             raise ParalabError(
-                f"The process that looks at the machine and the workload ended with code {child.returncode}.",
+                f"The process that inspects the workload ended with code {child.returncode}.",
                 detail="\n".join(last[-15:]),
             )
         answer: dict[str, Any] = json.loads(path.read_text())

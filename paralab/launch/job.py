@@ -56,7 +56,7 @@ class Training:
             "plan": self.plan.to_json(),
             "events": str(self.folder.events.resolve()),
             "extras": self.extras,
-            "keeping": asdict(self.checkpoints) if self.checkpoints else None,
+            "checkpoints": asdict(self.checkpoints) if self.checkpoints else None,
             "deadline_seconds": deadline_seconds,
             "attempt": attempt,
         }

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from paralab.errors import ParalabError, UsageError
 from paralab.launch.deadlines import Deadlines
 from paralab.launch.job import Job, Outcome, Training, conclude
-from paralab.launch.launched_by import Joined, own_address, places, rendezvous_file
+from paralab.launch.launched_by import LaunchedRank, assign_places, own_address, rendezvous_file
 from paralab.launch.local import LocalLauncher
 from paralab.launch.ranks import GRACE_SECONDS, RankExits, Seat, run_ranks
 from paralab.launch.resume import choose_checkpoint, lock_checkpoints, require_steps_left
@@ -54,7 +54,7 @@ class JoinedLauncher:
     """In every launched process. `run` returns, or raises what the user must know, in rank 0 only;
     in the others it exits."""
 
-    def __init__(self, place: Joined) -> None:
+    def __init__(self, place: LaunchedRank) -> None:
         self.place = place
 
     def run(self, job: Job) -> Outcome:
@@ -65,7 +65,7 @@ class JoinedLauncher:
             if place.world_size == 1:
                 facts = collect_facts(place, store.gpus(), None)
                 store.close()
-                return LocalLauncher(places([facts])).run(job)
+                return LocalLauncher(assign_places([facts])).run(job)
 
             address, port = find_store(place, store)
             store.put(f"facts/{place.rank}", collect_facts(place, store.gpus(), address))
@@ -83,7 +83,7 @@ class JoinedLauncher:
             ) from error
 
 
-def adapt_to_restart(place: Joined, options: RunOptions) -> RunOptions:
+def adapt_to_restart(place: LaunchedRank, options: RunOptions) -> RunOptions:
     """If torchrun or Slurm has restarted the ranks, resume, and write to a new folder."""
     if options.max_restarts:
         raise UsageError(
@@ -100,11 +100,11 @@ def adapt_to_restart(place: Joined, options: RunOptions) -> RunOptions:
     return replace(options, out=out, resume=options.checkpoint is not None)
 
 
-def _prefix(place: Joined) -> str:
+def _prefix(place: LaunchedRank) -> str:
     return f"paralab/{place.attempt}"
 
 
-def find_store(place: Joined, store: Store) -> tuple[str, int]:
+def find_store(place: LaunchedRank, store: Store) -> tuple[str, int]:
     """Open the job's store; return its address and port. srun gives none, so rank 0 chooses a port
     and writes it to a file that all nodes see."""
     prefix = _prefix(place)
@@ -136,7 +136,7 @@ def find_store(place: Joined, store: Store) -> tuple[str, int]:
     return address, int(port_text)
 
 
-def collect_facts(place: Joined, gpus: list[str], address: str | None) -> dict[str, Any]:
+def collect_facts(place: LaunchedRank, gpus: list[str], address: str | None) -> dict[str, Any]:
     """What the others must know about this rank."""
     return {
         "rank": place.rank,
@@ -154,7 +154,7 @@ def collect_facts(place: Joined, gpus: list[str], address: str | None) -> dict[s
 class Leader:
     """Rank 0."""
 
-    def __init__(self, place: Joined, store: Store, address: str, group: str) -> None:
+    def __init__(self, place: LaunchedRank, store: Store, address: str, group: str) -> None:
         self.place, self.store, self.address, self.group = place, store, address, group
         self.began = False
 
@@ -163,14 +163,14 @@ class Leader:
 
         def report() -> None:
             sys.stdout.flush()
-            self.store.put("told", True)
+            self.store.put("reported", True)
 
         atexit.register(report)
         try:
             self.facts = self._read_facts()
             if self.place.address is None:
                 rendezvous_file(self.place).unlink(missing_ok=True)  # all ranks are here
-            self.places = places(self.facts)
+            self.places = assign_places(self.facts)
             return self._train(job)
         except BaseException as error:
             if not self.began:
@@ -304,7 +304,7 @@ def _exit_note(exits: RankExits | None, code: int | None) -> dict[str, Any]:
     }
 
 
-def follow(place: Joined, store: Store, group: str) -> NoReturn:
+def follow(place: LaunchedRank, store: Store, group: str) -> NoReturn:
     """Any other rank: do what rank 0 says, report how it ended, and exit with the same code."""
     exits: RankExits | None = None
     code: int | None = 1
@@ -339,7 +339,7 @@ def _leave_after_rank_0(store: Store, wait: bool, failed: bool) -> None:
     """Rank 0 reports first, and exits first with the code that counts."""
     try:
         if wait:
-            store.get("told", REPORT_SECONDS)
+            store.get("reported", REPORT_SECONDS)
         if failed:
             time.sleep(ASK_SECONDS)
     except (Lost, KeyboardInterrupt):
@@ -350,7 +350,7 @@ def _leave_after_rank_0(store: Store, wait: bool, failed: bool) -> None:
 
 
 def run_own_rank(
-    place: Joined,
+    place: LaunchedRank,
     store: Store,
     work: dict[str, Any],
     seat: Seat,
@@ -360,7 +360,7 @@ def run_own_rank(
     """Start the one rank that belongs here and watch it. Returns (how it ended, None); (None, None)
     if we ended it because another rank failed; (None, signal) if a signal stopped this process."""
     others = FailureOfOthers(store)
-    saves = work["jobs"][0]["keeping"] is not None
+    saves = work["jobs"][0]["checkpoints"] is not None
     folder, deadlines = RunFolder(Path(work["folder"])), Deadlines(*work["deadlines"])
     try:
         with stop_in_order(saves, say, together_seconds=REPEAT_SECONDS) as request:

@@ -1,12 +1,10 @@
-"""Already launched? What torchrun, srun and others tell a process about itself, in environment
-variables.
+"""Detect the launcher: torchrun, srun, and others describe a process in environment variables.
 
 torchrun, and whoever keeps its convention   RANK WORLD_SIZE LOCAL_RANK GROUP_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_…
 srun with several tasks                      SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_NODEID …
 
-torchrun gives an address to meet at, and often serves a store there itself. srun gives none: rank 0
-takes a free port and writes it into a file in the folder that the job runs in, which all its nodes
-see.
+torchrun gives an address for the rendezvous, and often serves a store there. srun gives none: rank 0
+takes a free port and writes it to a file in the job's working directory, which all nodes see.
 """
 
 from __future__ import annotations
@@ -25,26 +23,21 @@ from paralab.launch.processes import INSIDE
 from paralab.plan.grid import Place
 
 LAUNCHED = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    *("MASTER_ADDR", "MASTER_PORT"),
 )
 BY_PREFIX = ("TORCHELASTIC_", "SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID")
 
 
 @dataclass(frozen=True)
-class Joined:
-    """What this process is, in a job that something else has launched.
+class LaunchedRank:
+    """This process, in a job that torchrun, srun, or another launcher started.
 
-    node      the number of its node; None where the launcher does not say
-    address   where the ranks meet, and its port; None: they have to agree on it
+    node      the number of its node; None: unknown
+    address   where the ranks rendezvous, with `port`; None: they have to agree on it
     served    the launcher itself serves a store at that address
-    restarts  how often the launcher has started it before
-    attempt   tells this meeting from those of other jobs, and from those before a restart
+    restarts  how often the launcher has restarted it
+    attempt   distinguishes this rendezvous from those of other jobs and of earlier restarts
     """
 
     launcher: str
@@ -60,31 +53,31 @@ class Joined:
     restarts: int = 0
 
 
-def joined(environment: Mapping[str, str] = os.environ) -> Joined | None:
-    """None: nobody has launched this process as one of several ranks, so paralab starts its own."""
+def detect_launcher(environment: Mapping[str, str] = os.environ) -> LaunchedRank | None:
+    """None: this process was not launched as a rank, so paralab starts its own."""
     if INSIDE in environment:
         return None
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return _of_torchrun(environment)
-    # In the script of an sbatch job, too, SLURM_PROCID is 0 and SLURM_NTASKS what was asked for:
-    # only a step has tasks.
+    # The script of an sbatch job also has SLURM_PROCID 0 and SLURM_NTASKS, but only a step has
+    # tasks.
     if "SLURM_PROCID" in environment and _number(environment, "SLURM_STEP_NUM_TASKS", 1) > 1:
         return _of_srun(environment)
     return None
 
 
-def _of_torchrun(environment: Mapping[str, str]) -> Joined:
+def _of_torchrun(environment: Mapping[str, str]) -> LaunchedRank:
     ranks = _number(environment, "WORLD_SIZE", 1)
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
     if ranks > 1 and missing:
         raise UsageError(
-            f"RANK={environment['RANK']} and WORLD_SIZE={ranks} say that this is one of several ranks, but "
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set: where are the others?",
+            f"RANK={environment['RANK']} and WORLD_SIZE={ranks} are set, but not "
+            f"{' and '.join(missing)}, so this rank cannot find the others.",
             fix="start it with torchrun or srun, or unset RANK and WORLD_SIZE",
         )
     restart = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     here = _number(environment, "LOCAL_WORLD_SIZE", 0)
-    return Joined(
+    return LaunchedRank(
         launcher="torchrun"
         if "TORCHELASTIC_RUN_ID" in environment
         else "the launcher that set RANK and WORLD_SIZE",
@@ -101,10 +94,10 @@ def _of_torchrun(environment: Mapping[str, str]) -> Joined:
     )
 
 
-def _of_srun(environment: Mapping[str, str]) -> Joined:
+def _of_srun(environment: Mapping[str, str]) -> LaunchedRank:
     restart = environment.get("SLURM_RESTART_COUNT", "0")
     step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", "0"))
-    return Joined(
+    return LaunchedRank(
         launcher="srun",
         rank=_number(environment, "SLURM_PROCID", 0),
         world_size=_number(environment, "SLURM_STEP_NUM_TASKS", 1),
@@ -135,7 +128,7 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
 
 
 def without_launch(environment: Mapping[str, str]) -> dict[str, str]:
-    """For a child process that is no rank: a user's file that asks for RANK must not take it for
+    """For a child process that is not a rank: a user's file that reads RANK must not mistake it for
     one."""
     return {
         name: text
@@ -156,7 +149,7 @@ def refuse_inside() -> None:
             "the workload.",
             fix='put the call under `if __name__ == "__main__":`',
         )
-    launched = joined()
+    launched = detect_launcher()
     if launched and launched.world_size > 1:
         raise UsageError(
             f"This command starts its own ranks, but this process is already rank {launched.rank} "
@@ -165,61 +158,55 @@ def refuse_inside() -> None:
         )
 
 
-def rendezvous_file(place: Joined) -> Path:
+def rendezvous_file(place: LaunchedRank) -> Path:
     """Where rank 0 of an srun job writes its address. In the job's working directory: the only
     folder that all nodes are known to share."""
     return Path(f".paralab-rendezvous-{place.attempt}").absolute()
 
 
-def own_address(place: Joined) -> str:
-    """An address of this node at which the job's other nodes reach it. The names of Slurm's nodes
-    need not resolve."""
+def own_address(place: LaunchedRank) -> str:
+    """The address at which the job's other nodes reach this one. The names of Slurm's nodes need
+    not resolve."""
     if place.num_nodes == 1:
         return "127.0.0.1"
     name = os.environ.get("SLURMD_NODENAME", socket.gethostname())
-    found = name
+    address = name
     if shutil.which("scontrol"):
-        asked = subprocess.run(
-            ["scontrol", "show", "node", name], capture_output=True, text=True, timeout=30
-        )
-        found = next(
-            (
-                word.partition("=")[2]
-                for word in asked.stdout.split()
-                if word.startswith("NodeAddr=")
-            ),
-            name,
-        )
+        command = ["scontrol", "show", "node", name]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.split()
+        given = [word.partition("=")[2] for word in shown if word.startswith("NodeAddr=")]
+        address = given[0] if given else name
     try:
-        return socket.gethostbyname(found)
+        return socket.gethostbyname(address)
     except OSError:
-        return found
+        return address
 
 
-def places(facts: list[dict[str, Any]]) -> tuple[Place, ...]:
-    """What every rank has told about itself -> where each is, and its share of the cores.
+def assign_places(facts: list[dict[str, Any]]) -> tuple[Place, ...]:
+    """Where each rank is, and its share of the cores, from what the ranks report about themselves.
 
-    Ranks with the same affinity mask share those cores; Slurm may also have given each its own.
+    Ranks with the same affinity mask share those cores; Slurm may also have given each rank its own.
 
         machine A, cores 0-7    machine A, cores 0-7    machine B, cores 0-3
         4 cores                 4 cores                 4 cores
     """
-    numbers = [fact["node"] if fact["node"] is not None else fact["machine"] for fact in facts]
-    several = len(
-        {(number, fact["name"]) for number, fact in zip(numbers, facts, strict=True)}
-    ) > len({f["name"] for f in facts})
+    nodes = [fact["node"] if fact["node"] is not None else fact["machine"] for fact in facts]
+    names = {fact["name"] for fact in facts}
+    # Several nodes with one name are one machine that acts as several.
+    ambiguous = len({(node, fact["name"]) for node, fact in zip(nodes, facts, strict=True)}) > len(
+        names
+    )
     masks = [(fact["machine"], tuple(fact["mask"])) for fact in facts]
-    found = []
-    for number, fact, mask in zip(numbers, facts, masks, strict=True):
-        on_node = [rank for rank, other in enumerate(numbers) if other == number]
-        local = (
-            fact["local_rank"] if fact["local_rank"] is not None else on_node.index(fact["rank"])
-        )
-        # Two nodes of one name are one machine that plays several.
-        name = (
-            f"{fact['name']}#{fact['node']}"
-            if several and fact["node"] is not None
-            else fact["name"]
-        )
-        found.append(Place(name, local, tuple(fact["gpus"]), fact["cores"] / masks.count(mask)))
-    return tuple(found)
+
+    places = []
+    for node, fact, mask in zip(nodes, facts, masks, strict=True):
+        local_rank = fact["local_rank"]
+        if local_rank is None:
+            on_node = [rank for rank, other in enumerate(nodes) if other == node]
+            local_rank = on_node.index(fact["rank"])
+        name = fact["name"]
+        if ambiguous and fact["node"] is not None:
+            name = f"{name}#{fact['node']}"
+        cores = fact["cores"] / masks.count(mask)
+        places.append(Place(name, local_rank, tuple(fact["gpus"]), cores))
+    return tuple(places)

@@ -1,13 +1,13 @@
-"""Child processes with torch: ranks, and those that look at a workload.
+"""Child processes with torch: ranks, and those that inspect a workload.
 
-Loading torch takes a second or two of a core, and a command needs several such processes. So within
-`loading_once` one process loads it and forks the others from itself (`paralab.worker.template`).
-Where that cannot be, every one is started by itself:
+Importing torch takes a second or two, and a command needs several such processes. So within
+`import_torch_once` one process imports it and forks the others (`paralab.worker.template`). Each
+process imports torch itself
 
-- elsewhere than on Linux (5.3 or newer): on macOS a process that has loaded frameworks cannot fork
+- on other systems than Linux 5.3 or newer: a macOS process that has loaded frameworks cannot fork
   safely
-- on a machine with an NVIDIA driver, which does not survive a fork once something has touched it
-- with a prefix (numactl …), or with environment variables that libraries read when they are loaded
+- on a machine with an NVIDIA driver, which does not survive a fork once something has used it
+- with a prefix (numactl …), or with environment variables that libraries read at import
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ from paralab.machine import signals
 from paralab.machine.child import command
 from paralab.record.status_board import UNSEEN
 
-INSIDE = "PARALAB_INSIDE"  # set in every process that paralab starts; one of them must not start paralab again
-LAUNCHER = "PARALAB_LAUNCHER"  # the number of the process that started it
-SHARED = "PARALAB_TEMPLATE"  # a socket where a process with torch already listens; it serves many commands (the tests use it)
-LOADING_SECONDS = 600
+# Set in every process that paralab starts, so that none of them starts paralab again.
+INSIDE = "PARALAB_INSIDE"
+# The process ID of the launcher.
+LAUNCHER = "PARALAB_LAUNCHER"
+# A socket of a template that serves many commands; the tests use it.
+SHARED = "PARALAB_TEMPLATE"
+IMPORT_SECONDS = 600
 DRIVER = Path("/dev/nvidiactl")
 
 
 class Forked:
-    """A process that was forked for us, with what is used of `subprocess.Popen`."""
+    """A process that the template forked, with the part of `subprocess.Popen` that we use."""
 
     def __init__(self, template: Template, pid: int, stdin: IO[bytes]) -> None:
         self.template, self.pid, self.stdin = template, pid, stdin
@@ -63,9 +66,9 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def _code(self, seconds: float) -> int | None:
-        """How it ended, after a wait for news if that is not known."""
+        """The exit code; None if it has not ended within this time."""
         if self.returncode is None:
-            self.returncode = self.template.code_of(self.pid, seconds)
+            self.returncode = self.template.wait_for(self.pid, seconds)
         return self.returncode
 
 
@@ -73,11 +76,11 @@ Child = subprocess.Popen[bytes] | Forked
 
 
 class Template:
-    """Our side of the process that has loaded torch."""
+    """The process that has imported torch, as the launcher sees it."""
 
     def __init__(self) -> None:
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.codes: dict[int, int] = {}  # of processes that have ended
+        self.codes: dict[int, int] = {}  # process ID -> exit code
         self.gone = False
         self.environment = {
             **os.environ,
@@ -85,7 +88,7 @@ class Template:
             LAUNCHER: str(os.getpid()),
             "PYTHONUNBUFFERED": "1",
         }
-        self.process: subprocess.Popen[bytes] | None = None  # None: forked for us by the shared one
+        self.process: subprocess.Popen[bytes] | None = None  # None: the shared one forked it
         with theirs:
             if not self._forked_by_shared(theirs):
                 with signals.blocked():
@@ -100,8 +103,8 @@ class Template:
                     )
 
     def _forked_by_shared(self, theirs: socket.socket) -> bool:
-        """Ask the process at the socket SHARED, if there is one, for a copy of itself that serves
-        this command alone."""
+        """Ask the template at the socket SHARED, if there is one, to fork a template for this
+        command."""
         if not (address := os.environ.get(SHARED)):
             return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as shared:
@@ -113,8 +116,8 @@ class Template:
     def fork(
         self, module: str, arguments: list[str], environment: dict[str, str], log: IO[bytes]
     ) -> Forked | None:
-        """None: the template could not load torch, or is gone. Whoever is started by itself will
-        say what is wrong."""
+        """None: the template could not import torch, or is gone. The directly started process will
+        report the error."""
         names = self.environment.keys() | environment.keys()
         changes = {
             name: environment.get(name)
@@ -131,21 +134,22 @@ class Template:
             self.gone = True
         finally:
             os.close(theirs)
-        until = time.monotonic() + LOADING_SECONDS
+        until = time.monotonic() + IMPORT_SECONDS
         while not self.gone and (left := until - time.monotonic()) > 0:
-            news = self._hear(left)
-            if "forked" in news:
-                return Forked(self, news["forked"], os.fdopen(ours, "wb", buffering=0))
+            answer = self._receive(left)
+            if "forked" in answer:
+                return Forked(self, answer["forked"], os.fdopen(ours, "wb", buffering=0))
         os.close(ours)
         return None
 
-    def code_of(self, pid: int, seconds: float) -> int | None:
-        while pid not in self.codes and not self.gone and self._hear(seconds):
+    def wait_for(self, pid: int, seconds: float) -> int | None:
+        """The exit code of a process; None if it has not ended within this time."""
+        while pid not in self.codes and not self.gone and self._receive(seconds):
             seconds = 0.0
         return self.codes.pop(pid, UNSEEN if self.gone else None)
 
-    def _hear(self, seconds: float) -> dict[str, int]:
-        """The next thing that the template says; nothing, if it says nothing in that time."""
+    def _receive(self, seconds: float) -> dict[str, int]:
+        """The template's next message; empty if there is none within this time."""
         self.channel.settimeout(seconds)
         try:
             message = self.channel.recv(4096)
@@ -154,36 +158,35 @@ class Template:
         except OSError:
             message = b""
         self.gone = not message
-        news: dict[str, int] = json.loads(message or b"{}")
-        if "ended" in news:
-            self.codes[news["ended"]] = news["code"]
-        return news
+        answer: dict[str, int] = json.loads(message or b"{}")
+        if "ended" in answer:
+            self.codes[answer["ended"]] = answer["code"]
+        return answer
 
     def end(self) -> None:
-        self.channel.close()  # which ends one that was forked for us
+        self.channel.close()  # this ends a template that the shared one forked
         if self.process:
             self.process.kill()
             self.process.wait()
 
 
-_templates: list[
-    Template | None
-] = []  # of the commands that are being carried out; None: not needed so far
+# One entry per running command; None: it has not needed a template yet.
+_templates: list[Template | None] = []
 
 
 @contextmanager
-def loading_once() -> Iterator[None]:
-    """What is started in this block shares one loading of torch, where that can be."""
+def import_torch_once() -> Iterator[None]:
+    """Processes that start in this block share one import of torch, where the system allows it."""
     _templates.append(None)
     try:
         yield
     finally:
-        let_go()
+        end_template()
         _templates.pop()
 
 
-def let_go() -> None:
-    """Of the process that has loaded torch; the next start loads it again."""
+def end_template() -> None:
+    """The next start imports torch again."""
     if _templates and (template := _templates[-1]):
         template.end()
         _templates[-1] = None
@@ -205,12 +208,12 @@ def start(
     prefix: list[str],
     own: bool = False,
 ) -> Child:
-    """A process that runs MODULE with ARGUMENTS, and ends when its standard input is closed.
-    Signals that ask for an end are for the launcher: it begins with them blocked, or ignored.
-    `own`: a process that must load torch itself."""
+    """Start a process that runs a module, and that ends when its standard input is closed. It starts
+    with stop signals blocked or ignored: only the launcher handles them. `own`: it must import
+    torch itself."""
     if _templates and not prefix and not own and can_fork():
         if (before := _templates[-1]) and before.gone:
-            let_go()
+            end_template()
         template = _templates[-1] = _templates[-1] or Template()
         if child := template.fork(module, arguments, environment, log):
             return child

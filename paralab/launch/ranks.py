@@ -30,7 +30,7 @@ from paralab.machine.signals import STOP, STOPS, hear
 from paralab.plan.plan import Plan
 from paralab.plan.request import prefix_words
 from paralab.record.folder import RunFolder
-from paralab.record.stack_dump import read_words
+from paralab.record.stack_dump import read_errors
 from paralab.record.status_board import LEFT_EARLY, Post, StatusBoard
 
 POLL_SECONDS = 0.05
@@ -97,9 +97,9 @@ def run_ranks(
         private = Path(name)
         board = StatusBoard.create(private / "board", plan.world_size)
         task = {
-            "meeting": seat.rendezvous if seat else f"file://{private / 'rendezvous'}",
+            "rendezvous": seat.rendezvous if seat else f"file://{private / 'rendezvous'}",
             "board": str(private / "board"),
-            "testimonies": name,
+            "dumps": name,
             "origin_seconds": origin_seconds,
             "jobs": specs,
         }
@@ -114,7 +114,7 @@ def run_ranks(
             for rank in here:
                 ranks.append(_start(folder, spec, plan, rank.rank, rank.local_rank, interface))
             exits = _watch(ranks, watchdog, on_poll)
-            return replace(exits, errors=read_words(private, numbers))
+            return replace(exits, errors=read_errors(private, numbers))
         finally:
             _end(ranks)
 

@@ -159,7 +159,7 @@ class SlurmJob:
 
     @property
     def waiting(self) -> Waiting:
-        return waiting(self.reason)
+        return explain_reason(self.reason)
 
     def describe(self) -> str:
         """`PENDING (Resources: it is next, …)`, `RUNNING on n[1-2]`."""
@@ -168,13 +168,13 @@ class SlurmJob:
         return f"{self.state} on {self.nodes}" if self.nodes else self.state
 
 
-def waiting(reason: str) -> Waiting:
+def explain_reason(reason: str) -> Waiting:
     """What Slurm's word means."""
     known = (meaning for pattern, meaning in REASONS.items() if fnmatchcase(reason, pattern))
     return next(known, Waiting("paralab does not know this reason", "man squeue, JOB REASON CODES"))
 
 
-def require() -> None:
+def require_commands() -> None:
     """Refuse if Slurm's commands are missing."""
     missing = [
         name for name in ("sbatch", "scontrol", "scancel", "sinfo") if not shutil.which(name)
@@ -191,7 +191,7 @@ def submit(script: Path, options: Mapping[str, str | None]) -> int:
     done = _call("sbatch", "--parsable", str(script), environment=_environment(options))
     number = done.stdout.strip().splitlines()[-1].partition(";")[0] if done.stdout.strip() else ""
     if done.returncode or not number.isdigit():
-        raise refusal(done.stderr or done.stdout, script)
+        raise explain_refusal(done.stderr or done.stdout, script)
     return int(number)
 
 
@@ -208,7 +208,7 @@ def _environment(options: Mapping[str, str | None]) -> dict[str, str]:
     }
 
 
-def look(number: int) -> SlurmJob | None:
+def query(number: int) -> SlurmJob | None:
     """The job's state; None if Slurm has forgotten it. ParalabError if the controller does not
     answer."""
     done = _call("scontrol", "--oneliner", "show", "job", str(number))
@@ -241,7 +241,7 @@ def cancel(number: int) -> None:
     _call("scancel", str(number))
 
 
-def refusal(stderr: str, script: Path | str) -> UsageError:
+def explain_refusal(stderr: str, script: Path | str) -> UsageError:
     """The error for a job that sbatch refused: its message, and what to write instead."""
     words = _message(stderr)
     kept = f"(the script is {script})"
@@ -271,7 +271,7 @@ def partitions() -> list[str]:
     return list(dict.fromkeys(_call("sinfo", "--noheader", "--format=%P").stdout.split()))
 
 
-def offered() -> str | None:
+def list_nodes() -> str | None:
     """sinfo's table of what the nodes have; None if it prints nothing."""
     return _call("sinfo", "--format=%9P %.6D %.5c %.8m %20G %.12l %f").stdout.rstrip() or None
 
@@ -283,12 +283,12 @@ def _another_partition() -> tuple[str, str | None]:
 
 def _less() -> tuple[str, str | None]:
     fix = "at most what the nodes have (GRES: GPUs, CPUS, MEMORY in MB), e.g. --slurm gres=gpu:N"
-    return fix, offered()
+    return fix, list_nodes()
 
 
 def _less_time() -> tuple[str, str | None]:
     fix = "--slurm time=MINUTES or time=HOURS:MINUTES:SECONDS, at most the partition's TIMELIMIT"
-    return fix, offered()
+    return fix, list_nodes()
 
 
 def _right_account() -> tuple[str, str | None]:

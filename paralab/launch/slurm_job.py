@@ -20,7 +20,7 @@ from paralab.launch import slurm
 from paralab.launch.job import Job, Outcome, Print, Watch
 from paralab.launch.launched_by import refuse_inside
 from paralab.launch.run_options import RunOptions
-from paralab.launch.slurm_script import Allocation, JobScript, allocation, parse, run_name
+from paralab.launch.slurm_script import Allocation, JobScript, allocate, parse_options, run_name
 from paralab.machine import child
 from paralab.machine.signals import exit_code_of, name_of, number_of
 from paralab.plan.check import check
@@ -63,7 +63,7 @@ class SlurmLauncher:
                 fix="leave it out; with --checkpoint DIR, a job that Slurm restarts resumes",
             )
         options.check()
-        slurm.require()
+        slurm.require_commands()
 
         folder = RunFolder.create(options.out, f"{request.strategy}_slurm")
         path = (folder.path / "job.sbatch").absolute()
@@ -88,7 +88,7 @@ class SlurmLauncher:
         refuse_inside()
         check(request)
         check_reference(request.workload)
-        return allocation(request, self.nodes, parse(self.sbatch))
+        return allocate(request, self.nodes, parse_options(self.sbatch))
 
     def _script(
         self, request: Request, options: RunOptions, asked: Allocation, runs: Path, prints: Path
@@ -196,7 +196,7 @@ class JobFollower:
         """Ask Slurm about the job, and print what changed."""
         before, now = self.job, time.monotonic()
         try:
-            job = slurm.look(self.number)
+            job = slurm.query(self.number)
         except ParalabError as error:  # the controller may be restarting; the job keeps running
             if now - self.answered > SILENT_SECONDS:
                 raise ParalabError(
@@ -238,7 +238,7 @@ class JobFollower:
 
         slurm.cancel(self.number)
         waiting = self.job.waiting
-        table = None if waiting.normal else slurm.offered()
+        table = None if waiting.normal else slurm.list_nodes()
         raise RunFailed(
             f"Slurm job {self.number} did not start within {waited:.0f} s and was cancelled: "
             f"PENDING ({self.job.reason}).",

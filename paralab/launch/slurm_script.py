@@ -1,8 +1,7 @@
-"""The script of a Slurm job, as text: from `--nodes 2 --slurm partition=gpu,gres=gpu:4,time=10:00`
-to what `sbatch` reads.
+"""The script of a Slurm job: from `--nodes 2 --slurm partition=gpu,gres=gpu:4,time=10:00` to the
+text that `sbatch` reads.
 
-Pure functions. The script is for people too: it can be kept, changed, and submitted by hand as
-often as one likes.
+Pure functions. People can also keep the script, change it, and submit it by hand.
 """
 
 from __future__ import annotations
@@ -26,41 +25,31 @@ WARN_SECONDS = 60  # before the time limit the ranks get SIGUSR1 …
 SHORTEST_WARNED_SECONDS = 300
 
 FLAGS = (
-    *(
-        "contiguous",
-        "exclusive",
-        "hold",
-        "no-kill",
-        "no-requeue",
-        "overcommit",
-        "oversubscribe",
-        "reboot",
-        "requeue",
-    ),
-    *("spread-job", "use-min-nodes"),
+    *("contiguous", "exclusive", "hold", "no-kill", "no-requeue", "overcommit", "oversubscribe"),
+    *("reboot", "requeue", "spread-job", "use-min-nodes"),
 )
 OURS = {
-    "output": "paralab reads what the job prints from slurm-JOB.out in the run folder",
-    "error": "paralab reads what the job prints from slurm-JOB.out in the run folder",
-    "open-mode": "a requeued job goes on writing where it was",
-    "chdir": "the job works in the folder in which the command was given",
+    "output": "paralab reads the job's output from slurm-JOB.out in the run folder",
+    "error": "paralab reads the job's output from slurm-JOB.out in the run folder",
+    "open-mode": "a requeued job appends to its output",
+    "chdir": "the job runs in the current folder",
     "wrap": "paralab writes the script",
     "array": "one command is one training",
-    "clusters": "paralab follows the job in the cluster that sbatch speaks to by itself",
-    "test-only": "--dry-run prints the script",
+    "clusters": "paralab follows the job in sbatch's default cluster",
+    "test-only": "use --dry-run to print the script",
     "wait": "paralab waits for the job anyway",
-    "parsable": "paralab reads what sbatch prints itself",
+    "parsable": "paralab parses the output of sbatch",
 }
 
 _PART = re.compile(
     r"""\s*(?P<name>[^=,"']+?)\s*                      # a name …
-        (?:=(?P<value>"[^"]*"|'[^']*'|[^,"']*))?       # … and its value, in quotes if there are commas in it
+        (?:=(?P<value>"[^"]*"|'[^']*'|[^,"']*))?       # … and a value, quoted if it has commas
         (?:,|$)""",
     re.VERBOSE,
 )
 
 
-def parse(text: str) -> dict[str, str | None]:
+def parse_options(text: str) -> dict[str, str | None]:
     """`partition=gpu,constraint="a,b",exclusive` -> {"partition": "gpu", "constraint": "a,b",
     "exclusive": None}."""
     options: dict[str, str | None] = {}
@@ -69,15 +58,15 @@ def parse(text: str) -> dict[str, str | None]:
         found = _PART.match(text, position)
         if not found:
             raise UsageError(
-                f"--slurm {text!r}: {text[position:]!r} is no key=value.",
+                f"--slurm {text!r}: {text[position:]!r} is not key=value.",
                 fix="--slurm partition=NAME,time=10:00",
             )
         name, value = found["name"].removeprefix("--"), found["value"]
         _check_option(text, name, value)
         if name in options:
             raise UsageError(
-                f"--slurm {text!r}: {name} is there twice.",
-                fix=f"one {name}; a value with commas is quoted",
+                f"--slurm {text!r}: {name} is given twice.",
+                fix=f"one {name}; quote a value that contains commas",
             )
         options[name] = None if value is None else value.strip("\"'")
         position = found.end()
@@ -87,36 +76,37 @@ def parse(text: str) -> dict[str, str | None]:
 def _check_option(text: str, name: str, value: str | None) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
         raise UsageError(
-            f"--slurm {text!r}: {name!r} is no long option of sbatch.",
+            f"--slurm {text!r}: {name!r} is not a long option of sbatch.",
             fix="sbatch's long names: partition=, gres=, time=, …",
         )
     if value is None and name not in FLAGS:
         raise UsageError(
-            f"--slurm {text!r}: {name!r} has no value, and is no flag of sbatch.",
-            fix=f'{name}=VALUE; a value with commas is quoted: constraint="a,b". Flags: {", ".join(FLAGS)}',
+            f"--slurm {text!r}: {name!r} has no value and is not a flag of sbatch.",
+            fix=f'{name}=VALUE; quote a value that contains commas: constraint="a,b". '
+            f"Flags: {', '.join(FLAGS)}",
         )
     if value is not None and (not value.strip("\"'") or not value.isprintable()):
         raise UsageError(
             f"--slurm {text!r}: {name} has no value.", fix=f"{name}=VALUE, or leave it out"
         )
     if name in OURS:
-        raise UsageError(f"--slurm {name} cannot be chosen: {OURS[name]}.", fix=f"leave {name} out")
+        raise UsageError(f"--slurm {name} cannot be chosen: {OURS[name]}.", fix=f"leave out {name}")
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """What the job asks Slurm for: so many tasks, each of them a rank, at most `per_node` on a
-    node."""
+    """What the job asks Slurm for: `tasks` tasks, each of them a rank, at most `per_node` per node;
+    and all other options of sbatch."""
 
     nodes: int
     tasks: int
     per_node: int
-    options: Options  # all others
+    options: Options
 
 
-def allocation(request: Request, nodes: int | None, options: Options) -> Allocation:
-    """A rank per replica, if their number was given; else one per task or per GPU; else one per
-    node, on one node two.
+def allocate(request: Request, nodes: int | None, options: Options) -> Allocation:
+    """Choose the number of ranks: one per replica if --replicas is given, otherwise one per task or
+    GPU, otherwise one per node (two if there is only one node).
 
     2 nodes, gres=gpu:4           8 ranks, 4 per node
     2 nodes, gres=gpu:4, hybrid   4 ranks, each with a GPU for each of its 2 stages
@@ -127,7 +117,7 @@ def allocation(request: Request, nodes: int | None, options: Options) -> Allocat
     rest = dict(options)
     if nodes is not None and "nodes" in rest:
         raise UsageError(
-            f"--nodes {nodes} and --slurm nodes={rest['nodes']} say the same thing twice.",
+            f"--nodes {nodes} and --slurm nodes={rest['nodes']} contradict or repeat each other.",
             fix="--nodes alone",
         )
     nodes = (
@@ -152,7 +142,7 @@ def allocation(request: Request, nodes: int | None, options: Options) -> Allocat
         wanted = replicas or tasks or nodes * (per_node or _ranks_per_node(request, nodes, options))
     if alone and nodes > 1:
         raise UsageError(
-            f"{request.strategy} is one process, and cannot use {nodes} nodes.",
+            f"{request.strategy} runs in one process and cannot use {nodes} nodes.",
             fix="--nodes 1, or ddp",
         )
     for name, given, fits in (
@@ -162,7 +152,7 @@ def allocation(request: Request, nodes: int | None, options: Options) -> Allocat
         if given is not None and not fits:
             raise UsageError(
                 f"--slurm {name}={given} on {nodes} nodes, but there are {wanted} ranks.",
-                fix=f"leave {name} out",
+                fix=f"leave out {name}",
             )
     if wanted < nodes:
         raise UsageError(
@@ -186,8 +176,8 @@ def _ranks_per_node(request: Request, nodes: int, options: Options) -> int:
 
 
 def gpus_per_node(options: Options, nodes: int) -> int | None:
-    """gres=gpu:4, gres=gpu:a100:4, gpus-per-node=a100:4, gpus=8 of 2 nodes: 4. None where no GPU is
-    asked for."""
+    """4 for gres=gpu:4, gres=gpu:a100:4, gpus-per-node=a100:4, and gpus=8 on 2 nodes. None: the job
+    asks for no GPU."""
     for part in (options.get("gres") or "").split(","):
         if part.split(":")[0] == "gpu":
             return _count(part)
@@ -212,8 +202,8 @@ def _number(name: str, text: str | None) -> int:
 
 
 def limit_seconds(time: str | None) -> int | None:
-    """Slurm's ways to write a time limit: `10` and `10:00` are ten minutes, `1:00:00` an hour,
-    `1-12` a day and a half."""
+    """Parse Slurm's time limits: `10` and `10:00` are ten minutes, `1:00:00` is an hour, `1-12` is a
+    day and a half."""
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time or "")
     if not found:
         return None
@@ -311,12 +301,12 @@ class JobScript:
 
 
 def run_name(job: int, restarts: int) -> str:
-    """What the script calls the folder of a start."""
+    """The folder that the script creates for each start of the job."""
     return f"run-{job}" + (f"-restart{restarts}" if restarts else "")
 
 
 def _directive(name: str, value: str | None) -> str:
-    """sbatch splits a line at blanks, and knows quotes."""
+    """sbatch splits a line at blanks and understands quotes."""
     if value is None:
         return f"#SBATCH --{name}"
     plain = re.fullmatch(r"[\w.,:/@%+=*&|()\[\]-]+", value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 
-from paralab.launch.launched_by import Joined
+from paralab.launch.launched_by import LaunchedRank
 from paralab.launch.ranks import GRACE_SECONDS
 from paralab.launch.stop_signals import StopRequest
 from paralab.launch.store import Lost, Store
@@ -45,7 +45,7 @@ class StopTogether:
     """Each launched process posts where its rank is; rank 0's chooses the step before which all
     ranks stop."""
 
-    def __init__(self, place: Joined, store: Store, request: StopRequest) -> None:
+    def __init__(self, place: LaunchedRank, store: Store, request: StopRequest) -> None:
         self.place, self.store, self.request = place, store, request
         self.wanted, self.stop_at, self.next = False, NEVER, 0.0
 

@@ -1,7 +1,7 @@
-"""`paralab run --launcher torchrun`: the same command, with ranks that torch's elastic agent starts.
+"""`paralab run --launcher torchrun`: torch's elastic agent starts the ranks.
 
-This process becomes `torchrun … paralab run …` with as many processes as the plan has ranks; they
-join (`joined_ranks.py`).
+This process becomes `torchrun … paralab run …` with one process per rank; they join
+(`joined_ranks.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import NoReturn
 
-from paralab.launch.processes import let_go
+from paralab.launch.processes import end_template
 from paralab.machine.child import command
 from paralab.plan.plan import Plan
 
@@ -22,7 +22,7 @@ def become_torchrun(plan: Plan, max_restarts: int) -> NoReturn:
     agent += ["--no-python"]  # torchrun would write `python -m`, without -P
     # Otherwise torchrun chooses 1 thread and prints a long warning.
     os.environ.setdefault("OMP_NUM_THREADS", str(plan.threads_per_device))
-    let_go()
+    end_template()
     # The ranks handle Slurm's warning themselves; it would end the agent.
     if "SLURM_JOB_ID" in os.environ:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)

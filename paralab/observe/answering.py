@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 
 from paralab.observe.rank import Rank
-from paralab.record.stack_dump import testify
+from paralab.record.stack_dump import dump_stacks
 
 LOOK_SECONDS = 0.25
 
@@ -32,6 +32,6 @@ def _answer(rank: Rank, path: object, pid: int) -> None:
         ):  # whatever goes wrong with one answer, the next question is to be heard
             asked = os.stat(ask).st_mtime if ask.exists() else 0.0
             if asked > answered:
-                testify(rank.path.with_suffix(".testimony"))
+                dump_stacks(rank.path.with_suffix(".testimony"))
                 answered = asked
         time.sleep(LOOK_SECONDS)

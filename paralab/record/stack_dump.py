@@ -1,5 +1,5 @@
-"""Where every thread of this process is, and its last collectives, written by a side thread when
-somebody asks."""
+"""A stack dump: where every thread of this process is, and its last collectives. A side thread
+writes it when the launcher asks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from typing import Any
 from paralab.errors import ParalabError
 
 
-def testify(testimony: Path) -> None:
+def dump_stacks(path: Path) -> None:
+    """Write `path`.json."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     stacks = {
         names.get(ident, str(ident)): [
@@ -29,18 +30,17 @@ def testify(testimony: Path) -> None:
         ]
         for ident, frame in sys._current_frames().items()
     }
-    part = testimony.with_suffix(".part")
+    part = path.with_suffix(".part")
     part.write_text(json.dumps({"stacks": stacks, "collectives": _collectives()}))
-    part.rename(testimony.with_suffix(".json"))
+    part.rename(path.with_suffix(".json"))
 
 
 def _collectives() -> list[dict[str, Any]]:
-    """The flight recorder's last entries, which gloo fills as well. A private function: what it
-    gives may change or be missing."""
+    """The last entries of torch's flight recorder, which also records gloo. The function is
+    private: its answer may change or be missing."""
     try:
-        torch: Any = sys.modules[
-            "torch"
-        ]  # not imported here: the reading half, too, knows this package
+        # Not imported here: the reading half imports this package too.
+        torch: Any = sys.modules["torch"]
         dump = torch._C._distributed_c10d._dump_fr_trace_json
         entries = json.loads(dump(includeCollectives=True, onlyActive=False))["entries"]
     except Exception:
@@ -58,13 +58,13 @@ def _collectives() -> list[dict[str, Any]]:
     return [{name: entry.get(name) for name in kept} for entry in entries[-50:]]
 
 
-def leave_words(testimony: Path, error: BaseException) -> None:
-    """For the launcher, in case the error can be written neither to the events nor to the log."""
+def write_error(path: Path, error: BaseException) -> None:
+    """For the launcher, in case neither the events nor the log can be written."""
     with suppress(OSError):
         text = str(error) if isinstance(error, ParalabError) else f"{type(error).__name__}: {error}"
-        testimony.with_suffix(".error").write_text(text)
+        path.with_suffix(".error").write_text(text)
 
 
-def read_words(folder: Path, ranks: list[int]) -> dict[int, str]:
+def read_errors(folder: Path, ranks: list[int]) -> dict[int, str]:
     paths = {rank: folder / f"rank{rank}.error" for rank in ranks}
     return {rank: path.read_text(errors="replace") for rank, path in paths.items() if path.exists()}

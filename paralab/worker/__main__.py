@@ -32,7 +32,7 @@ from paralab.machine.host import name_process
 from paralab.machine.signals import leave_to_the_launcher
 from paralab.plan.plan import Plan
 from paralab.record.checkpoints import CheckpointPolicy
-from paralab.record.stack_dump import leave_words
+from paralab.record.stack_dump import write_error
 from paralab.record.status_board import StatusBoard
 from paralab.record.writer import EventWriter
 from paralab.worker.clock_alignment import ALIGNED, Offset, offset_to_rank_0
@@ -57,7 +57,7 @@ def main() -> NoReturn:
     rank = int(os.environ["RANK"])
     name_process(f"rank {rank}")  # the command line is the parent's: ranks are forked
     leave_to_the_launcher(_raise_if_stopping)
-    dump = Path(spec["testimonies"], f"rank{rank}")
+    dump = Path(spec["dumps"], f"rank{rank}")
     obey_the_launcher(dump, _stop)
 
     status = "completed"
@@ -67,7 +67,7 @@ def main() -> NoReturn:
         status = "interrupted"
     except BaseException as error:
         status = "failed"
-        leave_words(dump, error)
+        write_error(dump, error)
         with suppress(OSError):  # the log may be on a full disk
             traceback.print_exc()
 
@@ -94,11 +94,11 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
     if world_size > 1 or any(plan.backend for plan in plans):  # `ddp` with one replica needs one
         # Ranks use this group only to wait for each other, which takes neither a core nor a GPU.
         # Every training has its own group (`group_of`) with its own timeout.
-        join_group(spec["meeting"], world_size, rank)
+        join_group(spec["rendezvous"], world_size, rank)
         offset = offset_to_rank_0()
         make_groups(plans)
         for plan, job in jobs:
-            if job["keeping"]:
+            if job["checkpoints"]:
                 make_checkpoint_group(plan)
     origin = float(spec["origin_seconds"]) - offset.seconds  # rank 0's, on this rank's clock
 
@@ -115,7 +115,7 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
                     workloads[plan.workload] = _load(plan.workload)
                 extras = Extras(
                     **{name: Path(path) for name, path in job["extras"].items()},
-                    policy=CheckpointPolicy(**job["keeping"]) if job["keeping"] else None,
+                    policy=CheckpointPolicy(**job["checkpoints"]) if job["checkpoints"] else None,
                 )
                 workload = workloads[plan.workload]
                 record.complete = train(workload, plan, rank, record.writer, origin, extras, status)

@@ -11,11 +11,11 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 CONNECT_SECONDS = 300  # the slowest node of a job may start minutes after the first
 
 
-def join_group(meeting: str, world_size: int, rank: int) -> None:
+def join_group(rendezvous: str, world_size: int, rank: int) -> None:
     """Join the group of all ranks at `file:///PATH` or at `tcp://ADDRESS:PORT/PREFIX`."""
-    kind, _, rest = meeting.partition("://")
+    kind, _, rest = rendezvous.partition("://")
     if kind == "file":
-        dist.init_process_group("gloo", meeting, timedelta(days=1), world_size, rank)
+        dist.init_process_group("gloo", rendezvous, timedelta(days=1), world_size, rank)
         return
     where, _, prefix = rest.partition("/")
     address, _, port = where.rpartition(":")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paralab.machine.signals import QUESTION, STOP
-from paralab.record.stack_dump import testify
+from paralab.record.stack_dump import dump_stacks
 from paralab.record.status_board import StatusBoard
 from paralab.worker.parent_watch import end_with_the_parent
 
@@ -36,4 +36,4 @@ def obey_the_launcher(dump: Path, stop: Callable[[], None]) -> None:
     """
     if hasattr(signal, "SIGUSR2"):
         faulthandler.register(signal.SIGUSR2, dump.with_suffix(".txt").open("w"), all_threads=True)
-    end_with_the_parent({QUESTION: lambda: testify(dump), STOP: stop})
+    end_with_the_parent({QUESTION: lambda: dump_stacks(dump), STOP: stop})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paralab.errors import naming, of_the_system
+from paralab.errors import from_os_error, naming
 from tests.conftest import ROOT, run_paralab
 
 pytestmark = pytest.mark.processes
@@ -166,6 +166,6 @@ def test_a_system_error_names_the_file(tmp_path):
     ):
         with naming(tmp_path / "there"):
             full.write(b"x")
-    error = of_the_system(raised.value)
+    error = from_os_error(raised.value)
     assert error.problem == f"{tmp_path / 'there'}: No space left on device."
     assert error.fix

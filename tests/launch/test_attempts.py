@@ -81,7 +81,7 @@ def test_a_restart_continues_from_the_last_checkpoint(launch, tmp_path):
     )
     assert (outcome.status, outcome.attempt) == ("completed", 1)
     assert [spec["attempt"] for spec in specs] == [0, 1]
-    assert [spec["keeping"]["done"] for spec in specs] == [0, 6]
+    assert [spec["checkpoints"]["done"] for spec in specs] == [0, 6]
     assert said[0] == "attempt 0 failed"
     assert "step 6" in said[1]
     assert "restart 1 of 2" in said[1]
@@ -92,7 +92,7 @@ def test_a_restart_continues_from_the_last_checkpoint(launch, tmp_path):
 def test_without_checkpoints_a_restart_begins_at_the_beginning(launch):
     outcome, specs, _ = launch(fail_after(7), complete, max_restarts=1)
     assert outcome.status == "completed"
-    assert [spec["keeping"] for spec in specs] == [None, None]
+    assert [spec["checkpoints"] for spec in specs] == [None, None]
 
 
 def test_it_is_restarted_as_often_as_allowed(launch):
@@ -113,7 +113,7 @@ def test_progress_between_two_failures_at_the_same_step_is_worth_another_attempt
     scripts = [fail_after(7, kept, save=2), fail_after(7, kept, save=4), complete]
     outcome, specs, _ = launch(*scripts, checkpoint=kept, max_restarts=4)
     assert outcome.status == "completed"
-    assert [spec["keeping"]["done"] for spec in specs] == [0, 2, 4]
+    assert [spec["checkpoints"]["done"] for spec in specs] == [0, 2, 4]
 
 
 @pytest.mark.parametrize(("written", "status"), [(True, "completed"), (False, "failed")])

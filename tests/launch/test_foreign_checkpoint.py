@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from paralab.errors import ParalabError
 from paralab.experiment.run import run
-from paralab.launch.processes import loading_once
+from paralab.launch.processes import import_torch_once
 from paralab.launch.run_options import RunOptions
 from paralab.plan.request import Request
 from paralab.record.checkpoints import checkpoints
@@ -167,7 +167,7 @@ def outcomes(room):
     resumes. "none": untouched, but rewritten and signed like the others. All trainings are forked
     from one process that has loaded torch."""
     found = {}
-    with loading_once():
+    with import_torch_once():
         run(replace(TRAINING, steps=2), RunOptions(room / "run", checkpoint=room / "whole"))
         for name in ("none", *ATTACKS):
             kept = planted(room, name)

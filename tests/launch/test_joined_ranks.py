@@ -15,7 +15,7 @@ import pytest
 from bench.link import link, why_not
 from paralab.analyse.recording import Recording
 from paralab.errors import UsageError
-from paralab.launch.launched_by import joined, places, without_launch
+from paralab.launch.launched_by import assign_places, detect_launcher, without_launch
 from paralab.launch.processes import INSIDE
 from paralab.plan.grid import Place, grid, placed
 from paralab.plan.request import prefix_words
@@ -84,7 +84,7 @@ SRUN |= {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
     ],
 )
 def test_what_the_environment_says(environment, expected):
-    it = joined(environment)
+    it = detect_launcher(environment)
     told = it and (
         it.launcher,
         it.rank,
@@ -100,14 +100,14 @@ def test_what_the_environment_says(environment, expected):
 
 def test_an_environment_that_cannot_be_right_is_refused():
     with pytest.raises(UsageError, match="MASTER_ADDR and MASTER_PORT are not set"):
-        joined({"RANK": "0", "WORLD_SIZE": "2"})
+        detect_launcher({"RANK": "0", "WORLD_SIZE": "2"})
     with pytest.raises(UsageError, match="WORLD_SIZE='two'"):
-        joined({"RANK": "0", "WORLD_SIZE": "two"})
+        detect_launcher({"RANK": "0", "WORLD_SIZE": "two"})
 
 
 def test_a_process_that_only_looks_is_no_rank():
     kept = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "SLURM_JOB_ID": "7"}
-    assert joined(without_launch({**TORCHRUN, **SRUN, **kept})) is None
+    assert detect_launcher(without_launch({**TORCHRUN, **SRUN, **kept})) is None
     assert kept.items() <= without_launch({**TORCHRUN, **SRUN, **kept}).items()
 
 
@@ -126,7 +126,7 @@ def fact(rank, node, name, mask, machine="A", local_rank=None):
 
 def test_ranks_share_cores_unless_each_has_its_own():
     def cores(facts):
-        return [(place.node, place.local_rank, place.cores) for place in places(facts)]
+        return [(place.node, place.local_rank, place.cores) for place in assign_places(facts)]
 
     shared, first, second = list(range(8)), [0, 1, 2, 3], [4, 5, 6, 7]
     assert cores([fact(0, 0, "a", shared), fact(1, 0, "a", shared)]) == [("a", 0, 4), ("a", 1, 4)]

@@ -9,14 +9,14 @@ import pytest
 from paralab.errors import UsageError
 from paralab.launch import joined_ranks
 from paralab.launch.joined_ranks import Leader, adapt_to_restart, follow
-from paralab.launch.launched_by import Joined
+from paralab.launch.launched_by import LaunchedRank
 from paralab.launch.run_options import RunOptions
 from paralab.launch.stop_signals import StopRequest
 from paralab.launch.stop_together import FailureOfOthers, OtherFailed, StopTogether
 from paralab.record.status_board import NEVER
 from tests.launch.fakes import Clock, FakeStore, exits, make_job, write_events
 
-PLACE = Joined("torchrun", 0, 2, 0, 0, 1, "localhost", 1, True, "abc/0")
+PLACE = LaunchedRank("torchrun", 0, 2, 0, 0, 1, "localhost", 1, True, "abc/0")
 FACTS = {"node": 0, "name": "n1", "machine": "A", "local_rank": None, "gpus": [], "cores": 4}
 FACTS |= {"mask": [0, 1, 2, 3], "address": None}
 
@@ -128,7 +128,7 @@ def test_another_rank_follows_and_reports(tmp_path, monkeypatch, clock, own, cod
     monkeypatch.setattr(joined_ranks.signal, "signal", lambda *arguments: None)
     (tmp_path / "manifest.json").touch()
     work = {"code": 0, "folder": str(tmp_path), "towards": [None, None]}
-    store = FakeStore(work=work, begin=0, told=True)
+    store = FakeStore(work=work, begin=0, reported=True)
     with pytest.raises(SystemExit) as left:
         follow(replace(PLACE, rank=1), store, "tcp://…")
     assert left.value.code == code
@@ -139,7 +139,7 @@ def test_another_rank_follows_and_reports(tmp_path, monkeypatch, clock, own, cod
 
 def test_another_rank_ends_with_the_code_of_rank_0s_mistake(monkeypatch, clock):
     monkeypatch.setattr(joined_ranks.signal, "signal", lambda *arguments: None)
-    store = FakeStore(work={"code": 2}, told=True)
+    store = FakeStore(work={"code": 2}, reported=True)
     with pytest.raises(SystemExit) as left:
         follow(replace(PLACE, rank=1), store, "")
     assert left.value.code == 2

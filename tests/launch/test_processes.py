@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from paralab.launch import processes as starting
-from paralab.launch.processes import INSIDE, Forked, loading_once, start
+from paralab.launch.processes import INSIDE, Forked, import_torch_once, start
 from paralab.record.status_board import UNSEEN
 from tests.conftest import ROOT, run_paralab
 
@@ -25,7 +25,7 @@ pytestmark = [
 def _block(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("TAKEN", "yes")
-    with loading_once():
+    with import_torch_once():
         yield
 
 

@@ -28,9 +28,9 @@ def follow(tmp_path, monkeypatch):
                 raise answer
             return answer
 
-        monkeypatch.setattr(submitting.slurm, "look", look)
+        monkeypatch.setattr(submitting.slurm, "query", look)
         monkeypatch.setattr(submitting.slurm, "cancel", lambda number: said.append("cancelled"))
-        monkeypatch.setattr(submitting.slurm, "offered", lambda: "n1 gpu:2")
+        monkeypatch.setattr(submitting.slurm, "list_nodes", lambda: "n1 gpu:2")
         monkeypatch.setattr(submitting, "LOOK_SECONDS", (0.0, 0.0))
         monkeypatch.setattr(submitting, "POLL_SECONDS", 0.001)
         following = submitting.JobFollower(
