@@ -13,6 +13,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
+from msgspec.structs import replace
+
+from paralab.analyse.compare import Comparison
+from paralab.analyse.result import Result
+from paralab.analyse.verify import VerifyResult
 from paralab.errors import UsageError, unknown
 from paralab.experiment import compare as comparison
 from paralab.experiment import run as experiment
@@ -110,7 +115,7 @@ def lists(options: Sequence[Option]) -> Callable[[Function], Function]:
 
 
 @lists(ALL)
-def run(workload: Source, strategy: str, **options: Unpack[AllOptions]) -> dict[str, Any]:
+def run(workload: Source, strategy: str, **options: Unpack[AllOptions]) -> Result:
     """Train a workload with a strategy and return the result.
 
     `workload` is a built-in name, "path/to/file.py:function", or a function that returns a Workload
@@ -131,7 +136,7 @@ def verify(
     out: str | Path | None = None,
     step_deadline: float = verification.STEP_DEADLINE,
     **options: Unpack[ConfigurationOptions],
-) -> dict[str, Any]:
+) -> VerifyResult:
     """Check that a strategy trains the workload like a single device.
 
     The options you give apply to every case; the others vary. A list of workloads shares one
@@ -160,7 +165,7 @@ def compare(
     prove: bool = True,
     out: str | Path | None = None,
     **options: Unpack[ConfigurationOptions],
-) -> dict[str, Any]:
+) -> Comparison:
     """Measure configurations side by side; return the comparison and the path of its page.
 
     A configuration is a strategy or a dict with the arguments of `run`, for example
@@ -185,7 +190,7 @@ def compare(
             prove=prove,
             out=Path(out) if out else None,
         )
-    return result | {"report": str(write_report(Path(result["run_folder"])))}
+    return replace(result, report=str(write_report(Path(result.run_folder))))
 
 
 def _require_known(given: Mapping[str, Any], options: Sequence[Option]) -> None:

@@ -28,12 +28,13 @@ def mine():
 @pytest.mark.processes
 def test_run_takes_a_function_of_a_file(tmp_path):
     result = paralab.run(mine, "dp", replicas=2, steps=3, out=tmp_path / "run")
-    assert result["strategy"] == "dp"
-    assert len(result["losses"]) == 3
+    assert result.strategy == "dp"
+    assert len(result["losses"]) == 3  # short for result.losses, in a notebook
+    assert result.to_dict()["step_seconds"]["median"] == result.step_seconds.median
 
 
 @pytest.mark.processes
-def test_verify_returns_the_cases(tmp_path):
+def test_verify_returns_the_configurations(tmp_path):
     proof = paralab.verify(
         mine,
         "pipeline",
@@ -43,8 +44,8 @@ def test_verify_returns_the_cases(tmp_path):
         samples=32,
         out=tmp_path / "proof",
     )
-    assert proof["passed"]
-    assert [case["equal"] for case in proof["cases"]] == [True]
+    assert proof.passed
+    assert [each.equal for each in proof.configurations] == [True]
 
 
 def test_errors_are_exceptions_with_the_fix():

@@ -32,7 +32,7 @@ from bench.faults.trial import (
     Workspace,
     first_step,
 )
-from paralab.record.reader import failures_of, read_events
+from paralab.record.reader import read_events, read_failures
 from tests.slurm import cluster
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -56,7 +56,7 @@ def lose_link(base: str) -> Callable[[FaultTrial], FaultOutcome]:
         threading.Timer(DOWN_SECONDS, set_link, ["up"]).start()
         code = trial.end(process)
 
-        failures = failures_of(trial.folder)
+        failures = read_failures(trial.folder)
         problem = failures[0]["problem"] if failures else ""
         first, _ = first_step(trial.folder, after=at)
         return FaultOutcome(

@@ -24,7 +24,7 @@ from bench.faults.trial import (
     processes_of,
 )
 from paralab.record.checkpoints import checkpoints
-from paralab.record.reader import failures_of
+from paralab.record.reader import read_failures
 
 # A fault inside rank N -> what the reported cause must contain.
 IN_RANKS = {
@@ -57,7 +57,7 @@ def inject(trial: FaultTrial) -> FaultOutcome:
 
     mark = json.loads(trial.mark.read_text())
     happened = mark["unix_seconds"]
-    failures = failures_of(trial.folder)
+    failures = read_failures(trial.folder)
     problem = failures[0]["problem"] if failures else ""
     first, begun = first_step(trial.folder, after=happened)
     return FaultOutcome(
@@ -101,7 +101,7 @@ def _kill(
         victim.kill()
     code = trial.end(process)
 
-    failures = failures_of(trial.folder)
+    failures = read_failures(trial.folder)
     if not failures and code == 0:  # killed when all of its work was done
         return FaultOutcome("went on", True, trial.weights_equal(), trial.orphans)
     problem = failures[0]["problem"] if failures else ""

@@ -21,7 +21,8 @@ import psutil
 from paralab.errors import RunFailed
 from paralab.launch.processes import LAUNCHER
 from paralab.machine import child
-from paralab.record.reader import Event, failures_of, read_events
+from paralab.record.events import Event
+from paralab.record.reader import read_events, read_failures
 
 STEPS = 24
 AT_STEP = 12
@@ -239,7 +240,7 @@ def first_step(folder: Path, after: float) -> tuple[float | None, int | None]:
 
 
 def _attempts(folder: Path) -> Iterator[list[Event]]:
-    for attempt in range(len(failures_of(folder)) + 1):
+    for attempt in range(len(read_failures(folder)) + 1):
         yield from read_events(folder, attempt).values()
 
 

@@ -1,20 +1,29 @@
-"""What there is to tell, as plain data: a document of sections whose blocks are tables, answers and
-pictures.
+"""What a page or a terminal shows, as plain data: a document of sections whose blocks are tables,
+answers, and charts.
 
-An analysis makes a `Document`; the terminal, Markdown and the HTML page each render it. Times are
-seconds, sizes bytes. A number that is not known is None, and the text beside it says why.
+An analysis makes a `Document`; the terminal, Markdown, and the HTML page each render it. Times are
+seconds, sizes are bytes. A number that is unknown is None, and the text next to it says why.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
 
-@dataclass(frozen=True)
-class Cell:
-    """What is printed, and the number behind it (what JSON has). A measured number has its spread,
-    p10 … p90 or an interval; without one it is exact: a count, a split, a name."""
+from paralab.record.types import Record
+
+# The numbers behind a sentence: the sentence chooses the names, and values have any JSON type.
+Evidence = dict[str, Any]
+
+
+class _Block(Record, frozen=True, tag_field="block", tag=str.lower):
+    """In JSON, `block` says which kind of block it is: `table`, `bars`, …"""
+
+
+class Cell(Record, frozen=True):
+    """The text, and the number behind it. A measured number has a spread, p10 … p90 or an interval;
+    a number without one is exact: a count, a split, a name."""
 
     text: str
     value: Any = None
@@ -22,36 +31,32 @@ class Cell:
     high: float | None = None
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(_Block, frozen=True):
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A question, its answer in one or two sentences, and the numbers it rests on. `verdict`: yes
-    or no, where it is one."""
+class Answer(_Block, frozen=True):
+    """A question, its answer in one or two sentences, and the numbers behind it. `verdict`: for a
+    yes-or-no question."""
 
     question: str
     text: str
-    evidence: dict[str, Any]
+    evidence: Evidence
     verdict: bool | None = None
 
 
-@dataclass(frozen=True)
-class Bar:
+class Bar(Record, frozen=True):
     label: str
     value: float | None
     low: float | None = None  # the ends of the error bar
     high: float | None = None
-    text: str = ""  # printed at the bar
+    text: str = ""  # printed next to the bar
 
 
-@dataclass(frozen=True)
-class Bars:
+class Bars(_Block, frozen=True):
     """Horizontal bars with error bars, one below the other. `reference`: a line at this value (1.0
     = as fast as one device)."""
 
@@ -62,14 +67,12 @@ class Bars:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(Record, frozen=True):
     label: str
     values: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class Distribution:
+class Distribution(_Block, frozen=True):
     """Every measured value as a dot, with median and quartiles, one row per group; one common
     axis."""
 
@@ -79,22 +82,20 @@ class Distribution:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(Record, frozen=True):
     """Something on a lane of the timeline. `exposed` marks waiting for communication that nothing
     hides."""
 
     lane: int
-    kind: str  # forward, backward, all_reduce, optimizer, wait, data, scatter, replicate, gather, reduce
+    kind: str  # forward, backward, all_reduce, optimizer, wait, data, scatter, replicate, …
     label: str
     start: float
     end: float
     exposed: bool = False
-    details: dict[str, Any] = field(default_factory=dict)
+    details: Evidence = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Timeline:
+class Timeline(_Block, frozen=True):
     """Lanes (rank 0 · cpu:0, rank 0 · communication, …) over one time axis that can be zoomed."""
 
     title: str
@@ -104,14 +105,12 @@ class Timeline:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Record, frozen=True):
     label: str
     pieces: tuple[int, ...]  # samples of each pass or micro-batch; their sum is the part's share
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(_Block, frozen=True):
     """A batch drawn to scale over the devices."""
 
     title: str
@@ -120,16 +119,14 @@ class Split:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(Record, frozen=True):
     label: str
     points: tuple[tuple[float, float], ...]
     low: tuple[float, ...] = ()  # a band around the line, where there is one
     high: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class Lines:
+class Lines(_Block, frozen=True):
     """Curves over a common x: losses, load and memory over time, step time over bucket size."""
 
     title: str
@@ -141,8 +138,7 @@ class Lines:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(Record, frozen=True):
     """One piece of work in a pipeline: which stage, which micro-batch, which way, when.
 
     part     which of the stage's parts of the model, where it has several
@@ -158,8 +154,7 @@ class Slot:
     weights: bool = False
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(_Block, frozen=True):
     """The pipeline as a grid, one row per stage, measured and ideal; what is empty is the
     bubble."""
 
@@ -175,44 +170,26 @@ class Schedule:
 Block = Table | Answer | Bars | Distribution | Timeline | Split | Lines | Schedule
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(Record, frozen=True):
     title: str
     blocks: tuple[Block, ...]
     text: str = ""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One sentence of the verdict, with the numbers it rests on. `kind`: fastest, cost, limit,
-    next, warning, same."""
+class Finding(Record, frozen=True):
+    """One sentence of the verdict, with the numbers behind it. `kind`: fastest, cost, limit, next,
+    warning, same."""
 
     kind: str
     text: str
-    evidence: dict[str, Any]
+    evidence: Evidence
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(Record, frozen=True):
     title: str
     subtitle: str
     findings: tuple[Finding, ...]
     sections: tuple[Section, ...]
-    facts: tuple[
-        tuple[str, str], ...
-    ] = ()  # machine, versions, command: what the numbers depend on
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON, every block with its kind."""
-        sections = [
-            {
-                "title": section.title,
-                "text": section.text,
-                "blocks": [
-                    {"block": type(block).__name__.lower(), **asdict(block)}
-                    for block in section.blocks
-                ],
-            }
-            for section in self.sections
-        ]
-        return {**asdict(self), "sections": sections}
+    # Machine, versions, command: what the numbers depend on.
+    facts: tuple[tuple[str, str], ...] = ()
+    run_folder: str | None = None

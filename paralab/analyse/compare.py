@@ -1,270 +1,366 @@
-"""Set-ups side by side, from an experiment's folder alone: what each took, against the first one,
-and how sure that is."""
+"""Configurations side by side, from an experiment's folder alone: what each took, its speed-up over
+the first one, and how sure that is."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
+from paralab.analyse.blocks import Finding
 from paralab.analyse.confidence import speed_up
+from paralab.analyse.manifest import About, ExperimentManifest, LeftOut, Planned, read_experiment
+from paralab.analyse.metric_types import Metrics
 from paralab.analyse.metrics import RULE
 from paralab.analyse.recording import Recording
-from paralab.analyse.result import result_of, spread
+from paralab.analyse.result import Batch, PeakMemory, Rank, Result, Split, Spread, result_of, spread
+from paralab.analyse.verify import Verification
 from paralab.errors import UsageError
+from paralab.machine.host import Machine
+from paralab.plan.label import label
+from paralab.plan.plan import Plan
+from paralab.plan.request import Request
+from paralab.record.types import Record, convert, read_object
+from paralab.workload.summary import Summary
+
+R = TypeVar("R", bound=Record)
 
 
-def comparison_of(folder: Path) -> dict[str, Any]:
-    """What `compare --json` prints; docs/metrics.md defines the numbers."""
-    manifest = read_manifest(folder)
+class SpeedUp(Record, frozen=True, kw_only=True):
+    """In samples per second: `value`, between `low` and `high` with 95 % confidence (None: too few
+    rounds)."""
+
+    value: float
+    low: float | None
+    high: float | None
+    verdict: str  # baseline, faster, slower, no measurable difference, not known: too few rounds
+
+
+class Row(Record, frozen=True, kw_only=True):
+    """One configuration that was measured, all rounds together. Counts per step are per rank."""
+
+    name: str
+    command: str
+    request: Request
+    strategy: str
+    precision: str
+    accumulate: int
+    device: str
+    devices: int
+    threads_per_device: int
+    processes: int
+    ranks: list[Rank]
+    batch: Batch
+    step_seconds: Spread
+    round_seconds: list[float]  # median step of each round
+    round_seconds_per_sample: list[float]
+    total_seconds: float | None
+    samples_per_second: float | None
+    samples_per_second_per_device: float | None
+    all_reduces_per_step: float
+    all_gathers_per_step: float
+    reduce_scatters_per_step: float
+    bytes_per_step: float
+    peak_bytes: list[PeakMemory]
+    metrics: Metrics
+    losses: list[float | None]
+    splits: list[Split]
+    not_finite_losses: int
+    warnings: list[str]
+    skipped_steps: int
+    remarks: list[str]
+    differences: list[str]
+    runs: list[str]
+    verify: Verification | None  # None: not checked
+    speed_up: SpeedUp | None = None  # None: it trains another workload than the baseline
+    efficiency: float | None = None  # speed-up per device
+    loss_difference: float | None = None  # largest difference from the baseline, relative
+
+    @property
+    def ratio(self) -> SpeedUp:
+        """The speed-up where all rows train the same workload."""
+        assert self.speed_up is not None, self.name
+        return self.speed_up
+
+
+class FailedRow(Record, frozen=True, kw_only=True):
+    """A configuration that failed; `runs` are the rounds before that."""
+
+    name: str
+    command: str
+    request: Request
+    error: str
+    runs: list[str]
+
+
+class Comparison(Record, frozen=True, kw_only=True):
+    """docs/metrics.md defines the numbers."""
+
+    kind: str
+    about: About
+    workload: Summary
+    machine: Machine
+    packages: dict[str, str | None]
+    command: list[str]
+    rounds: int
+    baseline: str | None
+    rows: list[Row]
+    failed: list[FailedRow]
+    left_out: tuple[LeftOut, ...]
+    run_folder: str
+    seconds: float | None = None
+    report: str | None = None  # the page, if one was written
+    findings: tuple[Finding, ...] = ()  # the verdict in words
+
+
+class Measured(Planned, frozen=True, kw_only=True):
+    """What came of a planned configuration; `runs` are its whole rounds."""
+
+    error: str | None
+    verify: Verification | None = None
+
+
+class Outcome(Record, frozen=True, kw_only=True):
+    configurations: list[Measured]
+    rounds: int
+    interrupted: bool = False
+    signal: int | None = None
+
+
+def comparison_of(folder: Path) -> Comparison:
+    """What `compare --json` prints."""
+    manifest = read_experiment(folder)
     path = folder / "outcome.json"
-    outcome = (
-        json.loads(path.read_text()) if path.exists() else _salvaged(folder, manifest["cases"])
-    )
-    return _compared(folder, manifest | outcome)
+    if path.exists():
+        outcome = convert(read_object(path), Outcome, path)
+    else:
+        outcome = _salvage(folder, manifest.configurations)
+    return _compare(folder, manifest, outcome)
 
 
-def _salvaged(folder: Path, cases: list[dict[str, Any]]) -> dict[str, Any]:
-    """The outcome of an experiment whose launcher was killed: the rounds that every case has come
-    through."""
+def _salvage(folder: Path, planned: list[Planned]) -> Outcome:
+    """The outcome of an experiment whose launcher was killed: the rounds that every configuration
+    completed."""
 
     def is_whole(run: str) -> bool:
-        return (folder / run / "manifest.json").exists() and Recording.read(
-            folder / run
-        ).status == "completed"
+        exists = (folder / run / "manifest.json").exists()
+        return exists and Recording.read(folder / run).status == "completed"
 
     rounds = [
         number
-        for number in range(len(cases[0]["runs"]))
-        if all(is_whole(case["runs"][number]) for case in cases)
+        for number in range(len(planned[0].runs))
+        if all(is_whole(each.runs[number]) for each in planned)
     ]
-    error = None if rounds else "it was killed before the first round was whole"
-    kept = [
-        case | {"runs": [case["runs"][number] for number in rounds], "error": error, "parity": None}
-        for case in cases
+    error = None if rounds else "it was killed before the first round was complete"
+    measured = [
+        Measured(
+            name=each.name,
+            command=each.command,
+            request=each.request,
+            runs=[each.runs[number] for number in rounds],
+            error=error,
+        )
+        for each in planned
     ]
-    return {"cases": kept, "rounds": len(rounds)}
+    return Outcome(configurations=measured, rounds=len(rounds))
 
 
-def _compared(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    rows = [_row(folder, entry) for entry in manifest["cases"]]
-    baseline = next((row for row in rows if row["strategy"] == "single" and not row["error"]), None)
-    baseline = baseline or next((row for row in rows if not row["error"]), None)
-    for row in rows:
-        row["speed_up"], row["efficiency"] = _against(row, baseline)
-        row["loss_difference"] = _loss_difference(row, baseline)
-    return {
-        "kind": manifest["kind"],
-        "about": manifest["about"],
-        "workload": manifest["workload"],
-        "machine": manifest["machine"],
-        "packages": manifest["packages"],
-        "command": manifest["command"],
-        "rounds": manifest["rounds"],
-        "baseline": baseline["name"] if baseline else None,
-        "rows": rows,
-        "left_out": manifest["left_out"],
-        "run_folder": str(folder),
-    }
-
-
-def comparison_of_runs(folders: Sequence[Path]) -> dict[str, Any]:
-    """Runs that were made one by one, as one comparison: one round, so differences have no
-    interval."""
-    recordings = [Recording.read(folder) for folder in folders]
-    manifests = [recording.manifest for recording in recordings]
-    workloads = list(dict.fromkeys(manifest["workload"]["name"] for manifest in manifests))
+def comparison_of_runs(folders: Sequence[Path]) -> Comparison:
+    """Single runs as one comparison: one round, so differences have no interval."""
+    manifests = [Recording.read(folder).manifest for folder in folders]
+    workloads = list(dict.fromkeys(manifest.workload.name for manifest in manifests))
     if len(workloads) > 1:
         raise UsageError(
             f"These runs train different workloads: {', '.join(workloads)}.",
-            fix="runs of one workload",
+            fix="pass runs of one workload",
         )
-    entries = []
-    for folder, manifest in zip(folders, manifests, strict=True):
-        words = shlex.join(["paralab", *manifest["command"][1:]])
-        entries.append(
-            {
-                "name": _run_name(manifest["plan"]),
-                "command": words,
-                "request": manifest["plan"],
-                "runs": [str(folder)],
-            }
-        )
-    names = [entry["name"] for entry in entries]
-    for number, entry in enumerate(entries):
-        if names.count(entry["name"]) > 1:
-            entry["name"] += f" ({folders[number].name})"
-    for entry, folder in zip(entries, folders, strict=True):
+    names = [label(manifest.plan) for manifest in manifests]
+    measured = []
+    for folder, manifest, name in zip(folders, manifests, names, strict=True):
         result = result_of(folder)
-        entry["error"] = None if result["steps"] else f"no step was finished ({result['status']})"
-        entry["runs"] = entry["runs"] if result["steps"] else []
-    whole = {"kind": "run", "about": {}, "rounds": 1, "left_out": [], "cases": entries}
-    return _compared(Path(), manifests[0] | whole)
+        measured.append(
+            Measured(
+                name=f"{name} ({folder.name})" if names.count(name) > 1 else name,
+                command=shlex.join(["paralab", *manifest.command[1:]]),
+                request=_request_of(manifest.plan),
+                runs=[str(folder)] if result.steps else [],
+                error=None if result.steps else f"no step was finished ({result.status})",
+            )
+        )
+    first = manifests[0]
+    experiment = ExperimentManifest(
+        schema=first.schema,
+        created=first.created,
+        command=first.command,
+        folder=first.folder,
+        packages=first.packages,
+        machine=first.machine,
+        kind="run",
+        workload=first.workload,
+        configurations=[],
+    )
+    return _compare(Path(), experiment, Outcome(configurations=measured, rounds=1))
 
 
-def _run_name(plan: dict[str, Any]) -> str:
-    words = [plan["strategy"] + (f" ×{plan['replicas']}" if plan["replicas"] > 1 else "")]
-    words += [f"{plan['stages']} stages"] if plan["stages"] > 1 else []
-    words += [plan["schedule"]] if plan.get("schedule") else []
-    words += [f"accumulate {plan['accumulate']}"] if plan["accumulate"] > 1 else []
-    words += [plan["precision"]] if plan["precision"] != "fp32" else []
-    return " · ".join(words)
+def _request_of(plan: Plan) -> Request:
+    """What a plan was made from, as far as the plan has it."""
+    names = {field.name for field in fields(Plan)} & {field.name for field in fields(Request)}
+    return Request(**{name: getattr(plan, name) for name in names})
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        if not isinstance(manifest, dict):
-            raise ValueError("its manifest is no object")
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{folder} is no folder of paralab: {error}.", fix="a folder under runs/"
-        ) from error
-    return manifest
+def _compare(folder: Path, manifest: ExperimentManifest, outcome: Outcome) -> Comparison:
+    rows, failed = [], []
+    for each in outcome.configurations:
+        results = [] if each.error else [result_of(folder / run) for run in each.runs]
+        results = [result for result in results if result.step_seconds]
+        if results:
+            rows.append(_row(folder, each, results))
+        else:
+            failed.append(
+                FailedRow(
+                    name=each.name,
+                    command=each.command,
+                    request=each.request,
+                    error=each.error or "no step was finished",
+                    runs=each.runs,
+                )
+            )
+    single = next((row for row in rows if row.strategy == "single"), None)
+    baseline = single or (rows[0] if rows else None)
+    return Comparison(
+        kind=manifest.kind,
+        about=manifest.about,
+        workload=manifest.workload,
+        machine=manifest.machine,
+        packages=manifest.packages,
+        command=manifest.command,
+        rounds=outcome.rounds,
+        baseline=baseline.name if baseline else None,
+        rows=[_against(row, baseline) for row in rows] if baseline else [],
+        failed=failed,
+        left_out=manifest.left_out,
+        run_folder=str(folder),
+    )
 
 
-def _row(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
-    """One set-up: its rounds together."""
-    results = [
-        result
-        for run in entry["runs"]
-        if (result := result_of(folder / run))["step_seconds"]["median"] is not None
-    ]
-    request, first = entry["request"], results[0] if results else {}
-    recordings = [Recording.read(folder / run) for run in entry["runs"]]
+def _row(folder: Path, configuration: Measured, results: list[Result]) -> Row:
+    """One configuration: its rounds together."""
+    recordings = [Recording.read(folder / run) for run in configuration.runs]
+    first = results[0]
     seconds = [step for recording in recordings for step in recording.step_seconds]
-    alone = len(results) == 1 and len(results[0]["losses"]) > len(
-        recordings[0].steps
-    )  # its events have lost some of its steps
-    numbers = [r["step_seconds"]["median"] for r in results]
-    devices = len(first.get("grid", {}).get("devices", [])) or None
-    rate = _median([r["samples_per_second"] for r in results])
-    return {
-        "name": entry["name"],
-        "command": entry["command"],
-        "request": request,
-        "strategy": request["strategy"],
-        "precision": first.get("precision", request["precision"]),
-        "accumulate": first.get("batch", {}).get("accumulate"),
-        "error": entry["error"],
-        "device": first.get("device", request.get("device", "auto")),
-        "devices": devices,
-        "threads_per_device": first.get("threads_per_device"),
-        "processes": len(first.get("ranks", [])) or None,
-        "ranks": first.get("ranks", []),
-        "batch": first.get("batch"),
-        "step_seconds": first["step_seconds"] if alone else spread(seconds),
-        "round_seconds": numbers,
-        "round_seconds_per_sample": [
-            r["step_seconds"]["median"] / r["samples_per_step"] for r in results
-        ],
-        "total_seconds": _median([r["total_seconds"] for r in results]),
-        "samples_per_second": rate,
-        "samples_per_second_per_device": rate / devices if rate and devices else None,
-        "all_reduces_per_step": first.get("all_reduces_per_step"),
-        "all_gathers_per_step": first.get("all_gathers_per_step"),
-        "reduce_scatters_per_step": first.get("reduce_scatters_per_step"),
-        "bytes_per_step": first.get("bytes_per_step"),
-        "peak_bytes": results[-1]["peak_bytes"] if results else [],  # every round holds the same
-        "metrics": _metrics([r["metrics"] for r in results]),
-        "losses": first.get("losses", []),
-        "splits": first.get("splits", []),
-        "not_finite_losses": sum(loss is None for r in results for loss in r["losses"]),
-        "warnings": first.get("warnings", [])[len(first.get("remarks", [])) :],
-        "skipped_steps": sum(r["skipped_steps"] for r in results),
-        "parity": entry.get("parity"),
-        "remarks": first.get("remarks", []),
-        "differences": first.get("differences", []),
-        "runs": entry["runs"],
-    }
+    # The events of a damaged run have lost steps that its result.json still knows.
+    damaged = len(results) == 1 and first.steps > len(recordings[0].steps)
+    times = first.step_seconds if damaged or not seconds else spread(seconds)
+    assert times is not None, configuration.name
+    rounds = [(r.step_seconds.median, r.samples_per_step or 1.0) for r in results if r.step_seconds]
+    devices = len(first.grid.devices)
+    rate = _median([r.samples_per_second for r in results])
+    return Row(
+        name=configuration.name,
+        command=configuration.command,
+        request=configuration.request,
+        strategy=configuration.request.strategy,
+        precision=first.precision,
+        accumulate=first.batch.accumulate,
+        device=first.device,
+        devices=devices,
+        threads_per_device=first.threads_per_device,
+        processes=len(first.ranks),
+        ranks=first.ranks,
+        batch=first.batch,
+        step_seconds=times,
+        round_seconds=[median for median, _ in rounds],
+        round_seconds_per_sample=[median / samples for median, samples in rounds],
+        total_seconds=_median([r.total_seconds for r in results]),
+        samples_per_second=rate,
+        samples_per_second_per_device=rate / devices if rate else None,
+        all_reduces_per_step=first.all_reduces_per_step or 0.0,
+        all_gathers_per_step=first.all_gathers_per_step or 0.0,
+        reduce_scatters_per_step=first.reduce_scatters_per_step or 0.0,
+        bytes_per_step=first.bytes_per_step or 0.0,
+        peak_bytes=results[-1].peak_bytes,  # the same in every round
+        metrics=_metrics(results),
+        losses=first.losses,
+        splits=first.splits,
+        not_finite_losses=sum(loss is None for r in results for loss in r.losses),
+        warnings=first.warnings[len(first.remarks) :],
+        skipped_steps=sum(r.skipped_steps for r in results),
+        remarks=first.remarks,
+        differences=first.differences,
+        runs=configuration.runs,
+        verify=configuration.verify,
+    )
 
 
-def _against(
-    row: dict[str, Any], baseline: dict[str, Any] | None
-) -> tuple[dict[str, Any] | None, float | None]:
-    """(speed-up in samples per second with its interval and verdict, efficiency: the speed-up per
-    device)."""
-    if (
-        not baseline
-        or row["error"]
-        or row["request"]["workload"] != baseline["request"]["workload"]
-    ):
-        return None, None
-    ratio = speed_up(baseline["round_seconds_per_sample"], row["round_seconds_per_sample"])
+def _against(row: Row, baseline: Row) -> Row:
+    """The row with its speed-up in samples per second, its efficiency, and how far its losses are
+    from the baseline's."""
+    if row.request.workload != baseline.request.workload:
+        return row
+    ratio = speed_up(baseline.round_seconds_per_sample, row.round_seconds_per_sample)
     verdict = "baseline" if row is baseline else ratio.verdict
-    return {**asdict(ratio), "verdict": verdict}, ratio.value * baseline["devices"] / row["devices"]
-
-
-def _loss_difference(row: dict[str, Any], baseline: dict[str, Any] | None) -> float | None:
-    """The largest difference of a step's loss from the baseline's, relative to it: same weights,
-    same samples."""
-    if (
-        not baseline
-        or row["error"]
-        or row["request"]["workload"] != baseline["request"]["workload"]
-    ):
-        return None
-    return (
-        loss_difference(row["losses"], baseline["losses"])
-        if row["batch"]["size"] == baseline["batch"]["size"]
-        else None
+    same_batch = row.batch.size == baseline.batch.size
+    return replace(
+        row,
+        speed_up=SpeedUp(value=ratio.value, low=ratio.low, high=ratio.high, verdict=verdict),
+        efficiency=ratio.value * baseline.devices / row.devices,
+        loss_difference=loss_difference(row.losses, baseline.losses) if same_batch else None,
     )
 
 
 def loss_difference(
     losses: Sequence[float | None], expected: Sequence[float | None]
 ) -> float | None:
-    """Over the steps that both have. None where a loss that should be finite is not: no number
-    tells how far off that is."""
+    """The largest relative difference over the steps that both have. None if a loss that should be
+    finite is not: no number says how far off that is."""
     pairs = [(a, b) for a, b in zip(losses, expected, strict=False) if b]
     if any(a is None for a, _ in pairs):
         return None
-    return max(
-        (abs(a - b) / abs(b) for a, b in pairs if a is not None and b is not None), default=None
+    return max((abs(a - b) / abs(b) for a, b in pairs if a is not None and b), default=None)
+
+
+def _metrics(results: list[Result]) -> Metrics:
+    """The medians over the rounds. A straggler must be the same rank in most of them."""
+    rounds = [result.metrics for result in results]
+    medians = _medians(rounds)
+    late = [each.straggler for each in rounds if each.straggler]
+    rank, times = Counter(each.rank for each in late).most_common(1)[0] if late else (None, 0)
+    same = [straggler for straggler in late if straggler.rank == rank]
+    share = medians.communication_share
+    return replace(
+        medians,
+        keeps_rule=share < RULE if share else None,
+        straggler=_medians(same) if 2 * times > len(rounds) else None,
     )
 
 
-def _metrics(rounds: list[dict[str, Any]]) -> Any:
-    """The medians over the rounds. A name is not averaged: a straggler is one that most rounds
-    name."""
-    if not rounds:
-        return None
-    found = merged(rounds)
-    share = found["communication_share"]
-    late = [each["straggler"] for each in rounds if each["straggler"]]
-    rank, times = (
-        Counter(straggler["rank"] for straggler in late).most_common(1)[0] if late else (None, 0)
-    )
-    same = [straggler for straggler in late if straggler["rank"] == rank]
-    return found | {
-        "keeps_rule": share < RULE if share else None,
-        "straggler": merged(same) | {"rank": rank} if 2 * times > len(rounds) else None,
-    }
+def _medians(values: Sequence[R]) -> R:
+    """The same record with the median of every number; anything else is the first one's."""
+    changes = {}
+    for name in values[0].__struct_fields__:
+        known = [field for value in values if (field := getattr(value, name)) is not None]
+        changes[name] = _median_field(known)
+    return replace(values[0], **changes)
 
 
-def merged(values: list[Any]) -> Any:
-    """The same tree with the median of every number over the rounds. What is not a number is the
-    first one's."""
-    if not values:
-        return None
-    first = values[0]
-    if isinstance(first, bool | str):
-        return first
-    if isinstance(first, dict):
-        return {
-            key: merged([v[key] for v in values if isinstance(v, dict) and v.get(key) is not None])
-            for key in first
-        }
+def _median_field(values: Sequence[Any]) -> Any:
+    """The median of numbers, of the fields of records, or of the items of lists."""
+    first = values[0] if values else None
+    if isinstance(first, Record):
+        return _medians(values)
     if isinstance(first, list):
-        same = [v for v in values if isinstance(v, list) and len(v) == len(first)]
-        return [merged([v[place] for v in same]) for place in range(len(first))]
-    numbers = [v for v in values if isinstance(v, int | float)]
-    return statistics.median(numbers) if numbers else None
+        alike = [value for value in values if len(value) == len(first)]
+        items = zip(*alike, strict=True)
+        return [_median_field([item for item in each if item is not None]) for each in items]
+    if isinstance(first, bool) or not isinstance(first, int | float):
+        return first
+    return statistics.median_low(values) if isinstance(first, int) else statistics.median(values)
 
 
 def _median(values: Sequence[float | None]) -> float | None:

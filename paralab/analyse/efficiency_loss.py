@@ -1,48 +1,42 @@
 """Where the time went that a perfect split would have saved.
 
-perfect   a step of n devices takes 1/n of one device's, for the same batch (or as long, for n times the batch)
-lost      what it takes more than that, and the measured times it is made of, each beyond its own share
+perfect   n devices take 1/n of one device's step for the same batch (or as long for n times the
+          batch)
+lost      everything beyond that, divided into the measured times that caused it
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-Row = dict[str, Any]
+from paralab.analyse.compare import Row
 
 
 def perfect_seconds(row: Row, one: Row) -> float:
-    return float(_work(row, one) * one["step_seconds"]["median"])
+    return _work(row, one) * one.step_seconds.median
 
 
 def _work(row: Row, one: Row) -> float:
-    """Samples per device, against `one`: what a perfect step shrinks or grows with."""
-    return float(row["batch"]["size"] / one["batch"]["size"] / (row["devices"] / one["devices"]))
+    """Samples per device relative to `one`."""
+    return row.batch.size / one.batch.size / (row.devices / one.devices)
 
 
 def losses_of(row: Row, one: Row) -> dict[str, float]:
-    """Seconds per step lost against a perfect split, by cause. `one`: the set-up it is compared
+    """Seconds per step lost against a perfect split, by cause. `one`: the configuration to compare
     with."""
-    mine: dict[str, Any] = row["metrics"]
-    theirs: dict[str, Any] = one["metrics"]
+    mine, theirs = row.metrics, one.metrics
     work = _work(row, one)
 
     def more(name: str) -> float:
-        return max(0.0, float(mine[name] or 0.0) - work * float(theirs[name] or 0.0))
+        return max(0.0, (mine[name] or 0.0) - work * (theirs[name] or 0.0))
 
     computing = more("compute_seconds")
-    bubble = min(
-        computing,
-        (mine["bubble"] or {"measured": 0.0})["measured"] * (mine["compute_seconds"] or 0.0),
-    )
+    idle = mine.bubble.measured if mine.bubble else 0.0
+    bubble = min(computing, idle * (mine.compute_seconds or 0.0))
     known = {
         "exposed communication": more("exposed_communication_seconds"),
         "waiting for a slower rank": more("exposed_waiting_seconds"),
         "idle stages (the bubble)": bubble,
-        "computing slower": computing - bubble,
+        "slower compute": computing - bubble,
         "the optimizer, which every device repeats": more("optimizer_seconds"),
     }
-    known["other"] = max(
-        0.0, row["step_seconds"]["median"] - perfect_seconds(row, one) - sum(known.values())
-    )
-    return known
+    lost = row.step_seconds.median - perfect_seconds(row, one)
+    return known | {"other": max(0.0, lost - sum(known.values()))}

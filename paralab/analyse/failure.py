@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paralab.record.reader import Event, read_events
+from paralab.record.events import End, Error
+from paralab.record.reader import read_events
 from paralab.record.status_board import LEFT_EARLY, UNSEEN
 
 # What a rank says when another one is gone, or did not come while it waited. Never the cause.
@@ -48,27 +49,26 @@ def root_cause(
     gone: Sequence[int] = (),
     words: Mapping[int, str] | None = None,
 ) -> Cause:
-    """The first error that is not a consequence of another rank's end; else the rank that left
-    without a word; else the one for which the others waited. An exit code None is a rank that the
-    launcher had to end; `gone` are ranks whose end nobody saw; `words` are errors of ranks that
-    could not be written to the run folder."""
+    """The first error that is not a consequence of another rank's end; else a rank that ended
+    without an error; else the rank that the others waited for.
+
+    An exit code None is a rank that the launcher ended. `gone`: ranks whose end nobody saw.
+    `words`: errors that ranks could not write to the run folder."""
     events = read_events(folder, attempt)
     errors = [
         (event, rank)
         for rank, list_ in events.items()
         for event in list_
-        if event["event"] == "error"
+        if isinstance(event, Error)
     ]
-    told = {rank for _, rank in errors}
+    written = {rank for _, rank in errors}
     errors += [
-        ({"error": text, "time": math.inf}, rank)
+        (Error(event="error", time=math.inf, error=text), rank)
         for rank, text in (words or {}).items()
-        if rank not in told
+        if rank not in written
     ]
-    ended = {
-        rank for rank, list_ in events.items() if any(event["event"] == "end" for event in list_)
-    }
-    own = sorted((e for e in errors if not is_victim(e[0])), key=lambda e: float(e[0]["time"]))
+    ended = {rank for rank, list_ in events.items() if any(isinstance(e, End) for e in list_)}
+    own = sorted((e for e in errors if not is_victim(e[0])), key=lambda e: e[0].time)
     spoke = ended | {rank for _, rank in errors}
     left = [rank for rank, code in enumerate(exit_codes) if code is not None and rank not in spoke]
     stuck = [rank for rank, code in enumerate(exit_codes) if code is None]
@@ -77,7 +77,7 @@ def root_cause(
         return Cause(rank, what, detail, logs / f"rank{rank}.txt")
 
     if own:
-        return cause(own[0][1], own[0][0]["error"], own[0][0].get("detail", ""))
+        return cause(own[0][1], own[0][0].error, own[0][0].detail or "")
     if gone:
         return cause(
             gone[0],
@@ -99,15 +99,15 @@ def root_cause(
     if stuck:
         return cause(stuck[0], "did not arrive where the other ranks waited for it, and was ended")
     if errors:
-        event, rank = min(errors, key=lambda e: float(e[0]["time"]))
-        return cause(rank, event["error"])
+        event, rank = min(errors, key=lambda e: e[0].time)
+        return cause(rank, event.error)
     return cause(0, f"exit codes {exit_codes}")
 
 
-def is_victim(error: Event) -> bool:
+def is_victim(error: Error) -> bool:
     """Lost connections are another rank's doing only where ranks talk: the user's own download may
     lose one as well."""
-    text, trace = error["error"], error.get("traceback")
+    text, trace = error.error, error.traceback
     return bool(
         VICTIMS.search(text) and (trace is None or BETWEEN_RANKS.search(f"{text}\n{trace}"))
     )

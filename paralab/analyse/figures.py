@@ -1,24 +1,27 @@
-"""Pictures of a run as data, from its folder: the timeline, the pipeline's schedule, load and
-memory over time, the batch split."""
+"""Charts of a run as data, from its folder: the timeline, the pipeline schedule, load and memory
+over time, the batch split."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TypeVar
 
 from paralab.analyse.blocks import Line, Lines, Part, Schedule, Slot, Span, Split, Timeline
+from paralab.analyse.compare import Row
 from paralab.analyse.metrics import (
-    COLLECTIVES,
     blocked,
+    collectives,
     computing,
     pass_bubbles,
     pipelines_of,
     transfers_and_waits,
 )
 from paralab.analyse.recording import Recording
+from paralab.analyse.result import Batch, Rank
 from paralab.analyse.time_intervals import Interval, lanes, without
 from paralab.plan.schedules import ideal_bubble, order, simulate
-from paralab.record.reader import Event
+from paralab.record.events import COLLECTIVES, Load, Step
+from paralab.record.events import Span as SpanEvent
 from paralab.units import plural
 
 KINDS = {
@@ -30,12 +33,13 @@ MOST_POINTS = 300
 GAP_SECONDS = 0.1  # between two runs that are drawn one after the other
 
 Curves = dict[str, list[tuple[float, float]]]
+T = TypeVar("T")
 
 
 def timeline(recording: Recording, steps: int = 2) -> Timeline | None:
-    """The last measured steps of every rank: what each device did, and each bucket on its way.
-    Times count from the first one's start."""
-    detailed = [step for step in recording.timed if recording.spans(0, step[0]["step"])]
+    """The last measured steps of every rank: what each device did, and when each bucket was
+    transferred. Time 0 is the start of the first one."""
+    detailed = [recording.step(number) for number in recording.detailed]
     for number in range(min(steps, len(detailed)), 0, -1):
         found = _timeline(recording, detailed[-number:])
         if len(found.spans) <= MOST_SPANS or number == 1:
@@ -43,71 +47,64 @@ def timeline(recording: Recording, steps: int = 2) -> Timeline | None:
     return None
 
 
-def _timeline(recording: Recording, steps: list[list[Event]]) -> Timeline:
-    origin = min(event["start"] for event in steps[0])
+def _timeline(recording: Recording, steps: list[list[Step]]) -> Timeline:
+    origin = min(event.start for event in steps[0])
     names: list[str] = []
     spans: list[Span] = []
-    for rank in recording.plan["ranks"]:
-        devices = list(dict.fromkeys(device["name"] for device in rank["devices"]))
+    for rank in recording.plan.ranks:
+        devices = list(dict.fromkeys(device.name for device in rank.devices))
         base = len(names)
-        names += [f"rank {rank['rank']} · {device}" for device in devices]
-        events = [
-            event for step in steps for event in recording.spans(rank["rank"], step[0]["step"])
-        ]
-        reduced = [event for event in events if event["event"] in COLLECTIVES]
-        rows = lanes([(event["start"], event["end"]) for event in reduced], nested=False)
-        what = "shards" if any("unit" in event for event in reduced) else "all-reduce"
+        names += [f"rank {rank.rank} · {device}" for device in devices]
+        events = [event for step in steps for event in recording.spans(rank.rank, step[0].step)]
+        reduced = collectives(events)
+        rows = lanes([event.interval for event in reduced], nested=False)
+        what = "shards" if any(event.unit for event in reduced) else "all-reduce"
         names += [
-            f"rank {rank['rank']} · {what}" + (f" {n + 1}" if n else "")
+            f"rank {rank.rank} · {what}" + (f" {n + 1}" if n else "")
             for n in range(max(rows, default=-1) + 1)
         ]
         for event, row in zip(reduced, rows, strict=True):
             spans.append(_span(event, base + len(devices) + row, origin))
         for step in steps:
-            own = recording.spans(rank["rank"], step[0]["step"])
+            own = recording.spans(rank.rank, step[0].step)
             spans += _work(own, devices, base, origin)
-            spans += _exposed(recording, rank["rank"], step[0]["step"], base, origin)
+            spans += _exposed(recording, rank.rank, step[0].step, base, origin)
         spans += [
             _span(event, base, origin)
-            for event in recording.named("data", rank["rank"])
+            for event in recording.named("data", rank.rank)
             if _between(event, steps)
         ]
     ends = tuple(
         (
-            step[0]["step"],
-            min(e["start"] for e in step) - origin,
-            max(e["end"] for e in step) - origin,
+            step[0].step,
+            min(e.start for e in step) - origin,
+            max(e.end for e in step) - origin,
         )
         for step in steps
     )
     return Timeline("the last steps", tuple(names), tuple(spans), ends)
 
 
-def _work(own: list[Event], devices: list[str], base: int, origin: float) -> list[Span]:
-    """What the devices did. Where replicas have their own spans, the whole forward and backward of
-    the process only hold them."""
-    replicas = {event["event"] for event in own} & KINDS.keys()
-    clipped = dict(
-        zip((id(e) for e in own if e["event"] == "backward"), computing(own), strict=True)
-    )
+def _work(own: list[SpanEvent], devices: list[str], base: int, origin: float) -> list[Span]:
+    """What the devices did. If replicas have spans, the process's forward and backward only
+    contain them."""
+    replicas = {event.event for event in own} & KINDS.keys()
+    clipped = dict(zip((id(e) for e in own if e.event == "backward"), computing(own), strict=True))
     found = []
     for event in own:
-        if event["event"] in (*COLLECTIVES, "data") or (
-            replicas and event["event"] in ("forward", "backward")
+        if event.event in (*COLLECTIVES, "data") or (
+            replicas and event.event in ("forward", "backward")
         ):
             continue
-        lane = base + devices.index(event["device"]) if event.get("device") in devices else base
+        lane = base + devices.index(event.device) if event.device in devices else base
         found.append(_span(event, lane, origin, clipped.get(id(event))))
     return found
 
 
 def _exposed(recording: Recording, rank: int, step: int, base: int, origin: float) -> list[Span]:
-    """The time in which the rank's first device only waits: for a slower rank, or for a
-    transfer."""
+    """When the rank's first device only waits: for a slower rank, or for a transfer."""
     own = recording.spans(rank, step)
-    busy = [
-        (e["start"], e["end"]) for e in own if e["event"] in ("forward", "optimizer")
-    ] + computing(own)
+    busy = [(e.start, e.end) for e in own if e.event in ("forward", "optimizer")] + computing(own)
     busy = without(busy, blocked(own))
     transfers, waits = transfers_and_waits(recording, rank, step)
     found = []
@@ -131,70 +128,68 @@ def _exposed(recording: Recording, rank: int, step: int, base: int, origin: floa
     return found
 
 
-def _span(event: Event, lane: int, origin: float, interval: Interval | None = None) -> Span:
-    start, end = interval or (event["start"], event["end"])
-    kind = str(KINDS.get(event["event"], event["event"]))
+def _span(event: SpanEvent, lane: int, origin: float, interval: Interval | None = None) -> Span:
+    start, end = interval or event.interval
+    kind = KINDS.get(event.event, event.event)
     hidden = ("event", "start", "end", "device")
-    details = {name: value for name, value in event.items() if name not in hidden}
-    if "unit" in event:
-        return Span(lane, kind, str(event["unit"]), start - origin, end - origin, details=details)
+    details = {name: value for name, value in event.known.items() if name not in hidden}
+    if event.unit is not None:
+        return Span(lane, kind, event.unit, start - origin, end - origin, details=details)
     label = (
-        f"bucket {event['bucket']}"
+        f"bucket {event.bucket}"
         if kind == "all_reduce"
-        else f"{kind} {event['micro']}"
-        if "micro" in event
+        else f"{kind} {event.micro}"
+        if event.micro is not None
         else kind
     )
     return Span(lane, kind, label, start - origin, end - origin, details=details)
 
 
-def _between(event: Event, steps: list[list[Event]]) -> bool:
-    return bool(steps[0][0]["start"] <= event["start"] <= steps[-1][0]["end"])
+def _between(event: SpanEvent, steps: list[list[Step]]) -> bool:
+    return steps[0][0].start <= event.start <= steps[-1][0].end
 
 
 def schedule(recording: Recording) -> Schedule | None:
     """One pass of the last measured step through the stages of the first replica, beside the ideal
     one."""
     plan = recording.plan
-    stages, micro_batches, name = plan["stages"], plan["micro_batches"], plan.get("schedule")
-    detailed = [step for step in recording.timed if recording.spans(0, step[0]["step"])]
-    if stages < 2 or not detailed:
+    stages, micro_batches, name = plan.stages, plan.micro_batches, plan.schedule
+    if stages < 2 or not recording.detailed:
         return None
-    own = pipelines_of(recording, detailed[-1][0]["step"])[0]
+    own = pipelines_of(recording, recording.detailed[-1])[0]
     work = [
         event
         for event in own
-        if event["event"] in ("forward", "backward")
-        and event["accumulation"] == 0
-        and "stage" in event
+        if event.event in ("forward", "backward")
+        and not event.accumulation
+        and event.stage is not None
     ]
     if not work:
         return None
-    clipped = dict(
-        zip((id(e) for e in own if e["event"] == "backward"), computing(own), strict=True)
-    )
-    origin = min(event["start"] for event in work)
+    passes = [event for event in own if event.event == "backward"]
+    clipped = {id(e): interval for e, interval in zip(passes, computing(own), strict=True)}
+    origin = min(event.start for event in work)
     measured = []
     for event in work:
-        start, end = clipped.get(id(event), (event["start"], event["end"]))
-        place = event["stage"] % stages, event["micro"], event["event"] == "backward"
+        start, end = clipped.get(id(event), event.interval)
+        part, stage = divmod(event.stage or 0, stages)
         measured.append(
             Slot(
-                *place,
+                stage,
+                event.micro or 0,
+                event.event == "backward",
                 start - origin,
                 end - origin,
-                event["stage"] // stages,
-                bool(event.get("weights")),
+                part,
+                bool(event.weights),
             )
         )
     if name:
         devices = [
-            f"rank {rank['rank']} · {rank['devices'][0]['name']}"
-            for rank in plan["ranks"]
-            if not rank["replica"]
+            f"rank {rank.rank} · {rank.devices[0].name}" for rank in plan.ranks if not rank.replica
         ]
     else:
-        devices = [device["name"] for device in plan["ranks"][0]["devices"]]
+        devices = [device.name for device in plan.ranks[0].devices]
     who = "replica 0" if name else "rank 0"
     return Schedule(
         f"{who}, {plural(micro_batches, 'micro-batch')} through {stages} stages",
@@ -234,13 +229,13 @@ def load_lines(recordings: Sequence[Recording], title: str = "load") -> Lines | 
     """Per GPU what NVML said; without one, the cores that every rank used."""
     lines: Curves = {}
     for rank, time, event in _samples(recordings):
-        for gpu in event["devices"]:
-            if gpu.get("utilization") is not None:
-                lines.setdefault(f"{gpu['device']} · NVML (rank {rank})", []).append(
-                    (time, gpu["utilization"])
+        for gpu in event.devices:
+            if gpu.utilization is not None:
+                lines.setdefault(f"{gpu.device} · NVML (rank {rank})", []).append(
+                    (time, gpu.utilization)
                 )
-        if not event["devices"]:
-            lines.setdefault(f"rank {rank} · cores", []).append((time, event["cpu_share"]))
+        if not event.devices:
+            lines.setdefault(f"rank {rank} · cores", []).append((time, event.cpu_share))
     on_gpu = any("NVML" in name for name in lines)
     y, unit = (
         ("share of the time in which a kernel ran", "share")
@@ -254,49 +249,46 @@ def memory_lines(recordings: Sequence[Recording], title: str = "memory") -> Line
     """Per GPU what the allocator held; without one, what every process did."""
     lines: Curves = {}
     for rank, time, event in _samples(recordings):
-        for gpu in event["devices"]:
-            lines.setdefault(f"rank {rank} · {gpu['device']}", []).append(
-                (time, gpu["allocated_bytes"])
+        for gpu in event.devices:
+            lines.setdefault(f"rank {rank} · {gpu.device}", []).append(
+                (time, gpu.allocated_bytes or 0)
             )
-        if not event["devices"] and event["rss_bytes"] is not None:
-            lines.setdefault(f"rank {rank} · process", []).append((time, event["rss_bytes"]))
+        if not event.devices and event.rss_bytes is not None:
+            lines.setdefault(f"rank {rank} · process", []).append((time, event.rss_bytes))
     return _lines(title, lines, "memory", "bytes")
 
 
-def _samples(recordings: Sequence[Recording]) -> Iterator[tuple[int, float, Event]]:
+def _samples(recordings: Sequence[Recording]) -> Iterator[tuple[int, float, Load]]:
     """(rank, seconds, `load` event) of runs laid one after the other, without the time between
     them."""
     offset = 0.0
     for recording in recordings:
-        times = [event["time"] for event in recording.named("load")]
+        times = [event.time for event in recording.of(Load)]
         begin = min(times, default=0.0)
         for rank in range(recording.world_size):
-            for event in recording.named("load", rank):
-                yield rank, offset + event["time"] - begin, event
+            for event in recording.of(Load, rank):
+                yield rank, offset + event.time - begin, event
         offset += max(times, default=0.0) - begin + GAP_SECONDS
 
 
 def _lines(title: str, lines: Curves, y: str, unit: str) -> Lines | None:
-    shown = tuple(Line(name, tuple(thinned(sorted(points)))) for name, points in lines.items())
+    shown = tuple(Line(name, tuple(thin(sorted(points)))) for name, points in lines.items())
     return Lines(title, shown, "seconds", y, unit) if shown else None
 
 
-def thinned(points: Sequence[Any]) -> Sequence[Any]:
-    """At most `MOST_POINTS`, evenly taken."""
+def thin(points: Sequence[T]) -> Sequence[T]:
+    """At most `MOST_POINTS`, evenly spaced."""
     step = -(-len(points) // MOST_POINTS)
     return points[:: step or 1]
 
 
-def loss_lines(rows: Sequence[dict[str, Any]]) -> Lines | None:
-    """The losses of all set-ups on one another: where they are the same training, one curve hides
-    the others."""
+def loss_lines(rows: Sequence[Row]) -> Lines | None:
+    """The losses of all configurations: if they train the same, one curve hides the others."""
     lines = []
     for row in rows:
-        points = [
-            (float(step), loss) for step, loss in enumerate(row["losses"]) if loss is not None
-        ]
+        points = [(float(step), loss) for step, loss in enumerate(row.losses) if loss is not None]
         if points:
-            lines.append(Line(row["name"], tuple(thinned(points))))
+            lines.append(Line(row.name, tuple(thin(points))))
     return (
         Lines("Loss", tuple(lines), "optimizer step", "loss of the global batch", "number")
         if lines
@@ -304,28 +296,23 @@ def loss_lines(rows: Sequence[dict[str, Any]]) -> Lines | None:
     )
 
 
-def split(row: dict[str, Any]) -> Split | None:
+def split(batch: Batch, ranks: Sequence[Rank]) -> Split:
     """The batch over the devices that share it, cut into passes and micro-batches."""
-    batch = row.get("batch")
-    if not batch:
-        return None
     parts = []
-    for rank in row["ranks"]:
-        if rank.get("stage"):  # the stages of a replica see the same samples
+    for rank in ranks:
+        if rank.stage:  # the stages of a replica see the same samples
             continue
-        if rank["roles"][0].startswith(
-            "replica "
-        ):  # DataParallel: one process, one share per replica
+        if rank.roles[0].startswith("replica "):  # DataParallel: one process, one share per replica
             pieces = [
-                (device, held, batch["accumulate"])
-                for device, held in zip(rank["devices"], rank["split"], strict=True)
+                (device, held, batch.accumulate)
+                for device, held in zip(rank.devices, rank.split, strict=True)
             ]
         else:
-            cuts = batch["accumulate"] * batch["micro_batches"]
+            cuts = batch.accumulate * batch.micro_batches
             pieces = [
                 (
-                    f"rank {rank['rank']} · {' → '.join(rank['devices'])}",
-                    rank["samples_per_step"],
+                    f"rank {rank.rank} · {' → '.join(rank.devices)}",
+                    rank.samples_per_step,
                     cuts,
                 )
             ]
@@ -333,4 +320,4 @@ def split(row: dict[str, Any]) -> Split | None:
             parts.append(
                 Part(label, tuple(held // cuts + (place < held % cuts) for place in range(cuts)))
             )
-    return Split(batch["arithmetic"], batch["size"], tuple(parts))
+    return Split(batch.arithmetic, batch.size, tuple(parts))

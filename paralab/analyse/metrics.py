@@ -1,16 +1,16 @@
-"""Where the time of a step went, from the run folder alone. Every number is defined in
-docs/metrics.md.
+"""Where the time of a step went, from the run folder alone. docs/metrics.md defines every number.
 
-One step of one rank of DDP, two buckets; the other rank is slower, and its bucket 1 is ready only
-at `w`:
+One step of one DDP rank with two buckets. The other rank is slower: its bucket 1 is ready only
+at `w`.
 
     device     [ forward ][      backward      ]                       [optimizer]
-    bucket 0                     [ready ··· done]
+    bucket 0                  [ready ··· done]
     bucket 1                               [ready ····· w ······ done]
-                                               |waiting |transferring|            exposed: the device has nothing to do
+                                           |waiting    |transferring |
+                                                ^ exposed: the device computes nothing
 
-A bucket is *transferred* from the moment its last rank is ready. Before that a rank *waits* for a
-slower one. What of both happens while the device computes costs nothing; the rest is exposed.
+A bucket is *transferred* from the moment its last rank is ready. Before that, a rank *waits* for a
+slower one. Whatever happens while the device computes costs nothing; the rest is exposed.
 """
 
 from __future__ import annotations
@@ -19,108 +19,90 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
+from paralab.analyse.metric_types import (
+    Bubble,
+    Bucket,
+    Busy,
+    Flops,
+    GpuLoad,
+    GradientCounts,
+    MeanLoad,
+    Metrics,
+    Parts,
+    RankParts,
+    Straggler,
+)
 from paralab.analyse.recording import Recording
 from paralab.analyse.time_intervals import Interval, length, union, without
 from paralab.machine.peaks import PEAKS
 from paralab.plan.schedules import ideal_bubble
-from paralab.record.reader import Event
+from paralab.record.events import COLLECTIVES, REDUCES, Collective, Gradients, Load, Span, Step
 
-REDUCES = ("all_reduce", "reduce_scatter")  # what ends a backward pass: gradients on their way
-COLLECTIVES = (*REDUCES, "all_gather")
-IN_PROCESS = (
-    "scatter",
-    "replicate",
-    "gather",
-    "reduce",
-)  # DataParallel's copying between its replicas
-RULE = 0.10  # the handbook's bar: communication below a tenth of the step
+IN_PROCESS = ("scatter", "replicate", "gather", "reduce")  # DataParallel's copies
+RULE = 0.10  # the handbook's rule of thumb: communication below a tenth of the step
 LATE_SHARE = 0.10  # a rank is a straggler if the others wait for it a tenth of a step …
 LATE_STEPS = 0.70  # … and in most of the steps
 
-BucketKey = tuple[
-    str, int, int, int
-]  # kind of collective, stage, bucket (or unit of shards), which time in the step
+# kind of collective, stage, bucket (or unit of shards), which time in the step
+BucketKey = tuple[str, int, int, int]
 
 
-def metrics_of(recording: Recording) -> dict[str, Any]:
-    """The metrics of docs/metrics.md; None where a number cannot be known, with the reason in
-    `not_measured`."""
+PARTS = tuple(Parts.__struct_fields__)
+
+
+def metrics_of(recording: Recording) -> Metrics:
     ranks = range(recording.world_size)
-    measured = [step[0]["step"] for step in recording.timed if recording.spans(0, step[0]["step"])]
+    measured = recording.detailed
     per_step = [[_rank_step(recording, rank, step) for rank in ranks] for step in measured]
-    lengths = [recording.seconds_of(recording.step(step)) for step in measured]
-    step_seconds = _median(lengths)
-    parts: dict[str, Any] = {
+    step_seconds = _median([recording.seconds_of(recording.step(step)) for step in measured])
+    parts = {
         name: _median([statistics.mean(rank[name] for rank in step) for step in per_step])
-        for name in _PARTS
+        for name in PARTS
     }
-    communication = parts["communication_seconds"]
+    communication, exposed = parts["communication_seconds"], parts["exposed_communication_seconds"]
+
     not_measured: dict[str, str] = {}
-    if recording.plan["strategy"] == "dp" and recording.plan["device"] == "cuda":
-        not_measured["reduce"] = (
-            "nn.DataParallel adds the gradients up inside the backward pass, where it cannot be told apart"
-        )
-    data = [_per_rank_data(recording, rank) for rank in ranks]
-    return {
-        "steps_measured": len(measured),
+    if recording.plan.strategy == "dp" and recording.plan.device == "cuda":
+        not_measured["reduce"] = "nn.DataParallel adds up the gradients inside the backward pass"
+    share = _ratio(communication, step_seconds)
+    waiting = [[rank["exposed_waiting_seconds"] for rank in step] for step in per_step]
+    return Metrics(
         **parts,
-        "overlap": 1 - parts["exposed_communication_seconds"] / communication
-        if communication
-        else None,
-        "communication_share": _ratio(communication, step_seconds),
-        "exposed_share": _ratio(parts["exposed_communication_seconds"], step_seconds),
-        "keeps_rule": None
-        if not communication or not step_seconds
-        else communication / step_seconds < RULE,
-        "data_seconds": _median([seconds for rank in data for seconds in rank["loading"]]),
-        "data_wait_seconds": _median([seconds for rank in data for seconds in rank["waiting"]]),
-        "per_rank": [
-            {
-                "rank": rank,
-                **{name: _median([step[rank][name] for step in per_step]) for name in _PARTS},
-            }
+        steps_measured=len(measured),
+        overlap=1 - (exposed or 0.0) / communication if communication else None,
+        communication_share=share,
+        exposed_share=_ratio(exposed, step_seconds),
+        keeps_rule=share < RULE if share else None,
+        data_seconds=_median([s for rank in ranks for s in _loading(recording, rank)]),
+        data_wait_seconds=_median([s for rank in ranks for s in _gaps(recording, rank)]),
+        per_rank=[
+            RankParts(
+                rank=rank,
+                **{name: _median([step[rank][name] for step in per_step]) for name in PARTS},
+            )
             for rank in ranks
         ],
-        "buckets": _buckets(recording, measured),
-        "straggler": straggler(
-            recording,
-            measured,
-            [[rank["exposed_waiting_seconds"] for rank in step] for step in per_step],
-            step_seconds or 0.0,
-        ),
-        "bubble": _bubble(recording, measured),
-        "busy": _busy(recording, measured),
-        "balance": _balance(recording, measured),
-        "load": _load(recording),
-        "flops": _flops(recording, step_seconds),
-        "gradients": _gradients(recording),
-        "not_measured": not_measured,
-    }
-
-
-_PARTS = (
-    "forward_seconds",
-    "backward_seconds",
-    "compute_seconds",
-    "optimizer_seconds",
-    "communication_seconds",
-    "exposed_communication_seconds",
-    "waiting_seconds",
-    "exposed_waiting_seconds",
-    "other_seconds",
-)
+        buckets=_buckets(recording, measured),
+        straggler=find_straggler(recording, measured, waiting, step_seconds or 0.0),
+        bubble=_bubble(recording, measured),
+        busy=_busy(recording, measured),
+        balance=_balance(recording, measured),
+        load=_load(recording),
+        flops=_flops(recording, step_seconds),
+        gradients=_gradients(recording),
+        not_measured=not_measured,
+    )
 
 
 def _rank_step(recording: Recording, rank: int, step: int) -> dict[str, float]:
-    """Where one rank's time of one step went, in seconds."""
+    """Where one rank's time of one step went, in seconds, by the names of `Parts`."""
     spans = recording.spans(rank, step)
     waits: list[Interval] = []
     forward, backward, optimizer = (
         _intervals(spans, name) for name in ("forward", "backward", "optimizer")
     )
-    if recording.plan["strategy"] == "dp":
+    if recording.plan.strategy == "dp":
         transfers = union(_intervals(spans, *IN_PROCESS))
         forward, backward = without(forward, transfers), without(backward, transfers)
     else:
@@ -130,7 +112,7 @@ def _rank_step(recording: Recording, rank: int, step: int) -> dict[str, float]:
     compute = union([*forward, *backward])
     busy = union([*compute, *optimizer])
     exposed, exposed_waits = without(transfers, busy), without(waits, busy)
-    whole = [(recording.step(step)[rank]["start"], recording.step(step)[rank]["end"])]
+    whole = [recording.step(step)[rank].interval]
     known = [*busy, *exposed, *exposed_waits]
     return {
         "forward_seconds": length(forward),
@@ -145,59 +127,54 @@ def _rank_step(recording: Recording, rank: int, step: int) -> dict[str, float]:
     }
 
 
-def _intervals(spans: Sequence[Event], *names: str) -> list[Interval]:
-    return [(span["start"], span["end"]) for span in spans if span["event"] in names]
+def _intervals(spans: Sequence[Span], *names: str) -> list[Interval]:
+    return [span.interval for span in spans if span.event in names]
 
 
-def blocked(spans: Sequence[Event]) -> list[Interval]:
-    """When the rank could not compute, though inside a pass: FSDP's collectives over gloo hold the
+def blocked(spans: Sequence[Span]) -> list[Interval]:
+    """When the rank could not compute even inside a pass: FSDP's collectives over gloo hold the
     thread that runs the model."""
-    return union(
-        [
-            (span["start"], span["end"])
-            for span in spans
-            if span["event"] in COLLECTIVES and span.get("blocking")
-        ]
-    )
+    return union([span.interval for span in collectives(spans) if span.blocking])
 
 
-def computing(spans: Sequence[Event]) -> list[Interval]:
-    """The backward passes, without the wait at their end.
+def collectives(spans: Sequence[Span]) -> list[Collective]:
+    return [span for span in spans if isinstance(span, Collective)]
 
-    DDP ends a synchronized backward pass by waiting for its buckets. Its computation has ended when
-    its last bucket was ready: nothing but gradients is computed there.
+
+def computing(spans: Sequence[Span]) -> list[Interval]:
+    """The backward passes without the wait at their end.
+
+    DDP ends a synchronized backward pass by waiting for its buckets. The computation ended when the
+    last bucket was ready, since a backward pass computes nothing but gradients.
     """
-    passes = [span for span in spans if span["event"] == "backward"]
-    last: dict[int, Event] = {}
+    passes = [span for span in spans if span.event == "backward"]
+    last: dict[int, Span] = {}
     for span in passes:
-        number = span.get("accumulation", 0)
-        if number not in last or span["end"] > last[number]["end"]:
+        number = span.accumulation or 0
+        if number not in last or span.end > last[number].end:
             last[number] = span
-    found = []
+    intervals = []
     for span in passes:
-        end = span["end"]
-        if span is last[span.get("accumulation", 0)]:
+        end = span.end
+        if span is last[span.accumulation or 0]:
             ready = [
-                s["start"]
-                for s in spans
-                if s["event"] in REDUCES and span["start"] <= s["start"] <= span["end"]
+                s.start for s in spans if s.event in REDUCES and span.start <= s.start <= span.end
             ]
             end = max(ready, default=end)
-        found.append((span["start"], end))
-    return found
+        intervals.append((span.start, end))
+    return intervals
 
 
 def transfers_and_waits(
     recording: Recording, rank: int, step: int
 ) -> tuple[list[Interval], list[Interval]]:
-    """(when this rank's buckets were transferred, when it only waited for a slower rank to be
-    ready)."""
+    """(when this rank's buckets were transferred, when it only waited for a slower rank)."""
     ready = last_ready(recording, step)
     transfers, waits = [], []
     for key, span in _keyed(recording.spans(rank, step)).items():
-        begun = min(max(ready[key], span["start"]), span["end"])
-        transfers.append((begun, span["end"]))
-        waits.append((span["start"], begun))
+        begun = min(max(ready[key], span.start), span.end)
+        transfers.append((begun, span.end))
+        waits.append((span.start, begun))
     return union(transfers), without(waits, transfers)
 
 
@@ -206,266 +183,244 @@ def last_ready(recording: Recording, step: int) -> dict[BucketKey, float]:
     ready: dict[BucketKey, float] = {}
     for rank in range(recording.world_size):
         for key, span in _keyed(recording.spans(rank, step)).items():
-            ready[key] = max(ready.get(key, span["start"]), span["start"])
+            ready[key] = max(ready.get(key, span.start), span.start)
     return ready
 
 
-def _keyed(spans: Sequence[Event]) -> dict[BucketKey, Event]:
-    """Collectives by what tells them apart on every rank alike. The order in which they were *done*
-    may differ."""
+def _keyed(spans: Sequence[Span]) -> dict[BucketKey, Collective]:
+    """Collectives by a key that is the same on every rank. The order in which they finish may
+    differ."""
     times: Counter[tuple[str, int, int]] = Counter()
-    found = {}
-    for span in sorted(
-        (s for s in spans if s["event"] in COLLECTIVES), key=lambda s: float(s["start"])
-    ):
-        which = (str(span["event"]), span.get("stage", 0), span["bucket"])
-        found[(*which, times[which])] = span
+    keyed = {}
+    for span in sorted(collectives(spans), key=lambda span: span.start):
+        which = (span.event, span.stage or 0, span.bucket)
+        keyed[(*which, times[which])] = span
         times[which] += 1
-    return found
+    return keyed
 
 
-def _per_rank_data(recording: Recording, rank: int) -> dict[str, list[float]]:
-    """Loading on the host, and the gap between two steps in which the device had nothing to do."""
-    steps = recording.named("step", rank)[recording.warm_up :]
-    first = steps[0]["step"] if steps else 0
-    loading = [e["end"] - e["start"] for e in recording.named("data", rank) if e["step"] >= first]
-    waiting = [max(0.0, after["start"] - before["end"]) for before, after in pairwise(steps)]
-    return {"loading": loading, "waiting": waiting}
+def _loading(recording: Recording, rank: int) -> list[float]:
+    """Seconds of loading on the host, for every timed step."""
+    steps = recording.of(Step, rank)[recording.warm_up :]
+    first = steps[0].step if steps else 0
+    return [span.seconds for span in recording.named("data", rank) if span.step >= first]
 
 
-def _buckets(recording: Recording, measured: list[int]) -> list[dict[str, Any]]:
-    """Every collective of the last measured step, on rank 0's clock: when in the step, how large,
-    how fast."""
+def _gaps(recording: Recording, rank: int) -> list[float]:
+    """Seconds between two steps, in which the device had nothing to do."""
+    steps = recording.of(Step, rank)[recording.warm_up :]
+    return [max(0.0, after.start - before.end) for before, after in pairwise(steps)]
+
+
+def _buckets(recording: Recording, measured: list[int]) -> list[Bucket]:
+    """Every collective of the last measured step, on rank 0's clock."""
     if not measured:
         return []
     step = measured[-1]
-    begin = recording.step(step)[0]["start"]
+    begin = recording.step(step)[0].start
     ready = last_ready(recording, step)
-    found = []
-    for key, span in sorted(
-        _keyed(recording.spans(0, step)).items(), key=lambda item: float(item[1]["start"])
-    ):
-        seconds = span["end"] - ready[key]
-        found.append(
-            {
-                "kind": key[0],
-                "stage": key[1],
-                "bucket": key[2],
-                "bytes": span["bytes"],
-                "ready_seconds": span["start"] - begin,
-                "transfer_seconds": seconds,
-                "bytes_per_second": span["bytes"] / seconds if seconds > 0 else None,
-            }
+    buckets = []
+    keyed = _keyed(recording.spans(0, step))
+    for key, span in sorted(keyed.items(), key=lambda item: item[1].start):
+        seconds = span.end - ready[key]
+        buckets.append(
+            Bucket(
+                kind=key[0],
+                stage=key[1],
+                bucket=key[2],
+                bytes=span.bytes,
+                ready_seconds=span.start - begin,
+                transfer_seconds=seconds,
+                bytes_per_second=span.bytes / seconds if seconds > 0 else None,
+            )
         )
-    return found
+    return buckets
 
 
-def straggler(
+def find_straggler(
     recording: Recording, measured: list[int], waiting: list[list[float]], step_seconds: float
-) -> dict[str, Any] | None:
-    """The rank for which the others wait, step after step; None where there is none.
-    `waiting[step][rank]`: exposed waiting."""
+) -> Straggler | None:
+    """The rank that the others wait for, step after step. `waiting[step][rank]`: exposed waiting."""
+    if recording.world_size < 2 or not measured:
+        return None
+    # A rank is late relative to the ranks it reduces with: if a stage is a process, those are the
+    # same stage of the other replicas.
+    stages = {rank.rank: rank.stage for rank in recording.plan.ranks}
     last: Counter[int] = Counter()
     for step in measured:
         ready = {
-            rank: max(
-                (s["start"] for s in _keyed(recording.spans(rank, step)).values()), default=0.0
-            )
+            rank: max((s.start for s in collectives(recording.spans(rank, step))), default=0.0)
             for rank in range(recording.world_size)
         }
-        # Late against those that it reduces with: where a stage is a process, the same stage of the
-        # other replicas.
-        stages = {rank["rank"]: rank.get("stage") for rank in recording.plan["ranks"]}
         late = {
             rank: at - min(ready[other] for other in ready if stages[other] == stages[rank])
             for rank, at in ready.items()
         }
         last[max(late, key=late.__getitem__)] += 1
-    if recording.world_size < 2 or not measured:
-        return None
+
     rank, times = last.most_common(1)[0]
     waited = statistics.median(max(ranks[:rank] + ranks[rank + 1 :]) for ranks in waiting)
     if waited < LATE_SHARE * step_seconds or times < LATE_STEPS * len(measured):
         return None
-    return {
-        "rank": rank,
-        "waited_seconds": waited,
-        "share_of_step": waited / step_seconds,
-        "last_in": times,
-        "of": len(measured),
-    }
+    return Straggler(
+        rank=rank,
+        waited_seconds=waited,
+        share_of_step=waited / step_seconds,
+        last_in=times,
+        of=len(measured),
+    )
 
 
-def _bubble(recording: Recording, measured: list[int]) -> dict[str, float] | None:
-    """Idle share of the stages between the first forward and the last backward of a pass, measured
-    and ideal."""
-    stages, micro_batches = recording.plan["stages"], recording.plan["micro_batches"]
-    if stages < 2:
+def _bubble(recording: Recording, measured: list[int]) -> Bubble | None:
+    plan = recording.plan
+    if plan.stages < 2:
         return None
     pipelines = [spans for step in measured for spans in pipelines_of(recording, step)]
-    shares = [share for spans in pipelines for share in pass_bubbles(spans, stages)]
-    ideal = ideal_bubble(stages, micro_batches, recording.plan.get("schedule") or "gpipe")
-    return {"measured": statistics.median(shares), "ideal": ideal} if shares else None
+    shares = [share for spans in pipelines for share in pass_bubbles(spans, plan.stages)]
+    ideal = ideal_bubble(plan.stages, plan.micro_batches, plan.schedule or "gpipe")
+    return Bubble(measured=statistics.median(shares), ideal=ideal) if shares else None
 
 
-def pipelines_of(recording: Recording, step: int) -> list[list[Event]]:
-    """What the stages of every replica did in a step: the spans of one rank, or of several where a
-    stage is a process of its own.
+def pipelines_of(recording: Recording, step: int) -> list[list[Span]]:
+    """What the stages of every replica did in a step: the spans of one rank, or of several if each
+    stage is a process.
 
-    Ranks of one pipeline synchronize after their passes, each when it is done: what the others
+    Ranks of one pipeline synchronize after their passes, each when it is done; what the others
     compute meanwhile is not clipped."""
-    if not recording.plan.get("schedule"):
+    if not recording.plan.schedule:
         return [recording.spans(rank, step) for rank in range(recording.world_size)]
-    ranks: dict[int, list[Event]] = {}
-    for rank in recording.plan["ranks"]:
-        passes = [
-            span
-            for span in recording.spans(rank["rank"], step)
-            if span["event"] in ("forward", "backward")
-        ]
-        ranks.setdefault(rank["replica"], []).extend(passes)
-    return list(ranks.values())
+    replicas: dict[int, list[Span]] = {}
+    for rank in recording.plan.ranks:
+        spans = recording.spans(rank.rank, step)
+        passes = [span for span in spans if span.event in ("forward", "backward")]
+        replicas.setdefault(rank.replica, []).extend(passes)
+    return list(replicas.values())
 
 
-def pass_bubbles(spans: Sequence[Event], stages: int) -> list[float]:
-    """The idle share of every pass (accumulation step) through the stages."""
-    found = []
-    for number in sorted({span.get("accumulation", 0) for span in spans if "micro" in span}):
-        mine = [s for s in spans if s.get("accumulation", 0) == number or s["event"] in COLLECTIVES]
+def pass_bubbles(spans: Sequence[Span], stages: int) -> list[float]:
+    """The idle share of the stages in every accumulation step."""
+    shares = []
+    for number in sorted({span.accumulation or 0 for span in spans if span.micro is not None}):
+        mine = [s for s in spans if (s.accumulation or 0) == number or s.event in COLLECTIVES]
         work = [*_intervals(mine, "forward"), *computing(mine)]
         window = max(end for _, end in work) - min(start for start, _ in work)
-        found.append(
-            1 - sum(end - start for start, end in work) / (stages * window) if window else 0.0
-        )
-    return found
+        busy = sum(end - start for start, end in work)
+        shares.append(1 - busy / (stages * window) if window else 0.0)
+    return shares
 
 
-def _busy(recording: Recording, measured: list[int]) -> list[dict[str, Any]]:
-    """Seconds per step in which each device of each rank had work, and as a share of the step."""
+def _busy(recording: Recording, measured: list[int]) -> list[Busy]:
+    """How long each device of each rank had work."""
+    lengths = [recording.seconds_of(recording.step(step)) for step in measured]
     found = []
-    for rank in recording.plan["ranks"]:
-        for number, device in enumerate(dict.fromkeys(d["name"] for d in rank["devices"])):
+    for rank in recording.plan.ranks:
+        for number, device in enumerate(dict.fromkeys(d.name for d in rank.devices)):
             seconds = [
-                _device_seconds(recording, rank["rank"], step, device, number == 0)
+                _device_seconds(recording, rank.rank, step, device, number == 0)
                 for step in measured
             ]
-            shares = [
-                s / recording.seconds_of(recording.step(step))
-                for s, step in zip(seconds, measured, strict=True)
-            ]
+            shares = [s / length for s, length in zip(seconds, lengths, strict=True)]
             found.append(
-                {
-                    "rank": rank["rank"],
-                    "device": device,
-                    "seconds": _median(seconds),
-                    "share": _median(shares),
-                }
+                Busy(rank=rank.rank, device=device, seconds=_median(seconds), share=_median(shares))
             )
     return found
 
 
 def _device_seconds(recording: Recording, rank: int, step: int, device: str, first: bool) -> float:
-    """What a device computed, copied and updated. What names no device (copying, the optimizer) is
-    done by the first one."""
+    """How long a device computed, copied, and updated. Spans without a device (copies, the
+    optimizer) belong to the first one."""
     spans = recording.spans(rank, step)
-    if recording.plan["strategy"] == "dp" and recording.plan["device"] == "cpu":
-        own = _intervals(
-            [s for s in spans if s.get("device") == device], "replica_forward", "replica_backward"
-        )
+    if recording.plan.strategy == "dp" and recording.plan.device == "cpu":
+        mine = [s for s in spans if s.device == device]
+        own = _intervals(mine, "replica_forward", "replica_backward")
         return length([*own, *_intervals(spans, *IN_PROCESS, "optimizer")] if first else own)
-    mine = [s for s in spans if s.get("device", device) == device]
+    mine = [s for s in spans if s.device in (device, None)]
     work = without([*_intervals(mine, "forward"), *computing(mine)], blocked(spans))
     return length([*work, *_intervals(spans, "optimizer")] if first else work)
 
 
 def _balance(recording: Recording, measured: list[int]) -> float | None:
     """Busy time of the first device over the mean of the others: 1 is balanced, more means that
-    device 0 carries more."""
-    if recording.plan["strategy"] == "dp" and recording.plan["device"] == "cuda":
-        return None  # what the replicas on other GPUs do is not seen from the events; NVML's load tells
-    seconds = [device["seconds"] for device in _busy(recording, measured)]
-    if len(seconds) < 2 or any(value is None for value in seconds):
+    device 0 does more."""
+    if recording.plan.strategy == "dp" and recording.plan.device == "cuda":
+        return None  # the events do not show what the replicas on other GPUs do; NVML's load does
+    seconds = [device.seconds for device in _busy(recording, measured)]
+    known = [value for value in seconds if value is not None]
+    if len(known) < 2 or len(known) < len(seconds):
         return None
-    return _ratio(seconds[0], statistics.mean(seconds[1:]))
+    return _ratio(known[0], statistics.mean(known[1:]))
 
 
-def _load(recording: Recording) -> dict[str, Any]:
-    """Mean load while it trained: cores per rank, and per GPU what NVML said."""
+def _load(recording: Recording) -> MeanLoad:
     cpu: dict[int, float] = {}
     gpu: dict[str, list[float]] = {}
     memory: dict[str, list[int]] = {}
+    reasons = {event.not_measured for event in recording.of(Load) if event.not_measured}
     for rank in range(recording.world_size):
-        samples = [
-            event
-            for event in recording.named("load", rank)
-            if _while_training(recording, event["time"])
-        ]
+        samples = [e for e in recording.of(Load, rank) if _while_training(recording, e.time)]
         if samples:
-            cpu[rank] = statistics.mean(event["cpu_share"] for event in samples)
-        for event in samples:
-            for device in event["devices"]:
-                if device.get("utilization") is not None:
-                    gpu.setdefault(device["device"], []).append(device["utilization"])
-                    memory.setdefault(device["device"], []).append(device["used_bytes"])
-    reasons = {
-        event["not_measured"] for event in recording.named("load") if "not_measured" in event
-    }
+            cpu[rank] = statistics.mean(event.cpu_share for event in samples)
+        for device in (device for event in samples for device in event.devices):
+            if device.utilization is not None:
+                gpu.setdefault(device.device, []).append(device.utilization)
+                memory.setdefault(device.device, []).append(device.used_bytes or 0)
     if not cpu:
-        reasons.add("too short a run: load is sampled every 0.1 s")
-    return {
-        "cores_per_rank": [cpu.get(rank) for rank in range(recording.world_size)],
-        "gpu": [
-            {
-                "device": device,
-                "utilization": statistics.mean(values),
-                "used_bytes": max(memory[device]),
-            }
+        reasons.add("the run was too short: load is sampled every 0.1 s")
+    return MeanLoad(
+        cores_per_rank=[cpu.get(rank) for rank in range(recording.world_size)],
+        gpu=[
+            GpuLoad(
+                device=device, utilization=statistics.mean(values), used_bytes=max(memory[device])
+            )
             for device, values in sorted(gpu.items())
         ],
-        "not_measured": "; ".join(sorted(reasons)) or None,
-    }
+        not_measured="; ".join(sorted(reasons)) or None,
+    )
 
 
 def _while_training(recording: Recording, moment: float) -> bool:
     timed = recording.timed
     return (
         bool(timed)
-        and min(e["start"] for e in timed[0]) <= moment <= max(e["end"] for e in timed[-1]) + 0.3
+        and min(e.start for e in timed[0]) <= moment <= max(e.end for e in timed[-1]) + 0.3
     )
 
 
-def _flops(recording: Recording, step_seconds: float | None) -> dict[str, Any]:
-    """Model FLOP/s: the arithmetic that the model needs, whatever the machine did, over the step
-    time."""
-    per_sample = recording.manifest["workload"].get("flops_per_sample")
+def _flops(recording: Recording, step_seconds: float | None) -> Flops:
+    """Divided by the step time, whatever the machine computed in fact."""
+    plan, machine = recording.plan, recording.manifest.machine
+    per_sample = recording.manifest.workload.flops_per_sample
     if not per_sample or not step_seconds:
-        why = "no FLOP are counted: recurrent layers, or no matrix product at all"
-        return {"per_second": None, "share_of_peak": None, "not_measured": why}
-    per_second = per_sample * recording.plan["batch_size"] / step_seconds
-    machine = recording.manifest["machine"]
-    devices = {d["torch"] for rank in recording.plan["ranks"] for d in rank["devices"]}
-    name = machine["gpus"][0]["name"] if recording.plan["device"] == "cuda" else machine["cpu"]
-    peak = PEAKS[name].of(recording.plan["precision"]) if name in PEAKS else None
-    known = (
-        {"peak_per_second": peak * len(devices), "source": PEAKS[name].source}
-        if peak
-        else {"peak_per_second": None}
+        why = "FLOPs were not counted: recurrent layers, or no matrix product at all"
+        return Flops(per_second=None, share_of_peak=None, not_measured=why)
+    per_second = per_sample * plan.batch_size / step_seconds
+    devices = {device.torch for rank in plan.ranks for device in rank.devices}
+    name = machine.gpus[0].name if plan.device == "cuda" else machine.cpu
+    per_device = PEAKS[name].of(plan.precision) if name in PEAKS else None
+    if not per_device:
+        why = f"the {plan.precision} peak of {name!r} is unknown"
+        return Flops(per_second=per_second, share_of_peak=None, not_measured=why)
+    peak = per_device * len(devices)
+    return Flops(
+        per_second=per_second,
+        share_of_peak=per_second / peak,
+        not_measured=None,
+        peak_per_second=peak,
+        source=PEAKS[name].source,
     )
-    reason = None if peak else f"no {recording.plan['precision']} peak is known for {name!r}"
-    share = per_second / (peak * len(devices)) if peak else None
-    return {"per_second": per_second, "share_of_peak": share, **known, "not_measured": reason}
 
 
-def _gradients(recording: Recording) -> dict[str, Any] | None:
-    """The first step's gradients of the first replica: how many are zero, how many not finite."""
-    ranks = [
-        r["rank"]
-        for r in recording.plan["ranks"]
-        if r["rank"] == 0 or (r.get("stage") and not r["replica"])
-    ]
-    found = [event for rank in ranks for event in recording.named("gradients", rank)]
-    sums = {key: sum(event[key] for event in found) for key in ("total", "zeros", "not_finite")}
-    return sums | {"scale": found[0].get("scale")} if found else None
+def _gradients(recording: Recording) -> GradientCounts | None:
+    ranks = [r.rank for r in recording.plan.ranks if r.rank == 0 or (r.stage and not r.replica)]
+    events = [event for rank in ranks for event in recording.of(Gradients, rank)]
+    if not events:
+        return None
+    return GradientCounts(
+        total=sum(event.total for event in events),
+        zeros=sum(event.zeros for event in events),
+        not_finite=sum(event.not_finite for event in events),
+        scale=events[0].scale,
+    )
 
 
 def _median(values: Sequence[float]) -> float | None:

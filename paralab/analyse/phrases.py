@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from paralab.analyse.compare import Comparison, Row
 from paralab.analyse.confidence import Ratio
+from paralab.analyse.result import Result, Spread
 from paralab.units import plural, seconds, size
 
-TELLS = (
-    1.05  # an interval that ends below this says: not faster, or so little that nobody would notice
-)
+NOTICEABLE = 1.05  # an interval that ends below this means: not noticeably faster
 SAME_SIZE = 0.005
 
 
-def machine_words(comparison: dict[str, Any]) -> str:
-    """What the rows were trained on: `1 GPU (NVIDIA H200)`, `2 cores of AMD EPYC`, or both. A GPU
-    that no row used is not named."""
-    machine, used = comparison["machine"], {row["device"] for row in comparison["rows"]}
-    gpus = machine["gpus"]
-    found = (
-        [f"{plural(len(gpus), 'GPU')} ({gpus[0]['name']})"]
-        if gpus and used & {"cuda", "auto"}
-        else []
-    )
-    found += (
-        [f"{plural(machine['cores'], 'core')} of {machine['cpu']}"]
-        if "cpu" in used or not found
-        else []
-    )
-    return " and ".join(found)
+def machine_words(comparison: Comparison) -> str:
+    """What the rows were trained on: `1 GPU (NVIDIA H200)`, `2 cores of AMD EPYC`, or both."""
+    machine, used = comparison.machine, {row.device for row in comparison.rows}
+    words = []
+    if machine.gpus and (used & {"cuda", "auto"} or not used):
+        words.append(f"{plural(len(machine.gpus), 'GPU')} ({machine.gpus[0].name})")
+    if "cpu" in used or not words:
+        words.append(f"{plural(machine.cores, 'core')} of {machine.cpu}")
+    return " and ".join(words)
 
 
 def factor(value: float) -> str:
@@ -59,7 +51,7 @@ def faster(ratio: Ratio) -> bool | None:
         return None
     if ratio.verdict == "faster":
         return True
-    return False if ratio.verdict == "slower" or ratio.high < TELLS else None
+    return False if ratio.verdict == "slower" or ratio.high < NOTICEABLE else None
 
 
 def reaches(ratio: Ratio, goal: float) -> bool | None:
@@ -77,27 +69,28 @@ def share(value: float | None) -> str:
     return f"{value * 100:.0f} %" if value >= 0.0995 or value == 0 else f"{value * 100:.2g} %"
 
 
-def collectives(row: dict[str, Any]) -> str:
-    """`2 all-reduce(s)`; with shards `7 all-gather(s) and 4 reduce-scatter(s)`; nothing where one
-    process trains."""
-    kinds = {
-        "all-reduce(s)": "all_reduces",
-        "all-gather(s)": "all_gathers",
-        "reduce-scatter(s)": "reduce_scatters",
+def collectives_per_step(row: Row | Result) -> str:
+    """`2 all-reduces`; with shards `7 all-gathers and 4 reduce-scatters`; empty with one
+    process."""
+    counts = {
+        "all-reduce": row.all_reduces_per_step,
+        "all-gather": row.all_gathers_per_step,
+        "reduce-scatter": row.reduce_scatters_per_step,
     }
-    counts = {words: row.get(f"{kind}_per_step") for words, kind in kinds.items()}
-    return " and ".join(f"{count:g} {words}" for words, count in counts.items() if count)
+    return " and ".join(
+        f"{count:g} {name}" + ("" if count == 1 else "s") for name, count in counts.items() if count
+    )
 
 
-def spread(times: dict[str, Any]) -> str:
+def spread(times: Spread) -> str:
     """`34.6 ms (p10–p90: 34.4 ms–35.0 ms)`."""
-    return f"{seconds(times['median'])} (p10–p90: {seconds(times['p10'])}–{seconds(times['p90'])})"
+    return f"{seconds(times.median)} (p10–p90: {seconds(times.p10)}–{seconds(times.p90)})"
 
 
 def listed(words: Sequence[object], last: str = "and") -> str:
     """`a, b and c`."""
-    told = [str(word) for word in words]
-    return f" {last} ".join([", ".join(told[:-1]), told[-1]]) if len(told) > 1 else "".join(told)
+    *head, tail = [str(word) for word in words] or [""]
+    return f"{', '.join(head)} {last} {tail}" if head else tail
 
 
 def alike(words: Sequence[object]) -> str:

@@ -3,97 +3,92 @@ finished."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from paralab.analyse.manifest import RunManifest
 from paralab.errors import UsageError
-from paralab.record.reader import Event, read_events, read_status
+from paralab.plan.plan import Plan
+from paralab.record.events import Event, Resume, Span, Step
+from paralab.record.reader import read_events, read_status
+from paralab.record.types import convert, read_manifest
 
-WARM_UP = (
-    3  # steps left out of the timings where there are enough: allocation, DDP's rebuilt buckets
-)
+# Steps left out of the timings if there are enough: allocation, DDP's rebuilt buckets.
+WARM_UP = 3
+
+E = TypeVar("E", bound=Event)
 
 
 @dataclass(frozen=True)
 class Recording:
     folder: Path
-    manifest: dict[str, Any]
+    manifest: RunManifest
     events: dict[int, list[Event]]
-    damaged: dict[int, int] = field(
-        default_factory=dict
-    )  # rank -> lines that could not be used, where there are any
+    damaged: dict[int, int] = field(default_factory=dict)  # rank -> lines that cannot be used
 
     @classmethod
     def read(cls, folder: Path) -> Recording:
-        try:
-            manifest = json.loads((folder / "manifest.json").read_text())
-        except (OSError, ValueError) as error:
+        manifest = read_manifest(folder)
+        if "plan" not in manifest:
             raise UsageError(
-                f"{folder} is no run folder: {error}.",
-                fix="a folder that paralab has made, e.g. runs/…",
-            ) from error
-        if not isinstance(manifest, dict) or "plan" not in manifest:
-            raise UsageError(
-                f"{folder} holds several runs, and is no run itself.",
-                fix="paralab show with it alone, or a run in it",
+                f"{folder} contains several runs; it is not a run itself.",
+                fix="paralab show FOLDER, or pass one of the runs in it",
             )
         damaged: Counter[int] = Counter()
         events = read_events(folder, damaged=damaged)
         return cls(
-            folder, manifest, events, {rank: lines for rank, lines in damaged.items() if lines}
+            folder,
+            convert(manifest, RunManifest, folder / "manifest.json"),
+            events,
+            {rank: lines for rank, lines in damaged.items() if lines},
         )
 
     @property
-    def plan(self) -> dict[str, Any]:
-        plan: dict[str, Any] = self.manifest["plan"]
-        return plan
+    def plan(self) -> Plan:
+        return self.manifest.plan
 
     @property
     def world_size(self) -> int:
-        return len(self.plan["ranks"])
+        return self.plan.world_size
 
     @cached_property
-    def steps(self) -> list[list[Event]]:
-        """The steps that every rank finished: for each, one `step` event per rank."""
+    def steps(self) -> list[list[Step]]:
+        """The steps that every rank finished: for each, one `Step` per rank."""
         per_rank = [
-            {event["step"]: event for event in self.named("step", rank)}
-            for rank in range(self.world_size)
+            {event.step: event for event in self.of(Step, rank)} for rank in range(self.world_size)
         ]
         finished = sorted(set.intersection(*(set(steps) for steps in per_rank)))
         return [[steps[number] for steps in per_rank] for number in finished]
 
     @cached_property
-    def _by_number(self) -> dict[int, list[Event]]:
-        return {step[0]["step"]: step for step in self.steps}
+    def _by_number(self) -> dict[int, list[Step]]:
+        return {step[0].step: step for step in self.steps}
 
-    def step(self, number: int) -> list[Event]:
-        """A step by its number; a resumed training does not begin with 0."""
+    def step(self, number: int) -> list[Step]:
+        """A step by its number; a resumed training does not start with 0."""
         return self._by_number[number]
 
     @property
     def begun_at(self) -> int:
-        """The step with which this run began: 0, or where the checkpoint was made that it was
-        resumed from."""
-        return min(
-            (event["step"] for event in self.named("step") + self.named("resume")), default=0
-        )
+        """The first step of this run: 0, or the step of the checkpoint that it resumed from."""
+        steps = [event.step for event in self.of(Step)] + [e.step for e in self.of(Resume)]
+        return min(steps, default=0)
 
     @property
     def reached(self) -> int:
-        """How many steps of the training are done, with those before this run."""
-        return max((step[0]["step"] + 1 for step in self.steps), default=self.begun_at)
+        """How many steps of the training are done, including those before this run."""
+        return max((step[0].step + 1 for step in self.steps), default=self.begun_at)
 
     @property
     def warm_up(self) -> int:
         return WARM_UP if len(self.steps) >= 3 * WARM_UP else max(0, min(1, len(self.steps) - 1))
 
-    def seconds_of(self, step: list[Event]) -> float:
+    def seconds_of(self, step: list[Step]) -> float:
         """A step lasts from its first rank's start to its slowest rank's end."""
-        return float(max(event["end"] for event in step) - min(event["start"] for event in step))
+        return max(event.end for event in step) - min(event.start for event in step)
 
     @property
     def step_seconds(self) -> list[float]:
@@ -101,26 +96,36 @@ class Recording:
         return [self.seconds_of(step) for step in self.timed]
 
     @property
-    def timed(self) -> list[list[Event]]:
+    def timed(self) -> list[list[Step]]:
         """The steps that are measured: those after the warm-up."""
         return self.steps[self.warm_up :]
 
+    @property
+    def detailed(self) -> list[int]:
+        """The numbers of the timed steps whose details were kept."""
+        return [step[0].step for step in self.timed if self.spans(0, step[0].step)]
+
     @cached_property
-    def _spans(self) -> dict[tuple[int, int], list[Event]]:
-        found: dict[tuple[int, int], list[Event]] = {}
+    def _spans(self) -> dict[tuple[int, int], list[Span]]:
+        found: dict[tuple[int, int], list[Span]] = {}
         for rank, events in self.events.items():
             for event in events:
-                if "start" in event and "step" in event and event["event"] not in ("step", "data"):
-                    found.setdefault((rank, event["step"]), []).append(event)
+                if isinstance(event, Span) and event.event not in ("step", "data"):
+                    found.setdefault((rank, event.step), []).append(event)
         return found
 
-    def spans(self, rank: int, step: int) -> list[Event]:
-        """What a rank did in a step; empty for a step of which no details were kept."""
+    def spans(self, rank: int, step: int) -> list[Span]:
+        """What a rank did in a step; empty if the details of the step were not kept."""
         return self._spans.get((rank, step), [])
 
-    def named(self, event: str, rank: int | None = None) -> list[Event]:
+    def of(self, kind: type[E], rank: int | None = None) -> list[E]:
+        """All events of a type, of one rank or of all."""
         ranks = self.events.values() if rank is None else [self.events.get(rank, [])]
-        return [found for events in ranks for found in events if found["event"] == event]
+        return [event for events in ranks for event in events if isinstance(event, kind)]
+
+    def named(self, name: str, rank: int) -> list[Span]:
+        """All spans of a rank with this name."""
+        return [span for span in self.of(Span, rank) if span.event == name]
 
     @property
     def status(self) -> str:

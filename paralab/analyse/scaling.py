@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from paralab.analyse.blocks import Bar, Bars, Cell, Finding, Line, Lines, Section, Table
+from paralab.analyse.compare import Comparison, Row
 from paralab.analyse.efficiency_loss import losses_of
+from paralab.analyse.phrases import capital
 from paralab.analyse.verdict import times_as_fast
 from paralab.units import plural, rate, seconds
 
-Row = dict[str, Any]
 GOOD = 0.9  # of the perfect speed-up
 
 
-def crowded(row: Row, cores: int) -> str | None:
-    """Why computing got slower, where too few cores are the reason."""
-    used = [share for share in row["metrics"]["load"]["cores_per_rank"] if share is not None]
-    if any("share cores" in remark for remark in row["remarks"]):
-        together = f", which used {sum(used):.1f} together" if used else ""
-        return f"{plural(row['devices'], 'device')} share {plural(cores, 'core')}{together}"
-    return None
+def explain_crowding(row: Row, cores: int) -> str | None:
+    """Why compute got slower, if too few cores are the reason."""
+    if not any("share cores" in remark for remark in row.remarks):
+        return None
+    used = [share for share in row.metrics.load.cores_per_rank if share is not None]
+    total = f" and used {sum(used):.1f} in total" if used else ""
+    return f"{plural(row.devices, 'device')} share {plural(cores, 'core')}{total}"
 
 
-def section(comparison: dict[str, Any]) -> Section:
-    rows = [row for row in comparison["rows"] if not row["error"]]
+def section(comparison: Comparison) -> Section:
+    rows = comparison.rows
     if not rows:
         return Section("Scaling", (), "Nothing was measured.")
-    one, cores = rows[0], comparison["machine"]["cores"]
+    one, cores = rows[0], comparison.machine.cores
     columns = (
         "devices",
         "samples/s",
@@ -38,108 +37,89 @@ def section(comparison: dict[str, Any]) -> Section:
         "where it went",
     )
     table = Table("Scaling", columns, tuple(_row(row, one, cores) for row in rows))
-    names = list(losses_of(one, one))
     lost = Table(
         "Seconds lost per step against a perfect split",
-        ("devices", *names),
+        ("devices", *losses_of(one, one)),
         tuple(
             (
-                Cell(str(row["devices"]), row["devices"]),
+                Cell(str(row.devices), row.devices),
                 *(Cell(seconds(value), value) for value in losses_of(row, one).values()),
             )
             for row in rows[1:]
         ),
-        "Computing slower: forward and backward took longer than the share of the batch explains (fixed costs of a pass, shared "
-        "cores, memory bandwidth).",
+        "Slower compute: forward and backward took longer than the share of the batch explains "
+        "(fixed cost of a pass, shared cores, memory bandwidth).",
     )
-    perfect = [(float(row["devices"]), row["devices"] / one["devices"]) for row in rows]
-    measured = [(float(row["devices"]), row["speed_up"]["value"]) for row in rows]
-    low, high = (
-        [float(row["speed_up"][end] or row["speed_up"]["value"]) for row in rows]
-        for end in ("low", "high")
-    )
-    lines = (
-        Line("perfect", tuple(perfect)),
-        Line("measured", tuple(measured), tuple(low), tuple(high)),
+    return Section("Scaling", (table, lost, *_charts(rows, one)))
+
+
+def _charts(rows: list[Row], one: Row) -> tuple[Lines, Bars]:
+    perfect = Line("perfect", tuple((float(r.devices), r.devices / one.devices) for r in rows))
+    measured = Line(
+        "measured",
+        tuple((float(row.devices), row.ratio.value) for row in rows),
+        tuple(row.ratio.low or row.ratio.value for row in rows),
+        tuple(row.ratio.high or row.ratio.value for row in rows),
     )
     per_device = tuple(
         Bar(
-            f"{row['devices']} device(s)",
-            row["samples_per_second_per_device"],
-            text=rate(row["samples_per_second_per_device"]),
+            plural(row.devices, "device"),
+            row.samples_per_second_per_device,
+            text=rate(row.samples_per_second_per_device),
         )
         for row in rows
     )
-    return Section(
-        "Scaling",
-        (
-            table,
-            lost,
-            Lines("Speed-up over devices", lines, "devices", "times as fast", "number"),
-            Bars("Samples per second and device", per_device, "samples/s"),
-        ),
+    return (
+        Lines("Speed-up over devices", (perfect, measured), "devices", "times as fast", "number"),
+        Bars("Samples per second and device", per_device, "samples/s"),
     )
 
 
 def _row(row: Row, one: Row, cores: int) -> tuple[Cell, ...]:
-    perfect = row["devices"] / one["devices"]
-    lost = losses_of(row, one)
-    together = sum(lost.values())
-    largest = max(lost, key=lambda name: lost[name])
-    where = (
-        "–"
-        if row is one or together < 0.02 * row["step_seconds"]["median"]
-        else f"{largest}: {seconds(lost[largest])}"
-    )
-    why = crowded(row, cores)
-    if why and largest == "computing slower":
+    perfect, causes = row.devices / one.devices, losses_of(row, one)
+    lost = sum(causes.values())
+    largest = max(causes, key=lambda name: causes[name])
+    where = "–"
+    if row is not one and lost >= 0.02 * row.step_seconds.median:
+        where = f"{largest}: {seconds(causes[largest])}"
+    why = explain_crowding(row, cores)
+    if why and largest == "slower compute":
         where += f" ({why})"
     return (
-        Cell(str(row["devices"]), row["devices"]),
-        Cell(rate(row["samples_per_second"]), row["samples_per_second"]),
-        Cell(rate(row["samples_per_second_per_device"]), row["samples_per_second_per_device"]),
-        Cell(f"{row['speed_up']['value']:.2f}", row["speed_up"]["value"]),
+        Cell(str(row.devices), row.devices),
+        Cell(rate(row.samples_per_second), row.samples_per_second),
+        Cell(rate(row.samples_per_second_per_device), row.samples_per_second_per_device),
+        Cell(f"{row.ratio.value:.2f}", row.ratio.value),
         Cell(f"{perfect:g}", perfect),
-        Cell(f"{row['efficiency']:.0%}", row["efficiency"]),
-        Cell(seconds(together) if row is not one else "–", together if row is not one else None),
+        Cell(f"{row.efficiency:.0%}", row.efficiency),
+        Cell(seconds(lost) if row is not one else "–", lost if row is not one else None),
         Cell(where, where),
     )
 
 
-def findings(comparison: dict[str, Any]) -> tuple[Finding, ...]:
-    """The ratio should approach the number of devices; clearly less has a cause, and the evidence
-    names it."""
-    rows = [row for row in comparison["rows"] if not row["error"]]
+def findings(comparison: Comparison) -> tuple[Finding, ...]:
+    """The speed-up should approach the number of devices; the evidence names what is missing."""
     found: list[Finding] = []
-    if not rows:
-        return ()
-    one, cores = rows[0], comparison["machine"]["cores"]
-    for row in rows[1:]:
-        perfect, lost = row["devices"] / one["devices"], losses_of(row, one)
-        ratio = row["speed_up"]
+    for row in comparison.rows[1:]:
+        one, cores = comparison.rows[0], comparison.machine.cores
+        perfect, lost = row.devices / one.devices, losses_of(row, one)
         evidence = {
-            "speed_up": ratio,
+            "speed_up": row.ratio.to_dict(),
             "perfect": perfect,
-            "efficiency": row["efficiency"],
+            "efficiency": row.efficiency,
             "lost_seconds": lost,
         }
-        text = (
-            f"{plural(row['devices'], 'device')}: {times_as_fast(ratio)}, of a perfect {perfect:g}."
-        )
-        if row["efficiency"] >= GOOD:
-            found.append(Finding("fastest", text + " That is close to perfect scaling.", evidence))
+        devices = plural(row.devices, "device")
+        text = f"{devices}: {times_as_fast(row.ratio)}; {perfect:g} would be perfect."
+        if (row.efficiency or 0.0) >= GOOD:
+            found.append(Finding("fastest", f"{text} That is close to perfect scaling.", evidence))
             continue
         causes = sorted(lost.items(), key=lambda item: -item[1])[:2]
         named = " and ".join(
             f"{name} ({seconds(value)} per step)" for name, value in causes if value > 0
         )
-        why = crowded(row, cores)
-        shared = (
-            f" {why[0].upper()}{why[1:]}: no speed-up can come from devices that take each other's cores."
-            if why
-            else ""
-        )
-        found.append(
-            Finding("limit", f"{text} The missing part went into {named}.{shared}", evidence)
-        )
+        text += f" The rest went into {named}."
+        if why := explain_crowding(row, cores):
+            text += f" {capital(why)}: devices that take each other's cores cannot be faster."
+        found.append(Finding("limit", text, evidence))
     return tuple(found)

@@ -4,9 +4,9 @@ A count has no spread."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from paralab.analyse.blocks import Cell
+from paralab.analyse.compare import Row
 from paralab.analyse.confidence import Ratio
 from paralab.analyse.phrases import factor, interval, share, split_words
 from paralab.units import rate, seconds, size
@@ -28,9 +28,9 @@ def missing(why: str) -> Cell:
     return Cell(f"not measured: {why}" if why else "not measured", None)
 
 
-def step_time(row: dict[str, Any]) -> Cell:
-    times = row["step_seconds"]
-    return Cell(seconds(times["median"]), times["median"], times["p10"], times["p90"])
+def step_time(row: Row) -> Cell:
+    times = row.step_seconds
+    return Cell(seconds(times.median), times.median, times.p10, times.p90)
 
 
 def duration(value: float | None, why_not: str = "") -> Cell:

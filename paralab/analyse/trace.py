@@ -16,10 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paralab.analyse.metrics import COLLECTIVES
 from paralab.analyse.recording import Recording
 from paralab.analyse.time_intervals import lanes
-from paralab.record.reader import Event
+from paralab.record.events import (
+    COLLECTIVES,
+    Error,
+    Event,
+    Load,
+    Memory,
+    Span,
+    SplitShape,
+)
+
+# A line of Chrome's trace format, whose keys depend on its phase `ph`.
+TraceEvent = dict[str, Any]
 
 STEPS, LOADING, COMMUNICATION = "steps", "data loading", "communication"
 NOT_ARGUMENTS = (
@@ -37,7 +47,7 @@ class Slice:
     """A span where it is drawn. Whole microseconds, so that what touches in the events touches in
     the trace."""
 
-    event: Event
+    event: Span
     rank: int
     tid: int
     start_us: int
@@ -49,27 +59,24 @@ class Slice:
         return self.end_us - 1
 
 
-def trace_of(folder: Path) -> dict[str, Any]:
+def trace_of(folder: Path) -> TraceEvent:
     """The trace object, from manifest and events alone; what a killed run did not write is not in
     it."""
     recording = Recording.read(folder)
     manifest, plan, events = recording.manifest, recording.plan, recording.events
-    found: list[dict[str, Any]] = []
+    found: list[TraceEvent] = []
     slices: list[Slice] = []
-    for rank in plan["ranks"]:
-        devices = list(dict.fromkeys(device["name"] for device in rank["devices"]))
-        own = events.get(rank["rank"], [])
-        placed, names = _placed(rank["rank"], own, devices)
+    for rank in plan.ranks:
+        devices = list(dict.fromkeys(device.name for device in rank.devices))
+        own = events.get(rank.rank, [])
+        placed, names = _placed(rank.rank, own, devices)
         slices += placed
-        found += _names(rank["rank"], f"rank {rank['rank']} · {', '.join(devices)}", names)
-        found += _instants(rank["rank"], own, {name: tid for tid, name in names.items()})
-        found += _counters(rank["rank"], own)
+        found += _names(rank.rank, f"rank {rank.rank} · {', '.join(devices)}", names)
+        found += _instants(rank.rank, own, {name: tid for tid, name in names.items()})
+        found += _counters(rank.rank, own)
     found += [_complete(slice_) for slice_ in slices]
     found += _loss(recording)
-    # A process per stage: a replica is several ranks. Recordings from before that do not say.
-    found += _flows(
-        slices, {rank["rank"]: rank.get("replica", rank["rank"]) for rank in plan["ranks"]}
-    )
+    found += _flows(slices, {rank.rank: rank.replica for rank in plan.ranks})
     # Names first, then time. What begins together: the longer slice first, since it holds the
     # other, and arrows after their slices.
     found.sort(key=lambda event: (event.get("ts", -1), -event.get("dur", 0)))
@@ -77,10 +84,10 @@ def trace_of(folder: Path) -> dict[str, Any]:
         "traceEvents": found,
         "displayTimeUnit": "ms",
         "otherData": {
-            "strategy": plan["strategy"],
-            "workload": manifest["workload"]["name"],
-            "arithmetic": plan["arithmetic"],
-            "created": manifest["created"],
+            "strategy": plan.strategy,
+            "workload": manifest.workload.name,
+            "arithmetic": plan.arithmetic,
+            "created": manifest.created,
         },
     }
 
@@ -98,17 +105,17 @@ def _placed(
 ) -> tuple[list[Slice], dict[int, str]]:
     """The slices of a rank, and its lanes: thread number -> name, in the order in which they are to
     be shown."""
-    by_lane: dict[str, list[Event]] = {
+    by_lane: dict[str, list[Span]] = {
         name: [] for name in (STEPS, LOADING, *devices, COMMUNICATION)
     }
     for event in events:
-        if "start" in event and "end" in event:
+        if isinstance(event, Span):
             by_lane.setdefault(_lane(event, devices[0]), []).append(event)
     slices: list[Slice] = []
     names: dict[int, str] = {}
     for name, list_ in by_lane.items():
         # A clock of a device may be a microsecond off: nothing lasts less than nothing.
-        times = [(start := _us(event["start"]), max(start, _us(event["end"]))) for event in list_]
+        times = [(start := _us(event.start), max(start, _us(event.end))) for event in list_]
         numbers = lanes(times, nested=name != COMMUNICATION)
         tids = [
             _pid(rank) * TIDS_PER_PID + len(names) + 1 + lane
@@ -123,18 +130,17 @@ def _placed(
     return slices, names
 
 
-def _lane(event: Event, first_device: str) -> str:
-    if event["event"] in ("step", "data"):
-        return STEPS if event["event"] == "step" else LOADING
-    if event["event"] in COLLECTIVES:
+def _lane(event: Span, first_device: str) -> str:
+    if event.event in ("step", "data"):
+        return STEPS if event.event == "step" else LOADING
+    if event.event in COLLECTIVES:
         return COMMUNICATION
-    return str(
-        event.get("device", first_device)
-    )  # scatter, gather, optimizer: the work of the rank's first device
+    # scatter, gather, optimizer: the work of the rank's first device
+    return event.device or first_device
 
 
-def _names(rank: int, title: str, names: dict[int, str]) -> Iterator[dict[str, Any]]:
-    def metadata(what: str, tid: int, **args: Any) -> dict[str, Any]:
+def _names(rank: int, title: str, names: dict[int, str]) -> Iterator[TraceEvent]:
+    def metadata(what: str, tid: int, **args: Any) -> TraceEvent:
         return {"ph": "M", "name": what, "pid": _pid(rank), "tid": tid, "args": args}
 
     yield metadata("process_name", 0, name=title)
@@ -144,56 +150,56 @@ def _names(rank: int, title: str, names: dict[int, str]) -> Iterator[dict[str, A
         yield metadata("thread_sort_index", tid, sort_index=place)
 
 
-def _complete(slice_: Slice) -> dict[str, Any]:
+def _complete(slice_: Slice) -> TraceEvent:
     event = slice_.event
-    name = f"step {event['step']}" if event["event"] == "step" else event["event"]
+    name = f"step {event.step}" if event.event == "step" else event.event
     where = {"pid": _pid(slice_.rank), "tid": slice_.tid}
     times = {"ts": slice_.start_us, "dur": slice_.end_us - slice_.start_us}
     return {
         "ph": "X",
         "name": name,
-        "cat": event["event"],
+        "cat": event.event,
         **times,
         **where,
         "args": _arguments(event),
     }
 
 
-def _arguments(event: Event) -> dict[str, Any]:
+def _arguments(event: Event) -> TraceEvent:
     """The event's other fields. JSON has no NaN, and a viewer would refuse the whole file."""
     return {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in event.items()
+        for name, value in event.known.items()
         if name not in NOT_ARGUMENTS
     }
 
 
-def _instants(rank: int, events: list[Event], tids: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _instants(rank: int, events: list[Event], tids: dict[str, int]) -> Iterator[TraceEvent]:
     """What arrived in a device, and an error, across the whole process.
 
     Both on the lane of the steps: on a device's lane Perfetto would bind the arrow of the pass
     around the instant to the instant.
     """
     for event in events:
-        if event["event"] == "split":
-            name, scope = f"split {event['shape']} on {event['device']}", "t"
-        elif event["event"] == "error":
-            name, scope = event["error"], "p"
+        if isinstance(event, SplitShape):
+            name, scope = f"split {event.shape} on {event.device}", "t"
+        elif isinstance(event, Error):
+            name, scope = event.error, "p"
         else:
             continue
         where = {"pid": _pid(rank), "tid": tids[STEPS]}
         yield {
             "ph": "i",
             "name": name,
-            "cat": event["event"],
-            "ts": _us(event["time"]),
+            "cat": event.event,
+            "ts": _us(event.time),
             "s": scope,
             **where,
             "args": _arguments(event),
         }
 
 
-def _counters(rank: int, events: list[Event]) -> Iterator[dict[str, Any]]:
+def _counters(rank: int, events: list[Event]) -> Iterator[TraceEvent]:
     """Load and memory over time, of the process and of its devices. What is unknown (null) draws
     nothing.
 
@@ -201,40 +207,40 @@ def _counters(rank: int, events: list[Event]) -> Iterator[dict[str, Any]]:
     """
 
     def counter(
-        name: str, event: Event, unit: str, value: float | None
-    ) -> Iterator[dict[str, Any]]:
+        name: str, event: Load | Memory, unit: str, value: float | None
+    ) -> Iterator[TraceEvent]:
         if value is not None:
             yield {
                 "ph": "C",
                 "name": name,
                 "pid": _pid(rank),
-                "ts": _us(event["time"]),
+                "ts": _us(event.time),
                 "args": {unit: value},
             }
 
     for event in events:
-        if event["event"] == "load":
-            yield from counter("load of the process", event, "in cores", event.get("cpu_share"))
-            yield from counter("memory of the process", event, "in bytes", event.get("rss_bytes"))
-            for device in event.get("devices") or ():
-                name = device["device"]
-                yield from counter(f"load {name}", event, "as a share", device.get("utilization"))
+        if isinstance(event, Load):
+            yield from counter("load of the process", event, "in cores", event.cpu_share)
+            yield from counter("memory of the process", event, "in bytes", event.rss_bytes)
+            for device in event.devices:
+                name = device.device
+                yield from counter(f"load {name}", event, "as a share", device.utilization)
                 yield from counter(
-                    f"memory {name} allocated", event, "in bytes", device.get("allocated_bytes")
+                    f"memory {name} allocated", event, "in bytes", device.allocated_bytes
                 )
                 yield from counter(
-                    f"memory {name} used by all", event, "in bytes", device.get("used_bytes")
+                    f"memory {name} used by all", event, "in bytes", device.used_bytes
                 )
-        elif event["event"] == "memory":
-            yield from counter(f"peak memory {event['device']}", event, "in bytes", event["bytes"])
+        elif isinstance(event, Memory):
+            yield from counter(f"peak memory {event.device}", event, "in bytes", event.bytes)
 
 
-def _loss(recording: Recording) -> Iterator[dict[str, Any]]:
+def _loss(recording: Recording) -> Iterator[TraceEvent]:
     """The batch's loss, when the last rank has finished the step; beside rank 0."""
     for step in recording.steps:
-        loss = sum(event["loss"] for event in step)
+        loss = sum(event.loss for event in step)
         if math.isfinite(loss):
-            end = max(event["end"] for event in step)
+            end = max(event.end for event in step)
             yield {
                 "ph": "C",
                 "name": "loss",
@@ -244,12 +250,12 @@ def _loss(recording: Recording) -> Iterator[dict[str, Any]]:
             }
 
 
-def _flows(slices: list[Slice], replica_of: dict[int, int]) -> list[dict[str, Any]]:
+def _flows(slices: list[Slice], replica_of: dict[int, int]) -> list[TraceEvent]:
     """Every arrow, numbered."""
     chains = [("all-reduce", chain) for chain in _collectives(slices)]
     chains += [("micro-batch", chain) for chain in _stage_to_stage(slices, replica_of)]
     chains += [("replica", chain) for chain in _scatter_to_gather(slices)]
-    found: list[dict[str, Any]] = []
+    found: list[TraceEvent] = []
     for name, chain in chains:
         found += _arrow(len(found), name, chain)
     return found
@@ -261,9 +267,9 @@ def _by_key(slices: Iterable[Slice], *names: str) -> dict[tuple[Any, ...], list[
     fields = ("step", "accumulation", "stage", "micro", "bucket", "replica")
     found: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
     for slice_ in slices:
-        if slice_.event["event"] in names:
+        if slice_.event.event in names:
             found[
-                slice_.event["event"], slice_.rank, *(slice_.event.get(field) for field in fields)
+                slice_.event.event, slice_.rank, *(slice_.event[field] for field in fields)
             ].append(slice_)
     return found
 
@@ -289,7 +295,7 @@ def _stage_to_stage(slices: list[Slice], replica_of: dict[int, int]) -> Iterator
         ).items():
             # The half of a backward pass that only the weights need sends nothing on.
             found[replica_of[rank], step, accumulation, stage, micro] += [
-                s for s in list_ if not s.event.get("weights")
+                s for s in list_ if not s.event.weights
             ]
         for (replica, step, accumulation, stage, micro), list_ in found.items():
             if stage is not None:
@@ -302,8 +308,8 @@ def _scatter_to_gather(slices: list[Slice]) -> Iterator[list[Slice]]:
     together."""
     per_step: dict[tuple[int, int], dict[str, list[Slice]]] = defaultdict(lambda: defaultdict(list))
     for slice_ in slices:
-        if slice_.event["event"] in ("scatter", "replica_forward", "gather"):
-            per_step[slice_.rank, slice_.event["step"]][slice_.event["event"]].append(slice_)
+        if slice_.event.event in ("scatter", "replica_forward", "gather"):
+            per_step[slice_.rank, slice_.event.step][slice_.event.event].append(slice_)
     for parts in per_step.values():
         for scatter, gather in zip(parts["scatter"], parts["gather"], strict=False):
             for replica in parts["replica_forward"]:
@@ -311,7 +317,7 @@ def _scatter_to_gather(slices: list[Slice]) -> Iterator[list[Slice]]:
                     yield [scatter, replica, gather]
 
 
-def _arrow(id_: int, name: str, chain: list[Slice]) -> list[dict[str, Any]]:
+def _arrow(id_: int, name: str, chain: list[Slice]) -> list[TraceEvent]:
     """Start, steps and finish of one arrow. A viewer binds each to the slice around it, and time
     must not run backwards:
 

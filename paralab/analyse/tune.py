@@ -3,147 +3,182 @@ and how sure that is."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
-from typing import Any
+
+from msgspec.structs import replace
 
 from paralab.analyse.blocks import Cell, Document, Finding, Line, Lines, Section, Table
-from paralab.analyse.compare import comparison_of, read_manifest
+from paralab.analyse.compare import Row, SpeedUp, comparison_of
+from paralab.analyse.manifest import read_tune
 from paralab.analyse.report import number, report
+from paralab.analyse.result import PeakMemory, Spread
 from paralab.analyse.verdict import is_same_training, times_as_fast
+from paralab.analyse.verify import Verification
 from paralab.errors import UsageError
+from paralab.record.types import Record
 from paralab.units import seconds
 
-DEFAULT_MB = 25.0  # PyTorch's default bucket, for its place on the curve
+DEFAULT_MB = 25.0  # PyTorch's default bucket size, for its place on the curve
 HIGH = ("fp32", "fp64")
 
 
-def choice_of(folder: Path) -> dict[str, Any]:
-    """The fastest set-up that trains the same as the default, and the fastest one in low precision,
-    where that is faster still."""
-    manifest = read_manifest(folder)
-    final = comparison_of(rungs_of(folder)[-1])
-    rows = [row for row in final["rows"] if not row["error"] and is_same_training(row)]
-    default = next(row for row in final["rows"] if row["name"] == manifest["default"])
-    faster = [row for row in rows if row["speed_up"]["verdict"] == "faster"]
-    same = [row for row in faster if row["precision"] == default["precision"]]
+class Tuned(Record, frozen=True, kw_only=True):
+    """A configuration of the final rung."""
+
+    name: str
+    command: str
+    step_seconds: Spread
+    speed_up: SpeedUp
+    precision: str
+    loss_difference: float | None
+    verify: Verification | None
+    peak_bytes: list[PeakMemory]
+    exposed_seconds: float | None
+
+
+class CurvePoint(Record, frozen=True, kw_only=True):
+    """One bucket size, everything else as in the default; None: PyTorch's default size."""
+
+    bucket_mb: float | None
+    buckets: float
+    step_seconds: float
+    exposed_seconds: float | None
+    communication_seconds: float | None
+
+
+class TuneResult(Record, frozen=True, kw_only=True):
+    """What `tune --json` prints: the fastest configuration that trains the same as the default, and
+    the fastest one in low precision, if that is faster still."""
+
+    kind: str
+    default: Tuned
+    chosen: Tuned
+    best_is_default: bool
+    low_precision: Tuned | None
+    curve: list[CurvePoint]
+    rungs: list[str]
+    run_folder: str
+    seconds: float | None = None
+    report: str | None = None  # the page, if one was written
+    findings: tuple[Finding, ...] = ()  # the verdict in words
+
+
+def choice_of(folder: Path) -> TuneResult:
+    manifest = read_tune(folder)
+    rungs = rungs_of(folder)
+    final = comparison_of(rungs[-1])
+    default = next((row for row in final.rows if row.name == manifest.default), None)
+    if default is None:
+        raise UsageError(
+            f"The search in {folder} did not measure its default.", fix="run paralab tune again"
+        )
+    faster = [r for r in final.rows if is_same_training(r) and r.ratio.verdict == "faster"]
+    same = [row for row in faster if row.precision == default.precision]
     chosen = max(same, key=_speed, default=default)
-    low = max(
-        (row for row in faster if row["precision"] not in (*HIGH, default["precision"])),
-        key=_speed,
-        default=None,
+    rounded = [row for row in faster if row.precision not in (*HIGH, default.precision)]
+    low = max(rounded, key=_speed, default=None)
+    return TuneResult(
+        kind="tune",
+        default=_tuned(default),
+        chosen=_tuned(chosen),
+        best_is_default=chosen is default,
+        low_precision=_tuned(low) if low and _speed(low) > _speed(chosen) else None,
+        curve=curve(rungs[0]),
+        rungs=[rung.name for rung in rungs],
+        run_folder=str(folder),
     )
-    return {
-        "kind": "tune",
-        "default": _short(default),
-        "chosen": _short(chosen),
-        "best_is_default": chosen is default,
-        "low_precision": _short(low) if low and _speed(low) > _speed(chosen) else None,
-        "curve": curve(folder, manifest),
-        "rungs": [rung.name for rung in rungs_of(folder)],
-        "run_folder": str(folder),
-    }
 
 
 def rungs_of(folder: Path) -> list[Path]:
-    """The rungs that were begun; the last one is the final one, unless the search was stopped."""
+    """The rungs that were started; the last one is the final, unless the search was stopped."""
     found = sorted(folder.glob("rung*/manifest.json"))
     if not found:
         raise UsageError(
-            f"The search in {folder} was stopped before anything was measured.",
-            fix="paralab tune again",
+            f"The search in {folder} was stopped before it measured anything.",
+            fix="run paralab tune again",
         )
     return [path.parent for path in found]
 
 
-def _speed(row: dict[str, Any]) -> float:
-    return float(row["speed_up"]["value"])
+def _speed(row: Row) -> float:
+    return row.ratio.value
 
 
-def _short(row: dict[str, Any]) -> dict[str, Any]:
-    names = (
-        "name",
-        "command",
-        "step_seconds",
-        "speed_up",
-        "precision",
-        "loss_difference",
-        "parity",
-        "peak_bytes",
+def _tuned(row: Row) -> Tuned:
+    return Tuned(
+        name=row.name,
+        command=row.command,
+        step_seconds=row.step_seconds,
+        speed_up=row.ratio,
+        precision=row.precision,
+        loss_difference=row.loss_difference,
+        verify=row.verify,
+        peak_bytes=row.peak_bytes,
+        exposed_seconds=row.metrics.exposed_communication_seconds,
     )
-    return {name: row[name] for name in names} | {
-        "exposed_seconds": row["metrics"]["exposed_communication_seconds"]
-    }
 
 
-def curve(folder: Path, manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """Step time and exposed communication over the bucket size, all else as in the default.
-    PyTorch's default stands at 25 MB."""
-    first = comparison_of(rungs_of(folder)[0])
-    rows = [row for row in first["rows"] if not row["error"]]
-    default = rows[0]["request"]
-    found = []
-    for row in rows:
-        others = {name: value for name, value in row["request"].items() if name != "bucket_mb"}
-        if others == {name: value for name, value in default.items() if name != "bucket_mb"}:
-            found.append(
-                {
-                    "bucket_mb": row["request"]["bucket_mb"],
-                    "buckets": row["all_reduces_per_step"],
-                    "step_seconds": row["step_seconds"]["median"],
-                    "exposed_seconds": row["metrics"]["exposed_communication_seconds"],
-                    "communication_seconds": row["metrics"]["communication_seconds"],
-                }
-            )
-    return (
-        sorted(found, key=lambda point: float(point["bucket_mb"] or DEFAULT_MB))
-        if len(found) > 1
-        else []
-    )
+def curve(rung: Path) -> list[CurvePoint]:
+    """Step time and exposed communication over the bucket size."""
+    rows = comparison_of(rung).rows
+    points = [
+        CurvePoint(
+            bucket_mb=row.request.bucket_mb,
+            buckets=row.all_reduces_per_step,
+            step_seconds=row.step_seconds.median,
+            exposed_seconds=row.metrics.exposed_communication_seconds,
+            communication_seconds=row.metrics.communication_seconds,
+        )
+        for row in rows
+        if dataclasses.replace(row.request, bucket_mb=None)
+        == dataclasses.replace(rows[0].request, bucket_mb=None)
+    ]
+    return sorted(points, key=_megabytes) if len(points) > 1 else []
+
+
+def _megabytes(point: CurvePoint) -> float:
+    return point.bucket_mb or DEFAULT_MB
 
 
 def document(folder: Path) -> Document:
-    manifest, choice = read_manifest(folder), choice_of(folder)
+    manifest, choice = read_tune(folder), choice_of(folder)
     final = rungs_of(folder)[-1]
     rest = report(comparison_of(final), final, _sections(choice))
-    return replace(
-        rest, title=f"Tune: {manifest['workload']['name']}", findings=findings(choice) + _kept(rest)
-    )
+    kept = tuple(finding for finding in rest.findings if finding.kind in ("same", "warning"))
+    return replace(rest, title=f"Tune: {manifest.workload.name}", findings=findings(choice) + kept)
 
 
-def _kept(document: Document) -> tuple[Finding, ...]:
-    return tuple(finding for finding in document.findings if finding.kind in ("same", "warning"))
-
-
-def _sections(choice: dict[str, Any]) -> list[Section]:
-    points = choice["curve"]
+def _sections(choice: TuneResult) -> list[Section]:
+    points = choice.curve
     if not points:
         return []
     columns = ("bucket", "all-reduces", "step time", "communication", "exposed")
     rows = tuple(
         (
             Cell(
-                "25 MB, the first 1 MB (default)"
-                if p["bucket_mb"] is None
-                else f"{p['bucket_mb']:g} MB",
-                p["bucket_mb"],
+                "25 MB, the first 1 MB (default)" if p.bucket_mb is None else f"{p.bucket_mb:g} MB",
+                p.bucket_mb,
             ),
-            Cell(f"{p['buckets']:g}", p["buckets"]),
-            number(p["step_seconds"], seconds(p["step_seconds"])),
-            number(p["communication_seconds"], seconds(p["communication_seconds"])),
-            number(p["exposed_seconds"], seconds(p["exposed_seconds"])),
+            Cell(f"{p.buckets:g}", p.buckets),
+            number(p.step_seconds, seconds(p.step_seconds)),
+            number(p.communication_seconds, seconds(p.communication_seconds)),
+            number(p.exposed_seconds, seconds(p.exposed_seconds)),
         )
         for p in points
     )
-    lines = tuple(
-        Line(label, tuple((float(p["bucket_mb"] or DEFAULT_MB), p[key]) for p in points))
-        for label, key in (
-            ("step time", "step_seconds"),
-            ("exposed communication", "exposed_seconds"),
-        )
+    lines = (
+        Line("step time", tuple((_megabytes(p), p.step_seconds) for p in points)),
+        Line(
+            "exposed communication",
+            tuple((_megabytes(p), p.exposed_seconds or 0.0) for p in points),
+        ),
     )
-    note = "One round each; the final rounds decide. Too small: a cost per bucket. Too large: nothing left to hide it behind."
-    picture = Lines(
+    note = (
+        "One round each; the final rounds decide. Small buckets: a fixed cost for each one. Large "
+        "buckets: no computation left to hide them behind."
+    )
+    chart = Lines(
         "Step time over the bucket size",
         lines,
         "bucket size in MB",
@@ -151,32 +186,31 @@ def _sections(choice: dict[str, Any]) -> list[Section]:
         "seconds",
         log_x=True,
     )
-    return [Section("Bucket size", (picture, Table("", columns, rows, note)))]
+    return [Section("Bucket size", (chart, Table("", columns, rows, note)))]
 
 
-def findings(choice: dict[str, Any]) -> tuple[Finding, ...]:
-    default, chosen, low = choice["default"], choice["chosen"], choice["low_precision"]
-    before, after = default["step_seconds"]["median"], chosen["step_seconds"]["median"]
+def findings(choice: TuneResult) -> tuple[Finding, ...]:
+    default, chosen, low = choice.default, choice.chosen, choice.low_precision
+    before, after = default.step_seconds.median, chosen.step_seconds.median
     evidence = {"default_seconds": before, "chosen_seconds": after}
-    if choice["best_is_default"]:
-        text = f"The default stays: no change that trains the same was measurably faster than its {seconds(before)} per step."
+    if choice.best_is_default:
+        text = (
+            f"Keep the default ({seconds(before)} per step): no change that trains the same was "
+            "measurably faster."
+        )
         found = [Finding("fastest", text, evidence)]
     else:
         text = (
-            f"`{chosen['name']}` takes {seconds(after)} per step, the default {seconds(before)}: "
-            f"{times_as_fast(chosen['speed_up'])}. Use: `{chosen['command']}`"
+            f"`{chosen.name}` takes {seconds(after)} per step, the default {seconds(before)}: "
+            f"{times_as_fast(chosen.speed_up)}. Use: `{chosen.command}`"
         )
-        found = [Finding("fastest", text, evidence | {"speed_up": chosen["speed_up"]})]
+        speed = {"speed_up": chosen.speed_up.to_dict()}
+        found = [Finding("fastest", text, evidence | speed)]
     if low:
         text = (
-            f"In low precision `{low['name']}` is {times_as_fast(low['speed_up'])}; the losses of the trial moved by "
-            f"{low['loss_difference'] or 0.0:.0e} of themselves. Use: `{low['command']}`"
+            f"In low precision `{low.name}` is {times_as_fast(low.speed_up)}; its losses differ by "
+            f"up to {low.loss_difference or 0.0:.0e} (relative). Use: `{low.command}`"
         )
-        found.append(
-            Finding(
-                "next",
-                text,
-                {"speed_up": low["speed_up"], "loss_difference": low["loss_difference"]},
-            )
-        )
+        moved = {"speed_up": low.speed_up.to_dict(), "loss_difference": low.loss_difference}
+        found.append(Finding("next", text, moved))
     return tuple(found)

@@ -19,6 +19,6 @@ def env(as_json: bool) -> None:
 
     facts = environment()
     if as_json:
-        click.echo(json.dumps(facts))
+        click.echo(json.dumps(facts.to_dict()))
     else:
         print_environment(facts)

@@ -17,6 +17,6 @@ def list_(as_json: bool) -> None:
     from paralab.show.facts import catalog, print_catalog
 
     if as_json:
-        click.echo(json.dumps(catalog()))
+        click.echo(json.dumps(catalog().to_dict()))
     else:
         print_catalog()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from paralab.cli.command import Group
 from paralab.cli.compare import MEASUREMENT
@@ -110,7 +111,8 @@ def _add(number: int, title: str) -> None:
         if markdown:
             _write_sheet(markdown, document)
         if as_json:
-            click.echo(json.dumps({**document.to_json(), "run_folder": str(folder)}))
+            printed = replace(document, run_folder=str(folder))
+            click.echo(json.dumps(printed.to_dict()))
         elif not prints_sheet:
             from paralab.show.document import print_document
 
@@ -244,14 +246,14 @@ def check(
             fix="a Markdown file, such as `paralab practical N --blank FILE` writes",
         ) from error
 
-    result = {
-        "practical": number,
-        "sheet": str(sheet),
-        "run_folder": str(folder),
-        **compared(text, document_of(folder), 0.25 if tolerance is None else tolerance),
-    }
+    result = replace(
+        compared(text, document_of(folder), 0.25 if tolerance is None else tolerance),
+        practical=number,
+        sheet=str(sheet),
+        run_folder=str(folder),
+    )
     if as_json:
-        click.echo(json.dumps(result))
+        click.echo(json.dumps(result.to_dict()))
     else:
         print_checked(result)
-    sys.exit(1 if result["contradictions"] else 0)
+    sys.exit(1 if result.contradictions else 0)

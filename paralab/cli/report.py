@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from paralab.show.visible import echo
 
+if TYPE_CHECKING:
+    from paralab.analyse.compare import Comparison
+    from paralab.analyse.tune import TuneResult
 
-def report(result: dict[str, Any], as_json: bool) -> None:
+
+def report(result: Comparison | TuneResult, as_json: bool) -> None:
     """Exit with 1 if every configuration failed."""
     from paralab.show.document import print_summary
     from paralab.show.open_folder import document_of
     from paralab.show.page import write_report
 
-    folder = Path(result["run_folder"])
+    folder = Path(result.run_folder)
     document = document_of(folder)
     page = write_report(folder, document)
 
     if as_json:
-        findings = [asdict(finding) for finding in document.findings]
-        click.echo(json.dumps({**result, "findings": findings, "report": str(page)}))
+        printed = replace(result, findings=document.findings, report=str(page))
+        click.echo(json.dumps(printed.to_dict()))
     else:
         print_summary(document)
-        echo(f"Finished in {result['seconds']:.0f} s. All tables and charts: {page}")
-    if all(row["error"] for row in result.get("rows", [{"error": None}])):
+        echo(f"Finished in {result.seconds:.0f} s. All tables and charts: {page}")
+    if result.kind != "tune" and not result["rows"]:
         sys.exit(1)

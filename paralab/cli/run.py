@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace as replace_fields
 
 from paralab.cli.command import Command
 from paralab.cli.options import (
@@ -141,13 +142,14 @@ def run(
         if screen:
             screen.close()
 
-    page = str(write_report(Path(result["run_folder"]))) if report else None
+    if report:
+        result = replace_fields(result, report=str(write_report(Path(result.run_folder))))
     if as_json:
-        click.echo(json.dumps(result | ({"report": page} if page else {})))
+        click.echo(json.dumps(result.to_dict()))
         return
     print_result(result, show)
-    if page:
-        echo(f"All tables and charts: {page}")
+    if report:
+        echo(f"All tables and charts: {result.report}")
     if chosen.tensorboard:
         echo(f"View it with: tensorboard --logdir {chosen.tensorboard}")
 

@@ -54,6 +54,6 @@ def show(
             write_new(path, text(document))
             echo(f"Wrote {path}", err=True)
     if as_json:
-        click.echo(json.dumps(document.to_json()))
+        click.echo(json.dumps(document.to_dict()))
     else:
         (print_document if everything else print_summary)(document)

@@ -52,7 +52,7 @@ def verify(
     The exit code is 0 only if every case is equal.
     """
     from paralab.experiment.verify import verify as check
-    from paralab.show.verify import print_proof
+    from paralab.show.verify import print_verify
 
     workload = options.pop("workload")
     asked = given({**options, "step_deadline": step_deadline})
@@ -61,7 +61,7 @@ def verify(
     )
 
     if as_json:
-        click.echo(json.dumps(result))
+        click.echo(json.dumps(result.to_dict()))
     else:
-        print_proof(result)
-    sys.exit(0 if result["passed"] else 1)
+        print_verify(result)
+    sys.exit(0 if result.passed else 1)

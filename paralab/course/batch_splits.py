@@ -17,15 +17,15 @@ def inside(lab: Measurements) -> list[Block]:
     rows = tuple(
         (
             cells.exact(number),
-            cells.name(split["device"]),
-            cells.name(f"torch.Size({split['shape']})"),
+            cells.name(split.device),
+            cells.name(f"torch.Size({split.shape})"),
             cells.name(
-                f"Inside model on device {split['physical']}, shape: torch.Size({split['shape']})"
+                f"Inside model on device {split.physical}, shape: torch.Size({split.shape})"
             ),
         )
-        for number, split in enumerate(row["splits"])
+        for number, split in enumerate(row.splits)
     )
-    sizes, batch = arrived(row), row["batch"]["size"]
+    sizes, batch = arrived(row), row.batch.size
     text = f"The program passes {batch} samples; inside, {plural(len(sizes), 'replica')} see {listed(sizes)}, together {sum(sizes)}"
     text += ". Only the first dimension is cut." if sum(sizes) == batch else f" and not {batch}."
     return [
@@ -40,7 +40,7 @@ def inside(lab: Measurements) -> list[Block]:
 
 
 def arrived(row: Row) -> list[int]:
-    return [split["shape"][0] for split in row["splits"]]
+    return [split.shape[0] for split in row.splits]
 
 
 def chunks(samples: int, parts: int) -> list[int]:
@@ -51,8 +51,8 @@ def chunks(samples: int, parts: int) -> list[int]:
 
 
 def splits(lab: Measurements) -> list[Block]:
-    seen = {len(row["ranks"][0]["roles"]): row for row in lab.given(DP2, DP3, DP5)}
-    batch = lab[DP2]["batch"]["size"]
+    seen = {len(row.ranks[0].roles): row for row in lab.given(DP2, DP3, DP5)}
+    batch = lab[DP2].batch.size
     found = {number: arrived(row) for number, row in seen.items()}
     lines = [
         (
@@ -71,10 +71,8 @@ def splits(lab: Measurements) -> list[Block]:
         "split, as it arrived inside the model",
         "equal",
     )
-    gpus = len(lab.comparison["machine"]["gpus"])
-    shares = (
-        "" if lab[DP2]["device"] == "cuda" else ", and the devices above are shares of its cores"
-    )
+    gpus = len(lab.comparison.machine.gpus)
+    shares = "" if lab[DP2].device == "cuda" else ", and the devices above are shares of its cores"
     here = f"; this machine has {plural(gpus, 'GPU')}{shares}"
     return [
         Table("Who gets how many samples", columns, tuple(lines)),

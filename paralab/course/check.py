@@ -14,14 +14,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html import unescape
 from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.tree import SyntaxTreeNode
+from msgspec.structs import replace
 
 from paralab.analyse.blocks import Answer, Cell, Document, Table
+from paralab.record.types import Record
 from paralab.units import seconds, size
 
 UNITS = {  # what is measured, and what a number is multiplied with
@@ -131,41 +133,63 @@ def emptied(document: Document) -> Document:
     )
 
 
-def compared(text: str, document: Document, tolerance: float) -> dict[str, Any]:
+class CheckedValue(Record, frozen=True, kw_only=True):
+    """A value of the sheet; `written` is None if it is missing, `reason` is empty if it agrees."""
+
+    section: str
+    table: str
+    row: str
+    column: str
+    run: str  # what the run has
+    written: str | None
+    reason: str
+
+
+class CheckResult(Record, frozen=True, kw_only=True):
+    """What `practical check --json` prints."""
+
+    tolerance: float
+    checked: int
+    contradictions: list[CheckedValue]
+    missing: list[CheckedValue]
+    not_in_this_run: list[str]
+    practical: int | None = None
+    sheet: str | None = None
+    run_folder: str | None = None
+
+
+def compared(text: str, document: Document, tolerance: float) -> CheckResult:
     """What contradicts the run, what is missing, what the run does not have."""
     written = parse(text)
-    contradictions: list[dict[str, Any]] = []
-    missing: list[dict[str, Any]] = []
+    contradictions: list[CheckedValue] = []
+    missing: list[CheckedValue] = []
     checked = 0
     for section in document.sections:
         mine = written.get(section.title)
         for block in section.blocks:
             if isinstance(block, Table):
-                found = _checked_table(block, mine, tolerance)
+                found = _checked_table(section.title, block, mine, tolerance)
             elif isinstance(block, Answer):
-                found = _checked_answer(block, mine)
+                found = _checked_answer(section.title, block, mine)
             else:
                 continue
             for entry in found:
                 checked += 1
-                if entry.get("reason") == "":
-                    continue
-                (missing if entry["written"] is None else contradictions).append(
-                    {"section": section.title, **entry}
-                )
+                if entry.reason:
+                    (missing if entry.written is None else contradictions).append(entry)
     known = {section.title for section in document.sections} | {"What these numbers depend on"}
-    return {
-        "tolerance": tolerance,
-        "checked": checked,
-        "contradictions": contradictions,
-        "missing": missing,
-        "not_in_this_run": [title for title in written if title not in known],
-    }
+    return CheckResult(
+        tolerance=tolerance,
+        checked=checked,
+        contradictions=contradictions,
+        missing=missing,
+        not_in_this_run=[title for title in written if title not in known],
+    )
 
 
 def _checked_table(
-    table: Table, mine: Written | None, tolerance: float
-) -> Iterator[dict[str, Any]]:
+    section: str, table: Table, mine: Written | None, tolerance: float
+) -> Iterator[CheckedValue]:
     theirs = (
         next(
             (
@@ -183,19 +207,19 @@ def _checked_table(
         words = body.get(_plain(row[0].text))
         for place, cell in enumerate(row[1:], start=1):
             given = words[place] if words and place < len(words) else ""
-            entry = {
-                "table": table.title,
-                "row": row[0].text,
-                "column": table.columns[place],
-                "run": _with_spread(cell),
-            }
-            if given.strip() in EMPTY:
-                yield {**entry, "written": None, "reason": "not filled in"}
-            else:
-                yield {**entry, "written": given, "reason": contradiction(given, cell, tolerance)}
+            empty = given.strip() in EMPTY
+            yield CheckedValue(
+                section=section,
+                table=table.title,
+                row=row[0].text,
+                column=table.columns[place],
+                run=_with_spread(cell),
+                written=None if empty else given,
+                reason="not filled in" if empty else contradiction(given, cell, tolerance),
+            )
 
 
-def _checked_answer(answer: Answer, mine: Written | None) -> Iterator[dict[str, Any]]:
+def _checked_answer(section: str, answer: Answer, mine: Written | None) -> Iterator[CheckedValue]:
     given = (
         next(
             (
@@ -208,18 +232,18 @@ def _checked_answer(answer: Answer, mine: Written | None) -> Iterator[dict[str, 
         if mine
         else ""
     )
-    entry = {
-        "table": "",
-        "row": answer.question,
-        "column": "",
-        "run": _verdict(answer.verdict) or answer.text,
-    }
-    if given.strip() in EMPTY:
-        yield {**entry, "written": None, "reason": "not answered"}
-        return
+    empty = given.strip() in EMPTY
     said = YES_NO.get(re.split(r"\W+", given.strip().lower(), maxsplit=1)[0])
     wrong = answer.verdict is not None and said is not None and said != answer.verdict
-    yield {**entry, "written": given, "reason": answer.text if wrong else ""}
+    yield CheckedValue(
+        section=section,
+        table="",
+        row=answer.question,
+        column="",
+        run=_verdict(answer.verdict) or answer.text,
+        written=None if empty else given,
+        reason="not answered" if empty else answer.text if wrong else "",
+    )
 
 
 def _verdict(value: bool | None) -> str:

@@ -8,6 +8,7 @@ from paralab.analyse import table_cells as cells
 from paralab.analyse.blocks import Answer, Block, Cell, Table
 from paralab.analyse.compare import loss_difference
 from paralab.analyse.confidence import Ratio
+from paralab.analyse.metric_types import GradientCounts
 from paralab.analyse.phrases import SAME_SIZE, faster, listed, more_or_less, share, speed
 from paralab.course.configurations import (
     BF16,
@@ -30,7 +31,7 @@ def kept(row: Row) -> int | None:
     """Bytes that autograd keeps for the backward pass; None where only the allocator's peak is
     known."""
     return max(
-        (int(entry["activations"]) for entry in row["peak_bytes"] if entry.get("activations")),
+        (int(entry.activations) for entry in row.peak_bytes if entry.activations),
         default=None,
     )
 
@@ -76,17 +77,15 @@ def _precision_cells(lab: Measurements, name: str) -> tuple[Cell, ...]:
         cells.ratio(lab.ratio(DDP, name)) if name != DDP else cells.exact(1),
         cells.held_bytes(memory_of(row)),
         cells.held_bytes(kept(row), "only the allocator's peak is known"),
-        cells.measured_share(
-            loss_difference(row["losses"], lab[DDP]["losses"]), "a loss is not finite"
-        ),
-        cells.exact(row["skipped_steps"]),
+        cells.measured_share(loss_difference(row.losses, lab[DDP].losses), "a loss is not finite"),
+        cells.exact(row.skipped_steps),
     )
 
 
 def difference(before: Row, after: Row) -> float:
     """The largest relative difference of a step's loss, over the steps that both have; infinite
     where one is not finite."""
-    found = loss_difference(after["losses"], before["losses"])
+    found = loss_difference(after.losses, before.losses)
     return math.inf if found is None else found
 
 
@@ -97,7 +96,7 @@ def left_out(lab: Measurements, *names: str) -> str:
 
 
 def amp_speed(lab: Measurements, low: list[Row]) -> Answer:
-    speeds: dict[str, Ratio] = {row["precision"]: lab.ratio(DDP, row["name"]) for row in low}
+    speeds: dict[str, Ratio] = {row.precision: lab.ratio(DDP, row.name) for row in low}
     text = (
         "Against fp32, "
         + listed([speed(precision, ratio) for precision, ratio in speeds.items()])
@@ -105,12 +104,8 @@ def amp_speed(lab: Measurements, low: list[Row]) -> Answer:
     )
     slow = [precision for precision, ratio in speeds.items() if ratio.value < SLOW]
     if slow:
-        machine = lab.comparison["machine"]
-        where = (
-            machine["gpus"][0]["name"]
-            if low[0]["peak_bytes"][0]["how"] == "allocator"
-            else machine["cpu"]
-        )
+        machine = lab.comparison.machine
+        where = machine.gpus[0].name if low[0].peak_bytes[0].how == "allocator" else machine.cpu
         text += f" {where} seems to have no fast arithmetic for {listed(slow)}."
     best = max(speeds.values(), key=lambda ratio: ratio.value)
     evidence = {
@@ -123,9 +118,9 @@ def amp_speed(lab: Measurements, low: list[Row]) -> Answer:
 def amp_memory(plain: Row, low: list[Row]) -> Answer:
     least = min(low, key=memory_of)
     before, after = memory_of(plain), memory_of(least)
-    text = f"{least['precision']} takes {size(after)}, fp32 {size(before)} ({more_or_less(before, after)}). Parameters, gradients and "
+    text = f"{least.precision} takes {size(after)}, fp32 {size(before)} ({more_or_less(before, after)}). Parameters, gradients and "
     text += "optimizer stay in fp32"
-    now, then, weights = kept(least), kept(plain), plain["peak_bytes"][0].get("parameters")
+    now, then, weights = kept(least), kept(plain), plain.peak_bytes[0].parameters
     if now and then and now > then and weights:
         text += f"; for the backward pass {size(now)} are kept instead of {size(then)}, because autocast also keeps "
         text += "half-size copies of the "
@@ -141,9 +136,9 @@ def amp_memory(plain: Row, low: list[Row]) -> Answer:
 
 
 def amp_result(plain: Row, low: list[Row]) -> Answer:
-    off = {row["precision"]: difference(plain, row) for row in low}
+    off = {row.precision: difference(plain, row) for row in low}
     text = f"The loss of a step differs from fp32's by at most {listed([f'{share(value)} ({name})' for name, value in off.items()])}, "
-    fewest, most = min(len(row["losses"]) for row in low), len(plain["losses"])
+    fewest, most = min(len(row.losses) for row in low), len(plain.losses)
     text += f"in {most} steps." if fewest == most else f"in {fewest} to {most} steps."
     return Answer(
         "Is the result numerically the same?",
@@ -165,14 +160,14 @@ def scaler(lab: Measurements) -> list[Block]:
                 )
             )
             continue
-        found = lab[name]["metrics"]["gradients"]
-        scale = cells.exact(found["scale"]) if found["scale"] else cells.name("none")
+        found = gradients_of(lab[name])
+        scale = cells.exact(found.scale) if found.scale else cells.name("none")
         counts = (
-            cells.exact(found["total"]),
-            cells.exact(found["zeros"]),
+            cells.exact(found.total),
+            cells.exact(found.zeros),
             cells.measured_share(zeros(lab[name])),
         )
-        lines.append((cells.name(name), scale, *counts, cells.exact(lab[name]["skipped_steps"])))
+        lines.append((cells.name(name), scale, *counts, cells.exact(lab[name].skipped_steps)))
     note = "The workload `mlp:faint` has a thousandth of the usual loss, so its gradients are small. Some are zero anyway (ReLU)."
     columns = ("set-up", "loss scale", "gradients", "of them zero", "share", "skipped steps")
     table = Table("Gradients of the first step", columns, tuple(lines), note)
@@ -187,13 +182,19 @@ def scaler(lab: Measurements) -> list[Block]:
 
 
 def zeros(row: Row) -> float:
-    found = row["metrics"]["gradients"]
-    return float(found["zeros"]) / float(found["total"])
+    found = gradients_of(row)
+    return found.zeros / found.total
+
+
+def gradients_of(row: Row) -> GradientCounts:
+    """Of a row that finished its first step."""
+    assert row.metrics.gradients is not None, row.name
+    return row.metrics.gradients
 
 
 def underflow(lab: Measurements, base: float) -> Answer:
     bare = lab[FAINT_BARE]
-    lost = int(bare["metrics"]["gradients"]["zeros"] - lab[FAINT]["metrics"]["gradients"]["zeros"])
+    lost = gradients_of(bare).zeros - gradients_of(lab[FAINT]).zeros
     yes = zeros(bare) > base + LOST
     text = (
         f"Without it, {share(zeros(bare))} of the gradients are zero in fp16, in fp32 {share(base)}"
@@ -214,8 +215,8 @@ def underflow(lab: Measurements, base: float) -> Answer:
 def what_scaling_does(lab: Measurements) -> Answer:
     scaled, bare = zeros(lab[FAINT_SCALED]), zeros(lab[FAINT_BARE])
     scale, skipped = (
-        lab[FAINT_SCALED]["metrics"]["gradients"]["scale"],
-        lab[FAINT_SCALED]["skipped_steps"],
+        gradients_of(lab[FAINT_SCALED]).scale,
+        lab[FAINT_SCALED].skipped_steps,
     )
     helps = scaled < bare - LOST
     text = f"It multiplies the loss by {scale:,.0f} before the backward pass and divides the gradients again before the "

@@ -4,37 +4,43 @@ parts that are told from it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from msgspec.structs import asdict, replace
 
 from paralab.analyse import figures
-from paralab.analyse.blocks import Block, Section
+from paralab.analyse.blocks import Block, Evidence, Section
+from paralab.analyse.compare import Comparison
+from paralab.analyse.compare import Row as MeasuredRow
 from paralab.analyse.confidence import Ratio, speed_up
-from paralab.analyse.observed import observed
+from paralab.analyse.events_summary import EventsSummary, summarize
 from paralab.analyse.recording import Recording
 from paralab.analyse.verdict import largest_memory
-from paralab.analyse.verify import aside
+from paralab.analyse.verify import apart_from
 
-Row = dict[str, Any]
+
+class Row(MeasuredRow, frozen=True, kw_only=True):
+    """A measured configuration with what the events of its last round show."""
+
+    observed: EventsSummary
 
 
 @dataclass(frozen=True)
 class Measurements:
-    rows: dict[str, Row]  # those that were trained to their end
-    missing: dict[str, str]  # the others: why
-    comparison: dict[str, Any]
+    rows: dict[str, Row]
+    missing: dict[str, str]  # the reason why a configuration has no row
+    comparison: Comparison
     folder: Path
 
     @classmethod
-    def of(cls, comparison: dict[str, Any], folder: Path) -> Measurements:
-        rows, missing = {}, {entry["name"]: entry["reason"] for entry in comparison["left_out"]}
-        for row in comparison["rows"]:
-            if row["error"]:
-                missing[row["name"]] = f"it failed: {row['error']}"
-            else:
-                seen = row.get("observed") or observed(Recording.read(folder / row["runs"][-1]))
-                rows[row["name"]] = row | {"observed": seen}
+    def of(cls, comparison: Comparison, folder: Path) -> Measurements:
+        missing = {each.name: each.reason for each in comparison.left_out}
+        missing |= {each.name: f"it failed: {each.error}" for each in comparison.failed}
+        rows = {}
+        for row in comparison.rows:
+            observed = summarize(Recording.read(folder / row.runs[-1]))
+            rows[row.name] = Row(**asdict(row), observed=observed)
         return cls(rows, missing, comparison, folder)
 
     def __getitem__(self, name: str) -> Row:
@@ -52,11 +58,11 @@ class Measurements:
     def ratio(self, before: str, after: str) -> Ratio:
         """How many times as fast the second set-up is, from the rounds that both were measured
         in."""
-        return speed_up(self.rows[before]["round_seconds"], self.rows[after]["round_seconds"])
+        return speed_up(self.rows[before].round_seconds, self.rows[after].round_seconds)
 
     def recordings(self, name: str) -> list[Recording]:
         """Every round of a set-up, for figures."""
-        return [Recording.read(self.folder / run) for run in self.rows[name]["runs"]]
+        return [Recording.read(self.folder / run) for run in self.rows[name].runs]
 
 
 @dataclass(frozen=True)
@@ -71,10 +77,9 @@ class LabPart:
     likes: tuple[str, ...] = ()
 
 
-def tell(parts: Sequence[LabPart], comparison: dict[str, Any], folder: Path) -> tuple[Section, ...]:
+def tell(parts: Sequence[LabPart], lab: Measurements) -> tuple[Section, ...]:
     """The sections of the parts that were asked for. One whose set-up failed says so."""
-    lab = Measurements.of(comparison, folder)
-    chosen = comparison["about"].get("parts") or range(1, len(parts) + 1)
+    chosen = lab.comparison.about.parts or range(1, len(parts) + 1)
     sections = []
     for number in chosen:
         part = parts[number - 1]
@@ -88,7 +93,7 @@ def tell(parts: Sequence[LabPart], comparison: dict[str, Any], folder: Path) -> 
     return tuple(sections)
 
 
-def memory_of(row: Row) -> int:
+def memory_of(row: MeasuredRow) -> int:
     """The fullest device's bytes: counted tensors on a CPU, the allocator's peak on a GPU. A row
     that was trained has them."""
     found = largest_memory(row)
@@ -98,7 +103,7 @@ def memory_of(row: Row) -> int:
 
 def memory_words(row: Row) -> str:
     """How the bytes were found, for a note under a table."""
-    if row["peak_bytes"][0]["how"] == "allocator":
+    if row.peak_bytes[0].how == "allocator":
         return "Memory: the peak of PyTorch's CUDA allocator."
     return "Memory: counted tensors (parameters, gradients, optimizer, activations); on a CPU nothing else can be told per device."
 
@@ -106,36 +111,45 @@ def memory_words(row: Row) -> str:
 def remarks_of(rows: Sequence[Row]) -> str:
     """What is virtual, emulated or shared in these set-ups, once each."""
     return "; ".join(
-        dict.fromkeys(remark for row in rows for remark in row["remarks"])
+        dict.fromkeys(remark for row in rows for remark in row.remarks)
     )  # in the order in which they came
 
 
-def sharing(row: Row) -> str:
+def sharing(row: MeasuredRow) -> str:
     """Why more devices cannot be faster here, where that is so."""
     return next(
-        (
-            remark
-            for remark in row["remarks"]
-            if remark.startswith(("the devices share", "shared:"))
-        ),
+        (remark for remark in row.remarks if remark.startswith(("the devices share", "shared:"))),
         "",
     )
 
 
 def same_training(row: Row) -> str:
     """`equal to one device within 7e-18 after 3 steps in fp64`."""
-    proof = row["parity"]
+    proof = row.verify
     if not proof:
         return "not proved"
-    if not proof["equal"]:
-        return f"not equal to one device: {proof['cause']}"
-    apart = f", apart from {reason}" if (reason := aside(proof)) else ""
-    return f"equal to one device{apart} (largest difference of a parameter {proof['max_difference']:.1e}, in fp64)"
+    if not proof.equal:
+        return f"not equal to one device: {proof.cause}"
+    apart = f", apart from {reason}" if (reason := apart_from(proof)) else ""
+    return f"equal to one device{apart} (largest difference of a parameter {proof.max_difference:.1e}, in fp64)"
+
+
+def is_equal(row: Row) -> bool | None:
+    """None: not checked."""
+    return None if row.verify is None else row.verify.equal
+
+
+def max_difference(row: Row) -> float | None:
+    return None if row.verify is None else row.verify.max_difference
+
+
+def proof_evidence(row: Row) -> Evidence:
+    return {"equal": is_equal(row), "max_difference": max_difference(row)}
 
 
 def drawn_split(row: Row) -> list[Block]:
-    picture = figures.split(row)
-    return [replace(picture, title=f"{row['name']}: {picture.title}")] if picture else []
+    picture = figures.split(row.batch, row.ranks)
+    return [replace(picture, title=f"{row.name}: {picture.title}")]
 
 
 def drawn(
@@ -155,5 +169,5 @@ def memory_parts(row: Row) -> dict[str, int]:
         "optimizer": "optimizer",
         "activations": "activations",
     }
-    entry = row["peak_bytes"][0]
-    return {words: int(entry[kind]) for kind, words in kinds.items() if entry.get(kind)}
+    entry = row.peak_bytes[0]
+    return {words: int(entry[kind]) for kind, words in kinds.items() if entry[kind]}

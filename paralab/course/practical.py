@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from paralab.analyse.blocks import Document
+from paralab.analyse.manifest import About
 from paralab.course import configurations as p
 from paralab.course.measurements import LabPart
 from paralab.course.sheet import document, find, number_of
@@ -145,13 +146,13 @@ def run(
     comparison = compare(
         cases,
         kind="practical",
-        about={"practical": number, "parts": parts},
+        about=About(practical=number, parts=tuple(parts)),
         rounds=rounds or measured.rounds,
         steps=steps or measured.steps,
         out=out,
         say=say,
     )
-    folder = Path(comparison["run_folder"])
+    folder = Path(comparison.run_folder)
     return document(comparison, folder), folder
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 from paralab.analyse import table_cells as cells
 from paralab.analyse.blocks import Answer, Block, Cell, Table
+from paralab.analyse.events_summary import Passes
 from paralab.analyse.figures import schedule
+from paralab.analyse.metric_types import Bubble
 from paralab.analyse.phrases import alike, factor, faster, listed, share, speed, split_words
+from paralab.analyse.result import Rank
 from paralab.course.configurations import DOUBLE, HALF, HYBRID, MICRO2, MICRO8, MP, PIPELINE, SAME
 from paralab.course.measurements import (
     LabPart,
@@ -18,8 +20,10 @@ from paralab.course.measurements import (
     Row,
     drawn,
     drawn_split,
+    is_equal,
     memory_of,
     memory_words,
+    proof_evidence,
     remarks_of,
     same_training,
     sharing,
@@ -29,43 +33,39 @@ from paralab.units import plural, rate, seconds, size
 MORE_SAMPLES = 1.02
 
 
-def passes(row: Row) -> dict[str, Any]:
-    found: dict[str, Any] = row["observed"]["passes"]
-    return found
+def passes(row: Row) -> Passes:
+    return row.observed.passes
 
 
-def devices_of(rank: dict[str, Any]) -> list[str]:
-    return list(dict.fromkeys(rank["devices"]))
+def bubble_of(row: Row) -> Bubble:
+    """Of a row with several stages."""
+    assert row.metrics.bubble is not None, row.name
+    return row.metrics.bubble
+
+
+def devices_of(rank: Rank) -> list[str]:
+    return list(dict.fromkeys(rank.devices))
 
 
 def per_micro(row: Row) -> str:
     """Samples of the micro-batches of rank 0: `8`, or `3/3/2` where they differ."""
-    samples, number = row["ranks"][0]["samples_per_step"], row["batch"]["micro_batches"]
+    samples, number = row.ranks[0].samples_per_step, row.batch.micro_batches
     sizes = [samples // number + (piece < samples % number) for piece in range(number)]
     return str(sizes[0]) if len(set(sizes)) == 1 else split_words(sizes)
 
 
-def is_equal(row: Row) -> bool:
-    return bool((row["parity"] or {}).get("equal"))
-
-
-def proof_evidence(row: Row) -> dict[str, Any]:
-    proof = row["parity"] or {}
-    return {"equal": proof.get("equal"), "max_difference": proof.get("max_difference")}
-
-
 def first_look(lab: Measurements) -> list[Block]:
     row = lab[HYBRID]
-    stages = len(row["ranks"][0]["devices"])
+    stages = len(row.ranks[0].devices)
     lines = [
         (
-            cells.exact(rank["rank"]),
-            *(cells.name(device) for device in rank["devices"]),
-            cells.exact(rank["samples_per_step"]),
-            cells.exact(passes(row)["micro_batches"]),
+            cells.exact(rank.rank),
+            *(cells.name(device) for device in rank.devices),
+            cells.exact(rank.samples_per_step),
+            cells.exact(passes(row).micro_batches),
             cells.name(per_micro(row)),
         )
-        for rank in row["ranks"]
+        for rank in row.ranks
     ]
     heads = (
         "rank",
@@ -74,13 +74,11 @@ def first_look(lab: Measurements) -> list[Block]:
         "micro-batches",
         "samples per micro-batch",
     )
-    world = len(row["ranks"])
-    used = listed([f"rank {rank['rank']} uses {listed(devices_of(rank))}" for rank in row["ranks"]])
-    micro = (
-        f"{passes(row)['micro_batches']} per step on each rank, of {per_micro(row)} samples each: "
-    )
-    micro += f"{passes(row)['forward']} forward "
-    micro += f"and {passes(row)['backward']} backward passes through all stages."
+    world = len(row.ranks)
+    used = listed([f"rank {rank.rank} uses {listed(devices_of(rank))}" for rank in row.ranks])
+    micro = f"{passes(row).micro_batches} per step on each rank, of {per_micro(row)} samples each: "
+    micro += f"{passes(row).forward} forward "
+    micro += f"and {passes(row).backward} backward passes through all stages."
     return [
         Table("Ranks and devices", heads, tuple(lines), remarks_of([row])),
         counts_table("One step", [row]),
@@ -91,13 +89,13 @@ def first_look(lab: Measurements) -> list[Block]:
             f"{plural(world, 'process')}: {used}.",
             {
                 "processes": world,
-                "devices": {str(rank["rank"]): rank["devices"] for rank in row["ranks"]},
+                "devices": {str(rank.rank): rank.devices for rank in row.ranks},
             },
         ),
         Answer(
             "How many micro-batches are processed?",
             micro,
-            {"samples": per_micro(row)} | passes(row),
+            {"samples": per_micro(row)} | passes(row).to_dict(),
         ),
         when_synchronized(row),
         Answer(
@@ -110,27 +108,27 @@ def first_look(lab: Measurements) -> list[Block]:
 
 
 def when_synchronized(row: Row) -> Answer:
-    seen, whole = row["observed"]["buckets"], passes(row)["backward"]
+    seen, whole = row.observed.buckets, passes(row).backward
     question = "When does synchronization happen?"
     if not seen:
         return Answer(
             question,
-            f"Never: {plural(len(row['ranks']), 'process')}, 0 all-reduces.",
+            f"Never: {plural(len(row.ranks), 'process')}, 0 all-reduces.",
             {"all_reduces": 0},
         )
-    late = sum(found["in_last_pass"] for found in seen)
-    before = sorted({found["passes_done_before"] for found in seen})
+    late = sum(found.in_last_pass for found in seen)
+    before = sorted({found.passes_done_before for found in seen})
     text = f"{late} of the {plural(len(seen), 'all-reduce')} of a step begin in the backward pass of the last micro-batch, when "
     text += f"{listed(before, 'or')} of {whole} backward passes of their stage are done"
     if late == len(seen):
-        text += f": once per optimizer step, not per micro-batch. Each rank exchanges {size(row['bytes_per_step'])}."
+        text += f": once per optimizer step, not per micro-batch. Each rank exchanges {size(row.bytes_per_step)}."
     else:
         text += f": {len(seen) - late} begin earlier."
     evidence = {
         "all_reduces": len(seen),
         "in_last_pass": late,
         "passes_done_before": before,
-        "step_bytes": row["bytes_per_step"],
+        "step_bytes": row.bytes_per_step,
     }
     return Answer(question, text, evidence)
 
@@ -138,13 +136,13 @@ def when_synchronized(row: Row) -> Answer:
 def counts_table(title: str, rows: Sequence[Row]) -> Table:
     lines = [
         (
-            cells.name(row["name"]),
-            cells.exact(row["processes"]),
-            cells.exact(len(devices_of(row["ranks"][0]))),
-            cells.exact(passes(row)["micro_batches"]),
-            cells.exact(passes(row)["forward"]),
-            cells.exact(passes(row)["backward"]),
-            cells.exact(row["all_reduces_per_step"]),
+            cells.name(row.name),
+            cells.exact(row.processes),
+            cells.exact(len(devices_of(row.ranks[0]))),
+            cells.exact(passes(row).micro_batches),
+            cells.exact(passes(row).forward),
+            cells.exact(passes(row).backward),
+            cells.exact(row.all_reduces_per_step),
             cells.step_time(row),
         )
         for row in rows
@@ -172,13 +170,13 @@ def micro_batches(lab: Measurements) -> list[Block]:
     rows = [lab[name] for name in names]
     lines = [
         (
-            cells.exact(passes(row)["micro_batches"]),
+            cells.exact(passes(row).micro_batches),
             cells.name(per_micro(row)),
-            cells.exact(passes(row)["forward"]),
-            cells.exact(passes(row)["backward"]),
-            cells.exact(row["all_reduces_per_step"]),
-            cells.measured_share(row["metrics"]["bubble"]["measured"]),
-            Cell(share(row["metrics"]["bubble"]["ideal"]), row["metrics"]["bubble"]["ideal"]),
+            cells.exact(passes(row).forward),
+            cells.exact(passes(row).backward),
+            cells.exact(row.all_reduces_per_step),
+            cells.measured_share(bubble_of(row).measured),
+            Cell(share(bubble_of(row).ideal), bubble_of(row).ideal),
             cells.step_time(row),
         )
         for row in rows
@@ -196,11 +194,11 @@ def micro_batches(lab: Measurements) -> list[Block]:
     note = "Idle: share of the devices' time between the first forward and the last backward pass. Ideal: (stages − 1) ÷ "
     note += "(micro-batches + "
     note += "stages − 1), if every pass took equally long."
-    numbers = [passes(row)["micro_batches"] for row in rows]
+    numbers = [passes(row).micro_batches for row in rows]
     forward, backward = ([passes(row)[way] for row in rows] for way in ("forward", "backward"))
     reduces, moved = (
-        [int(row["all_reduces_per_step"]) for row in rows],
-        [row["bytes_per_step"] for row in rows],
+        [int(row.all_reduces_per_step) for row in rows],
+        [row.bytes_per_step for row in rows],
     )
     changes = len(set(reduces)) > 1 or len(set(moved)) > 1
     sync = f"{alike(reduces)} all-reduces per step, together {alike([size(value) for value in moved])}, with "
@@ -232,9 +230,8 @@ def micro_batches(lab: Measurements) -> list[Block]:
 
 
 def bubble(rows: Sequence[Row]) -> Answer:
-    measured, ideal = (
-        [row["metrics"]["bubble"][which] for row in rows] for which in ("measured", "ideal")
-    )
+    measured = [bubble_of(row).measured for row in rows]
+    ideal = [bubble_of(row).ideal for row in rows]
     falls = all(before > after for before, after in pairwise(measured))
     text = f"Measured were {listed([share(value) for value in measured])}, ideal are {listed([share(value) for value in ideal])}"
     text += (
@@ -247,16 +244,16 @@ def bubble(rows: Sequence[Row]) -> Answer:
 
 
 def fastest(lab: Measurements, names: Sequence[str]) -> Answer:
-    best = min(names, key=lambda name: float(lab[name]["step_seconds"]["median"]))
-    number = passes(lab[best])["micro_batches"]
+    best = min(names, key=lambda name: float(lab[name].step_seconds.median))
+    number = passes(lab[best]).micro_batches
     ratios = {
-        passes(lab[name])["micro_batches"]: lab.ratio(name, best) for name in names if name != best
+        passes(lab[name]).micro_batches: lab.ratio(name, best) for name in names if name != best
     }
     told = [speed(f"compared with {other} it", ratio) for other, ratio in ratios.items()]
-    text = f"{number}, with {seconds(lab[best]['step_seconds']['median'])} per step: {listed(told)}"
+    text = f"{number}, with {seconds(lab[best].step_seconds.median)} per step: {listed(told)}"
     text += f"; {sharing(lab[best])}." if sharing(lab[best]) else "."
     evidence = {
-        "step_seconds": {name: lab[name]["step_seconds"]["median"] for name in names},
+        "step_seconds": {name: lab[name].step_seconds.median for name in names},
         "fastest": number,
     }
     return Answer("Which number of micro-batches is the fastest?", text, evidence)
@@ -266,14 +263,14 @@ def batch_sizes(lab: Measurements) -> list[Block]:
     rows = [lab[name] for name in (HALF, HYBRID, DOUBLE)]
     lines = [
         (
-            cells.exact(row["batch"]["size"]),
-            cells.exact(row["ranks"][0]["samples_per_step"]),
+            cells.exact(row.batch.size),
+            cells.exact(row.ranks[0].samples_per_step),
             cells.name(per_micro(row)),
-            cells.exact(passes(row)["forward"]),
-            cells.exact(row["all_reduces_per_step"]),
-            cells.held_bytes(row["bytes_per_step"]),
+            cells.exact(passes(row).forward),
+            cells.exact(row.all_reduces_per_step),
+            cells.held_bytes(row.bytes_per_step),
             cells.step_time(row),
-            cells.per_second(row["samples_per_second"]),
+            cells.per_second(row.samples_per_second),
             cells.held_bytes(memory_of(row)),
         )
         for row in rows
@@ -290,20 +287,20 @@ def batch_sizes(lab: Measurements) -> list[Block]:
         "memory",
     )
     sizes, times = (
-        [row["batch"]["size"] for row in rows],
-        [row["step_seconds"]["median"] for row in rows],
+        [row.batch.size for row in rows],
+        [row.step_seconds.median for row in rows],
     )
-    counted: dict[str, list[Any]] = {
+    counted: dict[str, Sequence[object]] = {
         "samples per micro-batch": [per_micro(row) for row in rows],
-        "forward passes": [passes(row)["forward"] for row in rows],
-        "all-reduces": [int(row["all_reduces_per_step"]) for row in rows],
-        "exchanged data": [size(row["bytes_per_step"]) for row in rows],
+        "forward passes": [passes(row).forward for row in rows],
+        "all-reduces": [int(row.all_reduces_per_step) for row in rows],
+        "exchanged data": [size(row.bytes_per_step) for row in rows],
     }
     stays = [f"{name} ({values[0]})" for name, values in counted.items() if len(set(values)) == 1]
     changes = [
         f"{name} ({listed(values)})" for name, values in counted.items() if len(set(values)) > 1
     ]
-    per_second = [row["samples_per_second"] for row in rows]
+    per_second = [row.samples_per_second or 0.0 for row in rows]
     more = f"{listed([rate(value) for value in per_second])} samples per second: {sizes[-1] / sizes[0]:g} times the "
     more += "batch takes "
     more += f"{factor(times[-1] / times[0])} times as long"
@@ -344,27 +341,27 @@ def batch_sizes(lab: Measurements) -> list[Block]:
 
 def one_process(lab: Measurements) -> list[Block]:
     two, pipe, plain = lab[HYBRID], lab[PIPELINE], lab[MP]
-    reduces = [int(row["all_reduces_per_step"]) for row in (two, pipe)]
+    reduces = [int(row.all_reduces_per_step) for row in (two, pipe)]
     ratio, gain = lab.ratio(PIPELINE, HYBRID), lab.ratio(MP, PIPELINE)
-    idle = [row["metrics"]["bubble"]["measured"] for row in (plain, pipe)]
-    held = [row["ranks"][0]["samples_per_step"] for row in (two, pipe)]
-    processes = f"{speed('With two, a step', ratio)}: {seconds(two['step_seconds']['median'])} on "
-    processes += f"{plural(two['devices'], 'device')} against "
+    idle = [bubble_of(row).measured for row in (plain, pipe)]
+    held = [row.ranks[0].samples_per_step for row in (two, pipe)]
+    processes = f"{speed('With two, a step', ratio)}: {seconds(two.step_seconds.median)} on "
+    processes += f"{plural(two.devices, 'device')} against "
     processes += (
-        f"{seconds(pipe['step_seconds']['median'])} on {pipe['devices']}"
+        f"{seconds(pipe.step_seconds.median)} on {pipe.devices}"
         + (f"; {sharing(two)}" if sharing(two) else "")
         + "."
     )
-    pieces = passes(pipe)["micro_batches"]
+    pieces = passes(pipe).micro_batches
     brings = f"{speed(f'With {pieces} of them a step', gain)}; the stages are idle for {share(idle[1])} of the time, "
     brings += f"without for {share(idle[0])}."
     return [
         counts_table("Two processes and one", [two, pipe, plain]),
         Answer(
             "What happens to rank 1?",
-            f"There is none: {plural(len(pipe['ranks']), 'process')}, in which rank 0 trains on all {held[1]} samples "
+            f"There is none: {plural(len(pipe.ranks), 'process')}, in which rank 0 trains on all {held[1]} samples "
             f"instead of {held[0]}.",
-            {"processes": len(pipe["ranks"]), "samples": held},
+            {"processes": len(pipe.ranks), "samples": held},
         ),
         Answer(
             "Does synchronization still happen?",
@@ -391,12 +388,13 @@ def broken(lab: Measurements) -> list[Block]:
     good, bad = lab[HYBRID], lab[SAME]
     lines = [
         (
-            cells.name(row["name"]),
-            cells.name(listed(devices_of(row["ranks"][0]))),
-            cells.exact(row["devices"]),
+            cells.name(row.name),
+            cells.name(listed(devices_of(row.ranks[0]))),
+            cells.exact(row.devices),
             cells.held_bytes(memory_of(row)),
             cells.measured_share(
-                (row["metrics"]["bubble"] or {}).get("measured"), "there is no pipeline"
+                row.metrics.bubble.measured if row.metrics.bubble else None,
+                "there is no pipeline",
             ),
             cells.step_time(row),
             cells.yes_no(is_equal(row)),
@@ -413,10 +411,10 @@ def broken(lab: Measurements) -> list[Block]:
         "same training",
     )
     ratio = lab.ratio(SAME, HYBRID)
-    used = [len(devices_of(row["ranks"][0])) for row in (good, bad)]
+    used = [len(devices_of(row.ranks[0])) for row in (good, bad)]
     memory, times = (
         [memory_of(row) for row in (good, bad)],
-        [row["step_seconds"]["median"] for row in (good, bad)],
+        [row.step_seconds.median for row in (good, bad)],
     )
     changed = f"The fullest device holds {size(memory[1])} instead of {size(memory[0])}, and the stages take turns on it. "
     changed += f"{speed('With two devices per rank, a step', ratio)}, {seconds(times[0])} against {seconds(times[1])}"
@@ -427,7 +425,7 @@ def broken(lab: Measurements) -> list[Block]:
         ),
         Answer(
             "Are several devices still used by a rank?",
-            f"Rank 0 has {listed(devices_of(bad['ranks'][0]))} for both stages: {plural(used[1], 'device')} instead of {used[0]}.",
+            f"Rank 0 has {listed(devices_of(bad.ranks[0]))} for both stages: {plural(used[1], 'device')} instead of {used[0]}.",
             {"devices_whole": used[0], "devices_broken": used[1]},
             used[1] > 1,
         ),

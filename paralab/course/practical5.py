@@ -3,11 +3,10 @@ was measured."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from paralab.analyse import table_cells as cells
 from paralab.analyse.blocks import Answer, Bar, Bars, Block, Cell, Table
 from paralab.analyse.confidence import Ratio
+from paralab.analyse.events_summary import Copying
 from paralab.analyse.figures import load_lines, memory_lines
 from paralab.analyse.metrics import RULE
 from paralab.analyse.phrases import (
@@ -30,6 +29,8 @@ from paralab.course.measurements import (
     Measurements,
     Row,
     drawn,
+    is_equal,
+    max_difference,
     memory_of,
     memory_parts,
     memory_words,
@@ -46,10 +47,9 @@ INSIDE_CALLS = "nn.DataParallel does it inside its calls"
 
 def one_device(lab: Measurements) -> list[Block]:
     row = lab[SINGLE]
-    times, metrics = row["step_seconds"], row["metrics"]
+    times, metrics = row.step_seconds, row.metrics
     forward, backward, update = (
-        metrics[f"{part}_seconds"] / times["median"]
-        for part in ("forward", "backward", "optimizer")
+        metrics[f"{part}_seconds"] / times.median for part in ("forward", "backward", "optimizer")
     )
     parts = memory_parts(row)
     held = {name: value for name, value in parts.items() if name != "activations"}
@@ -61,7 +61,7 @@ def one_device(lab: Measurements) -> list[Block]:
             "How long does one step take, and where does the time go?",
             f"{spread(times)}: {share(forward)} forward, {share(backward)} backward, {share(update)} optimizer.",
             {
-                "step_seconds": times["median"],
+                "step_seconds": times.median,
                 "forward_share": forward,
                 "backward_share": backward,
                 "optimizer_share": update,
@@ -77,7 +77,7 @@ def one_device(lab: Measurements) -> list[Block]:
 
 
 def _columns(row: Row) -> tuple[str, ...]:
-    steps = row["observed"]["steps"]
+    steps = row.observed.steps
     return (
         "set-up",
         "step time",
@@ -89,30 +89,30 @@ def _columns(row: Row) -> tuple[str, ...]:
 
 def _setup(row: Row) -> tuple[Cell, ...]:
     return (
-        cells.name(row["name"]),
+        cells.name(row.name),
         cells.step_time(row),
-        cells.duration(row["total_seconds"]),
-        cells.held_bytes(row["peak_bytes"][0]["bytes"]),
-        cells.per_second(row["samples_per_second"]),
+        cells.duration(row.total_seconds),
+        cells.held_bytes(row.peak_bytes[0].bytes),
+        cells.per_second(row.samples_per_second),
     )
 
 
 def data_parallel(lab: Measurements) -> list[Block]:
     row = lab[DP2]
-    rank = row["ranks"][0]
-    held = {entry["device"]: entry["bytes"] for entry in row["peak_bytes"]}
+    rank = row.ranks[0]
+    held = {entry.device: entry.bytes for entry in row.peak_bytes}
     line: tuple[Cell, ...] = (
-        cells.name(row["name"]),
-        cells.exact(row["processes"]),
-        cells.exact(row["devices"]),
+        cells.name(row.name),
+        cells.exact(row.processes),
+        cells.exact(row.devices),
     )
-    line += (cells.step_time(row), cells.duration(row["total_seconds"]))
+    line += (cells.step_time(row), cells.duration(row.total_seconds))
     columns = (
         "set-up",
         "processes",
         "devices used",
         "step time",
-        f"total time of {row['observed']['steps']} steps",
+        f"total time of {row.observed.steps} steps",
     )
     replicas = [
         (
@@ -121,11 +121,13 @@ def data_parallel(lab: Measurements) -> list[Block]:
             cells.exact(samples),
             cells.held_bytes(held.get(device)),
         )
-        for role, device, samples in zip(rank["roles"], rank["devices"], rank["split"], strict=True)
+        for role, device, samples in zip(rank.roles, rank.devices, rank.split, strict=True)
     ]
-    used = list(dict.fromkeys(rank["devices"]))
-    on = [entry["device"] for entry in row["splits"]]
-    text = f"{plural(row['devices'], 'device')} ({listed(used)}) by {plural(row['processes'], 'process')}: "
+    used = list(dict.fromkeys(rank.devices))
+    on = [entry.device for entry in row.splits]
+    text = (
+        f"{plural(row.devices, 'device')} ({listed(used)}) by {plural(row.processes, 'process')}: "
+    )
     text += f"in the first step, samples arrived inside the model on {listed(on)}."
     return [
         Table("The run", columns, (line,), remarks_of([row])),
@@ -138,7 +140,7 @@ def data_parallel(lab: Measurements) -> list[Block]:
         Answer(
             "How many devices were used, by how many processes?",
             text,
-            {"devices": row["devices"], "processes": row["processes"], "arrived_on": on},
+            {"devices": row.devices, "processes": row.processes, "arrived_on": on},
         ),
     ]
 
@@ -150,7 +152,7 @@ def comparison_table(lab: Measurements) -> list[Block]:
         Bar(SINGLE, 1.0, text="1"),
         Bar(DP2, ratio.value, ratio.low, ratio.high, f"{factor(ratio.value)} {interval(ratio)}"),
     )
-    before, after = memory_of(single), [entry["bytes"] for entry in dp["peak_bytes"]]
+    before, after = memory_of(single), [entry.bytes for entry in dp.peak_bytes]
     memory = f"Device 0 holds {size(after[0])} ({more_or_less(before, after[0])}), the single device {size(before)}. "
     memory += f"All devices together hold {size(sum(after))}: every replica has its own parameters and gradients."
     return [
@@ -178,27 +180,27 @@ def comparison_table(lab: Measurements) -> list[Block]:
             "Is it the same training?",
             f"DataParallel is {same_training(dp)}.",
             {
-                "max_difference": (dp["parity"] or {}).get("max_difference"),
-                "loss_difference": dp["loss_difference"],
+                "max_difference": max_difference(dp),
+                "loss_difference": dp.loss_difference,
             },
-            bool(dp["parity"] and dp["parity"]["equal"]),
+            bool(is_equal(dp)),
         ),
     ]
 
 
 def got_faster(single: Row, dp: Row, ratio: Ratio) -> Answer:
     """The verdict, and what the step gained (less to compute) and lost (copying)."""
-    copied, step = dp["observed"]["copying"], dp["step_seconds"]["median"]
-    lost = sum(part["seconds"] for part in copied.values())
-    compute = [row["metrics"]["compute_seconds"] for row in (single, dp)]
+    copied, step = dp.observed.copying, dp.step_seconds.median
+    lost = sum(part.seconds for part in copied.values())
+    compute = [row.metrics.compute_seconds for row in (single, dp)]
     text = f"{speed('DataParallel', ratio)}. Forward and backward take {seconds(compute[1])} instead of {seconds(compute[0])}"
     if copied:
-        largest = max(copied, key=lambda kind: float(copied[kind]["seconds"]))
+        largest = max(copied, key=lambda kind: float(copied[kind].seconds))
         text += f"; copying takes {seconds(lost)} of each step ({share(lost / step)}), most of it to {largest}"
     if ratio.verdict != "faster" and sharing(dp):
         text += f"; {sharing(dp)}"
     evidence = {
-        "single_step_seconds": single["step_seconds"]["median"],
+        "single_step_seconds": single.step_seconds.median,
         "dp_step_seconds": step,
         "speed_up": ratio.value,
         "low": ratio.low,
@@ -211,7 +213,7 @@ def got_faster(single: Row, dp: Row, ratio: Ratio) -> Answer:
 
 def proportional(row: Row, ratio: Ratio) -> Answer:
     question = "Is the speed-up proportional to the number of devices?"
-    devices, exposed = row["devices"], row["metrics"]["exposed_share"]
+    devices, exposed = row.devices, row.metrics.exposed_share
     if devices < 2:
         text = f"It cannot be told with 1 device ({factor(ratio.value)} times the speed {interval(ratio)}): {sharing(row)}."
         return Answer(question, text, {"speed_up": ratio.value, "devices": devices})
@@ -236,20 +238,20 @@ def proportional(row: Row, ratio: Ratio) -> Answer:
 
 def bottleneck(lab: Measurements) -> list[Block]:
     row = lab[DP2]
-    gpu = {entry["device"]: entry["utilization"] for entry in row["metrics"]["load"]["gpu"]}
-    unseen = row["metrics"]["balance"] is None
-    busy = {entry["device"]: entry["share"] for entry in row["metrics"]["busy"]}
+    gpu = {entry.device: entry.utilization for entry in row.metrics.load.gpu}
+    unseen = row.metrics.balance is None
+    busy = {entry.device: entry.share for entry in row.metrics.busy}
     lines = []
-    for entry in row["peak_bytes"]:
-        device = entry["device"]
+    for entry in row.peak_bytes:
+        device = entry.device
         load = cells.measured_share(
             None if unseen else busy[device], "the replicas run inside one call"
         )
-        line = (cells.name(device), load, cells.held_bytes(entry["bytes"]))
+        line = (cells.name(device), load, cells.held_bytes(entry.bytes))
         lines.append(
             (*line, cells.measured_share(gpu.get(device), "NVML does not tell")) if gpu else line
         )
-    cores = row["metrics"]["load"]["cores_per_rank"][0]
+    cores = row.metrics.load.cores_per_rank[0]
     note = "" if cores is None else f"The process used {cores:.2g} cores on average. "
     columns = ("device", "busy share of a step", "memory", *(["load (NVML)"] if gpu else []))
     return [
@@ -264,11 +266,11 @@ def bottleneck(lab: Measurements) -> list[Block]:
 
 def more_loaded(row: Row) -> Answer:
     question = "Is device 0 more loaded than the others?"
-    gpu = [entry["utilization"] for entry in row["metrics"]["load"]["gpu"]]
-    balance, busy = row["metrics"]["balance"], row["metrics"]["busy"]
-    if len(row["peak_bytes"]) < 2:
-        text = f"There is 1 device, {row['peak_bytes'][0]['device']}: all replicas share it."
-        return Answer(question, text, {"devices": 1, "device": row["peak_bytes"][0]["device"]})
+    gpu = [entry.utilization for entry in row.metrics.load.gpu]
+    balance, busy = row.metrics.balance, row.metrics.busy
+    if len(row.peak_bytes) < 2:
+        text = f"There is 1 device, {row.peak_bytes[0].device}: all replicas share it."
+        return Answer(question, text, {"devices": 1, "device": row.peak_bytes[0].device})
     if len(gpu) > 1:
         mean = sum(gpu[1:]) / len(gpu[1:])
         text = f"NVML saw a load of {share(gpu[0])} on device 0 and {listed([share(value) for value in gpu[1:]])} on the others."
@@ -281,23 +283,23 @@ def more_loaded(row: Row) -> Answer:
     if balance is None:
         return Answer(
             question,
-            f"It cannot be told: {row['devices']} devices, but no load of theirs.",
-            {"devices": row["devices"]},
+            f"It cannot be told: {row.devices} devices, but no load of theirs.",
+            {"devices": row.devices},
         )
-    others = listed([f"{entry['device']} in {share(entry['share'])}" for entry in busy[1:]])
-    text = f"Device 0 works in {share(busy[0]['share'])} of a step, {others}: {factor(balance)} times as long."
+    others = listed([f"{entry.device} in {share(entry.share)}" for entry in busy[1:]])
+    text = f"Device 0 works in {share(busy[0].share)} of a step, {others}: {factor(balance)} times as long."
     return Answer(
         question,
         text,
-        {"balance": balance, "busy_share": [entry["share"] for entry in busy]},
+        {"balance": balance, "busy_share": [entry.share for entry in busy]},
         balance >= MORE_LOADED,
     )
 
 
 def where(row: Row) -> Answer:
-    copied, step = row["observed"]["copying"], row["step_seconds"]["median"]
-    compute, update = row["metrics"]["compute_seconds"], row["metrics"]["optimizer_seconds"]
-    lost = sum(part["seconds"] for part in copied.values())
+    copied, step = row.observed.copying, row.step_seconds.median
+    compute, update = row.metrics.compute_seconds or 0.0, row.metrics.optimizer_seconds or 0.0
+    lost = sum(part.seconds for part in copied.values())
     alone = lost + update
     text = f"Of {seconds(step)} per step, the replicas compute together for {seconds(compute)} ({share(compute / step)}); "
     text += f"device 0 alone copies for {seconds(lost)} and updates for {seconds(update)}. "
@@ -316,23 +318,23 @@ def where(row: Row) -> Answer:
 
 def memory_on_0(row: Row) -> Answer:
     question = "Does device 0 need more memory?"
-    first, others = row["peak_bytes"][0], [entry["bytes"] for entry in row["peak_bytes"][1:]]
+    first, others = row.peak_bytes[0], [entry.bytes for entry in row.peak_bytes[1:]]
     if not others:
         return Answer(
             question,
-            f"It is the only device, with {size(first['bytes'])}.",
-            {"device_0_bytes": first["bytes"]},
+            f"It is the only device, with {size(first.bytes)}.",
+            {"device_0_bytes": first.bytes},
         )
-    state = first.get("optimizer") or 0
-    text = f"Device 0 holds {size(first['bytes'])}, the fullest other one {size(max(others))}"
-    if 0 < first["bytes"] - max(others) < 2 * state:
+    state = first.optimizer or 0
+    text = f"Device 0 holds {size(first.bytes)}, the fullest other one {size(max(others))}"
+    if 0 < first.bytes - max(others) < 2 * state:
         text += f": only device 0 has the optimizer's state ({size(state)})"
     evidence = {
-        "device_0_bytes": first["bytes"],
+        "device_0_bytes": first.bytes,
         "other_bytes": max(others),
         "optimizer_bytes": state,
     }
-    return Answer(question, text + ".", evidence, first["bytes"] > 1.01 * max(others))
+    return Answer(question, text + ".", evidence, first.bytes > 1.01 * max(others))
 
 
 MECHANISM = {
@@ -345,21 +347,20 @@ MECHANISM = {
 
 def mechanism(lab: Measurements) -> list[Block]:
     row = lab[DP2]
-    copied, step = row["observed"]["copying"], row["step_seconds"]["median"]
-    nothing = {"times": None, "seconds": None, "bytes": None}
+    copied, step = row.observed.copying, row.step_seconds.median
     lines = []
     for kind, words in MECHANISM.items():
-        part = copied.get(kind, nothing)
+        part = copied.get(kind)
         counts = (
-            cells.exact(part["times"], INSIDE_CALLS),
-            cells.duration(part["seconds"], INSIDE_CALLS),
+            cells.exact(part.times if part else None, INSIDE_CALLS),
+            cells.duration(part.seconds if part else None, INSIDE_CALLS),
         )
         lines.append(
             (
                 cells.name(kind),
                 cells.words(words),
                 *counts,
-                cells.held_bytes(part["bytes"], INSIDE_CALLS),
+                cells.held_bytes(part.bytes if part else None, INSIDE_CALLS),
             )
         )
     columns = ("call", "what it does", "times per step", "time", "bytes")
@@ -368,9 +369,9 @@ def mechanism(lab: Measurements) -> list[Block]:
         replicates(row, copied.get("replicate")),
         Answer(
             "Does it split the input automatically?",
-            f"One call with {row['batch']['size']} samples, and {listed(arrived(row))} arrived inside the model.",
-            {"batch": row["batch"]["size"], "arrived": arrived(row)},
-            sum(arrived(row)) == row["batch"]["size"] and len(arrived(row)) > 1,
+            f"One call with {row.batch.size} samples, and {listed(arrived(row))} arrived inside the model.",
+            {"batch": row.batch.size, "arrived": arrived(row)},
+            sum(arrived(row)) == row.batch.size and len(arrived(row)) > 1,
         ),
         collects(
             row, {kind: copied[kind] for kind in ("gather", "reduce") if kind in copied}, step
@@ -378,38 +379,39 @@ def mechanism(lab: Measurements) -> list[Block]:
     ]
 
 
-def replicates(row: Row, copy: dict[str, Any] | None) -> Answer:
-    shared = len(row["peak_bytes"]) < len(row["ranks"][0]["roles"])
-    held = [entry["parameters"] for entry in row["peak_bytes"]]
+def replicates(row: Row, copy: Copying | None) -> Answer:
+    shared = len(row.peak_bytes) < len(row.ranks[0].roles)
+    held = [entry.parameters for entry in row.peak_bytes]
     text = f"Held as parameters: {listed([size(value) for value in held])} on {plural(len(held), 'device')}"
-    text += f", which {plural(len(row['ranks'][0]['roles']), 'replica')} share" if shared else ""
+    text += f", which {plural(len(row.ranks[0].roles), 'replica')} share" if shared else ""
     if copy:
-        amount = f" of {size(copy['bytes'])}" if copy["bytes"] else ""
-        text += f". The copying{amount} comes {often(copy['times'])} per step and takes {seconds(copy['seconds'])}"
+        amount = f" of {size(copy.bytes)}" if copy.bytes else ""
+        text += f". The copying{amount} comes {often(copy.times)} per step and takes {seconds(copy.seconds)}"
     return Answer(
         "Does it replicate the model on each device?",
         f"{text}.",
-        {"parameters_bytes": held, "replicate": copy},
+        {"parameters_bytes": held, "replicate": copy.to_dict() if copy else None},
         all(value == held[0] for value in held),
     )
 
 
-def collects(row: Row, found: dict[str, Any], step: float) -> Answer:
-    first = row["peak_bytes"][0]["device"]
+def collects(row: Row, found: dict[str, Copying], step: float) -> Answer:
+    first = row.peak_bytes[0].device
     names = {"gather": "outputs", "reduce": "gradients"}
     told = [
-        (f"{size(part['bytes'])} of " if part["bytes"] else "")
-        + f"{names[kind]} in {seconds(part['seconds'])}"
+        (f"{size(part.bytes)} of " if part.bytes else "")
+        + f"{names[kind]} in {seconds(part.seconds)}"
         for kind, part in found.items()
     ]
-    total = sum(part["seconds"] for part in found.values())
+    total = sum(part.seconds for part in found.values())
     text = f"On {first}: {listed(told)}, {share(total / step)} of a step of {seconds(step)}."
     if "reduce" not in found:
         text += " The gradients are added up inside the backward pass, where the time cannot be told apart."
     return Answer(
         "Does it collect outputs and gradients on device 0?",
         capital(text),
-        {"device": first, "step_seconds": step} | found,
+        {"device": first, "step_seconds": step}
+        | {kind: part.to_dict() for kind, part in found.items()},
         bool(found),
     )
 

@@ -3,7 +3,7 @@ computed from what was measured."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from paralab.analyse import table_cells as cells
 from paralab.analyse.blocks import Answer, Bar, Bars, Block, Cell, Table, Timeline
@@ -31,6 +31,8 @@ from paralab.course.measurements import (
     Row,
     drawn,
     drawn_split,
+    is_equal,
+    max_difference,
     memory_of,
     memory_words,
     remarks_of,
@@ -45,25 +47,25 @@ HIDES_MORE = 0.02  # of the communication, to be called more
 
 def ranks(lab: Measurements) -> list[Block]:
     row = lab[DDP2]
-    world = len(row["ranks"])
+    world = len(row.ranks)
     lines = [
         (
-            cells.exact(rank["rank"]),
-            cells.exact(rank["local_rank"]),
+            cells.exact(rank.rank),
+            cells.exact(rank.local_rank),
             cells.exact(world),
-            cells.name(listed(rank["devices"])),
-            cells.words(rank["pid"]),
-            cells.name(f"Rank: {rank['rank']} | Local Rank: {rank['local_rank']}"),
+            cells.name(listed(rank.devices)),
+            cells.words(rank.pid),
+            cells.name(f"Rank: {rank.rank} | Local Rank: {rank.local_rank}"),
         )
-        for rank in row["ranks"]
+        for rank in row.ranks
     ]
-    pids = [rank["pid"] for rank in row["ranks"]]
-    pairs = [f"rank {rank['rank']} → {listed(rank['devices'])}" for rank in row["ranks"]]
-    own = len({device for rank in row["ranks"] for device in rank["devices"]}) == world
-    same = all(rank["rank"] == rank["local_rank"] for rank in row["ranks"])
+    pids = [rank.pid for rank in row.ranks]
+    pairs = [f"rank {rank.rank} → {listed(rank.devices)}" for rank in row.ranks]
+    own = len({device for rank in row.ranks for device in rank.devices}) == world
+    same = all(rank.rank == rank.local_rank for rank in row.ranks)
     numbers = {
-        "ranks": [rank["rank"] for rank in row["ranks"]],
-        "local_ranks": [rank["local_rank"] for rank in row["ranks"]],
+        "ranks": [rank.rank for rank in row.ranks],
+        "local_ranks": [rank.local_rank for rank in row.ranks],
     }
     return [
         Table(
@@ -102,11 +104,11 @@ def manual_split(lab: Measurements) -> list[Block]:
     even, odd = lab[DDP2], lab[ODD]
     lines = [
         (
-            cells.exact(row["batch"]["size"]),
-            cells.exact(len(row["ranks"])),
-            cells.exact(row["batch"]["size"] // len(row["ranks"])),
+            cells.exact(row.batch.size),
+            cells.exact(len(row.ranks)),
+            cells.exact(row.batch.size // len(row.ranks)),
             cells.split(arrived(row)),
-            cells.exact(row["batch"]["size"] % len(row["ranks"])),
+            cells.exact(row.batch.size % len(row.ranks)),
         )
         for row in (even, odd)
     ]
@@ -117,7 +119,7 @@ def manual_split(lab: Measurements) -> list[Block]:
         "samples of each rank",
         "samples that // would drop",
     )
-    batch, world, larger = even["batch"]["size"], len(even["ranks"]), odd["batch"]["size"]
+    batch, world, larger = even.batch.size, len(even.ranks), odd.batch.size
     distributed = f"Each rank takes its own part: {batch} // {world} = {batch // world}, and {split_words(arrived(even))} arrived inside "
     distributed += "the models. No process splits for the others."
     uneven = f"`{larger} // {world}` is {larger // world}, which drops {plural(larger % world, 'sample')}. Here "
@@ -148,35 +150,33 @@ def manual_split(lab: Measurements) -> list[Block]:
         Answer(
             "What happens with one sample more?",
             uneven,
-            evidence | {"max_difference": (odd["parity"] or {}).get("max_difference")},
+            evidence | {"max_difference": max_difference(odd)},
         ),
     ]
 
 
 def communication(lab: Measurements) -> list[Block]:
     row = lab[DDP2]
-    metrics, seen = row["metrics"], row["observed"]["buckets"]
+    metrics, seen = row.metrics, row.observed.buckets
     lines = [
         (
             cells.exact(number),
-            cells.held_bytes(found["bytes"]),
-            cells.measured_share(found["share_of_backward"]),
-            cells.duration(timed["transfer_seconds"]),
+            cells.held_bytes(found.bytes),
+            cells.measured_share(found.share_of_backward),
+            cells.duration(timed.transfer_seconds),
         )
-        for number, (found, timed) in enumerate(zip(seen, metrics["buckets"], strict=False))
+        for number, (found, timed) in enumerate(zip(seen, metrics.buckets, strict=False))
     ]
-    first, last = seen[0]["share_of_backward"], seen[-1]["share_of_backward"]
+    first, last = seen[0].share_of_backward, seen[-1].share_of_backward
     when = f"Inside `loss.backward()`: the first all-reduce begins after {share(first)} of it, the last after {share(last)}, "
     when += "each as soon "
-    when += f"as the gradients of its bucket are there. {share(metrics['overlap'])} of the communication is hidden behind computation."
-    gradients = lab.comparison["workload"]["parameter_bytes"]
-    amount = (
-        f"{plural(len(seen), 'bucket')} of {listed([size(found['bytes']) for found in seen])}: "
-    )
-    amount += f"{size(row['bytes_per_step'])} per step "
+    when += f"as the gradients of its bucket are there. {share(metrics.overlap)} of the communication is hidden behind computation."
+    gradients = lab.comparison.workload.parameter_bytes
+    amount = f"{plural(len(seen), 'bucket')} of {listed([size(found.bytes) for found in seen])}: "
+    amount += f"{size(row.bytes_per_step)} per step "
     amount += (
         "and rank, every gradient once."
-        if row["bytes_per_step"] == gradients
+        if row.bytes_per_step == gradients
         else f"and rank, for {size(gradients)} of gradients."
     )
     columns = ("all-reduce", "data", "begins after this share of backward()", "transfer")
@@ -186,14 +186,14 @@ def communication(lab: Measurements) -> list[Block]:
         Answer(
             "When does the communication happen?",
             when,
-            {"first_share": first, "last_share": last, "hidden_share": metrics["overlap"]},
+            {"first_share": first, "last_share": last, "hidden_share": metrics.overlap},
         ),
         Answer(
             "Which buckets, and how much data?",
             amount,
             {
-                "buckets_bytes": [found["bytes"] for found in seen],
-                "step_bytes": row["bytes_per_step"],
+                "buckets_bytes": [found.bytes for found in seen],
+                "step_bytes": row.bytes_per_step,
                 "gradients_bytes": gradients,
             },
         ),
@@ -208,30 +208,29 @@ def steps_of(recording: Recording) -> Timeline | None:
 
 
 def why_needed(row: Row) -> Answer:
-    parts, proof, batch = row["observed"]["loss_parts"], row["parity"] or {}, row["batch"]["size"]
+    parts, batch = row.observed.loss_parts, row.batch.size
     own = [
-        part * batch / rank["samples_per_step"]
-        for part, rank in zip(parts, row["ranks"], strict=True)
+        part * batch / rank.samples_per_step for part, rank in zip(parts, row.ranks, strict=True)
     ]
     differ = len({f"{value:.6f}" for value in own}) > 1
     text = f"The ranks train on different samples: in the first step their losses are {listed([f'{value:.4f}' for value in own])}"
     text += ", and so their gradients differ. " if differ else ". "
-    if proof.get("equal"):
+    if is_equal(row):
         text += f"The all-reduce adds them up, and all ranks hold the same parameters, {same_training(row)}."
     else:
         text += f"With the all-reduce the training is {same_training(row)}."
     return Answer(
         "Why is it needed?",
         text,
-        {"losses": own, "max_difference": proof.get("max_difference"), "equal": proof.get("equal")},
+        {"losses": own, "max_difference": max_difference(row), "equal": is_equal(row)},
     )
 
 
 def ten_percent(row: Row) -> Answer:
-    metrics = row["metrics"]
-    text = f"The communication takes {seconds(metrics['communication_seconds'])}, {share(metrics['communication_share'])} of "
+    metrics = row.metrics
+    text = f"The communication takes {seconds(metrics.communication_seconds)}, {share(metrics.communication_share)} of "
     text += "the step; "
-    text += f"{share(metrics['exposed_share'])} of the step is communication that nothing hides. The handbook's bar is {share(RULE)}."
+    text += f"{share(metrics.exposed_share)} of the step is communication that nothing hides. The handbook's bar is {share(RULE)}."
     evidence = {
         name: metrics[name]
         for name in ("communication_seconds", "communication_share", "exposed_share")
@@ -240,7 +239,7 @@ def ten_percent(row: Row) -> Answer:
         "Does the communication stay below a tenth of the step?",
         text,
         evidence,
-        metrics["keeps_rule"],
+        metrics.keeps_rule,
     )
 
 
@@ -248,18 +247,18 @@ def bucket_sizes(lab: Measurements) -> list[Block]:
     names = (SMALL, DDP2, LARGE)
     lines = [
         (
-            cells.name(row["name"]),
-            cells.exact(row["all_reduces_per_step"]),
+            cells.name(row.name),
+            cells.exact(row.all_reduces_per_step),
             cells.step_time(row),
-            cells.duration(row["metrics"]["communication_seconds"]),
-            cells.duration(row["metrics"]["exposed_communication_seconds"]),
-            cells.measured_share(row["metrics"]["overlap"]),
+            cells.duration(row.metrics.communication_seconds),
+            cells.duration(row.metrics.exposed_communication_seconds),
+            cells.measured_share(row.metrics.overlap),
         )
         for row in lab.given(*names)
     ]
     small, large = lab[SMALL], lab[LARGE]
-    counts = [plural(int(row["all_reduces_per_step"]), "bucket") for row in (small, large)]
-    hidden = [row["metrics"]["overlap"] or 0.0 for row in (small, large)]
+    counts = [plural(int(row.all_reduces_per_step), "bucket") for row in (small, large)]
+    hidden = [row.metrics.overlap or 0.0 for row in (small, large)]
     more = hidden[0] > hidden[1] + HIDES_MORE
     hides = f"With {counts[0]}, {share(hidden[0])} of the communication is hidden, with {counts[1]} {share(hidden[1])}"
     hides += (
@@ -268,10 +267,10 @@ def bucket_sizes(lab: Measurements) -> list[Block]:
         else "."
     )
     ratio, default = lab.ratio(LARGE, SMALL), lab.ratio(DDP2, SMALL)
-    best = min(names, key=lambda name: float(lab[name]["step_seconds"]["median"]))
+    best = min(names, key=lambda name: float(lab[name].step_seconds.median))
     quick = f"{speed('Against one bucket, small buckets', ratio).replace('buckets is', 'buckets are').replace('makes', 'make')}; "
     quick += f"against the default {factor(default.value)} times {interval(default)}. The shortest median step has {best}, "
-    quick += f"{seconds(lab[best]['step_seconds']['median'])}."
+    quick += f"{seconds(lab[best].step_seconds.median)}."
     columns = ("set-up", "buckets", "step time", "communication", "exposed", "hidden share")
     return [
         Table(
@@ -284,7 +283,7 @@ def bucket_sizes(lab: Measurements) -> list[Block]:
             "Do small buckets hide more of the communication?",
             hides,
             {
-                "buckets": [small["all_reduces_per_step"], large["all_reduces_per_step"]],
+                "buckets": [small.all_reduces_per_step, large.all_reduces_per_step],
                 "hidden_share": hidden,
             },
             more,
@@ -307,30 +306,27 @@ def bucket_sizes(lab: Measurements) -> list[Block]:
 def balance(lab: Measurements) -> list[Block]:
     dp, ddp = lab[DP2], lab[DDP2]
     lines: list[tuple[Cell, ...]] = []
-    nvml = any(row["metrics"]["load"]["gpu"] for row in (dp, ddp))
+    nvml = any(row.metrics.load.gpu for row in (dp, ddp))
     for row in (dp, ddp):
-        load = {entry["device"]: entry["utilization"] for entry in row["metrics"]["load"]["gpu"]}
-        unseen = row["metrics"]["balance"] is None and row["strategy"] == "dp"
-        busy = {
-            (int(entry["rank"]), entry["device"]): entry["share"]
-            for entry in row["metrics"]["busy"]
-        }
-        for entry in row["peak_bytes"]:
-            value = None if unseen else busy[entry["rank"], entry["device"]]
-            name = cells.name(f"{row['name']}: rank {entry['rank']}, {entry['device']}")
+        load = {entry.device: entry.utilization for entry in row.metrics.load.gpu}
+        unseen = row.metrics.balance is None and row.strategy == "dp"
+        busy = {(int(entry.rank), entry.device): entry.share for entry in row.metrics.busy}
+        for entry in row.peak_bytes:
+            value = None if unseen else busy[entry.rank, entry.device]
+            name = cells.name(f"{row.name}: rank {entry.rank}, {entry.device}")
             line = (
                 name,
                 cells.measured_share(value, "the replicas run inside one call"),
-                cells.held_bytes(entry["bytes"]),
+                cells.held_bytes(entry.bytes),
             )
             lines.append(
-                (*line, cells.measured_share(load.get(entry["device"]), "the run was too short"))
+                (*line, cells.measured_share(load.get(entry.device), "the run was too short"))
                 if nvml
                 else line
             )
     columns = ("device", "busy share of a step", "memory", *(["load (NVML)"] if nvml else []))
-    memory, other = ([entry["bytes"] for entry in row["peak_bytes"]] for row in (ddp, dp))
-    even, dp_even = ddp["metrics"]["balance"], dp["metrics"]["balance"]
+    memory, other = ([entry.bytes for entry in row.peak_bytes] for row in (ddp, dp))
+    even, dp_even = ddp.metrics.balance, dp.metrics.balance
     loads = (
         f"Rank 0's device works {factor(even)} times as long as the others"
         if even is not None
@@ -343,7 +339,7 @@ def balance(lab: Measurements) -> list[Block]:
         Answer(
             "Is the load balanced?",
             loads,
-            {"devices": ddp["devices"], "ddp_balance": even, "dp_balance": dp_even},
+            {"devices": ddp.devices, "ddp_balance": even, "dp_balance": dp_even},
             None if even is None else 1 / MORE_LOADED < even < MORE_LOADED,
         ),
         Answer(
@@ -357,21 +353,21 @@ def balance(lab: Measurements) -> list[Block]:
 
 
 def still_bottleneck(dp: Row, ddp: Row) -> Answer:
-    even, late = ddp["metrics"]["balance"], ddp["metrics"]["straggler"]
-    first = (even is not None and even >= MORE_LOADED) or bool(late and int(late["rank"]) == 0)
-    copied = sum(part["seconds"] for part in dp["observed"]["copying"].values())
+    even, late = ddp.metrics.balance, ddp.metrics.straggler
+    first = (even is not None and even >= MORE_LOADED) or bool(late and int(late.rank) == 0)
+    copied = sum(part.seconds for part in dp.observed.copying.values())
     if late:
-        text = f"With DDP the others wait for rank {int(late['rank'])}, for {share(late['share_of_step'])} of a step. "
+        text = f"With DDP the others wait for rank {int(late.rank)}, for {share(late.share_of_step)} of a step. "
     else:
         text = "With DDP the ranks do not wait for one of them step after step. "
     text += f"DataParallel's device 0 copies for {seconds(copied)} in every step; with DDP each rank updates its own "
     text += "parameters, and the "
-    text += f"ranks exchange {size(ddp['bytes_per_step'])} as equals."
+    text += f"ranks exchange {size(ddp.bytes_per_step)} as equals."
     evidence = {
         "balance": even,
         "straggler": late,
         "dp_copying_seconds": copied,
-        "step_bytes": ddp["bytes_per_step"],
+        "step_bytes": ddp.bytes_per_step,
     }
     return Answer("Is device 0 still a bottleneck?", text, evidence, first)
 
@@ -384,12 +380,12 @@ def dp_against_ddp(lab: Measurements) -> list[Block]:
         f"by each rank: {split_words(arrived(ddp))}",
     )
     lines: list[tuple[Cell, ...]] = [
-        (cells.name("processes"), cells.exact(dp["processes"]), cells.exact(ddp["processes"])),
+        (cells.name("processes"), cells.exact(dp.processes), cells.exact(ddp.processes)),
         (cells.name("data split"), *map(cells.name, split)),
         (cells.name("device usage (busy share)"), _usage(dp), _usage(ddp)),
         (
             cells.name("communication per step"),
-            *(cells.duration(row["metrics"]["communication_seconds"]) for row in (dp, ddp)),
+            *(cells.duration(row.metrics.communication_seconds) for row in (dp, ddp)),
         ),
         (
             cells.name("memory of the fullest device"),
@@ -413,7 +409,7 @@ def dp_against_ddp(lab: Measurements) -> list[Block]:
         ]
         lines.append((cells.name(f"efficiency with {number} devices"), *told))
     ratio = lab.ratio(DP2, DDP2)
-    times = [row["step_seconds"]["median"] for row in (dp, ddp)]
+    times = [row.step_seconds.median for row in (dp, ddp)]
     return [
         Table(
             "DataParallel against DDP",
@@ -447,9 +443,9 @@ def dp_against_ddp(lab: Measurements) -> list[Block]:
 
 
 def _usage(row: Row) -> Cell:
-    if row["metrics"]["balance"] is None and row["strategy"] == "dp":
+    if row.metrics.balance is None and row.strategy == "dp":
         return cells.missing("the replicas run inside one call")
-    shares = [entry["share"] for entry in row["metrics"]["busy"]]
+    shares = [entry.share or 0.0 for entry in row.metrics.busy]
     return Cell(
         " and ".join(map(share, shares)), sum(shares) / len(shares), min(shares), max(shares)
     )
@@ -483,12 +479,12 @@ def which_scales(lab: Measurements, pair: tuple[int, str, str]) -> Answer:
 def reasons(lab: Measurements, ratio: Ratio) -> Answer:
     """What each of them pays that one device does not."""
     dp, ddp = lab[DP2], lab[DDP2]
-    copied = sum(part["seconds"] for part in dp["observed"]["copying"].values())
+    copied = sum(part.seconds for part in dp.observed.copying.values())
     exposed, waiting = (
-        ddp["metrics"]["exposed_communication_seconds"],
-        ddp["metrics"]["exposed_waiting_seconds"],
+        ddp.metrics.exposed_communication_seconds or 0.0,
+        ddp.metrics.exposed_waiting_seconds or 0.0,
     )
-    compute = [row["metrics"]["compute_seconds"] for row in (lab[SINGLE], dp, ddp)]
+    compute = [row.metrics.compute_seconds for row in (lab[SINGLE], dp, ddp)]
     text = f"Forward and backward take {seconds(compute[0])} on one device, {seconds(compute[1])} with DataParallel, "
     text += f"{seconds(compute[2])} "
     text += f"with DDP. DataParallel adds {seconds(copied)} of copying, DDP {seconds(exposed)} of communication that nothing hides"
@@ -499,7 +495,7 @@ def reasons(lab: Measurements, ratio: Ratio) -> Answer:
         text += f": here the {cheaper} costs less"
         text += (
             " (the emulated copies stay in one memory)"
-            if cheaper == "copying" and dp["ranks"][0]["virtual"]
+            if cheaper == "copying" and dp.ranks[0].virtual
             else ""
         )
     evidence = {

@@ -40,6 +40,8 @@ from paralab.course.measurements import (
     Measurements,
     Row,
     drawn_split,
+    is_equal,
+    max_difference,
     memory_of,
     memory_words,
     remarks_of,
@@ -49,19 +51,19 @@ from paralab.units import plural, seconds, size
 
 
 def samples_per_pass(row: Row) -> int:
-    return int(row["splits"][0]["shape"][0])
+    return int(row.splits[0].shape[0])
 
 
 def accumulation(lab: Measurements) -> list[Block]:
     plain, four, every = lab[DDP], lab[ACCUMULATE], lab[SYNC]
     lines = [
         (
-            cells.name(row["name"]),
-            cells.exact(row["observed"]["passes"]["backward"]),
+            cells.name(row.name),
+            cells.exact(row.observed.passes.backward),
             cells.exact(samples_per_pass(row)),
-            cells.exact(row["all_reduces_per_step"]),
-            cells.held_bytes(row["bytes_per_step"]),
-            cells.exact(row["observed"]["optimizer_steps"]),
+            cells.exact(row.all_reduces_per_step),
+            cells.held_bytes(row.bytes_per_step),
+            cells.exact(row.observed.optimizer_steps),
             cells.step_time(row),
             cells.held_bytes(memory_of(row)),
         )
@@ -77,10 +79,10 @@ def accumulation(lab: Measurements) -> list[Block]:
         "step time",
         "memory",
     )
-    note = f"Per rank and optimizer step, in which all three train on the same {plain['batch']['size']} samples. {memory_words(plain)}"
-    passes = four["observed"]["passes"]["backward"]
+    note = f"Per rank and optimizer step, in which all three train on the same {plain.batch.size} samples. {memory_words(plain)}"
+    passes = four.observed.passes.backward
     by_pass = [
-        (cells.name(row["name"]), *map(cells.exact, row["observed"]["all_reduces_by_pass"]))
+        (cells.name(row.name), *map(cells.exact, row.observed.all_reduces_by_pass))
         for row in (four, every)
     ]
     heads = ("set-up", *(f"pass {number + 1}" for number in range(passes)))
@@ -96,9 +98,9 @@ def accumulation(lab: Measurements) -> list[Block]:
         synchronized(four, every),
         Answer(
             "How often does the optimizer step?",
-            f"{capital(often(four['observed']['optimizer_steps']))} for {plural(passes, 'backward pass')}: until then "
+            f"{capital(often(four.observed.optimizer_steps))} for {plural(passes, 'backward pass')}: until then "
             "gradients are added up.",
-            {"backward_passes": passes, "optimizer_steps": four["observed"]["optimizer_steps"]},
+            {"backward_passes": passes, "optimizer_steps": four.observed.optimizer_steps},
         ),
         divide(four, passes),
         no_sync(lab, four, every),
@@ -108,8 +110,8 @@ def accumulation(lab: Measurements) -> list[Block]:
 
 def synchronized(four: Row, every: Row) -> Answer:
     counts, others = (
-        four["observed"]["all_reduces_by_pass"],
-        every["observed"]["all_reduces_by_pass"],
+        four.observed.all_reduces_by_pass,
+        every.observed.all_reduces_by_pass,
     )
     quiet = sum(count == 0 for count in counts)
     text = f"With `no_sync()`, {quiet} of {len(counts)} backward passes have no all-reduce ({split_words(counts)}); "
@@ -123,7 +125,6 @@ def synchronized(four: Row, every: Row) -> Answer:
 
 
 def divide(row: Row, passes: int) -> Answer:
-    proof = row["parity"] or {}
     text = f"Each of the {passes} passes gives the mean over its own samples. Their sum would be {passes} times the mean "
     text += "over the batch, "
     text += (
@@ -131,22 +132,22 @@ def divide(row: Row, passes: int) -> Answer:
     )
     evidence = {
         "passes": passes,
-        "max_difference": proof.get("max_difference"),
-        "equal": proof.get("equal"),
+        "max_difference": max_difference(row),
+        "equal": is_equal(row),
     }
     return Answer("Why is the loss divided by ACCUM_STEPS?", text, evidence)
 
 
 def no_sync(lab: Measurements, four: Row, every: Row) -> Answer:
     ratio = lab.ratio(SYNC, ACCUMULATE)
-    reduces = [int(row["all_reduces_per_step"]) for row in (four, every)]
-    moved = [row["bytes_per_step"] for row in (four, every)]
+    reduces = [int(row.all_reduces_per_step) for row in (four, every)]
+    moved = [row.bytes_per_step for row in (four, every)]
     if reduces[0] == reduces[1]:
         text = f"Nothing changes: {plural(reduces[1], 'all-reduce')} per step with and without it."
     else:
         text = f"{plural(reduces[1], 'all-reduce')} per step instead of {reduces[0]}, {size(moved[1])} instead of {size(moved[0])}. "
         text += f"{speed('With `no_sync()` a step', ratio)}. "
-        equal = (every["parity"] or {}).get("equal")
+        equal = is_equal(every)
         text += (
             "The result stays the same: without it, too, " if equal else "Without it "
         ) + f"the training is {same_training(every)}."
@@ -198,19 +199,19 @@ def effects(lab: Measurements) -> list[Block]:
     )
     line("step time", lambda name: cells.step_time(lab[name]))
     line("effect on speed (times as fast)", lambda name: cells.ratio(lab.ratio(DDP, name)))
-    line("all-reduces per step", lambda name: cells.exact(lab[name]["all_reduces_per_step"]))
+    line("all-reduces per step", lambda name: cells.exact(lab[name].all_reduces_per_step))
     line(
         "data all-reduced per step and rank",
-        lambda name: cells.held_bytes(lab[name]["bytes_per_step"]),
+        lambda name: cells.held_bytes(lab[name].bytes_per_step),
     )
     line("data all-reduced per backward pass", lambda name: cells.held_bytes(_per_pass(lab[name])))
-    note = f"Against DDP in fp32: {seconds(lab[DDP]['step_seconds']['median'])}, {size(memory_of(lab[DDP]))}, "
-    note += f"{plural(int(lab[DDP]['all_reduces_per_step']), 'all-reduce')} of {size(lab[DDP]['bytes_per_step'])}. "
+    note = f"Against DDP in fp32: {seconds(lab[DDP].step_seconds.median)}, {size(memory_of(lab[DDP]))}, "
+    note += f"{plural(int(lab[DDP].all_reduces_per_step), 'all-reduce')} of {size(lab[DDP].bytes_per_step)}. "
     note += f"{memory_words(lab[DDP])}"
     heads = (
         "",
         "accumulation",
-        "mixed precision" + (f" ({lab[amp]['precision']})" if amp else ""),
+        "mixed precision" + (f" ({lab[amp].precision})" if amp else ""),
         "both",
     )
     blocks: list[Block] = [
@@ -233,7 +234,7 @@ def effects(lab: Measurements) -> list[Block]:
 
 
 def _per_pass(row: Row) -> float:
-    return float(row["bytes_per_step"] / row["observed"]["passes"]["backward"])
+    return float(row.bytes_per_step / row.observed.passes.backward)
 
 
 def _bar(lab: Measurements, name: str) -> Bar:
@@ -243,7 +244,7 @@ def _bar(lab: Measurements, name: str) -> Bar:
 
 def saves_more(lab: Measurements, amp: str) -> Answer:
     base, four, low = (memory_of(lab[name]) for name in (DDP, ACCUMULATE, amp))
-    text = f"Of {size(base)}, accumulation leaves {size(four)} ({more_or_less(base, four)}) and {lab[amp]['precision']} {size(low)} "
+    text = f"Of {size(base)}, accumulation leaves {size(four)} ({more_or_less(base, four)}) and {lab[amp].precision} {size(low)} "
     text += f"({more_or_less(base, low)}): "
     if abs(four - low) < SAME_SIZE * base:
         text += "there is no difference."
@@ -265,7 +266,7 @@ def gains_more(lab: Measurements, amp: str) -> Answer:
         if not best
         else f"{best} {'gains more' if max(four.value, low.value) > 1 else 'loses less'}"
     )
-    text = f"At the same batch, {speed('accumulation', four)} and {speed(lab[amp]['precision'], low)}: {end}."
+    text = f"At the same batch, {speed('accumulation', four)} and {speed(lab[amp].precision, low)}: {end}."
     return Answer(
         "Which gains more speed?",
         text,
@@ -285,7 +286,7 @@ def combined(lab: Measurements, amp: str, both: str | None) -> Answer:
     text = f"{speed('Both together', ratio).replace('together is', 'together are')}, with {size(memory_of(lab[both]))}. "
     text += "Alone, accumulation is "
     text += f"{factor(lab.ratio(DDP, ACCUMULATE).value)} times as fast with {size(memory_of(lab[ACCUMULATE]))}, "
-    text += f"{lab[amp]['precision']} "
+    text += f"{lab[amp].precision} "
     text += f"{factor(lab.ratio(DDP, amp).value)} times with {size(memory_of(lab[amp]))}."
     return Answer(
         question, text, {"speed_up": ratio.value, "peak_bytes": memory_of(lab[both])}, True
@@ -294,23 +295,19 @@ def combined(lab: Measurements, amp: str, both: str | None) -> Answer:
 
 def debugging(lab: Measurements) -> list[Block]:
     row = lab[DDP]
-    checks = problems(row, lab.comparison["machine"]["cores"])
+    checks = problems(row, lab.comparison.machine.cores)
     lines = [
         (cells.name(name), cells.words(look), found, cells.yes_no(seen))
         for name, look, found, seen in checks
     ]
-    step, proof, bad = (
-        row["step_seconds"]["median"],
-        row["parity"] or {},
-        sum(loss is None for loss in row["losses"]),
-    )
+    step, bad = row.step_seconds.median, sum(loss is None for loss in row.losses)
     slow = [f"{name} ({found.text})" for name, _, found, seen in checks[3:] if seen]
     text = (
         f"{capital(listed(slow))}, in a step of {seconds(step)}."
         if slow
         else f"None of the four was seen in steps of {seconds(step)}."
     )
-    status, ended = row["observed"]["status"], row["observed"]["steps"]
+    status, ended = row.observed.status, row.observed.steps
     return [
         Table(
             "Common problems, looked for in the DDP run",
@@ -326,18 +323,18 @@ def debugging(lab: Measurements) -> list[Block]:
         ),
         Answer(
             "Is the result right?",
-            f"The training is {same_training(row)}; {bad} of {len(row['losses'])} losses are not finite.",
+            f"The training is {same_training(row)}; {bad} of {len(row.losses)} losses are not finite.",
             {
-                "max_difference": proof.get("max_difference"),
+                "max_difference": max_difference(row),
                 "not_finite": bad,
-                "losses": len(row["losses"]),
+                "losses": len(row.losses),
             },
             bool(is_same_training(row)) and not bad,
         ),
         Answer(
             "Did anything hang?",
-            f"The {plural(len(row['ranks']), 'rank')} ended as '{status}', after {plural(ended, 'step')} each.",
-            {"ranks": len(row["ranks"]), "steps": ended, "status": status},
+            f"The {plural(len(row.ranks), 'rank')} ended as '{status}', after {plural(ended, 'step')} each.",
+            {"ranks": len(row.ranks), "steps": ended, "status": status},
             status != "completed",
         ),
     ]
@@ -346,23 +343,23 @@ def debugging(lab: Measurements) -> list[Block]:
 def problems(row: Row, cores: int) -> list[tuple[str, str, Cell, bool]]:
     """(problem, how it shows, what was measured, is it there); the first three are about the
     result, the rest about speed."""
-    metrics, seen, proof = row["metrics"], row["observed"], row["parity"] or {}
+    metrics, seen = row.metrics, row.observed
     step, wait, late = (
-        row["step_seconds"]["median"],
-        metrics["data_wait_seconds"] or 0.0,
-        metrics["straggler"],
+        row.step_seconds.median,
+        metrics.data_wait_seconds or 0.0,
+        metrics.straggler,
     )
-    threads = seen["threads_per_device"] * row["devices"]
-    on_cpu = row["peak_bytes"][0]["how"] == "counted"
-    bad = sum(loss is None for loss in row["losses"])
-    off = proof.get("max_difference")
+    threads = seen.threads_per_device * row.devices
+    on_cpu = row.peak_bytes[0].how == "counted"
+    bad = sum(loss is None for loss in row.losses)
+    off = max_difference(row)
     differs = (
         cells.missing("not proved")
         if off is None
         else Cell(f"{off:.1e}", off, 0.0, max(off, 1e-10))
     )
     return [
-        ("hang", "a rank does not end", cells.name(seen["status"]), seen["status"] != "completed"),
+        ("hang", "a rank does not end", cells.name(seen.status), seen.status != "completed"),
         (
             "wrong result",
             "parameters differ from one device's",
@@ -373,7 +370,7 @@ def problems(row: Row, cores: int) -> list[tuple[str, str, Cell, bool]]:
         (
             "slow rank",
             "the others wait for one rank",
-            cells.measured_share(late["share_of_step"] if late else 0.0),
+            cells.measured_share(late.share_of_step if late else 0.0),
             bool(late),
         ),
         (
@@ -385,8 +382,8 @@ def problems(row: Row, cores: int) -> list[tuple[str, str, Cell, bool]]:
         (
             "slow communication",
             f"more than {share(RULE)} of a step",
-            cells.measured_share(metrics["communication_share"]),
-            metrics["keeps_rule"] is False,
+            cells.measured_share(metrics.communication_share),
+            metrics.keeps_rule is False,
         ),
         (
             "too many threads",

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from paralab.analyse.blocks import Document, Finding
-from paralab.analyse.compare import comparison_of, read_manifest
+from paralab.analyse.compare import Comparison, comparison_of
+from paralab.analyse.manifest import about_of
 from paralab.analyse.phrases import machine_words
 from paralab.analyse.report import facts
 from paralab.analyse.verdict import verdict
 from paralab.course import practical5, practical6, practical7, practical10
-from paralab.course.measurements import LabPart, sharing, tell
+from paralab.course.measurements import LabPart, Measurements, sharing, tell
 from paralab.errors import UsageError
 from paralab.units import plural
 
@@ -46,8 +46,7 @@ def find(number: int) -> Told:
 
 def number_of(folder: Path) -> int | None:
     """The practical that a folder is a run of; None where it is something else."""
-    about: dict[str, Any] = read_manifest(folder).get("about") or {}
-    return about.get("practical")
+    return about_of(folder).practical
 
 
 def document_of(folder: Path) -> Document:
@@ -58,27 +57,30 @@ def document_of(folder: Path) -> Document:
     return document(comparison_of(folder), folder)
 
 
-def document(comparison: dict[str, Any], folder: Path) -> Document:
-    number = comparison["about"]["practical"]
+def document(comparison: Comparison, folder: Path) -> Document:
+    number = comparison.about.practical or 0
     told = find(number)
-    rows = [row for row in comparison["rows"] if not row["error"]]
-    measured = f"{plural(len(rows), 'set-up')}, {plural(comparison['rounds'], 'round')} in turns"
+    measured = (
+        f"{plural(len(comparison.rows), 'set-up')}, {plural(comparison.rounds, 'round')} in turns"
+    )
     return Document(
         title=f"Practical {number}: {told.title}",
-        subtitle=f"{comparison['workload']['name']} on {machine_words(comparison)}; {measured}",
+        subtitle=f"{comparison.workload.name} on {machine_words(comparison)}; {measured}",
         findings=_findings(comparison),
-        sections=tell(told.parts, comparison, folder),
+        sections=tell(told.parts, Measurements.of(comparison, folder)),
         facts=facts(comparison),
     )
 
 
-def _findings(comparison: dict[str, Any]) -> tuple[Finding, ...]:
+def _findings(comparison: Comparison) -> tuple[Finding, ...]:
     """Whether it was the same training everywhere, what is missing, and what the timings depend
     on."""
     findings = [finding for finding in verdict(comparison) if finding.kind in ("same", "warning")]
-    crowded = [row for row in comparison["rows"] if not row["error"] and sharing(row)]
+    crowded = [row for row in comparison.rows if sharing(row)]
     if crowded:
-        names, cores = [row["name"] for row in crowded], comparison["machine"]["cores"]
-        text = f"In {len(crowded)} of {plural(len(comparison['rows']), 'set-up')} {sharing(crowded[-1])}."
+        names, cores = [row.name for row in crowded], comparison.machine.cores
+        text = (
+            f"In {len(crowded)} of {plural(len(comparison.rows), 'set-up')} {sharing(crowded[-1])}."
+        )
         findings.append(Finding("limit", text, {"set_ups": names, "cores": cores}))
     return tuple(findings)

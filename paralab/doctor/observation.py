@@ -57,7 +57,7 @@ from paralab.doctor.events import (
 from paralab.doctor.place import Place, Site
 from paralab.machine.processes import state_of
 from paralab.record.open_operations import read_slot
-from paralab.record.reader import Tail
+from paralab.record.reader import WatchedTail
 from paralab.record.ring_log import OPEN, ROWS, Row, read_recent
 
 Kind = TypeVar("Kind", bound=Event)
@@ -235,7 +235,7 @@ class _File:
     steps that were watched."""
 
     path: Path
-    tail: Tail
+    tail: WatchedTail
     sites: dict[int, Site] = field(default_factory=dict)
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
@@ -348,7 +348,7 @@ class Reader:
         ended_by_us: bool = False,
     ) -> Observation:
         for path in self.folder.glob("rank[0-9]*.jsonl"):
-            self._files.setdefault(path, _File(path, Tail(path, watched=True)))
+            self._files.setdefault(path, _File(path, WatchedTail(path)))
         latest: dict[int, _File] = {}
         for path in sorted(self._files, key=_numbered):
             self._files[path].grow()

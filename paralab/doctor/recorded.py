@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from paralab.analyse.compare import comparison_of, read_manifest
+from paralab.analyse.compare import FailedRow, Row, comparison_of
+from paralab.analyse.manifest import kind_of
+from paralab.analyse.metric_types import Metrics
 from paralab.analyse.recording import Recording
-from paralab.analyse.result import result_of
+from paralab.analyse.result import Result, result_of
 from paralab.errors import UsageError
-from paralab.record.reader import failures_of
+from paralab.plan.plan import Plan
+from paralab.record.reader import Failure, read_failures
 
-Row = dict[str, Any]
 FEWEST = 4  # measured steps: of fewer, one slow moment makes a straggler
 
 
@@ -24,43 +25,37 @@ class Run:
     name: str
     folder: Path
     recording: Recording
-    result: dict[str, Any]
+    result: Result
 
     @classmethod
     def read(cls, folder: Path, name: str | None = None) -> Run:
         recording = Recording.read(folder)
-        return cls(name or recording.plan["strategy"], folder, recording, result_of(folder))
+        return cls(name or recording.plan.strategy, folder, recording, result_of(folder))
 
     @property
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> Plan:
         return self.recording.plan
 
     @property
-    def metrics(self) -> dict[str, Any]:
-        metrics: dict[str, Any] = self.result["metrics"]
-        return metrics
+    def metrics(self) -> Metrics:
+        return self.result.metrics
 
     @property
     def step_seconds(self) -> float:
         """0 where too few steps were measured to judge by: every share of it is then left out."""
-        return (
-            (self.result["step_seconds"]["median"] or 0.0)
-            if self.metrics["steps_measured"] >= FEWEST
-            else 0.0
-        )
+        times = self.result.step_seconds
+        return times.median if times and self.metrics.steps_measured >= FEWEST else 0.0
 
     @property
     def is_crowded(self) -> bool:
         """More compute threads than cores, on the fullest node."""
-        nodes = len({rank.get("node", "") for rank in self.plan["ranks"]}) or 1
-        threads = self.plan["threads_per_device"] * -(-len(self.result["grid"]["devices"]) // nodes)
-        return bool(
-            self.plan["device"] == "cpu" and threads > self.recording.manifest["machine"]["cores"]
-        )
+        nodes = len({rank.node for rank in self.plan.ranks}) or 1
+        threads = self.plan.threads_per_device * -(-len(self.result.grid.devices) // nodes)
+        return bool(self.plan.device == "cpu" and threads > self.recording.manifest.machine.cores)
 
     @property
-    def failures(self) -> list[dict[str, Any]]:
-        return failures_of(self.folder)
+    def failures(self) -> list[Failure]:
+        return read_failures(self.folder)
 
 
 @dataclass(frozen=True)
@@ -74,17 +69,15 @@ class Recorded:
 
     @classmethod
     def read(cls, folder: Path) -> Recorded:
-        manifest = read_manifest(folder)
-        if "plan" in manifest:
+        kind = kind_of(folder)
+        if kind == "run":
             return cls(folder, (Run.read(folder),))
-        if "cases" not in manifest or manifest.get("kind") == "verify":
+        if kind not in ("compare", "scale", "practical"):
             raise UsageError(
-                f"{folder} holds neither a run nor a comparison (kind {manifest.get('kind')}).",
+                f"{folder} holds neither a run nor a comparison (kind {kind}).",
                 fix="a run folder in it",
             )
-        rows = tuple(comparison_of(folder)["rows"])
-        return cls(
-            folder,
-            tuple(Run.read(folder / row["runs"][0], row["name"]) for row in rows if row["runs"]),
-            rows,
-        )
+        comparison = comparison_of(folder)
+        measured: list[Row | FailedRow] = [*comparison.rows, *comparison.failed]
+        runs = [Run.read(folder / row.runs[0], row.name) for row in measured if row.runs]
+        return cls(folder, tuple(runs), tuple(comparison.rows))

@@ -9,7 +9,10 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from paralab.analyse.compare import comparison_of
+from msgspec.structs import replace as replace_fields
+
+from paralab.analyse.compare import Comparison, comparison_of
+from paralab.analyse.manifest import About
 from paralab.errors import Interrupted, UsageError, unknown
 from paralab.experiment.planning import look_once, slug
 from paralab.experiment.rounds import BUDGET_SECONDS, ROUNDS, Case, measure, planned, resolve_all
@@ -94,13 +97,13 @@ def compare(
     cases: Sequence[Case],
     *,
     kind: str = "compare",
-    about: dict[str, Any] | None = None,
+    about: About | None = None,
     rounds: int | None = None,
     steps: int | None = None,
     prove: bool = True,
     out: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
-) -> dict[str, Any]:
+) -> Comparison:
     """Measure the cases; return the comparison, which is computed from the folder that they
     leave."""
     started = time.perf_counter()
@@ -123,24 +126,25 @@ def compare(
         )
     resolved, left_out = resolve_all(cases)
     folder = RunFolder.create(out, f"{kind}_{slug(resolved[0].summary.name)}")
-    entries = planned(folder, resolved, rounds or ROUNDS)
+    entries = planned(resolved, rounds or ROUNDS)
     folder.write_manifest(
         kind=kind,
-        about=about or {},
+        about=(about or About()).to_dict(),
         machine=asdict(resolved[0].machine),
         workload=asdict(resolved[0].summary),
-        left_out=left_out,
-        cases=entries,
+        left_out=[each.to_dict() for each in left_out],
+        configurations=[entry.to_dict() for entry in entries],
     )
     measured = measure(folder, resolved, entries, prove, say, None if rounds else BUDGET_SECONDS)
-    folder.write_outcome(measured)
-    result = comparison_of(folder.path) | {"seconds": round(time.perf_counter() - started, 3)}
-    folder.write_result(result)
-    if measured["interrupted"]:
-        rounds_done = plural(measured["rounds"], "whole round")
+    folder.write_outcome(measured.to_dict())
+    seconds = round(time.perf_counter() - started, 3)
+    result = replace_fields(comparison_of(folder.path), seconds=seconds)
+    folder.write_result(result.to_dict())
+    if measured.signal is not None:
+        rounds_done = plural(measured.rounds, "whole round")
         raise Interrupted(
-            f"Stopped by {name_of(measured['signal'])} after {rounds_done}. What was measured is kept: paralab show {folder.path}",
-            exit_code=exit_code_of(measured["signal"]),
+            f"Stopped by {name_of(measured.signal)} after {rounds_done}. What was measured is kept: paralab show {folder.path}",
+            exit_code=exit_code_of(measured.signal),
         )
     return result
 

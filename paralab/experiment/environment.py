@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 from paralab.launch.inspect import inspect_machine
 from paralab.machine.precision import probe_cpu
 from paralab.record.folder import PACKAGES, version
+from paralab.show.facts import Environment
 
 
-def environment() -> dict[str, Any]:
-    """The machine as paralab sees it, with every low precision tried where a trial is needed."""
+def environment() -> Environment:
+    """The machine as paralab sees it; low precisions are tried out if necessary."""
     machine = inspect_machine()
-    precisions: dict[str, dict[str, Any]] = {
+    precisions = {
         "fp64": {"cpu": "usable"},
         "fp32": {"cpu": "usable"},
         "tf32": {"cpu": "not usable: a mode of NVIDIA GPUs"},
@@ -44,9 +42,4 @@ def environment() -> dict[str, Any]:
         + ("not in this torch" if "nccl" not in machine.backends else "needs a GPU per rank"),
     }
     packages = {name: version(name) for name in PACKAGES}
-    return {
-        "machine": asdict(machine),
-        "precisions": precisions,
-        "backends": backends,
-        "packages": packages,
-    }
+    return Environment(machine=machine, precisions=precisions, backends=backends, packages=packages)

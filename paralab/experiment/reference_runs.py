@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from paralab.analyse.verify import failed_case, judge, with_excuse
+from msgspec.structs import replace as replace_fields
+
+from paralab.analyse.verify import Verification, failed_verification, judge, with_excuse
 from paralab.errors import RunFailed
 from paralab.experiment.planning import probe_once, record_plan
 from paralab.launch.job import Training
@@ -15,6 +16,7 @@ from paralab.machine.host import Machine, threads_asked
 from paralab.plan.plan import Plan
 from paralab.plan.request import Request, on_one_device
 from paralab.plan.resolve import resolve
+from paralab.record.events import Verify
 from paralab.record.folder import RunFolder
 from paralab.record.reader import read_events
 from paralab.workload.summary import Summary
@@ -105,23 +107,18 @@ class ReferenceRuns:
     def is_reference(self, number: int) -> bool:
         return "save_reference" in self.jobs[number].extras
 
-    def verdict(self, proof: Proof, failed: dict[int, RunFailed]) -> dict[str, Any]:
-        judged = self._judged(proof.job, failed, proof.split_problem) | {
-            "control": list(self.jobs[proof.job].plan.control)
-        }
-        asked = None if proof.asked is None else self._judged(proof.asked, failed)
-        return with_excuse(judged, proof.plan.to_json(), asked)
+    def verdict(self, proof: Proof, failed: dict[int, RunFailed]) -> Verification:
+        proved = self._judge(proof.job, failed, proof.split_problem)
+        proved = replace_fields(proved, control=self.jobs[proof.job].plan.control)
+        asked = None if proof.asked is None else self._judge(proof.asked, failed)
+        return with_excuse(proved, proof.plan, asked)
 
-    def _judged(
+    def _judge(
         self, number: int, failed: dict[int, RunFailed], split_problem: str | None = None
-    ) -> dict[str, Any]:
-        plan, folder = self.jobs[number].plan.to_json(), self.jobs[number].folder.path
+    ) -> Verification:
+        precision, folder = self.jobs[number].plan.precision, self.jobs[number].folder.path
         if number in failed:
-            return failed_case(plan, failed[number].problem)
-        found = [
-            event
-            for events in read_events(folder).values()
-            for event in events
-            if event["event"] == "parity"
-        ]
-        return judge(plan, found, split_problem)
+            return failed_verification(precision, failed[number].problem)
+        ranks = read_events(folder).values()
+        events = [event for rank in ranks for event in rank if isinstance(event, Verify)]
+        return judge(precision, events, split_problem)

@@ -13,11 +13,13 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from paralab.errors import UsageError
+from paralab.analyse.compare import Measured, Outcome
+from paralab.analyse.manifest import LeftOut, Planned
+from paralab.analyse.verify import Verification
+from paralab.errors import RunFailed, UsageError
 from paralab.experiment.planning import look_once, probe_once, record_plan, slug
 from paralab.experiment.reference_runs import Proof, ReferenceRuns
 from paralab.experiment.run import finish
@@ -76,7 +78,7 @@ def command(request: Request) -> str:
     return shlex.join(["paralab", "run", request.strategy, *to_words(replace(request, steps=None))])
 
 
-def resolve_all(cases: Sequence[Case]) -> tuple[list[Resolved], list[dict[str, str]]]:
+def resolve_all(cases: Sequence[Case]) -> tuple[list[Resolved], list[LeftOut]]:
     """(the plans, what is left out and why). All CPU devices get the same share of the cores, or it
     would be no comparison."""
     refuse_inside()
@@ -99,7 +101,7 @@ def resolve_all(cases: Sequence[Case]) -> tuple[list[Resolved], list[dict[str, s
             seen[name] = look_once(
                 name, case.request.device, layers, case.request.batch_size, 1, units
             )
-    left_out: list[dict[str, str]] = []
+    left_out: list[LeftOut] = []
 
     def resolved(case: Case, threads: int | None) -> Resolved | None:
         machine, summary = seen[case.request.workload]
@@ -116,13 +118,13 @@ def resolve_all(cases: Sequence[Case]) -> tuple[list[Resolved], list[dict[str, s
         except UsageError as error:
             if not case.optional:
                 raise
-            left_out.append({"name": case.label, "reason": error.problem})
+            left_out.append(LeftOut(name=case.label, reason=error.problem))
             return None
         return Resolved(replace(case, request=request), plan, machine, summary)
 
     first = [item for case in cases if (item := resolved(case, None))]
     if not first:
-        reasons = "\n".join(f"{entry['name']}: {entry['reason']}" for entry in left_out)
+        reasons = "\n".join(f"{each.name}: {each.reason}" for each in left_out)
         raise UsageError("None of these set-ups can be run here.", detail=reasons)
     if first[0].plan.device != "cpu":
         return first, left_out
@@ -131,22 +133,19 @@ def resolve_all(cases: Sequence[Case]) -> tuple[list[Resolved], list[dict[str, s
     return [item for case in first if (item := resolved(case.case, threads))], left_out
 
 
-def planned(folder: RunFolder, cases: Sequence[Resolved], rounds: int) -> list[dict[str, Any]]:
+def planned(cases: Sequence[Resolved], rounds: int) -> list[Planned]:
     """What the manifest says of the cases before anything is started: names, commands, and where
     their runs will be."""
     entries = []
     for number, item in enumerate(cases):
         place = f"{number:02d}_{slug(item.case.label)}"
-        asked = item.case.request
-        runs = [f"{place}/round{round_ + 1}" for round_ in range(rounds)]
         entries.append(
-            {
-                "name": item.case.label,
-                "command": command(asked),
-                "request": asdict(asked),
-                "runs": runs,
-                "error": None,
-            }
+            Planned(
+                name=item.case.label,
+                command=command(item.case.request),
+                request=item.case.request,
+                runs=[f"{place}/round{round_ + 1}" for round_ in range(rounds)],
+            )
         )
     return entries
 
@@ -154,73 +153,76 @@ def planned(folder: RunFolder, cases: Sequence[Resolved], rounds: int) -> list[d
 def measure(
     folder: RunFolder,
     cases: Sequence[Resolved],
-    entries: list[dict[str, Any]],
+    entries: Sequence[Planned],
     prove: bool,
     say: Callable[[str], None],
     budget_seconds: float | None = None,
-) -> dict[str, Any]:
-    """Train every case in every planned round, the order shuffled anew each time; return the
-    outcome: what came of the plan."""
-    jobs: list[Training] = []
-    rounds = len(entries[0]["runs"])
+) -> Outcome:
+    """Train every configuration in every planned round, in a new random order each time."""
+    rounds = len(entries[0].runs)
+    stopped_by: int | None = None
+    failed: dict[int, RunFailed] = {}
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
-        beside = ReferenceRuns(folder.path / "proof", Path(private))
-        proofs = _prove(beside, cases) if prove else {}
-        jobs += beside.jobs
-        timed: dict[int, tuple[int, int]] = {}
+        references = ReferenceRuns(folder.path / "proof", Path(private))
+        proofs = _prove(references, cases) if prove else {}
+        jobs = list(references.jobs)
+        timed: dict[int, tuple[int, int]] = {}  # place among the jobs -> configuration, round
         for round_ in range(rounds):
             order = list(range(len(cases)))
             random.Random(round_).shuffle(order)
             for place, number in enumerate(order):
                 item = cases[number]
-                run = RunFolder.create(folder.path / entries[number]["runs"][round_], "")
+                run = RunFolder.create(folder.path / entries[number].runs[round_], "")
                 record_plan(run, item.plan, item.machine, item.summary)
                 timed[len(jobs)] = (number, round_)
                 deadline = budget_seconds if round_ >= SURE_ROUNDS and place == 0 else None
                 jobs.append(Training(item.plan, run, case=str(number), deadline_seconds=deadline))
-        stopped_by: int | None = None
+
         try:
             failed = train_all(folder, jobs, Progress(jobs, timed, rounds, say).poll)
         except KeyboardInterrupt as error:
-            failed, stopped_by = {}, number_of(error)
+            stopped_by = number_of(error)
+        verified: dict[int, Verification] = {}
         for number, item in enumerate(cases):
             proof = proofs.get(_structure(item))
-            known = proof is not None and all(
-                job in failed or is_complete(jobs[job]) for job in proof.jobs
-            )
-            entries[number]["parity"] = (
-                beside.verdict(proof, failed) if proof is not None and known else None
-            )
-    # Only whole rounds are compared: those that every set-up has come through that did not fail.
-    gone = {number for place, (number, _) in timed.items() if place in failed}
+            if proof and all(job in failed or is_complete(jobs[job]) for job in proof.jobs):
+                verified[number] = references.verdict(proof, failed)
+
+    # Only whole rounds are compared: those that every configuration completed that did not fail.
+    errors = {timed[place][0]: error.problem for place, error in failed.items() if place in timed}
     cut = {
         round_
         for place, (number, round_) in timed.items()
-        if number not in gone and not is_complete(jobs[place])
+        if number not in errors and not is_complete(jobs[place])
     }
+    runs: dict[int, list[str]] = {number: [] for number in range(len(cases))}
     for place, (number, round_) in timed.items():
         run = jobs[place].folder
-        if number not in gone and round_ not in cut:
+        if number not in errors and round_ not in cut:
             finish(run)
-            continue
-        entries[number]["runs"].remove(str(run.path.relative_to(folder.path)))
-        if place in failed:
-            entries[number]["error"] = failed[place].problem
-        if not has_started(jobs[place]):
-            shutil.rmtree(run.path)  # made for a round for which there was no time
-    for entry in entries:
-        if not entry["runs"] and not entry["error"]:
-            entry["error"] = "it was stopped before its first round was whole"
+            runs[number].append(entries[number].runs[round_])
+        elif not has_started(jobs[place]):
+            shutil.rmtree(run.path)  # of a round for which there was no time
     if cut and stopped_by is None:
-        say(
-            f"stopped after {rounds - len(cut)} of {rounds} rounds: the time is over (--rounds N takes as many as are wanted)"
-        )
-    return {
-        "cases": entries,
-        "rounds": rounds - len(cut),
-        "interrupted": stopped_by is not None,
-        "signal": stopped_by,
-    }
+        done = f"{rounds - len(cut)} of {rounds} rounds"
+        say(f"stopped after {done}: the time budget is used up (--rounds N runs N rounds)")
+    stopped = None if len(cut) < rounds else "it was stopped before its first round was complete"
+    return Outcome(
+        configurations=[
+            Measured(
+                name=entry.name,
+                command=entry.command,
+                request=entry.request,
+                runs=runs[number],
+                error=errors.get(number, stopped),
+                verify=verified.get(number),
+            )
+            for number, entry in enumerate(entries)
+        ],
+        rounds=rounds - len(cut),
+        interrupted=stopped_by is not None,
+        signal=stopped_by,
+    )
 
 
 class Progress:

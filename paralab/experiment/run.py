@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from msgspec.structs import replace
 
 from paralab.analyse.recording import Recording
-from paralab.analyse.result import result_of
+from paralab.analyse.result import Result, result_of
 from paralab.analyse.trace import trace_of
 from paralab.errors import Interrupted, ParalabError, Paused, RunFailed, UsageError
 from paralab.experiment.explain_failure import explain_failure
@@ -30,7 +31,7 @@ def run(
     launcher: Launcher | None = None,
     watch: Watch = lambda plan, folder: lambda: None,
     say: Print = lambda line: None,
-) -> dict[str, Any]:
+) -> Result:
     """Train and return the result (`--json`). Raises a ParalabError if the training does not
     complete; the run folder is readable all the same."""
     options = options or RunOptions()
@@ -44,7 +45,7 @@ def run(
     # After a failure the disk may be full, and the failure is what the user must see.
     must_write = outcome.status in ("completed", "interrupted")
     result = finish(outcome.folder, outcome.wall_seconds, options.tensorboard, must_write)
-    if error := find_error(outcome, result["reached_step"]):
+    if error := find_error(outcome, result.reached_step):
         raise error
     return result
 
@@ -119,24 +120,24 @@ def finish(
     wall_seconds: float | None = None,
     tensorboard: Path | None = None,
     must_write: bool = True,
-) -> dict[str, Any]:
+) -> Result:
     """Compute and write the result of a run, however it ended. A trace that cannot be written does
     not cost the result. `must_write`: raise if the result itself cannot be written."""
     result = result_of(folder.path)
     if wall_seconds is not None:
-        result["wall_seconds"] = round(wall_seconds, 3)
+        result = replace(result, wall_seconds=round(wall_seconds, 3))
     try:
-        folder.write_result(result)
+        folder.write_result(result.to_dict())
     except ParalabError:
         if must_write:
             raise
     try:
         folder.write_trace(trace_of(folder.path))
     except Exception as error:
-        result["warnings"].append(f"trace.json was not written: {error}")
+        result.warnings.append(f"trace.json was not written: {error}")
     try:
         if tensorboard:
             write_tensorboard(folder.path, tensorboard)
     except Exception as error:
-        result["warnings"].append(f"TensorBoard's files in {tensorboard} were not written: {error}")
+        result.warnings.append(f"TensorBoard's files in {tensorboard} were not written: {error}")
     return result

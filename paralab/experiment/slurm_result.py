@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+
+from msgspec.structs import replace
 
 from paralab.analyse.failure import last_lines, root_cause
+from paralab.analyse.result import Result, SlurmInfo
 from paralab.errors import RunFailed
 from paralab.launch import slurm
 from paralab.launch.job import Outcome
+from paralab.record.events import Error
 from paralab.record.reader import read_events
+from paralab.record.types import convert, read_object
 
 
-def read_slurm_result(outcome: Outcome) -> dict[str, Any]:
+def read_slurm_result(outcome: Outcome) -> Result:
     """The job's own result with Slurm's report on the job; RunFailed if there is none."""
     assert outcome.slurm is not None
     if outcome.status != "completed":
         raise explain_slurm_failure(outcome.slurm, outcome.folder.path)
-    result: dict[str, Any] = json.loads(outcome.folder.result_path.read_text())
-    return {**result, "run_folder": str(outcome.folder.path), "slurm": asdict(outcome.slurm)}
+    path = outcome.folder.result_path
+    result = convert(read_object(path), Result, path)
+    slurm_info = SlurmInfo(**asdict(outcome.slurm))
+    return replace(result, run_folder=str(outcome.folder.path), slurm=slurm_info)
 
 
 def explain_slurm_failure(job: slurm.SlurmJob, run: Path) -> RunFailed:
@@ -41,7 +46,7 @@ def explain_slurm_failure(job: slurm.SlurmJob, run: Path) -> RunFailed:
     }
 
     detail = last_lines(prints, 12) or f"It printed nothing: {prints} is missing or empty."
-    if any(event["event"] == "error" for events in read_events(run).values() for event in events):
+    if any(isinstance(event, Error) for events in read_events(run).values() for event in events):
         cause = root_cause(run, [], run / "logs")
         detail = f"Rank {cause.rank}: {cause.what}\n{cause.detail}"
     reason = "" if job.reason in ("None", "") else f", {job.reason}"

@@ -17,15 +17,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paralab.analyse.tune import choice_of
+from msgspec.structs import replace as replace_fields
+
+from paralab.analyse.compare import Comparison, Row
+from paralab.analyse.tune import TuneResult, choice_of
 from paralab.errors import RunFailed, UsageError
 from paralab.experiment.compare import compare
 from paralab.experiment.planning import look_once, slug
 from paralab.experiment.rounds import Case
+from paralab.machine.host import Machine
 from paralab.plan.check import check
 from paralab.plan.label import label
 from paralab.plan.request import APPLIES, Request
@@ -48,7 +52,7 @@ def tune(
     budget_seconds: float | None = None,
     out: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
-) -> dict[str, Any]:
+) -> TuneResult:
     """Search; return the choice, which is computed from the folders that the rungs leave."""
     check(base)
     if base.strategy not in ("ddp", "pipeline", "hybrid"):
@@ -89,8 +93,9 @@ def tune(
     )
     say(f"final: the default and {len(finalists)} more, {rounds} rounds, proved equal")
     rungs.append(_rung(folder, len(rungs) + 1, base, finalists, rounds, say))
-    result = choice_of(folder.path) | {"seconds": round(time.perf_counter() - started, 3)}
-    folder.write_result(result)
+    seconds = round(time.perf_counter() - started, 3)
+    result = replace_fields(choice_of(folder.path), seconds=seconds)
+    folder.write_result(result.to_dict())
     return result
 
 
@@ -122,16 +127,27 @@ def single_changes(base: Request, summary: Summary, on_gpu: bool) -> list[Reques
     return changes
 
 
-def combinations(base: Request, rung: dict[str, Any]) -> list[Request]:
-    """The best value of every factor that does not look slower, taken together, and each left out
-    once."""
-    default, tried = _seconds(base, rung), _outcomes(rung)
-    best: dict[str, Any] = {}
+@dataclass(frozen=True)
+class Trial:
+    """A configuration that a rung measured: its step, also relative to the rung's default."""
+
+    request: Request
+    seconds: float
+    relative: float
+    fits: bool  # into memory
+
+
+def combinations(base: Request, rung: Comparison) -> list[Request]:
+    """The best value of every factor that does not look slower, all together and with each one left
+    out once."""
+    trials = _trials(rung)
+    default = next(trial.seconds for trial in trials if _is_like(trial.request, base))
+    best: dict[str, Any] = {}  # values of several options of Request
     for name in TUNED:
-        asked = [(row["request"][name], row["seconds"]) for row in tried]
+        asked = [(getattr(trial.request, name), trial.seconds) for trial in trials]
         options = {value: seconds for value, seconds in asked if value is not None}
         if name != "precision" and getattr(base, name) is None and options:
-            value = min(options, key=lambda option: float(options[option]))
+            value = min(options, key=lambda option: options[option])
             if options[value] <= TOLERATED * default:
                 best[name] = value
     if best.get("accumulate"):
@@ -139,30 +155,30 @@ def combinations(base: Request, rung: dict[str, Any]) -> list[Request]:
     found = [best] + [
         {name: value for name, value in best.items() if name != left_out} for left_out in best
     ]
-    return list(dict.fromkeys(replace(base, **changed) for changed in found if len(changed) > 1))
+    changed = [each for each in found if len(each) > 1]
+    return list(dict.fromkeys(replace(base, **each) for each in changed))
 
 
-def _finalists(base: Request, rungs: list[dict[str, Any]]) -> list[Request]:
+def _finalists(base: Request, rungs: list[Comparison]) -> list[Request]:
     """The two best of all rungs, and the best of them in the fastest low precision."""
-    rows = [row for rung in rungs for row in _outcomes(rung) if row["fits"]]
+    trials = [trial for rung in rungs for trial in _trials(rung) if trial.fits]
     same = [
-        row
-        for row in rows
-        if (row["request"]["precision"] or "fp32") == (base.precision or "fp32")
-        and not _is(row, base)
+        trial
+        for trial in trials
+        if (trial.request.precision or "fp32") == (base.precision or "fp32")
+        and not _is_like(trial.request, base)
     ]
-    ordered = sorted(same, key=lambda row: float(row["relative"]))
-    chosen = [_request(row) for row in ordered[:2]]
+    same.sort(key=lambda trial: trial.relative)
+    chosen = [replace(trial.request, threads_per_device=None) for trial in same[:2]]
     low = [
-        row
-        for row in rows
-        if row["request"]["precision"] not in (None, base.precision) and row["relative"] < 1
+        trial
+        for trial in trials
+        if trial.request.precision not in (None, base.precision) and trial.relative < 1
     ]
     if low:
-        fastest = min(low, key=lambda row: float(row["relative"]))
-        chosen.append(
-            replace(chosen[0] if chosen else base, precision=fastest["request"]["precision"])
-        )
+        fastest = min(low, key=lambda trial: trial.relative)
+        start = chosen[0] if chosen else base
+        chosen.append(replace(start, precision=fastest.request.precision))
     return list(dict.fromkeys(chosen))
 
 
@@ -173,55 +189,42 @@ def _rung(
     changed: list[Request],
     rounds: int,
     say: Callable[[str], None] | None = None,
-) -> dict[str, Any]:
-    """Measure the default and the changed ones side by side; the final rung, which is told, is
-    proved as well."""
+) -> Comparison:
+    """Measure the default and the changed configurations side by side; the final rung also verifies
+    them and reports its progress."""
     cases = [Case(base), *(Case(request, optional=True) for request in changed if request != base)]
     path = folder.path / f"rung{number}"
     rung = compare(
         cases, rounds=rounds, prove=say is not None, out=path, say=say or (lambda line: None)
     )
-    if rung["rows"][0]["error"]:
-        raise RunFailed(
-            f"The default itself fails: {rung['rows'][0]['error']}", fix=f"read the logs in {path}"
-        )
+    default = next((failed for failed in rung.failed if failed.name == cases[0].label), None)
+    if default:
+        raise RunFailed(f"The default fails: {default.error}", fix=f"read the logs in {path}")
     return rung
 
 
-def _outcomes(rung: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows that came to an end: what was asked, its step, relative to the rung's default, and
-    whether it fits into memory."""
-    rows = [row for row in rung["rows"] if not row["error"]]
-    default = rows[0]["step_seconds"]["median"]
+def _trials(rung: Comparison) -> list[Trial]:
+    """What the rung measured; its first row is the default."""
+    default = rung.rows[0].step_seconds.median
     return [
-        {
-            "request": row["request"],
-            "seconds": row["step_seconds"]["median"],
-            "relative": row["step_seconds"]["median"] / default,
-            "fits": _fits(row, rung["machine"]),
-        }
-        for row in rows
+        Trial(
+            request=row.request,
+            seconds=row.step_seconds.median,
+            relative=row.step_seconds.median / default,
+            fits=_fits(row, rung.machine),
+        )
+        for row in rung.rows
     ]
 
 
-def _fits(row: dict[str, Any], machine: dict[str, Any]) -> bool:
-    """On a GPU the allocator's peak against the device's memory; on CPUs the tensors of all devices
-    against the host's."""
-    peaks = [memory["bytes"] for memory in row["peak_bytes"]]
-    if machine["gpus"] and row["peak_bytes"] and row["peak_bytes"][0]["how"] == "allocator":
-        return bool(max(peaks) <= FULL * min(gpu["memory_bytes"] for gpu in machine["gpus"]))
-    return machine["memory_bytes"] is None or bool(sum(peaks) <= FULL * machine["memory_bytes"])
+def _fits(row: Row, machine: Machine) -> bool:
+    """On a GPU: the allocator's peak against the device's memory. On CPUs: the tensors of all
+    devices against the host's."""
+    peaks = [memory.bytes for memory in row.peak_bytes]
+    if machine.gpus and row.peak_bytes and row.peak_bytes[0].how == "allocator":
+        return max(peaks) <= FULL * min(gpu.memory_bytes for gpu in machine.gpus)
+    return machine.memory_bytes is None or sum(peaks) <= FULL * machine.memory_bytes
 
 
-def _seconds(base: Request, rung: dict[str, Any]) -> float:
-    return float(next(row["seconds"] for row in _outcomes(rung) if _is(row, base)))
-
-
-def _is(row: dict[str, Any], request: Request) -> bool:
-    return all(row["request"][name] == getattr(request, name) for name in TUNED)
-
-
-def _request(row: dict[str, Any]) -> Request:
-    known = {field.name for field in fields(Request)}
-    request = Request(**{name: value for name, value in row["request"].items() if name in known})
-    return replace(request, threads_per_device=None)
+def _is_like(request: Request, base: Request) -> bool:
+    return all(getattr(request, name) == getattr(base, name) for name in TUNED)

@@ -16,6 +16,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict as asdict_fields
+
+from paralab.analyse.verify import Skipped, Verified, VerifyOptions, VerifyResult
 from paralab.errors import UsageError, unknown
 from paralab.experiment.planning import probe_once
 from paralab.experiment.reference_runs import ReferenceRuns
@@ -38,6 +41,7 @@ from paralab.workload.summary import Inspection, Summary
 
 DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # fixed batches, and varying numbers of tokens
 DEFAULT_STEPS = 4
+Split = dict[str, Any]  # some of the options of Request
 STEP_DEADLINE = 120.0  # seconds: a step of a proof that takes longer hangs
 
 
@@ -47,7 +51,7 @@ class Case:
     others."""
 
     request: Request
-    options: dict[str, Any]
+    options: VerifyOptions
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def verify(
     say: Callable[[str], None] = lambda line: None,
     step_deadline: float = STEP_DEADLINE,
     **options: Any,
-) -> dict[str, Any]:
+) -> VerifyResult:
     """Prove that a strategy (or `all`) trains like one device. Options given hold for every case;
     the others are varied."""
     refuse_inside()
@@ -75,7 +79,7 @@ def verify(
     workloads = workloads or DEFAULT_WORKLOADS
     names = [strategy] if strategy != "all" else list(STRATEGIES)
     ready: list[Ready] = []
-    skipped: list[dict[str, Any]] = []
+    skipped: list[Skipped] = []
     refused: UsageError | None = None
     seen: list[tuple[Machine, Summary]] = []
     for reference in map(check_reference, workloads):
@@ -103,11 +107,9 @@ def verify(
             except UsageError as error:
                 refused = refused or error
                 skipped.append(
-                    {
-                        "strategy": case.request.strategy,
-                        "options": case.options,
-                        "reason": error.problem,
-                    }
+                    Skipped(
+                        strategy=case.request.strategy, options=case.options, reason=error.problem
+                    )
                 )
                 continue
             ready.append(Ready(case, plan))
@@ -119,7 +121,9 @@ def verify(
         kind="verify",
         machine=asdict(seen[0][0]),
         workload=[asdict(summary) for _, summary in seen],
-        cases=[{"options": r.case.options, "plan": r.plan.to_json()} for r in ready],
+        configurations=[
+            {"options": r.case.options.to_dict(), "plan": r.plan.to_json()} for r in ready
+        ],
     )
     cases = _train(
         folder, ready, dict(zip(map(check_reference, workloads), seen, strict=True)), say, deadlines
@@ -129,35 +133,35 @@ def verify(
     ):  # what a strategy can only find out while it trains is a refusal as well, and no mistake of the others
         refused_late = [case for case in cases if _refuses(case)]
         skipped += [
-            {key: case[key] for key in ("strategy", "options")} | {"reason": case["cause"]}
+            Skipped(strategy=case.strategy, options=case.options, reason=case.cause or "")
             for case in refused_late
         ]
         cases = [case for case in cases if case not in refused_late]
-    result = {
-        "strategy": strategy,
-        "workloads": [summary.name for _, summary in seen],
-        "precision": ready[0].plan.precision,
-        "passed": all(case["equal"] for case in cases),
-        "steps": max(case["steps"] for case in cases),
-        "cases": cases,
-        "skipped": skipped,
-        "dropout": "switched off on both sides"
+    result = VerifyResult(
+        strategy=strategy,
+        workloads=[summary.name for _, summary in seen],
+        precision=ready[0].plan.precision,
+        passed=all(case.equal for case in cases),
+        steps=max(case.steps for case in cases),
+        configurations=cases,
+        skipped=skipped,
+        dropout="switched off on both sides"
         if any(summary.dropout for _, summary in seen)
         else "none",
-        "state": {summary.name: list(summary.state) for _, summary in seen if summary.state},
-        "seconds": round(time.perf_counter() - started, 3),
-        "run_folder": str(folder.path),
-    }
-    folder.write_result(result)
+        state={summary.name: list(summary.state) for _, summary in seen if summary.state},
+        seconds=round(time.perf_counter() - started, 3),
+        run_folder=str(folder.path),
+    )
+    folder.write_result(result.to_dict())
     return result
 
 
-def _refuses(case: dict[str, Any]) -> bool:
+def _refuses(case: Verified) -> bool:
     """A schedule that cannot cut the model into processes, or fsdp ranks that take different
     branches."""
-    cause = case["cause"] or ""
-    return (bool(case["options"].get("schedule")) and WITHOUT in cause) or (
-        case["strategy"] == "fsdp" and BRANCHES in cause
+    cause = case.cause or ""
+    return (bool(case.options.schedule) and WITHOUT in cause) or (
+        case.strategy == "fsdp" and BRANCHES in cause
     )
 
 
@@ -203,14 +207,14 @@ def _cases(names: list[str], base: Request, summary: Summary, pinned: bool) -> I
                     yield Case(asked, _named(asked, batch, sizes != {batch}, summary))
 
 
-def _passes(name: str, batch: int, split: dict[str, Any]) -> list[int]:
+def _passes(name: str, batch: int, split: Split) -> list[int]:
     """One pass per step, and four, or as many as the batch has samples for."""
     replicas, micro_batches = split.get("replicas", 1), split.get("micro_batches", 1)
     most = batch // replicas if name == "dp" else min(shares(batch, replicas)) // micro_batches
     return [1, min(4, most)] if most > 1 else [1]
 
 
-def _splits(name: str, base: Request, pinned: bool) -> list[dict[str, Any]]:
+def _splits(name: str, base: Request, pinned: bool) -> list[Split]:
     """Even and uneven: 2 and 3 replicas; for stages without replicas 2 and 3 micro-batches, and a
     process per stage."""
     if name in ("dp", "ddp", "fsdp"):
@@ -244,20 +248,18 @@ def _lengths(base: Request, summary: Summary, batch: int) -> list[int | None]:
     return [length for length in (whole, partial) if length <= room] or [None]
 
 
-def _named(request: Request, batch: int, partial: bool, summary: Summary) -> dict[str, Any]:
-    given = {
-        name: getattr(request, name)
-        for name in ("replicas", "stages", "micro_batches", "schedule")
-        if getattr(request, name)
-    }
-    return {
-        "workload": summary.name,
-        **given,
-        "batch_size": batch,
-        "accumulate": request.accumulate,
-        "partial_last_batch": partial,
-        "varying_weights": summary.weighted,
-    }
+def _named(request: Request, batch: int, partial: bool, summary: Summary) -> VerifyOptions:
+    return VerifyOptions(
+        workload=summary.name,
+        batch_size=batch,
+        partial_last_batch=partial,
+        varying_weights=summary.weighted,
+        accumulate=request.accumulate,
+        replicas=request.replicas,
+        stages=request.stages,
+        micro_batches=request.micro_batches,
+        schedule=request.schedule,
+    )
 
 
 def _train(
@@ -266,7 +268,7 @@ def _train(
     seen: dict[str, tuple[Machine, Summary]],
     say: Callable[[str], None],
     deadlines: Deadlines,
-) -> list[dict[str, Any]]:
+) -> list[Verified]:
     """Run the references and all cases; judge each."""
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         beside = ReferenceRuns(folder.path, Path(private))
@@ -285,11 +287,11 @@ def _train(
         if beside.is_reference(number):
             raise error
     return [
-        {
-            "strategy": item.plan.strategy,
-            "options": item.case.options,
-            "arithmetic": item.plan.arithmetic,
-        }
-        | beside.verdict(proofs[place], failed)
+        Verified(
+            strategy=item.plan.strategy,
+            options=item.case.options,
+            arithmetic=item.plan.arithmetic,
+            **asdict_fields(beside.verdict(proofs[place], failed)),
+        )
         for place, item in enumerate(ready)
     ]

@@ -12,6 +12,7 @@ from paralab.launch.job import Job, Outcome, Training, conclude
 from paralab.launch.ranks import run_ranks
 from paralab.launch.resume import choose_checkpoint, require_steps_left
 from paralab.launch.stop_signals import StopRequest, stop_in_order
+from paralab.record.events import Step
 from paralab.record.reader import read_events
 from paralab.record.status_board import StatusBoard
 
@@ -122,4 +123,4 @@ class Attempts:
 def last_finished_step(folder: Path, attempt: int) -> int:
     """The last step that a rank finished in this attempt; -1: none."""
     events = [event for list_ in read_events(folder, attempt).values() for event in list_]
-    return max((event["step"] for event in events if event["event"] == "step"), default=-1)
+    return max((event.step for event in events if isinstance(event, Step)), default=-1)

@@ -25,7 +25,7 @@ from typing import Any
 
 from paralab.errors import ParalabError, UsageError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 PACKAGES = ("paralab", "torch", "numpy", "rich", "click", "transformers")
 
 

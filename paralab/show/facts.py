@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from paralab.machine.host import Machine
 from paralab.plan.request import STRATEGIES
+from paralab.record.types import Record
 from paralab.show.console import fact_table, show_table
 from paralab.units import size
 from paralab.workload.catalog import BUILT_IN
 
 
-def catalog() -> dict[str, Any]:
+class WorkloadEntry(Record, frozen=True, kw_only=True):
+    about: str
+    sizes: dict[str, dict[str, int]]
+
+
+class Catalog(Record, frozen=True, kw_only=True):
+    """What `list --json` prints."""
+
+    strategies: dict[str, str]
+    workloads: dict[str, WorkloadEntry]
+
+
+class Environment(Record, frozen=True, kw_only=True):
+    """What `env --json` prints. A precision and a backend is `usable`, or `not usable: reason`."""
+
+    machine: Machine
+    precisions: dict[str, dict[str, str]]  # by device
+    backends: dict[str, str]
+    packages: dict[str, str | None]
+
+
+def catalog() -> Catalog:
     workloads = {
-        name: {"about": entry.about, "sizes": {s: dict(n) for s, n in entry.sizes.items()}}
+        name: WorkloadEntry(
+            about=entry.about, sizes={size: dict(n) for size, n in entry.sizes.items()}
+        )
         for name, entry in BUILT_IN.items()
     }
-    return {"strategies": dict(STRATEGIES), "workloads": workloads}
+    return Catalog(strategies=dict(STRATEGIES), workloads=workloads)
 
 
 def print_catalog() -> None:
@@ -36,31 +59,31 @@ def print_catalog() -> None:
     show_table(table)
 
 
-def print_environment(found: dict[str, Any]) -> None:
-    machine = found["machine"]
+def print_environment(found: Environment) -> None:
+    machine = found.machine
     table = fact_table()
     table.add_row(
         "cpu",
-        f"{machine['cpu']}, {machine['cores']} usable cores, {size(machine['memory_bytes'])} memory",
+        f"{machine.cpu}, {machine.cores} usable cores, {size(machine.memory_bytes)} memory",
     )
-    if machine["gpus"]:
-        for number, gpu in enumerate(machine["gpus"]):
-            capability = ".".join(map(str, gpu["capability"]))
+    if machine.gpus:
+        for number, gpu in enumerate(machine.gpus):
+            capability = ".".join(map(str, gpu.capability))
             table.add_row(
                 f"cuda:{number}",
-                f"{gpu['name']}, {size(gpu['memory_bytes'])}, compute capability {capability}",
+                f"{gpu.name}, {size(gpu.memory_bytes)}, compute capability {capability}",
             )
     else:
         table.add_row(
-            "gpu", f"none: {machine['no_gpu_reason']}; devices are shares of the CPU's cores"
+            "gpu", f"none: {machine.no_gpu_reason}; devices are shares of the CPU's cores"
         )
     table.add_row(
         "versions",
-        f"Python {machine['python']}, torch {machine['torch']}, CUDA {machine['cuda'] or 'none'}",
+        f"Python {machine.python}, torch {machine.torch}, CUDA {machine.cuda or 'none'}",
     )
-    for name, state in found["backends"].items():
+    for name, state in found.backends.items():
         table.add_row(name, state)
-    for name, where in found["precisions"].items():
-        shown = where if machine["gpus"] else {"cpu": where["cpu"]}
+    for name, where in found.precisions.items():
+        shown = where if machine.gpus else {"cpu": where["cpu"]}
         table.add_row(name, "; ".join(f"{device}: {state}" for device, state in shown.items()))
     show_table(table)

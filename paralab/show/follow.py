@@ -1,35 +1,36 @@
-"""Follows a run through its event files while it trains: what every rank has done so far, as plain
-numbers for whoever draws them.
+"""Follow a run through its event files while it trains: what every rank has done so far, as plain
+numbers.
 
 Shares and times are those of the last `RECENT_STEPS` steps. What is not known (yet) is None.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from paralab.analyse.metrics import COLLECTIVES
+from paralab.analyse.manifest import RunManifest
 from paralab.analyse.time_intervals import length
+from paralab.machine.host import Machine
 from paralab.plan.plan import Plan, RankPlan
+from paralab.record.events import COLLECTIVES, DeviceLoad, Event, Load, Memory, Span, Start
+from paralab.record.events import Step as StepEvent
 from paralab.record.folder import RunFolder
-from paralab.record.reader import Event, Tail, is_complete
+from paralab.record.reader import Tail
+from paralab.record.types import convert, read_manifest
 
 RECENT_STEPS = 20
 WORK = ("forward", "backward")
-REPLICA_WORK = (
-    "replica_forward",
-    "replica_backward",
-)  # inside `forward` and `backward`, which then wait for all replicas
+# Inside `forward` and `backward`, which then wait for all replicas.
+REPLICA_WORK = ("replica_forward", "replica_backward")
 
 
 class Share(NamedTuple):
-    """A load between 0 and 1 (more where a process takes more cores than its own), and what it was
-    measured with."""
+    """A load between 0 and 1 (more if a process uses more cores than it was given), and how it was
+    measured."""
 
     value: float
     measure: str
@@ -45,23 +46,21 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """A finished step of one rank, and the details that were kept of it: not of every step in a
-    long run."""
+    """A finished step of one rank with its details, if they were kept."""
 
-    event: Event
-    details: list[Event]
+    event: StepEvent
+    details: list[Span]
 
     @property
     def seconds(self) -> float:
-        return float(self.event["end"] - self.event["start"])
+        return self.event.seconds
 
     def covered_by(self, names: Iterable[str], device: str | None = None) -> float:
-        chosen = (
-            e
-            for e in self.details
-            if e["event"] in names and (device is None or e.get("device") == device)
+        return length(
+            span.interval
+            for span in self.details
+            if span.event in names and device in (None, span.device)
         )
-        return length((event["start"], event["end"]) for event in chosen)
 
 
 @dataclass
@@ -70,32 +69,32 @@ class RankProgress:
 
     plan: RankPlan
     threads_per_device: int
-    machine: dict[str, Any]
-    started: Event | None = None
+    machine: Machine
+    started: Start | None = None
     losses: list[float] = field(default_factory=list)  # its parts of them
     samples: int = 0
-    load: Event | None = None
-    _memory: dict[str, Event] = field(default_factory=dict)
+    load: Load | None = None
+    _memory: dict[str, Memory] = field(default_factory=dict)
     _recent: deque[Step] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    _details: list[Event] = field(default_factory=list)  # of the step that is not yet finished
+    _details: list[Span] = field(default_factory=list)  # of the unfinished step
 
     @property
     def devices(self) -> list[str]:
         return list(dict.fromkeys(device.name for device in self.plan.devices))
 
     def take(self, event: Event) -> None:
-        if event["event"] == "start":
+        if isinstance(event, Start):
             self.started = event
-        elif event["event"] == "load":
+        elif isinstance(event, Load):
             self.load = event
-        elif event["event"] == "memory":
-            self._memory[event["device"]] = event
-        elif event["event"] == "step":
+        elif isinstance(event, Memory):
+            self._memory[event.device] = event
+        elif isinstance(event, StepEvent):
             self._recent.append(Step(event, self._details))
             self._details = []
-            self.losses.append(event["loss"])
-            self.samples += event["samples"]
-        elif "start" in event and "end" in event:
+            self.losses.append(event.loss)
+            self.samples += event.samples
+        elif isinstance(event, Span):
             self._details.append(event)
 
     @property
@@ -116,8 +115,8 @@ class RankProgress:
         """From step to step, with everything between them."""
         if len(self._recent) < 2:
             return None
-        first, last = self._recent[0].event["end"], self._recent[-1].event["end"]
-        return float(last - first) / (len(self._recent) - 1)
+        first, last = self._recent[0].event.end, self._recent[-1].event.end
+        return (last - first) / (len(self._recent) - 1)
 
     @property
     def communication_share(self) -> float | None:
@@ -128,14 +127,14 @@ class RankProgress:
     def load_of(self, device: str) -> Share | None:
         """As the driver or the system saw it; else the part of a step in which the device ran a
         pass."""
-        seen = self._seen(device).get("utilization")
-        if seen is not None:
-            return Share(seen, "GPU load")
-        if self.load and self._is_the_process(device) and self.load.get("cpu_share") is not None:
-            return Share(self.load["cpu_share"] / self.threads_per_device, "CPU load")
+        gpu = self._gpu(device)
+        if gpu and gpu.utilization is not None:
+            return Share(gpu.utilization, "GPU load")
+        if self.load and self._is_the_process(device):
+            return Share(self.load.cpu_share / self.threads_per_device, "CPU load")
         names = (
             REPLICA_WORK
-            if any(e["event"] in REPLICA_WORK for step in self._recent for e in step.details)
+            if any(e.event in REPLICA_WORK for step in self._recent for e in step.details)
             else WORK
         )
         busy = self._share_of_steps(lambda step: step.covered_by(names, device))
@@ -151,52 +150,48 @@ class RankProgress:
         says."""
         capacity, event = self._capacity(device), self._memory.get(device)
         if device.startswith("cuda"):
-            allocated = self._seen(device).get("allocated_bytes")
-            if allocated is not None:
-                return Held(allocated, capacity, "memory")
-            return Held(event["bytes"], capacity, "peak memory") if event else None
+            gpu = self._gpu(device)
+            if gpu and gpu.allocated_bytes is not None:
+                return Held(gpu.allocated_bytes, capacity, "memory")
+            return Held(event.bytes, capacity, "peak memory") if event else None
         if self._is_the_process(device):
-            if self.load and self.load.get("rss_bytes") is not None:
-                return Held(self.load["rss_bytes"], capacity, "memory")
-            peak = event.get("process_bytes") if event else None
+            if self.load and self.load.rss_bytes is not None:
+                return Held(self.load.rss_bytes, capacity, "memory")
+            peak = event.process_bytes if event else None
             return None if peak is None else Held(peak, capacity, "peak memory")
-        return Held(event["bytes"], capacity, "tensors") if event else None
+        return Held(event.bytes, capacity, "tensors") if event else None
 
     def _is_the_process(self, device: str) -> bool:
         """A CPU device that has a process to itself: what the system says of the process is true of
         the device."""
         return not device.startswith("cuda") and len(self.devices) == 1
 
-    def _seen(self, device: str) -> dict[str, Any]:
-        found = (self.load.get("devices") or ()) if self.load else ()
-        return next((entry for entry in found if entry["device"] == device), {})
+    def _gpu(self, device: str) -> DeviceLoad | None:
+        devices = self.load.devices if self.load else ()
+        return next((each for each in devices if each.device == device), None)
 
     def _capacity(self, device: str) -> int | None:
         kind, _, number = device.partition(":")
-        gpus, host_bytes = self.machine["gpus"], self.machine["memory_bytes"]
-        found: int | None = (
-            host_bytes
-            if kind != "cuda"
-            else gpus[int(number)]["memory_bytes"]
-            if int(number) < len(gpus)
-            else None
-        )
-        return found
+        gpus, host_bytes = self.machine.gpus, self.machine.memory_bytes
+        if kind != "cuda":
+            return host_bytes
+        return gpus[int(number)].memory_bytes if int(number) < len(gpus) else None
 
     def _share_of_steps(self, part: Callable[[Step], float]) -> float | None:
         detailed = [
-            step for step in self._recent if any(event["event"] != "data" for event in step.details)
+            step for step in self._recent if any(event.event != "data" for event in step.details)
         ]
         together = sum(step.seconds for step in detailed)
         return sum(part(step) for step in detailed) / together if together else None
 
 
 class Follower:
-    """All ranks of a run, as far as their files tell."""
+    """All ranks of a run, as far as they have written their events."""
 
     def __init__(self, plan: Plan, folder: RunFolder) -> None:
         self.plan = plan
-        self.machine: dict[str, Any] = json.loads(folder.manifest_path.read_text())["machine"]
+        manifest = convert(read_manifest(folder.path), RunManifest, folder.manifest_path)
+        self.machine = manifest.machine
         self.ranks = [
             RankProgress(rank, plan.threads_per_device, self.machine) for rank in plan.ranks
         ]
@@ -204,17 +199,17 @@ class Follower:
         self._tails = [Tail(folder.events / f"rank{rank.rank}.jsonl") for rank in plan.ranks]
         self._first_start, self._last_end = float("inf"), 0.0
 
-    def poll(self) -> list[Event]:
+    def poll(self) -> list[Start]:
         """Read what is new; return the `start` events among it."""
         started = []
         for tail, rank in zip(self._tails, self.ranks, strict=True):
-            for event in filter(is_complete, tail.new()):
+            for event in tail.new():
                 rank.take(event)
-                if event["event"] == "start":
+                if isinstance(event, Start):
                     started.append(event)
-                elif event["event"] == "step":
-                    self._first_start = min(self._first_start, event["start"])
-                    self._last_end = max(self._last_end, event["end"])
+                elif isinstance(event, StepEvent):
+                    self._first_start = min(self._first_start, event.start)
+                    self._last_end = max(self._last_end, event.end)
         done = min(len(rank.losses) for rank in self.ranks)
         for step in range(len(self.losses), done):
             self.losses.append(sum(rank.losses[step] for rank in self.ranks))
@@ -244,9 +239,5 @@ class Follower:
     @property
     def cores_used(self) -> float | None:
         """Of the host, by all ranks together."""
-        shares = [
-            rank.load["cpu_share"]
-            for rank in self.ranks
-            if rank.load and rank.load.get("cpu_share") is not None
-        ]
+        shares = [rank.load.cpu_share for rank in self.ranks if rank.load]
         return sum(shares) if len(shares) == len(self.ranks) else None

@@ -75,7 +75,7 @@ def _header(follower: Follower, elapsed_seconds: float, width: int) -> list[Text
     if follower.losses:
         parts.append(f"{rate(follower.samples_per_second)} samples/s")
     if follower.cores_used is not None:
-        parts.append(f"{follower.cores_used:.1f} of {follower.machine['cores']} cores")
+        parts.append(f"{follower.cores_used:.1f} of {follower.machine.cores} cores")
     learned = Text.assemble(" · ".join(parts), " ", (sparkline(follower.losses, cells), "green"))
     for line in (what, far, learned):
         line.no_wrap, line.overflow = True, "ellipsis"

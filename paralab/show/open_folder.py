@@ -1,40 +1,46 @@
-"""Any folder that paralab has made -> the document that tells it: a run, a comparison, a scaling, a
-tuning, a sheet."""
+"""The document of any paralab folder: a run, a comparison, a scaling, a tuning, a sheet."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+
+from msgspec.structs import replace
 
 from paralab.analyse import scaling, tune
 from paralab.analyse.blocks import Cell, Document, Finding, Section, Table
-from paralab.analyse.compare import comparison_of, comparison_of_runs, read_manifest
+from paralab.analyse.compare import comparison_of, comparison_of_runs
+from paralab.analyse.manifest import kind_of
 from paralab.analyse.report import report
 from paralab.analyse.verdict import verdict
-from paralab.analyse.verify_summary import headline, left_out, size_of, verdict_of
+from paralab.analyse.verify import (
+    Verified,
+    VerifyResult,
+    headline,
+    outcome,
+    size_of,
+    skipped_by_reason,
+)
 from paralab.course import sheet
 from paralab.errors import UsageError
+from paralab.record.types import convert, read_object
 
 
 def document_of(folder: Path) -> Document:
-    """The document of one folder, computed anew from what was recorded."""
-    kind = read_manifest(folder).get("kind", "run")
+    """The document of one folder, computed from its events."""
+    kind = kind_of(folder)
     if kind == "run":
         return document_of_runs([folder])
     if kind not in DOCUMENTS:
         raise UsageError(
-            f"{folder} is of a kind that this paralab does not know: {kind!r}.",
-            fix="a newer paralab",
+            f"This paralab does not know the kind of {folder}: {kind!r}.",
+            fix="install a newer paralab",
         )
-    document: Document = DOCUMENTS[kind](folder)
-    return document
+    return DOCUMENTS[kind](folder)
 
 
 def document_of_runs(folders: Sequence[Path]) -> Document:
-    """Runs that were made one by one, side by side. The paths of the runs are their own."""
+    """Single runs side by side."""
     return report(comparison_of_runs(folders), Path())
 
 
@@ -60,65 +66,61 @@ def _tune(folder: Path) -> Document:
 
 
 def _verify(folder: Path) -> Document:
-    """The cases of a proof, from its result."""
-    try:
-        proof = json.loads((folder / "result.json").read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"The proof in {folder} did not come to its end: {error}.", fix="paralab verify again"
-        ) from error
-    rows = []
-    for case in proof["cases"]:
-        difference, excused = case["max_difference"], case.get("excused")
-        cells = (case["options"]["workload"], case["strategy"], case["arithmetic"])
-        told = [
-            Cell(size_of(value), value)
-            for value in (difference, excused and excused["max_difference"])
-        ]
-        words = [Cell(text, text) for text in cells]
-        why = case["cause"] or "; ".join(excused["reasons"] if excused else []) or "–"
-        rows.append(
-            (*words, told[0], Cell(verdict_of(case), case["equal"]), told[1], Cell(why, why))
+    """The configurations of `verify`, from its result."""
+    path = folder / "result.json"
+    if not path.exists():
+        raise UsageError(f"verify in {folder} did not finish.", fix="run paralab verify again")
+    result = convert(read_object(path), VerifyResult, path)
+    columns = ("workload", "strategy", "batch", "difference", "outcome", "as requested", "why")
+    table = Table("", columns, tuple(_verify_row(each) for each in result.configurations))
+    evidence = {
+        "equal": sum(each.equal for each in result.configurations),
+        "of": len(result.configurations),
+        "skipped": len(result.skipped),
+    }
+    sections = [Section("Configurations", (table,))]
+    if result.skipped:
+        rows = tuple(
+            tuple(Cell(str(value), value) for value in row) for row in skipped_by_reason(result)
         )
-    text = headline(proof)
-    table = Table(
-        "",
-        ("workload", "strategy", "batch", "difference", "verdict", "as asked", "why"),
-        tuple(rows),
-    )
-    equal = sum(case["equal"] for case in proof["cases"])
-    findings = (
-        Finding("same", text, {"equal": equal, "of": len(rows), "skipped": len(proof["skipped"])}),
-    )
-    left = Table(
-        "",
-        ("strategy", "cases", "why"),
-        tuple(tuple(Cell(str(v), v) for v in row) for row in left_out(proof)),
-    )
-    sections = (
-        Section("Cases", (table,)),
-        *([Section("Not run", (left,))] if proof["skipped"] else []),
-    )
+        skipped = Table("", ("strategy", "configurations", "why"), rows)
+        sections.append(Section("Not run", (skipped,)))
     return Document(
-        "Proof: parallel equals serial", ", ".join(proof["workloads"]), findings, sections
+        "Verify: parallel equals serial",
+        ", ".join(result.workloads),
+        (Finding("same", headline(result), evidence),),
+        tuple(sections),
+    )
+
+
+def _verify_row(each: Verified) -> tuple[Cell, ...]:
+    names = (each.options.workload, each.strategy, each.arithmetic)
+    asked = each.excused.max_difference if each.excused else None
+    why = each.cause or "; ".join(each.excused.reasons if each.excused else []) or "–"
+    return (
+        *(Cell(name, name) for name in names),
+        Cell(size_of(each.max_difference), each.max_difference),
+        Cell(outcome(each), each.equal),
+        Cell(size_of(asked), asked),
+        Cell(why, why),
     )
 
 
 def _slurm(folder: Path) -> Document:
-    """Of a Slurm job: its last start, since one that was requeued has trained again."""
+    """The last start of a Slurm job: a requeued job trains again."""
     runs = [
         (manifest.stat().st_mtime, manifest.parent)
         for manifest in folder.glob("run-*/manifest.json")
     ]
     if not runs:
         raise UsageError(
-            f"The Slurm job of {folder} has not trained.",
+            f"The Slurm job in {folder} has not trained yet.",
             fix=f"read {folder}/slurm-*.out, or submit it: sbatch {folder}/job.sbatch",
         )
     return document_of_runs([max(runs)[1]])
 
 
-DOCUMENTS: dict[str, Any] = {
+DOCUMENTS: dict[str, Callable[[Path], Document]] = {
     "compare": _compare,
     "scale": _scale,
     "tune": _tune,

@@ -78,7 +78,7 @@ def render(document: Document) -> str:
         document=document,
         css=Markup(_file("page.css")),
         js=Markup(_file("page.js")),
-        data=Markup(embedded(document.to_json())),
+        data=Markup(embedded(document.to_dict())),
         finding_names=FINDINGS,
         kind=lambda block: type(block).__name__.lower(),
         draw=draw,

@@ -4,11 +4,11 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from rich.markup import escape
 
-from paralab.analyse.phrases import collectives
+from paralab.analyse.phrases import collectives_per_step, spread
+from paralab.analyse.result import Result
 from paralab.plan.label import label
 from paralab.plan.plan import Plan
 from paralab.plan.stages import stage_loads
@@ -102,100 +102,90 @@ def print_reasons(plan: Plan) -> None:
     show_table(table)
 
 
-def print_result(result: dict[str, Any], show: tuple[str, ...]) -> None:
+def print_result(result: Result, show: tuple[str, ...]) -> None:
     """What the run cost."""
     if "splits" in show:
-        for split in result["splits"]:
-            virtual = (
-                "" if split["device"] == split["physical"] else f" (virtual: {split['physical']})"
-            )
-            shape = f"torch.Size({split['shape']})"
+        for split in result.splits:
+            virtual = "" if split.device == split.physical else f" (virtual: {split.physical})"
+            shape = f"torch.Size({split.shape})"
             console.print(
-                f"Inside model on device {split['device']}{virtual}, shape: {shape}", markup=False
+                f"Inside model on device {split.device}{virtual}, shape: {shape}", markup=False
             )
-    times = result["step_seconds"]
     table = fact_table()
-    losses = [loss for loss in result["losses"] if loss is not None]
+    losses = [loss for loss in result.losses if loss is not None]
     table.add_row("loss", f"{losses[0]:.4f} → {losses[-1]:.4f}" if losses else "not finite")
-    spread = (
-        f"{seconds(times['median'])} (p10 {seconds(times['p10'])}, p90 {seconds(times['p90'])})"
-    )
+    times = spread(result.step_seconds) if result.step_seconds else "not measured"
     shared = (
         "; [yellow]the devices share cores[/]"
-        if any("share cores" in remark for remark in result["remarks"])
+        if any("share cores" in remark for remark in result.remarks)
         else ""
     )
     table.add_row(
-        "step time", f"{spread}, {plural(result['warm_up_steps'], 'warm-up step')} left out{shared}"
+        "step time", f"{times}, {plural(result.warm_up_steps, 'warm-up step')} excluded{shared}"
     )
     table.add_row(
         "total time",
-        f"{seconds(result['total_seconds'])} training, {seconds(result['wall_seconds'])} with the start of the processes",
+        f"{seconds(result.total_seconds)} training, {seconds(result.wall_seconds)} including the "
+        "start of the processes",
     )
-    table.add_row("samples/s", rate(result["samples_per_second"]))
-    for memory in result["peak_bytes"]:
+    table.add_row("samples/s", rate(result.samples_per_second))
+    for memory in result.peak_bytes:
         names = ("parameters", "gradients", "optimizer", "activations", "gathered", "unreduced")
-        parts = " + ".join(f"{name} {size(memory[name])}" for name in names if memory.get(name))
-        how = "peak, of it" if memory["how"] == "allocator" else "="
-        table.add_row(f"memory {memory['device']}", f"{size(memory['bytes'])} {how} {parts}")
-    if said := collectives(result):
-        together = size(result["bytes_per_step"])
-        table.add_row(
-            "synchronization", f"{said}, {together} together, per optimizer step and rank"
-        )
+        parts = " + ".join(f"{name} {size(memory[name])}" for name in names if memory[name])
+        how = "peak, of it" if memory.how == "allocator" else "="
+        table.add_row(f"memory {memory.device}", f"{size(memory.bytes)} {how} {parts}")
+    if collectives := collectives_per_step(result):
+        total = f"{size(result.bytes_per_step)} in total"
+        table.add_row("synchronization", f"{collectives}, {total}, per optimizer step and rank")
     else:
         one = (
-            "one replica"
-            if result["grid"]["replicas"] == 1 and len(result["ranks"]) > 1
-            else "one process"
+            "one replica" if result.grid.replicas == 1 and len(result.ranks) > 1 else "one process"
         )
         table.add_row("synchronization", f"no all-reduce: {one}")
     for what, words in metric_lines(result):
         table.add_row(what, words)
-    if saves := result["saves"]:
-        each = f"{plural(saves['number'], 'checkpoint')}, the last one {escape(saves['last'])}"
+    if saves := result.saves:
+        each = f"{plural(saves.number, 'checkpoint')}, the last one {escape(saves.last)}"
         table.add_row(
-            "saved", f"{each}; a save holds the training up for {seconds(saves['blocked_seconds'])}"
+            "saved", f"{each}; a save holds the training up for {seconds(saves.blocked_seconds)}"
         )
-    table.add_row("run folder", escape(result["run_folder"]))
+    table.add_row("run folder", escape(result.run_folder))
     show_table(table)
-    for warning in result["warnings"][
-        len(result["remarks"]) :
-    ]:  # the plan's remarks stand above already
+    for warning in result.warnings[len(result.remarks) :]:  # the plan's remarks stand above already
         console.print(f"[yellow]note:[/] {escape(warning)}", soft_wrap=True)
 
 
-def metric_lines(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def metric_lines(result: Result) -> Iterator[tuple[str, str]]:
     """Where the time of a step went, as far as it was measured; docs/metrics.md defines the
     numbers."""
-    metrics = result["metrics"]
-    if metrics["communication_seconds"]:
-        hidden = f"{metrics['overlap']:.0%} of it behind computing"
-        exposed = f"{seconds(metrics['exposed_communication_seconds'])} exposed ({metrics['exposed_share']:.0%})"
-        share = f"{metrics['communication_share']:.0%} of the step"
-        rule = "" if metrics["keeps_rule"] else ", over the 10 % rule"
+    metrics = result.metrics
+    if metrics.communication_seconds:
+        hidden = f"{metrics.overlap:.0%} of it behind computing"
+        exposed = f"{seconds(metrics.exposed_communication_seconds)} exposed ({metrics.exposed_share:.0%})"
+        share = f"{metrics.communication_share:.0%} of the step"
+        rule = "" if metrics.keeps_rule else ", over the 10 % rule"
         yield (
             "communication",
-            f"{seconds(metrics['communication_seconds'])}, {share}{rule}; {hidden}, {exposed}",
+            f"{seconds(metrics.communication_seconds)}, {share}{rule}; {hidden}, {exposed}",
         )
-    if metrics["straggler"]:
-        late = metrics["straggler"]
+    if metrics.straggler:
+        late = metrics.straggler
         yield (
             "straggler",
-            f"[yellow]rank {late['rank']}: the others wait {late['share_of_step']:.0%} of the step for it[/]",
+            f"[yellow]rank {late.rank}: the others wait {late.share_of_step:.0%} of the step for it[/]",
         )
-    if metrics["bubble"]:
+    if metrics.bubble:
         yield (
             "bubble",
-            f"the stages idle {metrics['bubble']['measured']:.0%} of the time ({metrics['bubble']['ideal']:.0%} is ideal)",
+            f"the stages idle {metrics.bubble.measured:.0%} of the time ({metrics.bubble.ideal:.0%} is ideal)",
         )
-    if metrics["balance"] is not None:
-        yield "balance", f"device 0 is {metrics['balance']:.2f} times as busy as the others"
-    flops = metrics["flops"]
-    if flops["per_second"]:
+    if metrics.balance is not None:
+        yield "balance", f"device 0 is {metrics.balance:.2f} times as busy as the others"
+    flops = metrics.flops
+    if flops.per_second:
         peak = (
             ""
-            if flops["share_of_peak"] is None
-            else f", {flops['share_of_peak']:.0%} of the devices' peak"
+            if flops.share_of_peak is None
+            else f", {flops.share_of_peak:.0%} of the devices' peak"
         )
-        yield "model FLOP/s", f"{count(flops['per_second'])}{peak}"
+        yield "model FLOP/s", f"{count(flops.per_second)}{peak}"

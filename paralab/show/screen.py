@@ -4,11 +4,12 @@ a line per tenth of the run."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paralab.plan.plan import Plan
+from paralab.record.events import Start
 from paralab.record.folder import RunFolder
 from paralab.show.console import console, errors
 from paralab.show.follow import Follower
@@ -51,20 +52,16 @@ class Screen:
         ):  # only now: what is printed beside a live view would break it
             print_ranks(
                 self.follower.plan,
-                {
-                    rank.plan.rank: rank.started["pid"]
-                    for rank in self.follower.ranks
-                    if rank.started
-                },
+                {rank.plan.rank: rank.started.pid for rank in self.follower.ranks if rank.started},
             )
             self.view = self._open()
         if self.view:
             self.view.update()
 
-    def _rank_started(self, event: dict[str, Any]) -> None:
+    def _rank_started(self, event: Start) -> None:
         if "ranks" in self.show:
-            where = f"Device: {', '.join(event['devices'])} | PID: {event['pid']}"
-            console.print(f"Rank: {event['rank']} | Local Rank: {event['local_rank']} | {where}")
+            where = f"Device: {', '.join(event.devices)} | PID: {event.pid}"
+            console.print(f"Rank: {event.rank} | Local Rank: {event.local_rank} | {where}")
 
     def _open(self) -> View:
         if not errors.is_terminal or errors.is_dumb_terminal:

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rich.markup import escape
 
+from paralab.course.check import CheckedValue, CheckResult
 from paralab.show.console import console
 from paralab.units import plural
 
 
-def print_checked(result: dict[str, Any]) -> None:
-    for entry in result["contradictions"]:
+def print_checked(result: CheckResult) -> None:
+    for entry in result.contradictions:
         console.print(f"[red]contradiction[/] {escape(_place(entry))}", soft_wrap=True)
-        run = (
-            f", the run has {entry['run']}" if entry["column"] else f", the run says {entry['run']}"
-        )
+        run = f", the run has {entry.run}" if entry.column else f", the run says {entry.run}"
         console.print(
-            f"  you wrote {escape(_short(entry['written']))}{escape(run)}: {escape(entry['reason'])}",
+            f"  you wrote {escape(_short(entry.written or ''))}{escape(run)}: {escape(entry.reason)}",
             soft_wrap=True,
         )
-    for entry in result["missing"]:
+    for entry in result.missing:
         console.print(f"[yellow]missing[/] {escape(_place(entry))}", soft_wrap=True)
-    for title in result["not_in_this_run"]:
+    for title in result.not_in_this_run:
         console.print(f"[dim]not in this run: {escape(title)}[/]", soft_wrap=True)
-    wrong, missing = (
-        plural(len(result["contradictions"]), "contradiction"),
-        plural(len(result["missing"]), "missing value"),
-    )
+    checked = plural(result.checked, "value")
+    wrong = plural(len(result.contradictions), "contradiction")
+    missing = plural(len(result.missing), "missing value")
     console.print(
-        f"{plural(result['checked'], 'value')} held against {escape(result['run_folder'])}: {wrong}, {missing}.",
+        f"{checked} compared with {escape(result.run_folder or '')}: {wrong}, {missing}.",
         soft_wrap=True,
     )
 
 
-def _place(entry: dict[str, Any]) -> str:
+def _place(entry: CheckedValue) -> str:
     return " · ".join(
-        part for part in (entry["section"], entry["table"], entry["row"], entry["column"]) if part
+        part for part in (entry.section, entry.table, entry.row, entry.column) if part
     )
 
 

@@ -12,13 +12,13 @@ import importlib.util
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from paralab.analyse.metrics import COLLECTIVES
+from paralab.analyse.manifest import RunManifest
 from paralab.analyse.recording import Recording
 from paralab.analyse.time_intervals import length
 from paralab.errors import UsageError
-from paralab.record.reader import Event
+from paralab.record.events import COLLECTIVES, Event, Load, Memory, Span, Start, Step
 
 
 class Point(NamedTuple):
@@ -71,8 +71,8 @@ def points_of(recording: Recording) -> Iterator[Point]:
     """Every number, with its step and its time."""
     previous_end = None
     for number, step in enumerate(recording.steps):
-        start, end = min(event["start"] for event in step), max(event["end"] for event in step)
-        loss = sum(event["loss"] for event in step)
+        start, end = min(event.start for event in step), max(event.end for event in step)
+        loss = sum(event.loss for event in step)
         if math.isfinite(loss):
             yield Point("train/loss", number, end, loss)
         yield Point("train/step_seconds", number, end, end - start)
@@ -84,7 +84,7 @@ def points_of(recording: Recording) -> Iterator[Point]:
                 "train/samples_per_second",
                 number,
                 end,
-                sum(event["samples"] for event in step) / elapsed,
+                sum(event.samples for event in step) / elapsed,
             )
         previous_end = end
     for rank, own in recording.events.items():
@@ -97,13 +97,15 @@ def _per_detailed_step(rank: int, events: list[Event]) -> Iterator[Point]:
     under way, hidden behind the backward pass or not. For the steps whose details were kept."""
     under_way: list[tuple[float, float]] = []
     for event in events:
-        if event["event"] in COLLECTIVES:
-            under_way.append((event["start"], event["end"]))
-        elif event["event"] == "optimizer" and rank == 0 and "scale" in event:
-            yield Point("train/loss_scale", event["step"], event["end"], event["scale"])
-        elif event["event"] == "step" and under_way:
+        if not isinstance(event, Span):
+            continue
+        if event.event in COLLECTIVES:
+            under_way.append(event.interval)
+        elif event.event == "optimizer" and rank == 0 and event.scale is not None:
+            yield Point("train/loss_scale", event.step, event.end, event.scale)
+        elif event.event == "step" and under_way:
             yield Point(
-                f"communication_seconds/rank_{rank}", event["step"], event["end"], length(under_way)
+                f"communication_seconds/rank_{rank}", event.step, event.end, length(under_way)
             )
             under_way = []
 
@@ -112,24 +114,20 @@ def _over_time(rank: int, events: list[Event]) -> Iterator[Point]:
     """Memory and load, at the last step that the rank had written by then."""
     step = 0
     for event in events:
-        if event["event"] == "step":
-            step = event["step"]
-        elif event["event"] == "memory":
-            yield Point(
-                f"peak_bytes/rank_{rank}_{event['device']}", step, event["time"], event["bytes"]
-            )
-        elif event["event"] == "load":
-            numbers = {
-                f"load/rank_{rank}_cpu_cores": event.get("cpu_share"),
-                f"memory_bytes/rank_{rank}": event.get("rss_bytes"),
+        if isinstance(event, Step):
+            step = event.step
+        elif isinstance(event, Memory):
+            yield Point(f"peak_bytes/rank_{rank}_{event.device}", step, event.time, event.bytes)
+        elif isinstance(event, Load):
+            numbers: dict[str, float | None] = {
+                f"load/rank_{rank}_cpu_cores": event.cpu_share,
+                f"memory_bytes/rank_{rank}": event.rss_bytes,
             }
-            for device in event.get("devices") or ():
-                numbers[f"load/rank_{rank}_{device['device']}"] = device.get("utilization")
-                numbers[f"memory_bytes/rank_{rank}_{device['device']}"] = device.get(
-                    "allocated_bytes"
-                )
+            for device in event.devices:
+                numbers[f"load/rank_{rank}_{device.device}"] = device.utilization
+                numbers[f"memory_bytes/rank_{rank}_{device.device}"] = device.allocated_bytes
             yield from (
-                Point(tag, step, event["time"], value)
+                Point(tag, step, event.time, value)
                 for tag, value in numbers.items()
                 if value is not None
             )
@@ -138,13 +136,13 @@ def _over_time(rank: int, events: list[Event]) -> Iterator[Point]:
 def _launched_unix_seconds(recording: Recording) -> float:
     """When the events' clock read zero. A run of which no rank has started has no events to date
     either."""
-    starts = (event["unix_seconds"] - event["time"] for event in recording.named("start"))
-    return float(next(starts, 0.0))
+    starts = (event.unix_seconds - event.time for event in recording.of(Start))
+    return next(starts, 0.0)
 
 
-def _sentence(manifest: dict[str, Any]) -> str:
-    plan = manifest["plan"]
-    return f"**{plan['strategy']}** trains **{manifest['workload']['name']}** in {plan['precision']}: {plan['arithmetic']}"
+def _sentence(manifest: RunManifest) -> str:
+    plan = manifest.plan
+    return f"**{plan.strategy}** trains **{manifest.workload.name}** in {plan.precision}: {plan.arithmetic}"
 
 
 def _new_folder(directory: Path, name: str) -> Path:

@@ -114,7 +114,7 @@ def _write_results(
         trace.save(extras.save_reference)
     if trace and extras.compare_with:
         comparison = compare(trace, TrainingTrace.load(extras.compare_with))
-        context.probe.emit("parity", stage=context.rank.stage, **comparison)
+        context.probe.emit("verify", stage=context.rank.stage, **comparison)
     if extras.save_weights:
         weights = strategy.state_dict()  # on every rank: each may hold a piece
         if context.rank.rank == 0:

@@ -2,6 +2,34 @@
 
 import json
 
+from paralab.record.folder import SCHEMA_VERSION
+
+MACHINE = {
+    "cores": 2,
+    "memory_bytes": 2**34,
+    "cpu": "a CPU",
+    "system": "Linux",
+    "python": "3.11",
+    "torch": "2.12",
+    "cuda": None,
+    "gpus": [],
+    "backends": ["gloo"],
+    "no_gpu_reason": "there is none",
+}
+WORKLOAD = {
+    "name": "mlp",
+    "parameters": 100,
+    "parameter_bytes": 400,
+    "samples": None,
+    "batch_size": 64,
+    "data_path": "none",
+    "weighted": False,
+    "optimizer": "SGD",
+    "batch_norms": 0,
+    "dropout": False,
+    "random": False,
+    "flops_per_sample": 1e6,
+}
 STEP = 10.0  # every step below lasts ten seconds, so that shares can be read off
 
 
@@ -17,6 +45,19 @@ def plan(strategy="ddp", ranks=2, stages=1, micro_batches=1, accumulate=1, batch
         "precision": "fp32",
         "device": "cpu",
         "num_steps": 12,
+        "workload": "mlp",
+        "seed": 0,
+        "loss_scale": None,
+        "bucket_mb": None,
+        "find_unused": False,
+        "steps": 12,
+        "epochs": None,
+        "samples": None,
+        "placement": "spread",
+        "backend": "gloo" if ranks > 1 else None,
+        "stage_parts": [],
+        "environment": {},
+        "reasons": [],
         "threads_per_device": 1,
         "arithmetic": "64 = 64 samples",
         "remarks": [],
@@ -31,6 +72,7 @@ def plan(strategy="ddp", ranks=2, stages=1, micro_batches=1, accumulate=1, batch
                 ],
                 "samples_per_step": batch_size // ranks,
                 "split": [batch_size // ranks] * len(names),
+                "replica": rank,
             }
             for rank, names in enumerate(devices)
         ],
@@ -42,29 +84,27 @@ def write(folder, plan, step_of, steps=12, machine=None, workload=None, extra=No
     """`step_of(rank)`: the spans of one step as (event, start, end, fields), from 0 to STEP; every
     step is the same."""
     (folder / "events").mkdir(parents=True)
-    machine = {
-        "cores": 2,
-        "cpu": "a CPU",
-        "gpus": [],
-        "memory_bytes": 2**34,
-        "python": "3.11",
-        "cuda": None,
-    } | (machine or {})
-    workload = {"name": "mlp", "flops_per_sample": 1e6, "parameters": 100, "data_path": "none"} | (
-        workload or {}
-    )
     manifest = {
-        "schema": 1,
-        "plan": plan,
-        "machine": machine,
-        "workload": workload,
-        "packages": {},
+        "schema": SCHEMA_VERSION,
+        "created": "2026-01-01T00:00:00+0000",
         "command": ["paralab", "run"],
+        "folder": "/here",
+        "packages": {},
+        "plan": plan,
+        "machine": MACHINE | (machine or {}),
+        "workload": WORKLOAD | (workload or {}),
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     for rank in range(len(plan["ranks"])):
         lines = [
-            {"event": "start", "time": 0.0, "rank": rank, "pid": 100 + rank, "unix_seconds": 0.0}
+            {
+                "event": "start",
+                "time": 0.0,
+                "rank": rank,
+                "pid": 100 + rank,
+                "devices": [],
+                "unix_seconds": 0.0,
+            }
         ]
         for step in range(steps):
             base = step * (STEP + 1)  # a second between two steps

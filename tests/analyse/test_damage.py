@@ -37,7 +37,7 @@ def copied(run, tmp_path):
     folder = tmp_path / run.name
     shutil.copytree(run, folder)
     result = result_of(folder)
-    (folder / "result.json").write_text(json.dumps(result))
+    (folder / "result.json").write_text(json.dumps(result.to_dict()))
     return folder, result
 
 

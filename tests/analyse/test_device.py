@@ -13,12 +13,11 @@ from paralab.analyse.compare import comparison_of, comparison_of_runs
 from paralab.analyse.phrases import machine_words
 from paralab.course.batch_splits import splits
 from paralab.course.configurations import DP2
-from paralab.course.measurements import Measurements
 from paralab.experiment.planning import constraints
 from paralab.machine.host import Gpu, Machine
 from paralab.plan.plan import Plan
 from paralab.show.open_folder import document_of
-from tests.course.test_answers import comparison
+from tests.course.test_answers import comparison, measurements
 
 RUNS = Path(__file__).parent.parent / "runs"
 GPU = {"name": "NVIDIA H200", "memory_bytes": 139 * 2**30, "capability": [9, 0]}
@@ -39,7 +38,7 @@ def with_a_gpu(name, folder, device="cpu"):
 @pytest.mark.parametrize("name", ["ddp", "dp", "pipeline", "low_precision"])
 def test_a_gpu_that_was_not_used_is_not_named(tmp_path, name):
     document = document_of(with_a_gpu(name, tmp_path / "run"))
-    assert "H200" not in json.dumps(document.to_json())
+    assert "H200" not in json.dumps(document.to_dict())
     assert "2 cores of AMD EPYC" in document.subtitle
     assert dict(document.facts)["machine"] == "2 cores of AMD EPYC"
 
@@ -80,7 +79,7 @@ def test_shares_of_the_cores_are_said_where_the_gpu_was_not_used():
     def told():
         return next(
             block.text
-            for block in splits(Measurements.of(found, Path()))
+            for block in splits(measurements(found))
             if getattr(block, "evidence", {}).get("gpus_here") == 1
         )
 

@@ -23,7 +23,8 @@ def error(time, text):
 
 
 def step(number):
-    return {"event": "step", "step": number}
+    times = {"start": number, "end": number + 1.0}
+    return {"event": "step", "step": number, **times, "samples": 1, "loss": 1.0}
 
 
 def test_the_victim_is_not_the_cause_even_if_it_speaks_first(tmp_path):
@@ -53,7 +54,7 @@ def test_a_rank_that_left_early(tmp_path):
 
 
 def test_a_rank_that_the_launcher_ended_is_not_the_cause(tmp_path):
-    where = folder(tmp_path, [{"event": "end", "status": "interrupted"}], [step(0)])
+    where = folder(tmp_path, [{"event": "end", "time": 9.0, "status": "interrupted"}], [step(0)])
     cause = root_cause(where, [None, 7], where / "logs")
     assert (cause.rank, cause.what) == (1, "ended with code 7 without an error")
 
@@ -61,7 +62,9 @@ def test_a_rank_that_the_launcher_ended_is_not_the_cause(tmp_path):
 def test_the_rank_that_the_others_waited_for(tmp_path):
     timeout = "RuntimeError: Timed out waiting 600000ms for recv operation to complete"
     where = folder(
-        tmp_path, [step(0), error(1.0, timeout), {"event": "end", "status": "failed"}], [step(0)]
+        tmp_path,
+        [step(0), error(1.0, timeout), {"event": "end", "time": 9.0, "status": "failed"}],
+        [step(0)],
     )
     cause = root_cause(where, [1, None], where / "logs")
     assert cause.rank == 1
@@ -69,7 +72,9 @@ def test_the_rank_that_the_others_waited_for(tmp_path):
 
 
 def test_a_rank_that_left_with_code_0_is_a_failure(tmp_path):
-    where = folder(tmp_path, [step(0)], [step(0), {"event": "end", "status": "completed"}])
+    where = folder(
+        tmp_path, [step(0)], [step(0), {"event": "end", "time": 9.0, "status": "completed"}]
+    )
     assert root_cause(where, [0, 0], where / "logs").what == "ended with code 0 without an error"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paralab.analyse.result import quantile, result_of
+from paralab.analyse.result import Spread, result_of, spread
 
 RECORDED = Path(__file__).parent.parent / "runs" / "ddp"
 
@@ -58,7 +58,7 @@ def test_a_run_killed_at_any_moment_is_readable(tmp_path, last):
     assert result["status"] == "killed"
     assert result["steps"] == last + 1
     assert f"only {last + 1} of 6 steps were finished" in result["warnings"]
-    assert (result["step_seconds"]["median"] is None) == (last < 0)
+    assert (result["step_seconds"] is None) == (last < 0)
 
 
 def test_even_a_run_without_events_is_readable(tmp_path):
@@ -82,7 +82,8 @@ def test_a_loss_that_is_not_finite_is_said_and_json_stays_json(tmp_path):
     assert "the loss is not finite from step 4 on" in result["warnings"]
 
 
-def test_quantile():
-    assert quantile([1, 2, 3, 4, 5], 0.5) == 3
-    assert quantile([0, 10], 0.1) == pytest.approx(1)
-    assert quantile([7], 0.9) == 7
+def test_the_spread_interpolates():
+    assert spread([]) is None
+    assert spread([7]) == Spread(median=7, p10=7, p90=7)
+    assert spread([0, 10]).p10 == pytest.approx(1)
+    assert spread([1, 2, 3, 4, 5]).median == 3

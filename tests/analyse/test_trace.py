@@ -22,7 +22,17 @@ def record(folder, ranks, devices):
     (folder / "events").mkdir(parents=True)
     manifest = json.loads((RECORDED / "manifest.json").read_text())
     manifest["plan"]["ranks"] = [
-        {"rank": rank, "devices": [{"name": n} for n in names]}
+        {
+            "rank": rank,
+            "local_rank": rank,
+            "replica": rank,
+            "devices": [
+                {"name": name, "torch": name, "role": "", "virtual": False, "shared": False}
+                for name in names
+            ],
+            "samples_per_step": 4,
+            "split": [4] * len(names),
+        }
         for rank, names in enumerate(devices)
     ]
     (folder / "manifest.json").write_text(json.dumps(manifest))

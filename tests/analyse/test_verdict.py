@@ -4,18 +4,32 @@ sentences."""
 import copy
 import json
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from paralab.analyse.compare import comparison_of, comparison_of_runs, loss_difference
+from paralab.analyse.compare import (
+    Comparison,
+    SpeedUp,
+    comparison_of,
+    comparison_of_runs,
+    loss_difference,
+)
 from paralab.analyse.confidence import speed_up
 from paralab.analyse.efficiency_loss import losses_of
 from paralab.analyse.report import report, same_training
+from paralab.analyse.result import Spread
 from paralab.analyse.scaling import findings as scaling_findings
+from paralab.analyse.tune import Tuned, TuneResult
 from paralab.analyse.tune import findings as tuned_findings
 from paralab.analyse.verdict import tune_command, verdict
+from paralab.analyse.verify import judge as judge_ranks
 from paralab.errors import UsageError
+from paralab.plan.request import Request
+from paralab.record.events import Verify
 from tests.analyse.recordings import plan, write
 from tests.analyse.test_metrics import one_is_slow, two_buckets
+from tests.analyse.test_verify import EQUAL
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +48,15 @@ def folders(tmp_path_factory):
 @pytest.fixture
 def compared(folders):
     """single and ddp as if measured in five rounds; tests change the numbers."""
-    found = comparison_of_runs([folders / "single", folders / "ddp"])
-    found["rounds"] = 5
-    return found
+    return comparison_of_runs([folders / "single", folders / "ddp"]).to_dict() | {"rounds": 5}
+
+
+def judge(compared):
+    return verdict(typed(compared))
+
+
+def typed(compared):
+    return msgspec.convert(compared, Comparison)
 
 
 def timed(comparison, *steps):
@@ -59,34 +79,39 @@ def text(findings, kind):
 
 
 def test_what_is_fastest_depends_on_the_numbers(compared):
-    assert "`ddp ×2` is the fastest" in text(verdict(timed(compared, 0.1, 0.06)), "fastest")
-    assert "Nothing is measurably faster than `single`" in text(
-        verdict(timed(compared, 0.1, 0.2)), "fastest"
-    )
-    equal = verdict(timed(compared, 0.1, 0.0999))
-    assert "Nothing is measurably faster than `single`" in text(equal, "fastest")
-    assert not text(equal, "limit"), "what cannot be told from the baseline is not explained"
-    assert "A perfect split over 2 devices would take 50 ms; `ddp ×2` takes 200 ms." in text(
-        verdict(timed(compared, 0.1, 0.2)), "limit"
-    )
+    def fastest(*steps):
+        [finding] = [f for f in judge(timed(compared, *steps)) if f.kind == "fastest"]
+        return finding.text.partition("`")[2].partition("`")[0]
+
+    assert fastest(0.1, 0.06) == "ddp ×2"
+    assert fastest(0.1, 0.2) == "single"
+    assert fastest(0.1, 0.0999) == "single"
+    equal = judge(timed(compared, 0.1, 0.0999))
+    assert not text(equal, "limit"), "a difference within the noise is not explained"
+    slow = text(judge(timed(compared, 0.1, 0.2)), "limit")
+    assert "2 devices" in slow
+    assert "50 ms" in slow  # a perfect split
+    assert "200 ms" in slow
 
 
 def test_one_round_is_not_called_sure(folders):
     found = verdict(comparison_of_runs([folders / "single", folders / "ddp"]))
-    assert "Too few rounds to tell how sure that is" in text(found, "fastest")
+    assert "Too few rounds" in text(found, "fastest")
 
 
 def test_a_larger_batch_is_not_held_against_a_smaller_ones_step(compared):
     """Twice the batch on two devices in the same time is perfect scaling."""
     rows = compared["rows"]
     rows[1]["batch"] = rows[1]["batch"] | {"size": 128}
-    found = verdict(timed(compared, 0.1, 0.1))
+    found = judge(timed(compared, 0.1, 0.1))
     assert "2.00 times as fast" in text(found, "fastest")
-    assert "loses next to nothing: 100 ms against 100 ms" in text(found, "limit")
+    [limit] = [finding for finding in found if finding.kind == "limit"]
+    assert limit.evidence["step_seconds"] == pytest.approx(limit.evidence["perfect_seconds"])
+    assert limit.text.count("100 ms") == 2
 
 
 def test_what_is_lost_adds_up_to_what_is_missing(compared):
-    rows = timed(compared, 10.0, 10.0)["rows"]
+    rows = typed(timed(compared, 10.0, 10.0)).rows
     lost = losses_of(rows[1], rows[0])
     assert lost["exposed communication"] == pytest.approx(3)
     assert sum(lost.values()) == pytest.approx(5)  # a perfect step takes 5 s
@@ -96,26 +121,19 @@ def test_what_is_lost_adds_up_to_what_is_missing(compared):
 
 
 def test_a_failed_set_up_is_told_also_if_only_one_is_left(compared):
-    compared["rows"][1]["error"] = "Rank 1 failed: out of memory"
-    assert "out of memory" in text(verdict(compared), "warning")
-    for row in compared["rows"]:
-        row["error"] = "no luck"
-    assert text(verdict(compared), "warning").count("no luck") == 2
-    assert scaling_findings(compared) == ()
+    failed = dict.fromkeys(("name", "command", "error"), "no luck")
+    failed |= {"request": {"strategy": "ddp"}, "runs": []}
+    compared |= {"rows": compared["rows"][:1], "failed": [failed]}
+    assert "no luck" in text(judge(compared), "warning")
+    compared |= {"rows": [], "failed": [failed, failed], "baseline": None}
+    assert text(judge(compared), "warning").count("failed: no luck") == 2
+    assert scaling_findings(typed(compared)) == ()
 
 
-def test_losses_that_are_not_finite_are_not_called_equal(compared, folders):
-    row = compared["rows"][1]
-    row["parity"] = {
-        "equal": True,
-        "legitimate": False,
-        "max_difference": 0.0,
-        "tolerance": 1e-10,
-        "cause": None,
-    }
+def test_losses_that_are_not_finite_are_not_called_equal(compared):
+    row = replace(typed(compared).rows[1], verify=judge_ranks("fp64", [Verify(**EQUAL)] * 2))
     assert same_training(row) == "equal"
-    row["not_finite_losses"] = 3
-    assert same_training(row) == "equal, but 3 losses not finite"
+    assert same_training(replace(row, not_finite_losses=3)).startswith("equal, but 3 losses")
     assert loss_difference([1.0, None], [1.0, 0.9]) is None
     assert loss_difference([1.0, 1.1], [1.0, 1.0]) == pytest.approx(0.1)
     assert loss_difference([1.0], [1.0, 1.0]) == 0.0
@@ -123,20 +141,14 @@ def test_losses_that_are_not_finite_are_not_called_equal(compared, folders):
 
 def test_a_straggler_must_be_named_by_most_rounds(folders, tmp_path):
     def experiment(runs):
-        entry = {
-            "name": "ddp",
-            "command": "",
-            "request": {"strategy": "ddp", "workload": "mlp", "precision": None},
-            "error": None,
-        }
-        cases = [entry | {"runs": [str(folders / run) for run in runs]}]
+        entry = {"name": "ddp", "command": "", "request": {"strategy": "ddp"}}
+        entry["runs"] = [str(folders / run) for run in runs]
         first = json.loads((folders / "ddp" / "manifest.json").read_text())
         manifest = {
             "kind": "compare",
             "about": {},
-            "rounds": len(runs),
             "left_out": [],
-            "cases": cases,
+            "configurations": [entry],
         }
         (tmp_path / "manifest.json").write_text(json.dumps(first | manifest))
         return comparison_of(tmp_path)["rows"][0]["metrics"]["straggler"]
@@ -159,19 +171,15 @@ def test_runs_of_different_workloads_are_not_compared(folders, tmp_path):
 def test_a_run_without_a_finished_step_is_a_row_with_its_error(folders, tmp_path):
     write(tmp_path / "dead", plan(workload="mlp"), two_buckets, steps=0)
     found = comparison_of_runs([folders / "single", tmp_path / "dead"])
-    assert "no step was finished" in found["rows"][1]["error"]
-    assert "no step was finished" in text(report(found, tmp_path).findings, "warning")
+    assert "no step" in found.failed[0].error
+    assert found.failed[0].error in text(report(found, tmp_path).findings, "warning")
 
 
 def test_the_suggested_search_is_of_the_same_training(compared):
-    asked = {
-        "workload": "my model.py:f",
-        "replicas": 3,
-        "batch_size": 60,
-        "precision": "bf16",
-        "seed": 0,
-    }
-    row = compared["rows"][1] | {"request": asked}
+    asked = Request(
+        "ddp", workload="my model.py:f", replicas=3, batch_size=60, precision="bf16", seed=0
+    )
+    row = replace(typed(compared).rows[1], request=asked)
     assert (
         tune_command(row)
         == "paralab tune ddp --workload 'my model.py:f' --replicas 3 --batch-size 60 --precision bf16"
@@ -179,19 +187,35 @@ def test_the_suggested_search_is_of_the_same_training(compared):
 
 
 def test_tuning_says_when_the_default_is_best():
-    ratio = {"value": 1.2, "low": 1.1, "high": 1.3}
-    row = {
-        "name": "ddp",
-        "command": "paralab run ddp",
-        "step_seconds": {"median": 0.1},
-        "speed_up": ratio,
-    }
-    choice = {"default": row, "chosen": row, "best_is_default": True, "low_precision": None}
-    assert "The default stays" in tuned_findings(choice)[0].text
-    better = copy.deepcopy(row) | {"name": "ddp · bucket 4 MB", "step_seconds": {"median": 0.08}}
-    told = tuned_findings(choice | {"chosen": better, "best_is_default": False})[0].text
-    assert "1.20 times as fast (1.10–1.30)" in told
-    assert "paralab run ddp" in told
+    def tuned(name, step):
+        return Tuned(
+            name=name,
+            command=f"paralab run {name}",
+            step_seconds=Spread(median=step, p10=step, p90=step),
+            speed_up=SpeedUp(value=1.2, low=1.1, high=1.3, verdict="faster"),
+            precision="fp32",
+            loss_difference=0.0,
+            verify=None,
+            peak_bytes=[],
+            exposed_seconds=None,
+        )
+
+    default, better = tuned("ddp", 0.1), tuned("ddp --bucket-mb 4", 0.08)
+    choice = TuneResult(
+        kind="tune",
+        default=default,
+        chosen=default,
+        best_is_default=True,
+        low_precision=None,
+        curve=[],
+        rungs=[],
+        run_folder="",
+    )
+    [finding] = tuned_findings(choice)
+    assert "paralab run" not in finding.text
+    [finding] = tuned_findings(replace(choice, chosen=better, best_is_default=False))
+    assert "1.20 times as fast (1.10–1.30)" in finding.text
+    assert "paralab run ddp --bucket-mb 4" in finding.text
 
 
 def test_a_large_but_unsure_speed_up_does_not_hide_a_sure_one(compared):
@@ -206,13 +230,12 @@ def test_a_large_but_unsure_speed_up_does_not_hide_a_sure_one(compared):
     assert ratio.value > 1.5
     assert ratio.verdict == "no measurable difference"
     compared["rows"].append(wild)
-    assert "`ddp ×2` is the fastest" in text(verdict(compared), "fastest")
+    assert text(judge(compared), "fastest").startswith("`ddp ×2`")
 
 
 def test_a_busy_machine_is_said(compared):
     single = timed(compared, 0.1, 0.07)["rows"][0]
-    single["peak_bytes"] = [{"bytes": 1, "how": "counted", "rank": 0, "device": "cpu:0"}]
     single["metrics"]["load"]["cores_per_rank"] = [0.98]
-    assert "busy" not in text(verdict(compared), "warning")
+    assert not text(judge(compared), "warning")
     single["metrics"]["load"]["cores_per_rank"] = [0.5]
-    assert "got 0.50 of its 1 core" in text(verdict(compared), "warning")
+    assert "0.50 of its 1 core" in text(judge(compared), "warning")

@@ -1,10 +1,17 @@
 """The verdict and the named cause, on numbers alone."""
 
 import pytest
+from msgspec.structs import replace
 
-from paralab.analyse.verify import aside, failed_case, judge, with_excuse
+from paralab.analyse.verify import apart_from, failed_verification, judge, with_excuse
+from paralab.plan.plan import Plan
+from paralab.record.events import Verify
+from tests.analyse.recordings import plan
 
 EQUAL = {
+    "event": "verify",
+    "time": 1.0,
+    "of": 4,
     "parameter_error": 1e-15,
     "parameter_error_of_update": 1e-14,
     "worst_parameter": "0.weight",
@@ -20,12 +27,12 @@ EQUAL = {
 
 
 def verdict(*changes, precision="fp64"):
-    return judge({"precision": precision}, [EQUAL | change for change in changes or ({}, {})])
+    return judge(precision, [Verify(**EQUAL | change) for change in changes or ({}, {})])
 
 
 def test_equal():
-    assert verdict()["equal"]
-    assert verdict()["cause"] is None
+    assert verdict().equal
+    assert verdict().cause is None
 
 
 @pytest.mark.parametrize(
@@ -40,7 +47,7 @@ def test_equal():
     ],
 )
 def test_tolerances(precision, field, value, equal):
-    assert verdict({field: value}, {}, precision=precision)["equal"] is equal
+    assert verdict({field: value}, {}, precision=precision).equal is equal
 
 
 @pytest.mark.parametrize(
@@ -59,7 +66,7 @@ def test_tolerances(precision, field, value, equal):
         ({"parameter_error": 1.0, "extra_gradients": ["2.bias"]}, "2.bias", False),
         (
             {"parameter_error": 1.0, "losses": [2.0, 0.5]},
-            "the loss of the first step differs",
+            "loss of the first step",
             False,
         ),
         (
@@ -72,21 +79,15 @@ def test_tolerances(precision, field, value, equal):
 )
 def test_a_difference_is_named(changes, cause, serious):
     found = verdict(changes, {})
-    assert not found["equal"]
-    assert found["serious"] == serious
-    assert cause in found["cause"]
+    assert not found.equal
+    assert found.serious == serious
+    assert cause in found.cause
 
 
 def test_what_one_device_found_out_is_the_cause():
-    found = judge(
-        {"precision": "fp64"},
-        [EQUAL | {"gradient_error": 3.0, "gradient_factor": 4.0}],
-        "the loss is a sum",
-    )
-    assert found["cause"] == "the loss is a sum"
-    assert judge({"precision": "fp64"}, [EQUAL | {"losses": [2.0, 1.0]}], "the loss is a sum")[
-        "equal"
-    ]
+    changes = {"gradient_error": 3.0, "gradient_factor": 4.0}
+    assert judge("fp64", [Verify(**EQUAL | changes)], "a sum").cause == "a sum"
+    assert judge("fp64", [Verify(**EQUAL | {"losses": [2.0, 1.0]})], "a sum").equal
 
 
 def test_buffers_are_compared_on_every_rank_and_within_the_tolerance():
@@ -94,26 +95,28 @@ def test_buffers_are_compared_on_every_rank_and_within_the_tolerance():
         {"buffer_errors": {"mean": 0.5, "tiny": 1e-12}},
         {"buffer_errors": {"mean": 0.7, "seen": "inf"}},
     )
-    assert found["buffers"] == {"mean": 0.7, "seen": None}
+    assert found.buffers == {"mean": 0.7, "seen": None}
 
 
 def test_not_a_number_in_another_rank_is_not_lost():
-    assert not verdict({}, {"parameter_error": "nan"})["equal"]
-    assert not verdict({}, {}, {"gradient_error": "nan"})["equal"]
+    assert not verdict({}, {"parameter_error": "nan"}).equal
+    assert not verdict({}, {}, {"gradient_error": "nan"}).equal
 
 
 def test_ranks_with_different_parameters_are_never_equal():
-    assert "missing synchronization" in verdict({}, {"digest": "other"})["cause"]
+    assert "missing synchronization" in verdict({}, {"digest": "other"}).cause
 
 
-PLAN = {"precision": "fp64", "differences": ["BatchNorm normalizes over parts"]}
+REASONS = ["BatchNorm normalizes over parts"]
+
+
+def planned(precision="fp64"):
+    return Plan.from_json(plan(precision=precision) | {"differences": REASONS})
 
 
 def excused(asked, precision="fp64", control=("batch_norm",), proof=()):
-    proved = verdict(*proof) | {"control": list(control)}
-    return with_excuse(
-        proved, PLAN | {"precision": precision}, verdict(asked, {}, precision=precision)
-    )
+    proved = replace(verdict(*proof), control=control)
+    return with_excuse(proved, planned(precision), verdict(asked, {}, precision=precision))
 
 
 def test_an_excuse_is_told_beside_the_proof_and_does_not_decide():
@@ -125,23 +128,22 @@ def test_an_excuse_is_told_beside_the_proof_and_does_not_decide():
             "buffer_errors": {"mean": 2.0},
         }
     )
-    assert found["equal"]
-    assert found["excused"]["max_difference"] == 0.1
-    assert found["excused"]["buffers"] == {"mean": 2.0}
-    assert found["excused"]["reasons"] == PLAN["differences"]
-    assert aside(found) == "BatchNorm"
+    assert found.equal
+    assert found.excused.max_difference == 0.1
+    assert found.excused.buffers == {"mean": 2.0}
+    assert found.excused.reasons == REASONS
+    assert apart_from(found) == "BatchNorm"
     wrong = excused({"parameter_error": 0.1}, proof=({"parameter_error": 0.2}, {}))
-    assert not wrong["equal"]
+    assert not wrong.equal
 
 
 def test_no_excuse_covers_ranks_that_part_or_runs_that_fail():
-    assert not excused({"parameter_error": 0.1, "digest": "other"})["equal"]
-    assert not excused({"parameter_error": "nan"})["equal"]
-    failed = with_excuse(
-        verdict() | {"control": ["batch_norm"]}, PLAN, failed_case(PLAN, "Rank 0 failed")
-    )
-    assert not failed["equal"]
-    assert "Rank 0 failed" in failed["cause"]
+    assert not excused({"parameter_error": 0.1, "digest": "other"}).equal
+    assert not excused({"parameter_error": "nan"}).equal
+    proved = replace(verdict(), control=("batch_norm",))
+    failed = with_excuse(proved, planned(), failed_verification("fp64", "Rank 0 failed"))
+    assert not failed.equal
+    assert "Rank 0 failed" in failed.cause
 
 
 @pytest.mark.parametrize(
@@ -156,13 +158,13 @@ def test_rounding_excuses_only_what_rounding_does(precision, gradient_error, equ
         "gradient_error": gradient_error,
         "gradient_residual": 0.1,
     }
-    assert excused(asked, precision, control=())["equal"] is equal
-    assert excused(asked, precision, control=("random",))["equal"]
+    assert excused(asked, precision, control=()).equal is equal
+    assert excused(asked, precision, control=("random",)).equal
 
 
 def test_nothing_to_excuse():
-    assert with_excuse(verdict(), PLAN, None)["excused"] is None
-    assert aside(with_excuse(verdict(), PLAN, None)) == ""
+    assert with_excuse(verdict(), planned(), None).excused is None
+    assert apart_from(with_excuse(verdict(), planned(), None)) == ""
 
 
 def test_ranks_that_hold_a_stage_each_are_compared_with_their_like():
@@ -171,8 +173,8 @@ def test_ranks_that_hold_a_stage_each_are_compared_with_their_like():
 
     together = [held(0, "a"), held(1, "b"), held(0, "a"), held(1, "b")]
     quarter = {"losses": [0.5, 0.25]}
-    assert verdict(*(quarter | rank for rank in together))["equal"]
+    assert verdict(*(quarter | rank for rank in together)).equal
     apart = [*together[:3], held(1, "c")]
-    assert "missing synchronization" in verdict(*(quarter | rank for rank in apart))["cause"]
+    assert "missing synchronization" in verdict(*(quarter | rank for rank in apart)).cause
     forgotten = [held(0, "a"), held(1, "b", compared=1)]
-    assert "1 parameters are held by no rank" in verdict(*forgotten)["cause"]
+    assert "1 parameter" in verdict(*forgotten).cause

@@ -86,9 +86,9 @@ def test_every_set_up_ran_and_was_proved_equal(practical):
     # because the proof had left fp64 as torch's default type to the next training, and the first
     # fp16 set-up failed.
     _, folder, printed = practical
-    cases = json.loads((folder / "outcome.json").read_text())["cases"]
-    assert [case["name"] for case in cases if case["error"] or not case["parity"]["equal"]] == []
-    assert f"{len(cases)} of {len(cases)} set-ups" in printed
+    cases = json.loads((folder / "outcome.json").read_text())["configurations"]
+    assert [case["name"] for case in cases if case["error"] or not case["verify"]["equal"]] == []
+    assert f"{len(cases)} of {len(cases)} configurations" in printed
 
 
 @pytest.mark.processes
@@ -261,7 +261,8 @@ def test_one_part_on_paper_and_as_json(room):
     assert "## Part 4" in done.out
     assert "## Part 3" not in done.out
     assert [
-        case["name"] for case in json.loads((folder / "manifest.json").read_text())["cases"]
+        case["name"]
+        for case in json.loads((folder / "manifest.json").read_text())["configurations"]
     ] == ["DataParallel, 2 devices"]
     told = run_paralab("practical", "5", "--run", str(folder), "--json", cwd=room).json
     assert [section["title"] for section in told["sections"]] == [

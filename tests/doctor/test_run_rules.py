@@ -11,6 +11,7 @@ from paralab.doctor.finding import ordered
 from paralab.doctor.recorded import Recorded
 from paralab.doctor.rules import apply
 from paralab.errors import UsageError
+from paralab.record.folder import SCHEMA_VERSION
 from tests.analyse.recordings import plan, write
 
 RUNS = Path(__file__).parent.parent / "runs"
@@ -197,10 +198,12 @@ def test_a_run_without_an_end_is_suspected_to_be_killed(tmp_path):
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
-    (tmp_path / "manifest.json").write_text(json.dumps({"kind": "verify", "cases": []}))
+    (tmp_path / "manifest.json").write_text(
+        json.dumps({"schema": SCHEMA_VERSION, "kind": "verify"})
+    )
     with pytest.raises(UsageError, match="neither a run nor a comparison"):
         Recorded.read(tmp_path)
-    with pytest.raises(UsageError, match="no folder of paralab"):
+    with pytest.raises(UsageError, match="not a paralab folder"):
         Recorded.read(tmp_path / "nothing")
 
 

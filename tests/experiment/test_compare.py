@@ -53,8 +53,7 @@ def test_every_set_up_has_a_row_with_everything(compared):
     ]
     assert result["baseline"] == "single"
     for row in result["rows"]:
-        assert row["error"] is None
-        assert row["parity"]["equal"], row["parity"]["cause"]
+        assert row["verify"]["equal"], row["verify"]["cause"]
         assert row["speed_up"]["low"] <= row["speed_up"]["value"] <= row["speed_up"]["high"]
         assert len(row["round_seconds"]) == len(row["runs"]) == 3
         assert row["efficiency"] == pytest.approx(row["speed_up"]["value"] / row["devices"])
@@ -81,7 +80,7 @@ def test_all_devices_are_of_one_size(compared):
 def test_it_is_computed_from_the_folder_alone(compared):
     folder, result = compared
     again = comparison_of(folder / result["run_folder"])
-    assert again["rows"] == result["rows"]
+    assert json.loads(json.dumps(again.to_dict()["rows"])) == result["rows"]
 
 
 class Text(HTMLParser):
@@ -173,9 +172,10 @@ def workload():
         cwd=tmp_path,
     )
     rows = {row["name"]: row for row in done.json["rows"]}
-    assert "eight samples are too few" in rows["ddp ×2 · accumulate 2"]["error"]
-    assert rows["ddp ×2"]["error"] is None
-    assert rows["ddp ×2"]["parity"]["equal"]
+    [failed] = done.json["failed"]
+    assert failed["name"] == "ddp ×2 · accumulate 2"
+    assert "eight samples are too few" in failed["error"]
+    assert rows["ddp ×2"]["verify"]["equal"]
     assert any(
         finding["kind"] == "warning" and "failed" in finding["text"]
         for finding in done.json["findings"]
@@ -198,7 +198,7 @@ def test_scale_says_where_the_missing_part_went(tmp_path):
     )
     result = done.json
     assert [(row["devices"], row["batch"]["size"]) for row in result["rows"]] == [(1, 32), (2, 64)]
-    limits = [finding for finding in result["findings"] if "perfect 2" in finding["text"]]
+    limits = [finding for finding in result["findings"] if finding["evidence"].get("perfect") == 2]
     assert limits
     assert set(limits[0]["evidence"]) >= {"efficiency", "lost_seconds"}
 
@@ -206,7 +206,7 @@ def test_scale_says_where_the_missing_part_went(tmp_path):
 def test_tune_prints_a_command_that_runs(tmp_path):
     options = ["--workload", "mlp:small", "--trials", "8", "--steps", "9", "--bucket-view"]
     result = run_paralab("tune", "ddp", *options, "--json", cwd=tmp_path).json
-    assert result["chosen"]["parity"]["equal"]
+    assert result["chosen"]["verify"]["equal"]
     assert result["chosen"]["speed_up"]["value"] >= 0.99 or result["best_is_default"]
     assert len(result["curve"]) >= 3
     assert all(point["exposed_seconds"] >= 0 for point in result["curve"])
@@ -301,4 +301,8 @@ def test_a_damaged_folder_is_said_to_be(compared, tmp_path):
     (copy / "manifest.json").write_text('{"kind": "compare"}')
     done = run_paralab("show", "copy", "--json", cwd=tmp_path)
     assert done.code == 2
-    assert "damaged" in json.loads(done.out)["error"]
+    assert "schema version" in json.loads(done.out)["error"]
+    (copy / "manifest.json").write_text('{"kind": "compare", "schema": 2}')
+    done = run_paralab("show", "copy", "--json", cwd=tmp_path)
+    assert done.code == 2
+    assert "manifest.json" in json.loads(done.out)["error"]

@@ -319,7 +319,7 @@ def test_strategies_over_processes_share_a_gpu(tmp_path, strategy):
         "verify", *strategy, "--workload", "gpt:tiny", "--device", "cuda", "--json", cwd=tmp_path
     ).json
     assert proof["passed"]
-    assert any(case["equal"] for case in proof["cases"])
+    assert any(case["equal"] for case in proof["configurations"])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -413,7 +413,7 @@ def test_a_forward_is_held_fixed_on_a_gpu(tmp_path, workload):
     proof = run_paralab(
         "verify", "all", "--workload", f"hunters.py:{workload}", *options, cwd=tmp_path
     ).json
-    assert {case["strategy"] for case in proof["cases"]} >= {
+    assert {case["strategy"] for case in proof["configurations"]} >= {
         "single",
         "dp",
         "ddp",
@@ -423,5 +423,6 @@ def test_a_forward_is_held_fixed_on_a_gpu(tmp_path, workload):
     }
     if workload in ("noisy", "statistics_used", "stateful"):
         assert any(
-            case["excused"] and case["excused"]["max_difference"] > 1e-8 for case in proof["cases"]
+            case["excused"] and case["excused"]["max_difference"] > 1e-8
+            for case in proof["configurations"]
         )

@@ -22,7 +22,7 @@ def verified(folder, workloads, strategy="all", **options):
     cases}} and the whole proof."""
     shutil.copy(HERE / "hunters.py", folder)
     names = [f"hunters.py:{name}" for name in workloads]
-    code = f"import json, paralab; print(json.dumps(paralab.verify({names}, {strategy!r}, **{options})))"
+    code = f"import json, paralab; print(json.dumps(paralab.verify({names}, {strategy!r}, **{options}).to_dict()))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -35,7 +35,7 @@ def verified(folder, workloads, strategy="all", **options):
     assert done.returncode == 0, done.stderr
     proof = json.loads(done.stdout)
     found = {name: {} for name in workloads}
-    for case in proof["cases"]:
+    for case in proof["configurations"]:
         by_strategy = found[case["options"]["workload"].partition(":")[2]]
         by_strategy.setdefault((case["strategy"], case["options"].get("schedule")), []).append(case)
     return found, proof

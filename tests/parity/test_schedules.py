@@ -105,8 +105,8 @@ def test_models_that_are_not_sequences_of_layers(tmp_path, strategy, schedule, m
         *options,
         cwd=tmp_path,
     ).json
-    assert found["cases"]
-    assert all(case["equal"] for case in found["cases"]), found["cases"]
+    assert found["configurations"]
+    assert all(case["equal"] for case in found["configurations"]), found["configurations"]
 
 
 def test_all_stages_skip_the_same_steps_and_the_weights_are_gathered(tmp_path):

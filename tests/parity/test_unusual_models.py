@@ -128,7 +128,7 @@ def verified(folder, workloads, **options):
     command = [
         sys.executable,
         "-c",
-        f"import json, paralab; print(json.dumps(paralab.verify({workloads}, **{options})))",
+        f"import json, paralab; print(json.dumps(paralab.verify({workloads}, **{options}).to_dict()))",
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -153,7 +153,11 @@ def proof(tmp_path_factory):
 @pytest.mark.parametrize("name", MODELS)
 def test_it_trains_like_one_device(proof, name):
     found, manifest = proof
-    cases = [case for case in found["cases"] if case["options"]["workload"] == f"unusual.py:{name}"]
+    cases = [
+        case
+        for case in found["configurations"]
+        if case["options"]["workload"] == f"unusual.py:{name}"
+    ]
     assert [case for case in cases if not case["equal"]] == []
     assert {case["strategy"] for case in cases} == {
         "single",
@@ -185,7 +189,7 @@ def test_cuts_that_are_refused_are_not_tried_with_every_schedule(proof):
     asked = [(case["strategy"], case["options"]) for case in refused]
     plans = [
         case["plan"]
-        for case in manifest["cases"]
+        for case in manifest["configurations"]
         if (case["plan"]["strategy"], case["options"]) in asked
     ]
     cuts = {(plan["workload"], *(part["start"] for part in plan["stage_parts"])) for plan in plans}
@@ -208,7 +212,7 @@ def test_dropout_does_not_hide_a_mistake(file):
         cwd=file,
     )
     assert done.code == 1
-    assert "WRONG" in done.out
+    assert "DIFFERS" in done.out
     assert "dropout was switched off" in done.out
 
 
@@ -226,7 +230,9 @@ def batch_norms(tmp_path_factory):
 
 def test_batchnorm_is_frozen_for_the_proof_and_its_difference_is_told_apart(batch_norms):
     assert batch_norms["passed"]
-    cases = [case for case in batch_norms["cases"] if case["options"]["workload"] == "cnn:tiny"]
+    cases = [
+        case for case in batch_norms["configurations"] if case["options"]["workload"] == "cnn:tiny"
+    ]
     split = [case for case in cases if case["strategy"] not in ("single", "mp")]
     whole = [case for case in cases if case not in split]
     assert all(case["equal"] and case["excused"] is None for case in whole)
@@ -246,8 +252,8 @@ def test_batchnorm_is_frozen_for_the_proof_and_its_difference_is_told_apart(batc
 
 def test_batch_norm_of_few_samples_fails_in_no_case(batch_norms):
     assert batch_norms["passed"]
-    assert all(case["options"]["partial_last_batch"] for case in batch_norms["cases"])
-    assert not any("failed" in (case["cause"] or "") for case in batch_norms["cases"])
+    assert all(case["options"]["partial_last_batch"] for case in batch_norms["configurations"])
+    assert not any("failed" in (case["cause"] or "") for case in batch_norms["configurations"])
 
 
 def test_a_case_that_fails_does_not_take_the_others_with_it(file):

@@ -5,32 +5,41 @@ import json
 import pytest
 
 from paralab.errors import UsageError
-from paralab.record.folder import RunFolder
+from paralab.record.events import Step
+from paralab.record.folder import SCHEMA_VERSION, RunFolder
 from paralab.record.reader import Tail, read_events
 from paralab.record.writer import EventWriter
+
+
+def step(number):
+    times = {"start": float(number), "end": number + 1.0}
+    return {"event": "step", "step": number, **times, "samples": 4, "loss": 0.5}
 
 
 def test_what_is_written_is_read(tmp_path):
     (tmp_path / "events").mkdir()
     for rank in (0, 1, 10):
         writer = EventWriter(tmp_path / "events" / f"rank{rank}.jsonl")
-        writer.write([{"event": "step", "step": step} for step in range(3)])
-        writer.write([{"event": "end", "rank": rank}])
+        writer.write([step(number) for number in range(3)])
+        writer.write([{"event": "end", "time": 3.0, "status": "completed"}])
         writer.close()
     found = read_events(tmp_path)
     assert list(found) == [0, 1, 10]
-    assert [event["event"] for event in found[10]] == ["step", "step", "step", "end"]
+    assert [event.event for event in found[10]] == ["step", "step", "step", "end"]
+    assert found[10][1] == Step(**step(1))
 
 
 def test_a_cut_line_is_left_out_and_read_when_it_is_whole(tmp_path):
     path = tmp_path / "rank0.jsonl"
     tail = Tail(path)
     assert tail.new() == []
-    path.write_text('{"event":"step","step":0}\n{"event":"st')
-    assert [event["step"] for event in tail.new()] == [0]
+    first, second = (json.dumps(step(number)) for number in (0, 1))
+    path.write_text(f"{first}\n{second[:12]}")
+    assert [event.step for event in tail.new()] == [0]
     with path.open("a") as file:
-        file.write('ep","step":1}\nrubbish\n{"event":"end"}\n')
-    assert [event["event"] for event in tail.new()] == ["step", "end"]
+        file.write(f'{second[12:]}\nrubbish\n{{"event":"end","time":2,"status":"failed"}}\n')
+    assert [event.event for event in tail.new()] == ["step", "end"]
+    assert tail.damaged == 1
 
 
 def test_nothing_is_overwritten(tmp_path):
@@ -56,6 +65,6 @@ def test_the_manifest_makes_a_run_reproducible(tmp_path):
     folder = RunFolder.create(tmp_path / "run", "")
     folder.write_manifest(plan={"strategy": "ddp"}, data_path="here", constraints=["4 cores"])
     manifest = json.loads(folder.manifest_path.read_text())
-    assert manifest["schema"] == 1
+    assert manifest["schema"] == SCHEMA_VERSION
     assert manifest["packages"]["torch"]
     assert {"created", "command", "folder", "plan", "data_path", "constraints"} <= manifest.keys()

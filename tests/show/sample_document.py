@@ -4,7 +4,8 @@ real, labels nasty."""
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from paralab.analyse.blocks import (
     Answer,

@@ -28,7 +28,7 @@ HTML = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 ATTACK = f"\x1b]0;title\x07\x1b[2J\x9b31m\r\x7f\u202e\u2028{HTML}|[/x][red][a](javascript:x)\ud800"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\u2028]")
 # These say how the rest is to be read; another word there is an error, which names it.
-STRUCTURE = {("kind",), ("event",), ("plan", "schedule"), ("cases", "*", "runs", "*")}
+STRUCTURE = {("kind",), ("event",), ("plan", "schedule"), ("configurations", "*", "runs", "*")}
 
 
 def planted(value, spared, path=()):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from paralab.analyse.blocks import (
     Bar,
@@ -98,7 +98,7 @@ def test_nothing_is_fetched():
 
 def test_the_data_is_in_the_page_once_and_unchanged():
     page = render(sample())
-    assert data_of(page) == plain(sample().to_json())
+    assert data_of(page) == plain(sample().to_dict())
     assert page.count('id="paralab-data"') == 1
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
-from paralab.analyse.phrases import collectives
+from paralab.analyse.metric_types import Bucket
+from paralab.analyse.phrases import collectives_per_step
 from paralab.doctor import waste
 from paralab.doctor.finding import Finding
 from paralab.doctor.recorded import Recorded, Run
@@ -23,13 +23,13 @@ def placed(run: Run, *findings: Finding | None) -> Iterator[Finding]:
 @in_run("W01")
 def over_a_tenth(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
-        if run.plan["strategy"] == "dp":
+        if run.plan.strategy == "dp":
             how = "nn.DataParallel copies the model and gathers outputs and gradients in every step"
         else:
-            how = f"{collectives(run.result)} of together {size(run.result['bytes_per_step'])} per step and rank"
+            how = f"{collectives_per_step(run.result)}, {size(run.result.bytes_per_step)} in total, per step and rank"
         spent, exposed = (
-            run.metrics["communication_seconds"],
-            run.metrics["exposed_communication_seconds"],
+            run.metrics.communication_seconds,
+            run.metrics.exposed_communication_seconds,
         )
         yield from placed(
             run, waste.over_a_tenth(spent or 0.0, exposed or 0.0, run.step_seconds, how)
@@ -40,23 +40,23 @@ def over_a_tenth(recorded: Recorded) -> Iterator[Finding]:
 def one_bucket(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
         last = _last_pass(run)
-        if run.plan["strategy"] != "ddp" or not last:
+        if run.plan.strategy != "ddp" or not last:
             continue
-        transfer = sum(bucket["transfer_seconds"] for bucket in last)
+        transfer = sum(bucket.transfer_seconds for bucket in last)
         metrics = run.metrics
         # Of one pass: with accumulation only the last backward pass has buckets to overlap with.
-        backward = (metrics["backward_seconds"] or 0.0) / run.plan["accumulate"]
-        exposed = min(metrics["exposed_communication_seconds"] or 0.0, transfer)
-        sizes = [bucket["bytes"] for bucket in last]
+        backward = (metrics.backward_seconds or 0.0) / run.plan.accumulate
+        exposed = min(metrics.exposed_communication_seconds or 0.0, transfer)
+        sizes = [bucket.bytes for bucket in last]
         yield from placed(
             run, waste.one_bucket(sizes, backward, transfer, exposed, run.step_seconds)
         )
 
 
-def _last_pass(run: Run) -> list[dict[str, Any]]:
+def _last_pass(run: Run) -> list[Bucket]:
     """The buckets of one synchronization: those of the last backward pass."""
-    buckets = [bucket for bucket in run.metrics["buckets"] if bucket["kind"] == "all_reduce"]
-    return list({(bucket["stage"], bucket["bucket"]): bucket for bucket in buckets}.values())
+    buckets = [bucket for bucket in run.metrics.buckets if bucket.kind == "all_reduce"]
+    return list({(bucket.stage, bucket.bucket): bucket for bucket in buckets}.values())
 
 
 @in_run("G02")
@@ -72,18 +72,18 @@ def stages_synced_every_pass(recorded: Recorded) -> Iterator[Finding]:
 def _synced_too_often(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
         all_reduces, exposed = (
-            run.result["all_reduces_per_step"] or 0.0,
-            run.metrics["exposed_communication_seconds"] or 0.0,
+            run.result.all_reduces_per_step or 0.0,
+            run.metrics.exposed_communication_seconds or 0.0,
         )
         yield from placed(
             run,
             waste.synced_every_pass(
                 all_reduces,
                 len(_last_pass(run)),
-                run.plan["accumulate"],
+                run.plan.accumulate,
                 exposed,
                 run.step_seconds,
-                run.plan["stages"],
+                run.plan.stages,
             ),
         )
 
@@ -92,14 +92,14 @@ def _synced_too_often(recorded: Recorded) -> Iterator[Finding]:
 def straggler(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
         # Ranks that share cores come last by turns of the system's choice: that is L09.
-        if (late := run.metrics["straggler"]) and not run.is_crowded:
+        if (late := run.metrics.straggler) and not run.is_crowded:
             yield from placed(
                 run,
                 waste.straggler(
-                    late["rank"],
-                    late["waited_seconds"],
+                    late.rank,
+                    late.waited_seconds,
                     run.step_seconds,
-                    late["last_in"],
-                    late["of"],
+                    late.last_in,
+                    late.of,
                 ),
             )

@@ -67,11 +67,11 @@ def _failures(recorded: Recorded) -> Iterator[Finding]:
     """The attempt that ended the run, and those that a restart has made good."""
     for run in recorded.runs:
         for failure in run.failures:
-            if HUNG.search(failure["problem"]):
-                yield _hang(run, failure["problem"], failure["attempt"])
+            if HUNG.search(failure.problem):
+                yield _hang(run, failure.problem, failure.attempt)
             else:
-                yield _failure(run, failure["problem"])
-        if not run.failures and run.result["status"] == "killed":
+                yield _failure(run, failure.problem)
+        if not run.failures and run.result.status == "killed":
             yield _without_a_word(run)
 
 
@@ -88,7 +88,7 @@ def _failure(run: Run, problem: str) -> Finding:
             break
     log = RunFolder(run.folder).logs / f"rank{rank}.txt"
     lines = tuple(line for line in last_lines(log, 4).splitlines() if line.strip())
-    others = [str(r["rank"]) for r in run.result["ranks"] if r["rank"] != rank]
+    others = [str(r.rank) for r in run.result.ranks if r.rank != rank]
     victims = f" What {_ranks(others)} said after it is no cause." if others else ""
     return Finding(
         entry,
@@ -137,7 +137,7 @@ def _without_a_word(run: Run) -> Finding:
         for rank in range(run.recording.world_size)
         if not run.recording.named("end", rank)
     ]
-    done, planned = run.result["reached_step"], run.plan["num_steps"]
+    done, planned = run.result.reached_step, run.plan.num_steps
     why = (
         f"The run ends after {done} of {planned} steps without a word of {_ranks(silent)} or of the launcher: they were killed "
         "together, or are still running. Certain if the scheduler or `dmesg` says so."

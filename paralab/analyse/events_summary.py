@@ -1,0 +1,140 @@
+"""What the events of one run show beyond its metrics: passes, DataParallel's copies, and when in
+the backward pass a bucket is ready.
+
+One synchronized step of a rank with three micro-batches in two stages. The all-reduce of a stage
+may start only in its last backward pass:
+
+    stage 0                         [B0][B1][   B2  ]
+    stage 1            [B0][B1][  B2  ]
+    all-reduces                      1↑            0↑     2 start in the last backward pass
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from paralab.analyse.metrics import IN_PROCESS, collectives
+from paralab.analyse.recording import Recording
+from paralab.record.events import REDUCES, Collective, Span
+from paralab.record.types import Record
+
+
+class Passes(Record, frozen=True, kw_only=True):
+    """How often the model ran in one step; samples go through all stages in one pass."""
+
+    forward: int
+    backward: int
+    stages: int
+    micro_batches: int
+
+
+class Copying(Record, frozen=True, kw_only=True):
+    """One kind of DataParallel's copies, per step."""
+
+    seconds: float
+    bytes: int | None
+    times: int
+
+
+class BucketStart(Record, frozen=True, kw_only=True):
+    """When an all-reduce started, as a share of the backward pass around it: 0 its start, 1 its
+    end."""
+
+    stage: int
+    bytes: int
+    share_of_backward: float
+    in_last_pass: bool
+    passes_done_before: int
+
+
+class EventsSummary(Record, frozen=True, kw_only=True):
+    """Of rank 0 and the last step, except times: those are medians over all timed steps."""
+
+    passes: Passes
+    copying: dict[str, Copying]
+    buckets: list[BucketStart]
+    all_reduces_by_pass: list[int]
+    loss_parts: list[float]
+    optimizer_steps: int
+    steps: int
+    status: str
+    threads_per_device: int
+    stage_bytes: list[int]
+    loss_scale: float | None
+
+
+def summarize(recording: Recording) -> EventsSummary:
+    steps = recording.detailed
+    last = recording.spans(0, steps[-1]) if steps else []
+    copies = {kind: copying(recording, steps, kind) for kind in IN_PROCESS}
+    return EventsSummary(
+        passes=count_passes(last),
+        copying={kind: found for kind, found in copies.items() if found},
+        buckets=[bucket_start(event, last) for event in _reduces(last)],
+        all_reduces_by_pass=reduces_by_pass(last),
+        loss_parts=[event.loss for event in recording.steps[0]] if recording.steps else [],
+        optimizer_steps=sum(event.event == "optimizer" for event in last),
+        steps=len(recording.steps),
+        status=recording.status,
+        threads_per_device=recording.plan.threads_per_device,
+        stage_bytes=[part.parameter_bytes for part in recording.plan.stage_parts],
+        loss_scale=recording.plan.loss_scale,
+    )
+
+
+def count_passes(spans: Sequence[Span]) -> Passes:
+    forward, backward = (
+        {(s.accumulation or 0, s.micro or 0) for s in spans if s.event == name}
+        for name in ("forward", "backward")
+    )
+    return Passes(
+        forward=len(forward),
+        backward=len(backward),
+        stages=len({span.stage or 0 for span in spans if span.event == "forward"}),
+        micro_batches=len({micro for _, micro in forward}),
+    )
+
+
+def copying(recording: Recording, steps: list[int], kind: str) -> Copying | None:
+    per_step = [[s for s in recording.spans(0, step) if s.event == kind] for step in steps]
+    if not any(per_step):
+        return None
+    sizes = [span.bytes for span in per_step[-1] if span.bytes is not None]
+    return Copying(
+        seconds=statistics.median(sum(span.seconds for span in spans) for spans in per_step),
+        bytes=sum(sizes) if len(sizes) == len(per_step[-1]) else None,
+        times=len(per_step[-1]),
+    )
+
+
+def _reduces(spans: Sequence[Span]) -> list[Collective]:
+    reduces = [span for span in collectives(spans) if span.event in REDUCES]
+    return sorted(reduces, key=lambda span: span.start)
+
+
+def bucket_start(event: Collective, spans: Sequence[Span]) -> BucketStart:
+    stage = event.stage or 0
+    own = [s for s in spans if s.event == "backward" and (s.stage or 0) == stage]
+    around = [s for s in own if s.start <= event.start <= s.end]
+    final = max(own, key=lambda span: span.start)
+    during = around[0] if around else final
+    done = (event.start - during.start) / during.seconds if during.seconds else 0.0
+    return BucketStart(
+        stage=stage,
+        bytes=event.bytes,
+        share_of_backward=done,
+        in_last_pass=event.start >= final.start,
+        passes_done_before=sum(span.end <= event.start for span in own),
+    )
+
+
+def reduces_by_pass(spans: Sequence[Span]) -> list[int]:
+    """All-reduces that started in each accumulation step: with no_sync() 0 0 0 2."""
+    backward = [span for span in spans if span.event == "backward"]
+    counts = []
+    for number in sorted({span.accumulation or 0 for span in backward}):
+        own = [span for span in backward if (span.accumulation or 0) == number]
+        begin, end = min(span.start for span in own), max(span.end for span in own)
+        counts.append(sum(begin <= span.start <= end for span in _reduces(spans)))
+    return counts

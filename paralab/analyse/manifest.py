@@ -1,0 +1,81 @@
+"""What a run or an experiment was asked to do, as its folder says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paralab.machine.host import Machine
+from paralab.plan.plan import Plan
+from paralab.plan.request import Request
+from paralab.record.types import Record, convert, read_manifest
+from paralab.workload.summary import Summary
+
+
+class _Manifest(Record, frozen=True, kw_only=True):
+    schema: int
+    created: str
+    command: list[str]
+    folder: str  # where the command ran
+    packages: dict[str, str | None]
+    machine: Machine
+
+
+class RunManifest(_Manifest, frozen=True, kw_only=True):
+    plan: Plan
+    workload: Summary
+    data_path: str = ""
+    constraints: tuple[str, ...] = ()
+
+
+class About(Record, frozen=True, kw_only=True):
+    """What an experiment is beyond its configurations: a practical and its parts."""
+
+    practical: int | None = None
+    parts: tuple[int, ...] = ()
+
+
+class LeftOut(Record, frozen=True, kw_only=True):
+    """A configuration that this machine or model cannot run."""
+
+    name: str
+    reason: str
+
+
+class Planned(Record, frozen=True, kw_only=True):
+    """A configuration of an experiment; `runs` are its run folders, one per round."""
+
+    name: str
+    command: str
+    request: Request
+    runs: list[str]
+
+
+class ExperimentManifest(_Manifest, frozen=True, kw_only=True):
+    kind: str  # compare, scale, practical
+    workload: Summary
+    configurations: list[Planned]
+    about: About = About()
+    left_out: tuple[LeftOut, ...] = ()
+
+
+class TuneManifest(_Manifest, frozen=True, kw_only=True):
+    kind: str
+    workload: Summary
+    default: str
+
+
+def kind_of(folder: Path) -> str:
+    """`run`, `compare`, `scale`, `tune`, `verify`, `practical`, `slurm`, …"""
+    return str(read_manifest(folder).get("kind", "run"))
+
+
+def about_of(folder: Path) -> About:
+    return convert(read_manifest(folder).get("about") or {}, About, folder / "manifest.json")
+
+
+def read_experiment(folder: Path) -> ExperimentManifest:
+    return convert(read_manifest(folder), ExperimentManifest, folder / "manifest.json")
+
+
+def read_tune(folder: Path) -> TuneManifest:
+    return convert(read_manifest(folder), TuneManifest, folder / "manifest.json")

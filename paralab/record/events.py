@@ -1,0 +1,202 @@
+"""What a rank writes while it trains: one type per kind of event.
+
+A `Span` took from `start` to `end`; a `Moment` happened at `time`. Both are seconds on a clock that
+all ranks share. None means that the event has no such field or that the value is unknown.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from paralab.record.types import JsonObject, Record
+
+REDUCES = ("all_reduce", "reduce_scatter")  # gradients on their way, at the end of a backward pass
+COLLECTIVES = (*REDUCES, "all_gather")
+
+
+class Event(Record, frozen=True, kw_only=True):
+    event: str  # the kind: `step`, `forward`, `load`, …
+
+
+class Moment(Event, frozen=True, kw_only=True):
+    time: float
+
+
+class Span(Event, frozen=True, kw_only=True):
+    """Part of a step: `forward`, `backward`, `optimizer`, `data`, DataParallel's copies, …"""
+
+    step: int
+    start: float
+    end: float
+    device: str | None = None
+    stage: int | None = None
+    micro: int | None = None  # micro-batch
+    accumulation: int | None = None  # accumulation step
+    replica: int | None = None
+    bucket: int | None = None
+    bytes: int | None = None
+    unit: str | None = None  # the sub-module whose shards move
+    blocking: bool | None = None  # the collective holds the thread that computes
+    weights: bool | None = None  # the half of a backward pass that only the weights need
+    scale: float | None = None  # GradScaler's loss scale
+
+    def __post_init__(self) -> None:
+        if self.start > self.end:
+            raise ValueError(f"{self.event} ends before it starts")
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return self.start, self.end
+
+
+class Collective(Span, frozen=True, kw_only=True):
+    bucket: int  # or the number of the unit whose shards move
+    bytes: int
+
+
+class Step(Span, frozen=True, kw_only=True):
+    """One optimizer step of one rank. The losses of all ranks add up to the batch's loss."""
+
+    samples: int
+    loss: float
+    epoch: int = 0
+    skipped: bool = False  # by GradScaler: the gradients overflowed
+    all_reduces: int = 0
+    all_gathers: int = 0
+    reduce_scatters: int = 0
+    bytes: int = 0
+
+
+class Start(Moment, frozen=True, kw_only=True):
+    pid: int
+    devices: list[str]
+    rank: int | None = None
+    local_rank: int | None = None
+    node: str = ""
+    clock_offset_seconds: float | None = None
+    clock_uncertainty_seconds: float | None = None
+    unix_seconds: float = 0.0
+    torch: str | None = None
+
+
+class Memory(Moment, frozen=True, kw_only=True):
+    """Peak memory of a device. `how`: CUDA's allocator measured it, or we counted the tensors."""
+
+    device: str
+    bytes: int
+    how: str
+    parameters: int | None = None
+    gradients: int | None = None
+    optimizer: int | None = None
+    activations: int | None = None
+    gathered: int | None = None  # fsdp: parameters that are whole for a while
+    unreduced: int | None = None  # fsdp: gradients that are not reduced yet
+    process_bytes: int | None = None
+
+
+class DeviceLoad(Record, frozen=True, kw_only=True):
+    device: str
+    utilization: float | None = None
+    used_bytes: int | None = None
+    allocated_bytes: int | None = None
+
+
+class Load(Moment, frozen=True, kw_only=True):
+    cpu_share: float  # cores in use
+    rss_bytes: int | None
+    devices: list[DeviceLoad]
+    not_measured: str | None = None
+
+
+class Gradients(Moment, frozen=True, kw_only=True):
+    """How many gradients of the first step are zero or not finite."""
+
+    total: int
+    zeros: int
+    not_finite: int
+    step: int = 0
+    scale: float | None = None
+
+
+class SplitShape(Moment, frozen=True, kw_only=True):
+    """The input that a device saw inside the model."""
+
+    step: int
+    device: str
+    physical: str
+    shape: list[int]
+
+
+class Save(Moment, frozen=True, kw_only=True):
+    step: int
+    folder: str
+    blocked_seconds: float
+    seconds: float
+
+
+class Resume(Moment, frozen=True, kw_only=True):
+    step: int
+    folder: str | None = None
+    same_topology: bool | None = None
+
+
+class Error(Moment, frozen=True, kw_only=True):
+    error: str
+    detail: str | None = None
+    traceback: str | None = None
+
+
+class End(Moment, frozen=True, kw_only=True):
+    status: str  # completed, failed, interrupted, stopped (and saved)
+
+
+Exact = float | str  # JSON has no NaN and no infinity: they are written as strings
+
+
+class Verify(Moment, frozen=True, kw_only=True):
+    """One rank's training compared with the single device's (`paralab.worker.verify`)."""
+
+    parameter_error: Exact
+    parameter_error_of_update: Exact
+    worst_parameter: str
+    gradient_error: Exact
+    gradient_size: Exact
+    missing_gradients: list[str]
+    gradient_factor: Exact
+    gradient_residual: Exact
+    losses: list[Exact]
+    reference_losses: list[Exact]
+    digest: str
+    of: int  # parameters of the reference
+    compared: int | None = None  # of them compared on this rank
+    stage: int | None = None
+    extra_gradients: tuple[str, ...] = ()
+    buffer_errors: dict[str, Exact] = msgspec.field(default_factory=dict)
+
+
+KINDS: dict[str, type[Event]] = {
+    "step": Step,
+    **dict.fromkeys(COLLECTIVES, Collective),
+    **dict.fromkeys(("data", "forward", "backward", "optimizer"), Span),
+    **dict.fromkeys(("scatter", "replicate", "gather", "reduce"), Span),
+    **dict.fromkeys(("replica_forward", "replica_backward"), Span),
+    "start": Start,
+    "memory": Memory,
+    "load": Load,
+    "gradients": Gradients,
+    "split": SplitShape,
+    "save": Save,
+    "resume": Resume,
+    "error": Error,
+    "end": End,
+    "verify": Verify,
+}
+
+
+def type_of(event: JsonObject) -> type[Event]:
+    """Events that we do not know keep their name; a newer paralab may have written them."""
+    return KINDS.get(event["event"], Event)

@@ -1,0 +1,78 @@
+"""The base of every type that is read from a folder or printed with `--json`.
+
+Attributes are checked by mypy. `to_dict()` gives plain dicts and lists; `result["steps"]` is short
+for `result.steps`, which is handy in a notebook.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from paralab.errors import UsageError
+from paralab.record.folder import SCHEMA_VERSION
+
+T = TypeVar("T")
+JsonObject = dict[str, Any]  # parsed JSON that has no type yet
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    def to_dict(self) -> JsonObject:
+        """Plain dicts, lists, numbers, and strings, ready for `json.dumps`."""
+        fields: JsonObject = msgspec.to_builtins(self)
+        return fields
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    @property
+    def known(self) -> JsonObject:
+        """The fields that are not None."""
+        return {
+            name: value for name, value in msgspec.structs.asdict(self).items() if value is not None
+        }
+
+
+def read_object(path: Path) -> JsonObject:
+    """A JSON object from a folder; a UsageError says what is wrong with the file."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path.parent} is not a paralab folder: {error}.", fix="pass a folder under runs/"
+        ) from error
+    if not isinstance(value, dict):
+        raise UsageError(
+            f"{path.parent} is not a paralab folder: {path.name} does not contain an object.",
+            fix="pass a folder under runs/",
+        )
+    return value
+
+
+def read_manifest(folder: Path) -> JsonObject:
+    """The manifest of a run or an experiment, if this version of paralab can read the folder."""
+    manifest = read_object(folder / "manifest.json")
+    version = manifest.get("schema")
+    if version != SCHEMA_VERSION:
+        older = isinstance(version, int) and version < SCHEMA_VERSION
+        raise UsageError(
+            f"{folder} has schema version {version}; this paralab reads version {SCHEMA_VERSION}.",
+            fix="run it again, or use an older paralab" if older else "install a newer paralab",
+        )
+    return manifest
+
+
+def convert(value: object, to: type[T], where: Path) -> T:
+    """Parsed JSON as a type; a UsageError names the field that does not fit."""
+    try:
+        return msgspec.convert(value, to)
+    except msgspec.ValidationError as error:
+        raise UsageError(
+            f"{where} cannot be read: {error}.", fix="pass a folder that this paralab wrote"
+        ) from error
