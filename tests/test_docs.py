@@ -152,6 +152,11 @@ def test_pages_use_the_words_of_the_glossary(page: Path) -> None:
     assert re.findall(AVOIDED, text) == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_outputs_show_no_path_of_the_machine_they_ran_on(page: Path) -> None:
+    assert re.findall(r"(?<!\w)/(?:work|tmp|root|usr)/\S+", page.read_text()) == []
+
+
 def test_the_readme_is_short_and_every_page_is_linked_from_it() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) < 150
