@@ -26,21 +26,27 @@ TASKS = {
     "demo": "compare eight configurations of a small transformer on this machine and write a page",
     "test": "lint and all tests; with --quick only the tests that start no processes (a minute)",
     "lint": "ruff and mypy",
-    "bench": "measure paralab against handwritten loops, the cost of measuring, and tune on a slow link",
-    "faults": "inject every fault and report whether training survives (30 min; root adds the cluster's)",
+    "bench": "compare paralab with handwritten loops; measure its overhead, and tune on a slow link",
+    "faults": "inject every fault and report whether training survives (30 min; more as root)",
     "docs": "write docs/doctor/ from the doctor's catalogue",
     "screenshots": "run a comparison and take the screenshots for the README",
     "gpu": "run every CUDA path on one GPU and print a table (with this Python, if it has torch)",
 }
-# Python writes no bytecode if this is set, and would compile paralab for every command of a test.
-ENVIRONMENT = {key: os.environ[key] for key in os.environ if key != "PYTHONDONTWRITEBYTECODE"}
 
 
 def run(*command: str) -> None:
-    print("$ " + " ".join(command).replace(str(ROOT) + os.sep, ""), flush=True)
-    code = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT).returncode
-    if code:
-        sys.exit(code)
+    run_together(command)
+
+
+def run_together(*commands: tuple[str, ...]) -> None:
+    """Run commands at the same time. If one fails, exit with its code when all have ended."""
+    running = []
+    for command in commands:
+        print("$ " + " ".join(command).replace(str(ROOT) + os.sep, ""), flush=True)
+        running.append(subprocess.Popen(command, cwd=ROOT))
+    codes = [process.wait() for process in running]
+    if any(codes):
+        sys.exit(next(code for code in codes if code))
 
 
 def setup() -> None:
@@ -93,27 +99,33 @@ def system() -> None:
     )
 
 
+MYPY = (PYTHON, "-m", "mypy")
+PYTEST = (PYTHON, "-m", "pytest", "-q", "--durations=10")
+
+
 def lint() -> None:
     setup()
+    ruff()
+    run(*MYPY)
+
+
+def ruff() -> None:
     run(PYTHON, "-m", "ruff", "check", ".")
     run(PYTHON, "-m", "ruff", "format", "--check", "--quiet", ".")
-    run(PYTHON, "-m", "mypy")
 
 
 def test() -> None:
     arguments = [word for word in sys.argv[2:] if word != "--quick"]
-    lint()
     if "--quick" in sys.argv[2:]:
-        pytest("--numprocesses=2", "-m", "not processes", *arguments)
+        setup()
+        ruff()
+        run_together(MYPY, (*PYTEST, "--numprocesses=2", "-m", "not processes", *arguments))
         return
+    lint()
     system()
     # The tests of a file share launches, so a file stays in one process. tests/conftest.py sorts
     # the files. Three processes for two cores, because many tests wait.
-    pytest("--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder", *arguments)
-
-
-def pytest(*arguments: str) -> None:
-    run(PYTHON, "-m", "pytest", "-q", "--durations=10", *arguments)
+    run(*PYTEST, "--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder", *arguments)
 
 
 def bench() -> None:

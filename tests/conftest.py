@@ -27,6 +27,7 @@ from tests import forked
 ROOT = Path(__file__).parent.parent
 SESSION = "PARALAB_TEST_SESSION"  # in the environment of every process that this session starts
 os.environ[SESSION] = str(os.getpid())
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # every command would compile paralab again
 for _number in ENDS:  # `nohup … &` ignores some signals, and the commands would inherit that
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda number, frame: None)  # a handler is not inherited
@@ -159,7 +160,7 @@ def _leaves_no_process(request: pytest.FixtureRequest) -> Iterator[None]:
             _end(process)
     _started.clear()
 
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while ranks := [process for process in psutil.process_iter(["cmdline"]) if _is_rank(process)]:
         if time.monotonic() > deadline:
             for rank in ranks:
@@ -193,6 +194,16 @@ def _is_rank(process: psutil.Process) -> bool:
 # --- Running commands ---------------------------------------------------------------------------
 
 
+DEADLINE_SECONDS = 200  # ends a test that would wait forever; tests do not measure time
+
+
+def wait_until(condition: Callable[[], object], seconds: float = DEADLINE_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition was never true"
+        time.sleep(0.02)
+
+
 class Finished:
     """What a command printed and how it ended."""
 
@@ -206,7 +217,10 @@ class Finished:
 
 
 def run_paralab(
-    *arguments: str, cwd: Path, environment: dict[str, str] | None = None, seconds: float = 200
+    *arguments: str,
+    cwd: Path,
+    environment: dict[str, str] | None = None,
+    seconds: float = DEADLINE_SECONDS,
 ) -> Finished:
     done = subprocess.run(
         [sys.executable, "-m", "paralab", *arguments],

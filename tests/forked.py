@@ -4,7 +4,7 @@
     python -S tests/forked.py 2 SCRIPT [ARGUMENT…]      like `torchrun --nproc_per_node=2 SCRIPT`
 
 The test session runs one process that has imported torch (tests/conftest.py). This program asks it
-for forked copies and waits for them. The copies end when this program ends.
+for forked copies and waits for them. They print to our standard output, and end when we end.
 """
 
 import atexit
@@ -73,7 +73,7 @@ def start_and_wait(ranks: int, words: list[str]) -> int:
     from paralab.launch.processes import Template
 
     template = Template()
-    common = {**template.environment, "GLOO_SOCKET_IFNAME": "lo"}
+    common = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     if ranks:
         common |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": find_port()}

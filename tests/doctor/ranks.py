@@ -8,7 +8,7 @@ from tests import forked
 
 
 def observed(
-    script, *arguments, folder, stall_seconds=1.0, steps=None, deadline=30.0, count=2, **more
+    script, *arguments, folder, stall_seconds=1.0, steps=None, deadline=100.0, count=2, **more
 ):
     """What `observe` returns for a script on two ranks; `count=0`: one process, no launcher."""
     began = time.monotonic()

@@ -61,7 +61,6 @@ def in_ranks(steps: int | None) -> set[str]:
                 case.script,
                 folder=Path(folder, "seen"),
                 steps=steps,
-                deadline=120,
                 count=STARTS[case.start],
             )
         return _ids(seen.findings)

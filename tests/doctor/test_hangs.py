@@ -19,7 +19,7 @@ from paralab.doctor.rank_rules.hangs import ENTRIES
 from tests.doctor import ranks
 from tests.doctor.ranks import waited_in
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.processes]
+pytestmark = pytest.mark.processes
 
 HEAD = """
 import time

@@ -14,7 +14,6 @@ from tests.doctor import ranks
 from tests.doctor.ranks import waited_in
 from tests.doctor.test_hangs import HEAD, TAIL
 
-pytestmark = pytest.mark.timeout(90)
 MILLI = 1_000_000  # nanoseconds
 
 

@@ -12,7 +12,7 @@ from tests.doctor.cases import CORPUS, Case, broken, healthy
 from tests.doctor.moments import moments
 from tests.doctor.ranks import observed
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.processes]
+pytestmark = pytest.mark.processes
 AT_A_TIME = 3
 STARTS = {"torchrun": 2, "python": 0}
 COVERED = {*rules("ranks").values(), *rules("log").values()}  # what ranks raise is read as a log is
@@ -45,7 +45,6 @@ def seen(request, tmp_path_factory):
             case.script,
             folder=root / str(case),
             stall_seconds=30,
-            deadline=60,
             count=STARTS[case.start],
         )
 

@@ -8,7 +8,7 @@ from paralab.doctor.rules import rules
 from tests.doctor import ranks
 from tests.doctor.cases import broken, healthy
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.processes]
+pytestmark = pytest.mark.processes
 COVERED = set(rules("ranks").values())
 WRONG = [
     case

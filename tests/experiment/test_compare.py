@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from paralab.analyse.compare import comparison_of
-from tests.conftest import ROOT, run_paralab
+from tests.conftest import DEADLINE_SECONDS, ROOT, run_paralab
 
 pytestmark = pytest.mark.processes
 
@@ -110,7 +110,7 @@ def test_show_needs_no_torch_and_makes_the_same_page(compared, tmp_path):
         env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": ""},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     assert "ddp ×3 · accumulate 2" in done.stdout
@@ -279,7 +279,7 @@ def test_the_whole_rounds_are_kept_however_it_is_stopped(tmp_path, stop, setups,
         assert seen
         running.send_signal(stop)
         rest = running.stderr.read()
-        assert running.wait(30) == (130 if stop == signal.SIGINT else -signal.SIGKILL)
+        assert running.wait(DEADLINE_SECONDS) == (130 if stop == signal.SIGINT else -signal.SIGKILL)
     if stop == signal.SIGINT:
         assert "Stopped by Ctrl-C after" in rest
         assert "paralab show kept" in rest

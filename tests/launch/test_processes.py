@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from paralab.launch import processes as starting
 from paralab.launch.processes import INSIDE, Forked, import_torch_once, start
 from paralab.record.status_board import UNSEEN
-from tests.conftest import ROOT, run_paralab
+from tests.conftest import DEADLINE_SECONDS, ROOT, run_paralab, wait_until
 
 pytestmark = [
     pytest.mark.usefixtures("own_torch"),
@@ -37,14 +36,11 @@ def child(folder, *arguments, **more):
     with log.open("ab") as file:
         process = start("tests.launch.child", list(arguments), environment, file, prefix=[], **more)
     try:
-        until = time.monotonic() + 60
-        while not log.read_bytes().endswith(b"\n"):
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: log.read_bytes().endswith(b"\n"))
         yield process, json.loads(log.read_text().splitlines()[0])
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(DEADLINE_SECONDS)
         process.stdin.close()
 
 
@@ -57,7 +53,7 @@ def test_it_is_as_if_each_had_been_started_by_itself(tmp_path):
             assert (said["pid"], said["session"]) == (process.pid, process.pid)
             assert process.poll() is None
             process.stdin.close()
-            assert process.wait(10) == process.poll() == process.returncode == 7
+            assert process.wait(DEADLINE_SECONDS) == process.poll() == process.returncode == 7
             told.append(
                 {
                     key: said[key]
@@ -75,7 +71,7 @@ def test_it_is_as_if_each_had_been_started_by_itself(tmp_path):
 
 def test_every_end_is_told(tmp_path):
     with child(tmp_path, "fail") as (process, _):
-        assert process.wait(10) == 1
+        assert process.wait(DEADLINE_SECONDS) == 1
         assert "ValueError: as asked" in (tmp_path / "log.txt").read_text()
     (tmp_path / "log.txt").unlink()
     with child(tmp_path, "hold") as (process, _):
@@ -83,12 +79,12 @@ def test_every_end_is_told(tmp_path):
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)
         process.send_signal(signal.SIGKILL)
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(DEADLINE_SECONDS) == -signal.SIGKILL
         process.kill()  # nobody there any more: nothing happens
     (tmp_path / "log.txt").unlink()
     with child(tmp_path) as (process, said):  # the template is killed: noticed, and replaced
         os.kill(said["parent"], signal.SIGKILL)
-        assert process.wait(10) == UNSEEN
+        assert process.wait(DEADLINE_SECONDS) == UNSEEN
         os.kill(process.pid, signal.SIGKILL)  # it lives on until its launcher lets go
     (tmp_path / "log.txt").unlink()
     with child(tmp_path) as (_, again):
@@ -109,7 +105,7 @@ def test_where_it_cannot_be_each_is_started_by_itself(tmp_path, monkeypatch):
         )
     assert isinstance(process, subprocess.Popen)
     process.stdin.close()
-    assert process.wait(60) == 7
+    assert process.wait(DEADLINE_SECONDS) == 7
     assert json.loads((tmp_path / "prefixed.txt").read_text())["given"] == "prefix"
 
 

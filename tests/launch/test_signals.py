@@ -16,7 +16,7 @@ import pytest
 from paralab.launch.stop_signals import stop_in_order
 from paralab.machine.signals import StopSignal, exit_code_of, name_of
 from paralab.record.checkpoints import checkpoints
-from tests.conftest import ROOT
+from tests.conftest import DEADLINE_SECONDS, ROOT, wait_until
 
 pytestmark = pytest.mark.usefixtures(
     "own_torch"
@@ -61,10 +61,7 @@ def steps_of(folder, rank=0):
 
 
 def wait_for(folder, steps):
-    deadline = time.monotonic() + 60
-    while steps_of(folder) < steps:
-        assert time.monotonic() < deadline, "the run did not go on"
-        time.sleep(0.02)
+    wait_until(lambda: steps_of(folder) >= steps)
 
 
 def is_saved(folder):
@@ -86,7 +83,7 @@ def test_a_signal_to_every_process_at_once_saves(tmp_path):
         each.send_signal(signal.SIGTERM)
     for each in everybody[1:]:
         each.send_signal(signal.SIGHUP)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 75, err
     assert "SIGTERM" in err
     assert not err.startswith("Ctrl-C")
@@ -110,7 +107,7 @@ def test_a_closed_terminal_saves(tmp_path):
     process = begin(tmp_path, "--checkpoint", "kept", **how)
     os.close(slave)
     os.close(master)
-    assert process.wait(60) == 75
+    assert process.wait(DEADLINE_SECONDS) == 75
     assert is_saved(tmp_path)
 
 
@@ -123,7 +120,7 @@ def test_an_ignored_signal_stays_ignored_and_another_one_is_named(tmp_path):
     process.send_signal(signal.SIGINT)
     wait_for(tmp_path, steps_of(tmp_path) + 10)
     process.send_signal(signal.SIGQUIT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 128 + signal.SIGQUIT
     assert "SIGQUIT" in json.loads(out)["error"]
     assert "Traceback" not in err

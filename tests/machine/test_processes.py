@@ -22,7 +22,7 @@ with subprocess.Popen([sys.executable, "-c", {SLEEPS!r}]) as child:
 
 def wait_for(wanted, ask, *arguments):
     """A process that has just started has no environment for an instant."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 100
     while (found := ask(*arguments)) != wanted and time.monotonic() < until:
         time.sleep(0.02)
     assert found == wanted

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import ROOT, run_paralab
+from tests.conftest import DEADLINE_SECONDS, ROOT, run_paralab
 
 MASK = Path(__file__).parent / "without_linux"
 ENVIRONMENT = {"PYTHONPATH": f"{MASK}{os.pathsep}{ROOT}"}
@@ -63,7 +63,7 @@ print(json.dumps({
         env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
@@ -121,5 +121,5 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path, own_torch):
         ranks = psutil.Process(launcher.pid).children(recursive=True)
         launcher.kill()
     assert len(ranks) == 2
-    _, alive = psutil.wait_procs(ranks, timeout=20)
+    _, alive = psutil.wait_procs(ranks, timeout=DEADLINE_SECONDS)
     assert alive == []

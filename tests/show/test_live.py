@@ -22,7 +22,7 @@ from paralab.plan.plan import Plan
 from paralab.record.folder import RunFolder
 from paralab.show.follow import Follower
 from paralab.show.live import LiveView, frame, sparkline
-from tests.conftest import ROOT
+from tests.conftest import DEADLINE_SECONDS, ROOT
 
 RECORDED = Path(__file__).parent.parent / "runs" / "ddp"
 GiB = 2**30
@@ -279,7 +279,7 @@ def test_ctrl_c_in_a_real_terminal_ends_the_ranks_and_gives_the_cursor_back(tmp_
                 process.send_signal(signal.SIGINT)
                 interrupted = True
     os.close(master)
-    assert process.wait(30) == 130
+    assert process.wait(DEADLINE_SECONDS) == 130
     after = text.decode().rpartition("\x1b[?25h")[
         2
     ]  # the cursor is shown; what follows stands below the last frame

@@ -20,7 +20,7 @@ from pathlib import Path
 
 NODES, CPUS = 2, 4
 GPU_FILES = ("/dev/null", "/dev/zero")  # a GPU is a file to Slurm; these are everywhere
-START_SECONDS = 30
+START_SECONDS = 120
 BEHIND = ("/usr/sbin", "/usr/bin")  # the daemons are in no user's PATH
 
 CONFIGURATION = """\

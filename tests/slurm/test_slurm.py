@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from paralab.record.checkpoints import checkpoints
-from tests.conftest import ROOT, Finished, run_paralab
+from tests.conftest import DEADLINE_SECONDS, ROOT, Finished, run_paralab
 from tests.launch.test_endings import wait_for_steps
 from tests.slurm.cluster import cluster, idle, why_not
 
@@ -58,7 +58,7 @@ class Cluster:
         (folder / "srun").write_text(STAND_IN.replace("SRUN", str(shutil.which("srun"))))
         (folder / "srun").chmod(0o755)
 
-    def paralab(self, *arguments, cwd, act="", seconds=120) -> Finished:
+    def paralab(self, *arguments, cwd, act="", seconds=DEADLINE_SECONDS) -> Finished:
         return run_paralab(
             *arguments, cwd=cwd, environment={**self.environment, "STAND_IN": act}, seconds=seconds
         )
@@ -91,7 +91,12 @@ class Cluster:
     def run(self, *command, cwd=None) -> str:
         environment = {**os.environ, **self.environment}
         done = subprocess.run(
-            command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=60
+            command,
+            env=environment,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_SECONDS,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
@@ -109,16 +114,16 @@ class Followed:
     def job(self) -> str:
         return re.search(r"Slurm job (\d+)", self.err)[1]
 
-    def wait_for(self, words, seconds=60) -> "Followed":
-        deadline = time.monotonic() + seconds
+    def wait_for(self, words) -> "Followed":
+        deadline = time.monotonic() + DEADLINE_SECONDS
         while words not in self.err:
             assert self.process.poll() is None, self.err
             assert time.monotonic() < deadline, self.err
             time.sleep(0.05)
         return self
 
-    def end(self, seconds=100) -> int:
-        return self.process.wait(seconds)
+    def end(self) -> int:
+        return self.process.wait(DEADLINE_SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +212,7 @@ def test_the_printed_script_is_for_sbatch_by_hand(slurm, local, tmp_path):
     number = slurm.run("sbatch", "--parsable", "job", cwd=tmp_path)
     run = tmp_path / "here" / "runs" / "slurm" / f"run-{number}"
     events = run / "events" / "rank1.jsonl"
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + DEADLINE_SECONDS
     signalled = False
     while not (run / "result.json").exists():
         assert time.monotonic() < deadline, "the job did not end"
@@ -281,7 +286,7 @@ def test_scancel_of_a_job_with_checkpoints_saves_the_last_step(slurm, tmp_path):
     number = slurm.run("sbatch", "--parsable", "-n1", "job", cwd=tmp_path)
     wait_for_steps(tmp_path, 20)
     slurm.run("scancel", number)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while not (tmp_path / "run" / "result.json").exists():
         assert time.monotonic() < deadline, (tmp_path / f"slurm-{number}.out").read_text()
         time.sleep(0.1)
@@ -343,7 +348,7 @@ def test_a_job_that_reaches_its_time_limit(slow_ones):
 
 
 def test_the_cluster_is_idle_again(slurm):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while idle(slurm.environment) < 2:
         assert time.monotonic() < deadline, slurm.run("squeue")
         time.sleep(0.2)
