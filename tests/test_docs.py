@@ -9,9 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 
+from paralab.analyse.metric_types import Metrics
+from paralab.analyse.result import Result
+from paralab.analyse.verify import Verified, VerifyResult
 from paralab.cli.main import main
+from paralab.record.events import KINDS
+from paralab.record.folder import SCHEMA_VERSION
 from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -178,3 +184,20 @@ def test_contributing_answers_30_questions() -> None:
     files = [re.findall(r"`(\S+\.py)`", row) for row in rows]
     assert all(files)
     assert [path for row in files for path in row if not (ROOT / path).exists()] == []
+
+
+def test_every_event_and_every_field_of_a_result_is_documented() -> None:
+    page = (ROOT / "docs" / "run-folder.md").read_text()
+    events, results = page.split("## The result")
+    assert f"(schema {SCHEMA_VERSION})" in page
+    assert [kind for kind in KINDS if f"`{kind}`" not in events] == []
+    fields = {
+        field.name
+        for struct in (Result, VerifyResult, Verified)
+        for field in msgspec.structs.fields(struct)
+    }
+    assert sorted(name for name in fields if f"`{name}`" not in results) == []
+
+    measured = (ROOT / "docs" / "metrics.md").read_text()
+    metrics = {field.name for field in msgspec.structs.fields(Metrics)}
+    assert sorted(name for name in metrics if f"`{name}" not in measured) == []
