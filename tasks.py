@@ -28,7 +28,7 @@ TASKS = {
     "lint": "ruff and mypy",
     "bench": "compare paralab with handwritten loops; measure its overhead, and tune on a slow link",
     "faults": "inject every fault and report whether training survives (30 min; more as root)",
-    "docs": "write docs/doctor/ from the doctor's catalogue",
+    "docs": "write docs/doctor/ from the doctor's catalog and docs/schema/ from the types",
     "screenshots": "run a comparison and take the screenshots for the README",
     "gpu": "run every CUDA path on one GPU and print a table (with this Python, if it has torch)",
 }
@@ -148,6 +148,7 @@ def faults() -> None:
 def docs() -> None:
     setup()
     run(PYTHON, "docs/catalogue.py")
+    run(PYTHON, "docs/schemas.py")
 
 
 def screenshots() -> None:

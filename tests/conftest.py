@@ -12,14 +12,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import psutil
 import pytest
 
+from paralab.cli.schemas import OUTPUTS, file_name
 from paralab.launch.processes import SHARED, can_fork
 from paralab.machine.signals import ENDS
 from tests import forked
@@ -230,7 +233,29 @@ def run_paralab(
         text=True,
         timeout=seconds,
     )
+    if "--json" in arguments:
+        check_schema(arguments, done.stdout)
     return Finished(done)
+
+
+@cache
+def _validator(output: str) -> Any:
+    path = ROOT / "docs" / "schema" / file_name(output)
+    return jsonschema.Draft202012Validator(json.loads(path.read_text()))
+
+
+def check_schema(arguments: Sequence[str], printed: str) -> None:
+    """Every `--json` output must follow its published schema. (The doctor has its own.)"""
+    words = " ".join(arguments)
+    if words.startswith("practical ") and not words.startswith("practical check"):
+        words = "practical"
+    names = [name for name in OUTPUTS if f"{words} ".startswith(f"{name} ")]
+    if not names or not printed.startswith("{"):  # a usage error of click, or a killed process
+        return
+
+    value = json.loads(printed)
+    name = "run --slurm --dry-run" if "script" in value else max(names, key=len)
+    _validator("error" if "error" in value else name).validate(value)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +15,9 @@ from paralab.errors import UsageError
 from paralab.record.checkpoints import Checkpoint, checkpoints
 from paralab.show.visible import echo
 from paralab.units import plural, size
+
+if TYPE_CHECKING:
+    from paralab.cli.schemas import SavedCheckpoint
 
 FOLDER = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 
@@ -53,8 +56,11 @@ def _report(folder: Path, as_json: bool, check: bool) -> bool:
     damaged = len(found) - len(whole)
 
     if as_json:
-        rows = [_as_json(each) for each in found]
-        click.echo(json.dumps({"folder": str(folder), "checked": check, "checkpoints": rows}))
+        from paralab.cli.schemas import CheckpointList
+
+        rows = [_typed(each) for each in found]
+        printed = CheckpointList(folder=str(folder), checked=check, checkpoints=rows)
+        click.echo(json.dumps(printed.to_dict()))
         return bool(damaged)
 
     for each in found:
@@ -91,11 +97,13 @@ def _describe_origin(each: Checkpoint) -> str:
     return f"{samples}  {topology.get('strategy')} on {ranks}  {each.manifest.get('created')}"
 
 
-def _as_json(each: Checkpoint) -> dict[str, Any]:
-    return {
-        "path": str(each.path),
-        "step": each.step,
-        "bytes": each.num_bytes,
-        "problem": each.problem,
-        "manifest": {name: value for name, value in each.manifest.items() if name != "files"},
-    }
+def _typed(each: Checkpoint) -> SavedCheckpoint:
+    from paralab.cli.schemas import SavedCheckpoint
+
+    return SavedCheckpoint(
+        path=str(each.path),
+        step=each.step,
+        bytes=each.num_bytes,
+        problem=each.problem,
+        manifest={name: value for name, value in each.manifest.items() if name != "files"},
+    )
