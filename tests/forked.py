@@ -39,13 +39,14 @@ MODULES = (
 
 
 @contextlib.contextmanager
-def server():
-    """In this block, commands and this program fork their processes from one that has torch."""
+def server(modules=MODULES):
+    """In this block, commands and this program fork their processes from one that has imported
+    torch and these modules."""
     from paralab.launch.processes import SHARED
 
     with tempfile.TemporaryDirectory(prefix="torch-") as folder:
         address = os.path.join(folder, "socket")
-        command = [sys.executable, "-P", "-m", "paralab.worker.template", address, *MODULES]
+        command = [sys.executable, "-P", "-m", "paralab.worker.template", address, *modules]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, env=environment, start_new_session=True
@@ -55,11 +56,13 @@ def server():
                 assert process.poll() is None
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
-            os.environ[SHARED] = address
+            before, os.environ[SHARED] = os.environ.get(SHARED), address
             try:
                 yield process
             finally:
                 del os.environ[SHARED]
+                if before is not None:
+                    os.environ[SHARED] = before
 
 
 def python(ranks: int = 0) -> list[str]:

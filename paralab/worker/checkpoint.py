@@ -26,7 +26,7 @@ from paralab.errors import ParalabError
 from paralab.record.checkpoints import require_room, rotate, step_folder, write_manifest
 from paralab.record.metadata import read_metadata
 from paralab.worker.groups import checkpoint_group
-from paralab.worker.inject import planted
+from paralab.worker.inject import inject_fault
 from paralab.worker.probes import Probe
 from paralab.worker.shards import local
 from paralab.worker.training_state import PICKLED, State, TrainingState, unpickle
@@ -126,7 +126,7 @@ class Saver:
 
             folder = step_folder(self.directory, step)
             group = checkpoint_group(self.state.plan)
-            planted("write", self.state.rank, step, self.state.model)
+            inject_fault("write", self.state.rank, step, self.state.model)
             # Into a new folder: DCP overwrites in place, and a rank killed halfway would leave a
             # folder that loads but mixes two steps.
             threads = WRITERS if self.state.plan.device == "cuda" else 1
@@ -134,7 +134,7 @@ class Saver:
             with _without_crc():
                 save(self._copy, storage_writer=writer, process_group=group, no_dist=group is None)
 
-            planted("save", self.state.rank, step, self.state.model)
+            inject_fault("save", self.state.rank, step, self.state.model)
             if self.state.rank == 0:
                 _require_files(folder)
                 write_manifest(folder, **about)

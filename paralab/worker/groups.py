@@ -87,8 +87,8 @@ def pipeline_group(plan: Plan, replica: int) -> dist.ProcessGroup:
 
 
 def mesh(plan: Plan, replica: int, stage: int) -> DeviceMesh:
-    """The ranks of several pipelines, as the rank of this replica and stage sees them: micro-batches
-    travel along "stage", and gradients are summed along "replica".
+    """The ranks of several pipelines, as the rank of this replica and stage sees them:
+    micro-batches travel along "stage", and gradients are summed along "replica".
 
         replica 0    rank 0  rank 1     2 replicas of 2 stages
         replica 1    rank 2  rank 3

@@ -1,10 +1,9 @@
-"""Faults planted on purpose: bench/faults asks for one through the environment, and this rank
-really has it.
+"""Inject a fault into this rank: bench/faults asks for one through the environment.
 
 PARALAB_PLANT = {"kind": "kill", "rank": 1, "phase": "step", "step": 7, "mark": FILE}
 
-The mark is written just before the fault, with the time, and keeps it from happening again after a
-restart.
+The mark is written just before the fault, with the time. It prevents the fault from happening again
+after a restart.
 """
 
 from __future__ import annotations
@@ -27,31 +26,31 @@ VARIABLE = "PARALAB_PLANT"
 SLOW_SECONDS = 0.3
 
 
-def planted(phase: str, rank: int, step: int, model: nn.Module) -> None:
-    """Have the fault that was planted here, if one was."""
-    wanted = _wanted()
-    if not wanted or (wanted["rank"], wanted["phase"]) != (rank, phase) or step < wanted["step"]:
+def inject_fault(phase: str, rank: int, step: int, model: nn.Module) -> None:
+    """Trigger the fault that was requested for this place, if there is one."""
+    fault = _requested()
+    if not fault or (fault["rank"], fault["phase"]) != (rank, phase) or step < fault["step"]:
         return
-    mark = Path(wanted["mark"])
-    if wanted["kind"] == "slow":  # for the rest of the run
+    mark = Path(fault["mark"])
+    if fault["kind"] == "slow":  # for the rest of the run
         time.sleep(SLOW_SECONDS)
     if mark.exists():
         return
     mark.write_text(json.dumps({"unix_seconds": time.time(), "step": step}))
-    if wanted["kind"] == "fill":
-        _fill(Path(wanted["path"]))
+    if fault["kind"] == "fill":
+        _fill(Path(fault["path"]))
     else:
-        FAULTS[wanted["kind"]](model)
+        FAULTS[fault["kind"]](model)
 
 
 @cache
-def _wanted() -> dict[str, Any]:
-    wanted: dict[str, Any] = json.loads(os.environ.get(VARIABLE, "{}"))
-    return wanted
+def _requested() -> dict[str, Any]:
+    fault: dict[str, Any] = json.loads(os.environ.get(VARIABLE, "{}"))
+    return fault
 
 
 def _fill(path: Path) -> None:
-    """Leave no room on the disk of this file."""
+    """Fill the disk of this file."""
     with suppress(OSError), path.open("wb") as file:
         while True:
             file.write(bytes(2**20))
@@ -73,9 +72,7 @@ FAULTS: dict[str, Callable[[nn.Module], Any]] = {
     "exception": _raise,
     "exit0": lambda model: os._exit(0),
     "stop": lambda model: os.kill(os.getpid(), signal.SIGSTOP),
-    "gil": lambda model: sum(
-        iter(int, 1)
-    ),  # adds up zeros for ever, without letting another thread run
+    "gil": lambda model: sum(iter(int, 1)),  # adds zeros forever and never releases the GIL
     "memory": lambda model: torch.empty(2**60),
     "nan": _poison,
     "slow": lambda model: None,

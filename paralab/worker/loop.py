@@ -109,7 +109,7 @@ def _run_steps(
 def _write_results(
     context: RankContext, strategy: Strategy, trace: TrainingTrace | None, extras: Extras
 ) -> None:
-    """Write the reference, the comparison with it, and the weights, as far as they were requested."""
+    """Write the reference, the comparison with it, and the weights, if they were requested."""
     if trace and extras.save_reference:
         trace.save(extras.save_reference)
     if trace and extras.compare_with:

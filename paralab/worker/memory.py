@@ -1,5 +1,5 @@
-"""Memory of a device: from the allocator on CUDA. Virtual CPU devices share the heap of one process,
-so their tensors are counted."""
+"""Memory of a device: from the allocator on CUDA. Virtual CPU devices share one heap, so their
+tensors are counted."""
 
 from __future__ import annotations
 

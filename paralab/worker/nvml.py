@@ -40,8 +40,8 @@ class Nvml:
             self.reason = f"NVML cannot be read: {error}"
 
     def read(self, device: str) -> dict[str, Any]:
-        """Read the share of the last sampling period in which a kernel ran, and the memory in use by
-        all processes."""
+        """Read the share of the last sampling period in which a kernel ran, and the memory in use
+        by all processes."""
         if self.reason:
             return {}
         load, memory = _Utilization(), _Memory()

@@ -14,7 +14,7 @@ from paralab.workload.workload import Workload
 
 
 def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
-    """Make the optimizer of this rank's parameters; those of other stages are on the meta device."""
+    """Make the optimizer of this rank's parameters. Other stages' are on the meta device."""
     parameters = [parameter for parameter in model.parameters() if not parameter.is_meta]
     # A stage may have no parameters, but no optimizer accepts an empty list.
     parameters = parameters or [nn.Parameter(torch.empty(0))]

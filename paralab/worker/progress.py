@@ -9,7 +9,7 @@ import torch
 from paralab.plan.batches import GlobalBatch
 from paralab.record.checkpoints import CheckpointPolicy
 from paralab.worker.checkpoint import Saver
-from paralab.worker.inject import planted
+from paralab.worker.inject import inject_fault
 from paralab.worker.optimizer import make_scheduler
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 from paralab.worker.status import RankStatus
@@ -47,7 +47,7 @@ class TrainingProgress:
             else None
         )
         context.probe.only_finite = policy is not None
-        planted("start", context.rank.rank, -1, strategy.model)
+        inject_fault("start", context.rank.rank, -1, strategy.model)
 
     def begin_step(self, batch: GlobalBatch, accumulation_steps: list[AccumulationStep]) -> bool:
         """Return whether this step may begin. The first step of a resumed training restores the
@@ -58,7 +58,7 @@ class TrainingProgress:
             self.stopped = True
             return False
         self.status.enter("step", batch.step)
-        planted("step", self.context.rank.rank, batch.step, self.strategy.model)
+        inject_fault("step", self.context.rank.rank, batch.step, self.strategy.model)
         return True
 
     def step_scheduler(self) -> None:

@@ -1,4 +1,4 @@
-"""One training as one rank sees it: the plan, the workload, and the tools that all strategies use."""
+"""One training as one rank sees it: its plan, its workload, and the tools of all strategies."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""DCP's reader without unpickling: `paralab.record.metadata` reads `.metadata` and runs nothing that
-the file names.
+"""DCP's reader without unpickling: `paralab.record.metadata` reads `.metadata` and runs nothing
+that the file names.
 
 DCP reads the tensors with `torch.load(weights_only=True)`. It would unpickle only entries that are
 not tensors, and the metadata that this reader returns has none.

@@ -1,4 +1,4 @@
-"""Events that show how a batch was split: the shape that arrives inside the model on each device."""
+"""How a batch was split: events with the shape that arrives inside the model on each device."""
 
 from __future__ import annotations
 

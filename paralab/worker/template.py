@@ -1,11 +1,13 @@
-"""A process that has loaded torch once, and becomes every process that a command needs by forking.
+"""A process that imports torch once and forks every process that a command needs.
 
-python -m paralab.worker.template DESCRIPTOR     serve one command (paralab.launch.processes) at this end of a socket pair
+python -m paralab.worker.template DESCRIPTOR
+    serve one command (paralab.launch.processes) at this end of a socket pair
 python -m paralab.worker.template SOCKET [MODULE…]
-    import these modules, then fork such a process for every command that connects, until stdin is closed
+    import the modules, then fork such a process for every command that connects, until stdin is
+    closed
 
-It never computes, so there are no threads that a fork would lose. It ends with the launcher, which
-closes the socket's other end.
+It never computes, so it has no threads that a fork would lose. It exits when the launcher closes
+the other end of the socket.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ from typing import Any, NoReturn
 import torch
 
 from paralab.machine import signals
-from paralab.worker import inspect_workload  # noqa: F401  # the first thing that a command starts
+from paralab.worker import inspect_workload  # noqa: F401  # every command starts with it
 
-MODULES = {"paralab.worker": "paralab.worker.__main__"}  # `python -m` a package means this
+MODULES = {"paralab.worker": "paralab.worker.__main__"}  # what `python -m` runs for a package
 
 
 def main() -> NoReturn:
@@ -43,7 +45,7 @@ def main() -> NoReturn:
 
 
 def _share(address: str, modules: list[str]) -> NoReturn:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the copies
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reap the forked processes
     for name in (MODULES["paralab.worker"], *modules):
         importlib.import_module(name)
     gc.freeze()
@@ -79,45 +81,45 @@ def _serve(channel: socket.socket) -> NoReturn:
                 waiting.unregister(key.fileobj)
                 os.close(key.fd)
                 _, status = os.waitpid(key.data, 0)
-                _tell(channel, ended=key.data, code=os.waitstatus_to_exitcode(status))
+                _report(channel, ended=key.data, code=os.waitstatus_to_exitcode(status))
 
 
 def _fork(channel: socket.socket, waiting: selectors.BaseSelector) -> None:
-    request, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, 2)
-    if not request:
+    message, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, 2)
+    if not message:
         os._exit(0)
-    asked = json.loads(request)
-    module = importlib.import_module(MODULES.get(asked["module"], asked["module"]))
-    gc.freeze()  # so that collecting garbage does not touch, and thereby copy, what all share
+    request = json.loads(message)
+    module = importlib.import_module(MODULES.get(request["module"], request["module"]))
+    gc.freeze()  # the garbage collector would touch, and so copy, the shared pages
     pid = os.fork()
     if not pid:
         for key in list(waiting.get_map().values()):
             os.close(key.fd)
         waiting.close()
-        _become(module, asked, *descriptors)
+        _become(module, request, *descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
     waiting.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
-    _tell(channel, forked=pid)
+    _report(channel, forked=pid)
 
 
-def _become(module: Any, asked: dict[str, Any], lifeline: int, log: int) -> NoReturn:
-    """What a process that was started by itself is from its beginning. Never returns."""
+def _become(module: Any, request: dict[str, Any], lifeline: int, log: int) -> NoReturn:
+    """Set up the forked process like one that was started directly, and run its module."""
     try:
         os.setsid()
-        for given, place in ((lifeline, 0), (log, 1), (log, 2)):
-            os.dup2(given, place)
+        for descriptor, stream in ((lifeline, 0), (log, 1), (log, 2)):
+            os.dup2(descriptor, stream)
         os.close(lifeline)
         os.close(log)
-        for name, value in asked["environment"].items():
+        for name, value in request["environment"].items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
         if threads := os.environ.get("OMP_NUM_THREADS", ""):
-            torch.set_num_threads(int(threads))  # which is read where torch is loaded
+            torch.set_num_threads(int(threads))  # torch reads it only on import
         random.seed()
-        sys.argv = [str(module.__file__), *asked["arguments"]]
+        sys.argv = [str(module.__file__), *request["arguments"]]
         module.main()
     except BaseException:
         traceback.print_exc()
@@ -125,7 +127,7 @@ def _become(module: Any, asked: dict[str, Any], lifeline: int, log: int) -> NoRe
         os._exit(1)
 
 
-def _tell(channel: socket.socket, **news: int) -> None:
+def _report(channel: socket.socket, **news: int) -> None:
     try:
         channel.send(json.dumps(news).encode())
     except OSError:

@@ -26,7 +26,8 @@ def map_tree(leaf: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], boo
             return mapped
         # Dicts with attributes (outputs of other libraries) are built from names, other mappings
         # from a dict.
-        return type(tree)(**mapped) if isinstance(tree, dict) else type(tree)(mapped)  # type: ignore[call-arg]
+        kind: Any = type(tree)
+        return kind(**mapped) if isinstance(tree, dict) else kind(mapped)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         values = {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
         return dataclasses.replace(

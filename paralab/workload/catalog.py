@@ -11,93 +11,54 @@ from paralab.errors import unknown
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A model family: the module with its `build(name, **numbers)`, and its sizes. The first size is
-    the default."""
+    """A model family: the module with its `build(name, **numbers)`, and its sizes. The first size
+    is the default."""
 
     module: str
     about: str
     sizes: Mapping[str, Mapping[str, int]]
 
 
+_MLP = {
+    "base": {"dim": 1024, "layers": 6, "samples": 4096, "batch_size": 64},
+    "tiny": {"dim": 16, "layers": 4, "samples": 300, "batch_size": 32},
+    "small": {"dim": 256, "layers": 6, "samples": 4096, "batch_size": 64},
+    "large": {"dim": 4096, "layers": 8, "samples": 1024, "batch_size": 256},
+}
+# A loss so small that its gradients underflow in fp16 without a GradScaler (practical 7).
+_FAINT = {**_MLP["small"], "loss_divisor": 1000}
+
+_CNN = {
+    "small": {"width": 16, "blocks": 4, "pixels": 16, "samples": 2048, "batch_size": 64},
+    "tiny": {"width": 4, "blocks": 2, "pixels": 8, "samples": 300, "batch_size": 32},
+    "base": {"width": 64, "blocks": 6, "pixels": 32, "samples": 4096, "batch_size": 128},
+}
+
+_GPT_NUMBERS = ("dim", "layers", "heads", "context", "samples", "batch_size")
+_GPT = {
+    name: dict(zip(_GPT_NUMBERS, numbers, strict=True))
+    for name, numbers in {
+        "small": (128, 4, 4, 128, 4096, 32),
+        "tiny": (32, 3, 2, 32, 300, 32),
+        "10m": (320, 8, 5, 256, 4096, 32),
+        "124m": (960, 11, 15, 1024, 2048, 16),
+    }.items()
+}
+
 BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
     {
         "mlp": BuiltIn(
             "paralab.workload.mlp",
             "linear layers of width DIM on a synthetic batch, as in the practicals",
-            {
-                "base": {"dim": 1024, "layers": 6, "samples": 4096, "batch_size": 64},
-                "tiny": {"dim": 16, "layers": 4, "samples": 300, "batch_size": 32},
-                "small": {"dim": 256, "layers": 6, "samples": 4096, "batch_size": 64},
-                "large": {"dim": 4096, "layers": 8, "samples": 1024, "batch_size": 256},
-                # A loss so small that its gradients underflow in fp16 without a GradScaler
-                # (practical 7).
-                "faint": {
-                    "dim": 256,
-                    "layers": 6,
-                    "samples": 4096,
-                    "batch_size": 64,
-                    "loss_divisor": 1000,
-                },
-            },
+            {**_MLP, "faint": _FAINT},
         ),
         "cnn": BuiltIn(
-            "paralab.workload.cnn",
-            "convolutions with BatchNorm on synthetic 10-class images",
-            {
-                "small": {
-                    "width": 16,
-                    "blocks": 4,
-                    "pixels": 16,
-                    "samples": 2048,
-                    "batch_size": 64,
-                },
-                "tiny": {"width": 4, "blocks": 2, "pixels": 8, "samples": 300, "batch_size": 32},
-                "base": {
-                    "width": 64,
-                    "blocks": 6,
-                    "pixels": 32,
-                    "samples": 4096,
-                    "batch_size": 128,
-                },
-            },
+            "paralab.workload.cnn", "convolutions with BatchNorm on synthetic 10-class images", _CNN
         ),
         "gpt": BuiltIn(
             "paralab.workload.gpt",
             "a byte-level transformer on the source files of Python's standard library",
-            {
-                "small": {
-                    "dim": 128,
-                    "layers": 4,
-                    "heads": 4,
-                    "context": 128,
-                    "samples": 4096,
-                    "batch_size": 32,
-                },
-                "tiny": {
-                    "dim": 32,
-                    "layers": 3,
-                    "heads": 2,
-                    "context": 32,
-                    "samples": 300,
-                    "batch_size": 32,
-                },
-                "10m": {
-                    "dim": 320,
-                    "layers": 8,
-                    "heads": 5,
-                    "context": 256,
-                    "samples": 4096,
-                    "batch_size": 32,
-                },
-                "124m": {
-                    "dim": 960,
-                    "layers": 11,
-                    "heads": 15,
-                    "context": 1024,
-                    "samples": 2048,
-                    "batch_size": 16,
-                },
-            },
+            _GPT,
         ),
     }
 )

@@ -1,4 +1,4 @@
-"""`mlp`: the model of the practicals, linear layers of width DIM, on noisy vectors in ten classes."""
+"""`mlp`: the model of the practicals, linear layers of width DIM, on noisy vectors."""
 
 from __future__ import annotations
 

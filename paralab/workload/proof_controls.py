@@ -83,7 +83,7 @@ def _frozen_batch_norm(model: nn.Module) -> Iterator[None]:
 
 
 def _hold(model: nn.Module, state: State, per_sample: bool, example: Any) -> None:
-    """Replace the forward in the class, not in the instance: a copy of the model must call its own."""
+    """Replace the forward in the class, not in the instance: a copy must call its own."""
     axes: Axes | None = None
     if per_sample:
         track_modules(model)

@@ -58,8 +58,11 @@ _MISSING = object()
 
 class _GeneratorState:
     def __init__(self, generator: torch.Generator | random.Random) -> None:
-        is_torch = isinstance(generator, torch.Generator)
-        self.value: Any = generator.get_state() if is_torch else generator.getstate()  # type: ignore[union-attr]
+        self.value: Any
+        if isinstance(generator, torch.Generator):
+            self.value = generator.get_state()
+        else:
+            self.value = generator.getstate()
 
     def put_back(self, generator: Any) -> None:
         if isinstance(generator, torch.Generator):

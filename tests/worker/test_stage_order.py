@@ -1,4 +1,4 @@
-"""StageOrder at the stages, drawn: rows are stages, columns are moments, entries are micro-batches."""
+"""Micro-batches take turns: rows are stages, columns are moments, entries are micro-batches."""
 
 import threading
 import time

@@ -83,8 +83,8 @@ class PipelineThreads(Strategy):
             passage.forward_to(stage)
             first = next(tensors((args, kwargs)))
             self.context.note_split(self.names[stage], device, first.shape)
-            moved = _Crossing.apply(passage, came_from, device, *crossing) if crossing else ()  # type: ignore[no-untyped-call]
-            arrived = iter(moved)
+            cross: Any = _Crossing.apply
+            arrived = iter(cross(passage, came_from, device, *crossing) if crossing else ())
             return map_tensors(
                 lambda t: next(arrived) if t.requires_grad else move(t, device), (args, kwargs)
             )
