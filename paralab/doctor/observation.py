@@ -56,9 +56,9 @@ from paralab.doctor.events import (
 )
 from paralab.doctor.place import Place, Site
 from paralab.machine.processes import state_of
-from paralab.record.open_operations import read_slot
+from paralab.record.open_operations import read_open_operations
 from paralab.record.reader import WatchedTail
-from paralab.record.ring_log import OPEN, ROWS, Row, read_recent
+from paralab.record.ring_log import OPEN, ROWS, Row, read_ring_log
 
 Kind = TypeVar("Kind", bound=Event)
 Numbered = (
@@ -244,7 +244,7 @@ class _File:
     rows: list[Row] = field(default_factory=list)
 
     def grow(self) -> None:
-        self.rows = read_recent(self.path.with_suffix(".recent"))
+        self.rows = read_ring_log(self.path.with_suffix(".recent"))
         new = self.tail.new()
         for raw in new:
             if raw["event"] == "site":
@@ -390,7 +390,7 @@ def _answered(path: Path, asked: float) -> bool:
 
 
 def _seen(number: int, file: _File, settled: bool, apart: set[int]) -> RankSeen:
-    count, doing = read_slot(file.path.with_suffix(".now"))
+    count, doing = read_open_operations(file.path.with_suffix(".now"))
     open_ = [event for raw in doing if (event := typed(raw, file.sites)) is not None]
     open_ += [event for event in file.light(is_open=True) if isinstance(event, WAITING)]
     said = (

@@ -26,9 +26,9 @@ import torch
 from paralab.observe import sites
 from paralab.observe.budget import Budget
 from paralab.observe.digests import EVERY, is_sampled
-from paralab.record.mmap_log import Journal
-from paralab.record.open_operations import Slot
-from paralab.record.ring_log import Recent
+from paralab.record.mmap_log import MmapLog
+from paralab.record.open_operations import OpenOperations
+from paralab.record.ring_log import RingLog
 
 MAY_WAIT = {
     "init",
@@ -96,9 +96,9 @@ class Rank:
             0  # light backwards since the last step, and before it: a scaler may leave steps out
         )
         self.waiting: list[dict[str, Any]] = []
-        self.journal: Journal | None = None
-        self.recent: Recent | None = None
-        self.slot: Slot | None = None
+        self.journal: MmapLog | None = None
+        self.recent: RingLog | None = None
+        self.slot: OpenOperations | None = None
         self.doing: list[dict[str, Any]] = []  # open operations of the main thread, outermost first
         self.overwritten: Any = None  # the node in autograd's graph of the last tensor that a collective has overwritten
         self.main = threading.main_thread().ident
@@ -228,8 +228,8 @@ class Rank:
         world = int(environment.get("WORLD_SIZE", 1)) if world is None else world
         stem, self.journal = self._opened()
         self.path = self.folder / f"{stem}.jsonl"
-        self.slot = Slot(self.folder / f"{stem}.now")
-        self.recent = Recent(self.folder / f"{stem}.recent")
+        self.slot = OpenOperations(self.folder / f"{stem}.now")
+        self.recent = RingLog(self.folder / f"{stem}.recent")
         waiting, self.waiting = self.waiting, []
         for event in (self._start(world), *waiting):
             self.write(event)
@@ -251,12 +251,12 @@ class Rank:
                     return True
         return False
 
-    def _opened(self) -> tuple[str, Journal]:
+    def _opened(self) -> tuple[str, MmapLog]:
         """rank0.jsonl; rank0.1.jsonl for a process that takes its place after a restart."""
         for attempt in range(1000):
             stem = f"rank{self.rank}" if attempt == 0 else f"rank{self.rank}.{attempt}"
             with suppress(FileExistsError):
-                return stem, Journal(self.folder / f"{stem}.jsonl")
+                return stem, MmapLog(self.folder / f"{stem}.jsonl")
         raise FileExistsError(f"{self.folder} holds 1,000 files of rank {self.rank}")
 
     def _start(self, world: int) -> dict[str, Any]:

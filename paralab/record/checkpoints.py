@@ -1,16 +1,16 @@
-"""Checkpoints on disk: one new folder per save, whole only when its manifest is there, and checked
-before it is believed.
+"""Checkpoints on disk: each save creates a folder, which is complete once it has a manifest, and
+which is verified before it is loaded.
 
     DIR/step-00000050/          the state after 50 steps
       __0_0.distcp, …           what torch.distributed.checkpoint wrote
-      .metadata                 where each tensor lies in those files
+      .metadata                 where each tensor is in those files
       manifest.json             written last: size and SHA-256 of every file, step, samples, topology
 
-A folder without a manifest is half-written. One whose files do not fit its manifest is damaged.
+A folder without a manifest is half-written. One whose files do not match its manifest is damaged.
 Neither is ever loaded, and neither counts when old checkpoints are deleted.
 
-A checkpoint may come from somebody else, and then its checksums fit whatever they put there. So
-reading one never runs what it holds: see `paralab.record.metadata` for `.metadata`, and
+A checkpoint may come from someone else, and then its checksums match whatever they put there. So
+reading one never runs code from it: see `paralab.record.metadata` for `.metadata`, and
 `paralab.worker.checkpoint` for the tensors.
 """
 
@@ -33,21 +33,15 @@ from paralab.units import size
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 KEPT = 3
-READERS = 4  # threads that compute checksums: hashlib lets go of the interpreter
-TOPOLOGY = (
-    "strategy",
-    "replicas",
-    "stages",
-    "schedule",
-    "cuts",
-    "world_size",
-)  # of the plan: what decides which rank holds and draws what
+READERS = 4  # threads that compute checksums: hashlib releases the GIL
+# The fields of a plan that decide which rank has which tensors and random numbers.
+TOPOLOGY = ("strategy", "replicas", "stages", "schedule", "cuts", "world_size")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One step's folder. `problem` says why it cannot be used; None: it is whole, as far as was
-    looked."""
+    """The folder of one step. `problem`: why it cannot be used; None: it passed the checks that were
+    made."""
 
     path: Path
     step: int
@@ -62,13 +56,14 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointPolicy:
-    """What a training is to save, and where it begins.
+    """What a training saves, and where it starts.
 
-    every          save after so many steps; None: only when the training ends or is stopped
-    keep           so many checkpoints stay
-    resume         the checkpoint to begin with, checked; None: from the start
-    done           the steps that are done there, and the samples seen in them
-    same_topology  it was made by the same strategy on as many ranks: the random streams can be put back
+    every          save every N steps; None: only when the training ends or is stopped
+    keep           how many checkpoints to keep
+    resume         the verified checkpoint to start from; None: from the beginning
+    done           the steps done there; `samples`: those seen in them
+    same_topology  it comes from the same strategy and number of ranks, so that the random streams
+                   can be restored
     """
 
     directory: str
@@ -87,22 +82,21 @@ def step_folder(directory: Path, step: int) -> Path:
 def checkpoints(directory: Path, check: bool = False) -> list[Checkpoint]:
     """The checkpoints of a directory, oldest first. `check`: also read every byte and compare the
     checksums."""
-    entries = (
-        directory.iterdir() if directory.is_dir() else ()
-    )  # glob takes a folder that it may not read for an empty one
-    found = sorted(
+    # Not glob: it treats a folder without read permission as empty.
+    entries = directory.iterdir() if directory.is_dir() else ()
+    folders = sorted(
         path
         for path in entries
         if path.name.startswith("step-") and path.name[5:].isdecimal() and path.is_dir()
     )
-    return [_look(path, check) for path in found]
+    return [_inspect(path, check) for path in folders]
 
 
 def last_good(directory: Path) -> tuple[Checkpoint | None, list[Checkpoint]]:
-    """The newest checkpoint that is whole, every byte checked, and the newer ones that are not."""
+    """The newest whole checkpoint, every byte verified, and the newer ones that are not whole."""
     bad: list[Checkpoint] = []
     for checkpoint in reversed(checkpoints(directory)):
-        checked = checkpoint if checkpoint.problem else _look(checkpoint.path, check=True)
+        checked = checkpoint if checkpoint.problem else _inspect(checkpoint.path, check=True)
         if not checked.problem:
             return checked, bad
         bad.append(checked)
@@ -110,8 +104,7 @@ def last_good(directory: Path) -> tuple[Checkpoint | None, list[Checkpoint]]:
 
 
 def write_manifest(folder: Path, **about: Any) -> None:
-    """Make a folder a checkpoint. What is in it is on the disk already; its manifest gets there in
-    one move."""
+    """Make a folder a checkpoint: its files are on disk already, and a rename adds the manifest."""
     paths = sorted(folder.iterdir())
     with ThreadPoolExecutor(READERS) as readers:
         digests = list(readers.map(_digest, paths))
@@ -127,17 +120,17 @@ def write_manifest(folder: Path, **about: Any) -> None:
     }
     part = folder / f"{MANIFEST}.part"
     with part.open("w", encoding="utf-8") as file:
-        json.dump(manifest | {"sha256": _of_manifest(manifest)}, file, indent=1)
+        json.dump(manifest | {"sha256": _manifest_digest(manifest)}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
     part.rename(folder / MANIFEST)
-    _reach_the_disk(folder)
-    _reach_the_disk(folder.parent)
+    _sync_folder(folder)
+    _sync_folder(folder.parent)
 
 
 def rotate(directory: Path, keep: int) -> list[Path]:
-    """Delete old checkpoints beyond the newest `keep` whole ones, and what lies before those. Never
-    one of these `keep`, and nothing at all while there are not more than that."""
+    """Delete everything older than the newest `keep` whole checkpoints. Delete nothing while there
+    are not more than that."""
     found = checkpoints(directory)
     whole = [checkpoint for checkpoint in found if not checkpoint.problem]
     if len(whole) <= keep:
@@ -145,36 +138,36 @@ def rotate(directory: Path, keep: int) -> list[Path]:
     oldest_kept = whole[-keep].step
     old = [checkpoint.path for checkpoint in found if checkpoint.step < oldest_kept]
     for path in old:
-        (path / MANIFEST).unlink(
-            missing_ok=True
-        )  # from here on it is no checkpoint, also if we are killed half-way
+        # First the manifest: without it this is not a checkpoint, even if we are killed halfway.
+        (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
     return old
 
 
 def require_room(directory: Path, needed_bytes: int) -> None:
-    """Before a save: a full disk is better found out now than half-way."""
+    """Before a save: it is better to notice a full disk now than halfway."""
     free = shutil.disk_usage(directory).free
     if free < needed_bytes * 1.05:
         raise UsageError(
-            f"--checkpoint {directory}: a checkpoint takes {size(needed_bytes)}, and {size(free)} are free there.",
-            fix="a disk with more room, or --keep-checkpoints 1",
+            f"--checkpoint {directory}: a checkpoint takes {size(needed_bytes)}, but only "
+            f"{size(free)} are free.",
+            fix="a disk with more space, or --keep-checkpoints 1",
         )
 
 
 def require_same_training(manifest: dict[str, Any], wanted: dict[str, Any], path: Path) -> None:
-    """A checkpoint of another training must not be gone on with: the numbers would look right and
-    mean nothing."""
+    """Refuse to continue another training: the numbers would look right and mean nothing."""
     for name, value in wanted.items():
         if name in manifest and manifest[name] != value:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(
-                f"--resume: {path} was made with {flag} {manifest[name]}, and this run has {flag} {value}: another training.",
+                f"--resume: {path} was made with {flag} {manifest[name]}, but this run has "
+                f"{flag} {value}.",
                 fix=f"{flag} {manifest[name]}, or another --checkpoint DIR",
             )
 
 
-def _look(path: Path, check: bool) -> Checkpoint:
+def _inspect(path: Path, check: bool) -> Checkpoint:
     step = int(path.name[5:])
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
@@ -188,8 +181,8 @@ def _look(path: Path, check: bool) -> Checkpoint:
 
 
 def _malformed(manifest: Any, step: int) -> str | None:
-    """What is wrong with the fields that others rely on. A manifest is JSON from a file: it can be
-    anything."""
+    """What is wrong with the fields that other code relies on. A manifest is JSON from a file: it
+    can be anything."""
     if not isinstance(manifest, dict):
         return "its manifest is not a JSON object"
     kinds = {"sha256": str, "files": dict, "step": int, "samples_seen": int, "topology": dict}
@@ -202,7 +195,7 @@ def _malformed(manifest: Any, step: int) -> str | None:
         return f"its manifest does not list {METADATA}"
     for name, entry in manifest["files"].items():
         if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-            return f"its manifest lists {name!r}, which is not the name of a file in it"
+            return f"its manifest lists {name!r}, which is not a file name"
         if (
             not isinstance(entry, dict)
             or type(entry.get("bytes")) is not int
@@ -213,25 +206,25 @@ def _malformed(manifest: Any, step: int) -> str | None:
 
 
 def _problem(path: Path, manifest: dict[str, Any], check: bool) -> str | None:
-    if manifest["sha256"] != _of_manifest(
+    if manifest["sha256"] != _manifest_digest(
         {name: value for name, value in manifest.items() if name != "sha256"}
     ):
-        return "its manifest is damaged: it does not have the checksum it was written with"
+        return "its manifest is damaged: the checksum does not match"
     for name, expected in manifest["files"].items():
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
-        if (found := file.stat().st_size) != expected["bytes"]:
-            return f"{name} has {found} bytes instead of {expected['bytes']}"
+        if (actual := file.stat().st_size) != expected["bytes"]:
+            return f"{name} has {actual} bytes instead of {expected['bytes']}"
     if not check:
         return None
     for name, expected in manifest["files"].items():
         try:
-            found_digest = _digest(path / name)
+            digest = _digest(path / name)
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
-        if found_digest != expected["sha256"]:
-            return f"{name} is damaged: its bytes do not have the checksum they were written with"
+        if digest != expected["sha256"]:
+            return f"{name} is damaged: the checksum does not match"
     try:
         read_metadata(path).check(
             {name: entry["bytes"] for name, entry in manifest["files"].items()}
@@ -241,7 +234,7 @@ def _problem(path: Path, manifest: dict[str, Any], check: bool) -> str | None:
     return None
 
 
-def _of_manifest(manifest: dict[str, Any]) -> str:
+def _manifest_digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
@@ -250,8 +243,8 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _reach_the_disk(folder: Path) -> None:
-    """A rename is only safe from a power cut when its folder is written as well."""
+def _sync_folder(folder: Path) -> None:
+    """After a power cut, a rename survives only if its folder was written too."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,13 +1,13 @@
-"""The `.metadata` file of a checkpoint: which tensors it holds, and where each piece lies. Reading
-it runs nothing.
+"""The `.metadata` file of a checkpoint: which tensors it contains and where each piece is. Reading
+it never runs code from the file.
 
 torch.distributed.checkpoint (DCP) pickles this file, and a pickle can call any function that it
-names. So this reader looks every name up in a fixed list and puts a stand-in in its place, which
-only remembers what it was given. It imports nothing and calls nothing that the file names, and any
-other name is an error. What comes out is checked field by field.
+names. So this reader replaces each name by a stand-in that only stores its arguments. It imports and
+calls nothing that the file names, refuses names that are not in a fixed list, and checks every
+field.
 
-Everything in a checkpoint of ours is a tensor. DCP would unpickle anything else without a check, so
-nothing else is let through.
+Everything in our checkpoints is a tensor. DCP would unpickle anything else without a check, so
+anything else is an error.
 """
 
 from __future__ import annotations
@@ -24,30 +24,24 @@ METADATA = ".metadata"
 
 # What torch 2.10 to 2.13 and Python 3.11 to 3.14 write.
 DCP = "torch.distributed.checkpoint"
+CLASSES = (
+    *("Metadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
+    *("TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata"),
+)
+PATHS = ("PosixPath", "WindowsPath")
 NAMES = {
-    *(
-        (f"{DCP}.metadata", name)
-        for name in ("Metadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")
-    ),
-    *(
-        (f"{DCP}.metadata", name)
-        for name in ("TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata")
-    ),
+    *((f"{DCP}.metadata", name) for name in CLASSES),
     (f"{DCP}.filesystem", "_StorageInfo"),
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
-    *(
-        (module, name)
-        for module in ("pathlib", "pathlib._local")
-        for name in ("PosixPath", "WindowsPath")
-    ),
+    *((module, name) for module in ("pathlib", "pathlib._local") for name in PATHS),
     ("builtins", "getattr"),  # how early versions of Python 3.11 pickle an enum
 }
 DTYPE = re.compile(r"(b?float|u?int|complex)\d\w*|bool")  # torch.float32, torch.float8_e4m3fn, …
 
 
 class UnsafeMetadata(ValueError):
-    """The file is not what DCP writes for a checkpoint of ours."""
+    """The file is not what DCP writes for our checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +61,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Location:
-    """Where the chunk of a tensor that begins at `offsets` lies."""
+    """Where the chunk of a tensor that begins at `offsets` is stored."""
 
     tensor: str
     offsets: tuple[int, ...]
@@ -82,7 +76,7 @@ class TensorIndex:
     locations: tuple[Location, ...]
 
     def check(self, file_bytes: Mapping[str, int]) -> None:
-        """Every chunk must lie within one of these files, which come with their sizes."""
+        """Every chunk must be inside one of these files. `file_bytes`: their sizes."""
         for each in self.locations:
             if (
                 each.file not in file_bytes
@@ -100,7 +94,7 @@ class TensorIndex:
 
 
 def read_metadata(folder: Path) -> TensorIndex:
-    """Raises UnsafeMetadata for anything but what DCP writes, whatever the file holds."""
+    """Raises UnsafeMetadata for anything but what DCP writes, whatever the file contains."""
     content = (folder / METADATA).read_bytes()
     try:
         return _tensor_index(_StandInUnpickler(content).load())
@@ -113,7 +107,7 @@ def read_metadata(folder: Path) -> TensorIndex:
 
 
 class _StandIn:
-    """Remembers what the pickle gives it, and does nothing with it."""
+    """Stores what the pickle passes to it, and does nothing with it."""
 
     args: tuple[Any, ...]
     state: Any
@@ -152,9 +146,8 @@ def _tensor_index(root: _StandIn) -> TensorIndex:
 def _tensor(name: str, entry: _StandIn) -> TensorEntry:
     if type(entry).__name__ != "TensorStorageMetadata":
         raise UnsafeMetadata(f"{name} is not a tensor")
-    dtype = (
-        entry.state["properties"].state[0].__name__
-    )  # TensorProperties has a tuple for its state
+    # The state of TensorProperties is a tuple.
+    dtype = entry.state["properties"].state[0].__name__
     chunks = (
         Chunk(_size(chunk.state["offsets"]), _size(chunk.state["sizes"]))
         for chunk in entry.state["chunks"]
@@ -163,16 +156,17 @@ def _tensor(name: str, entry: _StandIn) -> TensorEntry:
 
 
 def _location(index: dict[str, Any], info: dict[str, Any]) -> Location:
-    file, start_byte, num_bytes = (
-        _text(info["relative_path"]),
-        _count(info["offset"]),
-        _count(info["length"]),
+    return Location(
+        tensor=_text(index["fqn"]),
+        offsets=_size(index["offset"]),
+        file=_text(info["relative_path"]),
+        start_byte=_count(info["offset"]),
+        num_bytes=_count(info["length"]),
     )
-    return Location(_text(index["fqn"]), _size(index["offset"]), file, start_byte, num_bytes)
 
 
 def _size(value: _StandIn) -> tuple[int, ...]:
-    """Of a torch.Size, which is given a tuple."""
+    """The numbers of a torch.Size, which gets a tuple."""
     (numbers,) = value.args
     return tuple(_count(number) for number in numbers)
 

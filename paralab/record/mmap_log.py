@@ -1,6 +1,8 @@
-"""Lines appended to a file through memory: no system call, nothing to wait for, and what was
-written is there when the process is killed in the next instant. Room is taken in pieces; what is
-unused at the end of the file is zeros until it is closed."""
+"""A log file that is written through memory: no system call, no waiting, and nothing is lost if the
+process is killed a moment later.
+
+The file grows in pieces. Until it is closed, its unused end contains zeros.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,17 @@ from pathlib import Path
 PIECE = 1 << 18
 
 
-class Journal:
+class MmapLog:
     def __init__(self, path: Path) -> None:
-        self._file = os.open(
-            path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644
-        )  # nothing is overwritten
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)  # overwrite nothing
         self._at = 0
         self._size = 0
         self._map: mmap.mmap | None = None
         self._lock = threading.Lock()
 
     def append(self, line: bytes) -> None:
-        """Raises OSError when there is no room left on the disk. The end of the line is set last:
-        who reads sees whole lines."""
+        """Raises OSError if the disk is full. Writes the end of the line last, so that a reader sees
+        whole lines."""
         with self._lock:
             end = self._at + len(line)
             if end + 1 > self._size:
@@ -36,7 +36,8 @@ class Journal:
             self._at = end + 1
 
     def _grow(self, needed: int) -> None:
-        """Take real room: writing into a hole of the file kills the process if the disk is full."""
+        """Allocate real blocks: writing into a hole in the file kills the process if the disk is
+        full."""
         size = needed + PIECE
         more = size - self._size
         if hasattr(os, "posix_fallocate"):

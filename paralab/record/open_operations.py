@@ -1,5 +1,5 @@
-"""What a process is doing now, in a small file mapped into it: saying so costs no system call, and
-it is still there to be read when the process hangs, holds the interpreter, or was killed."""
+"""What a process is doing now, in a small file mapped into it. Writing costs no system call, and
+others can read it if the process hangs, holds the GIL, or was killed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 SIZE = 4096
-HEAD = struct.Struct("<qi")  # how often it was written, the length of the text
+HEAD = struct.Struct("<qi")  # how many times it was written, the length of the text
 
 
-class Slot:
+class OpenOperations:
     def __init__(self, path: Path) -> None:
         with path.open("w+b") as file:
             file.write(bytes(SIZE))
@@ -22,7 +22,7 @@ class Slot:
         self.count = 0
 
     def write(self, text: bytes) -> None:
-        """The length is 0 while the text changes: who reads just then reads again."""
+        """The length is 0 while the text changes: a reader that sees it reads again."""
         self.count += 1
         text = text[: SIZE - HEAD.size]
         HEAD.pack_into(self._map, 0, self.count, 0)
@@ -30,9 +30,9 @@ class Slot:
         HEAD.pack_into(self._map, 0, self.count, len(text))
 
 
-def read_slot(path: Path) -> tuple[int, list[dict[str, Any]]]:
-    """(how often it was written, the operations that are open, outermost first); (0, []) where
-    nothing can be read."""
+def read_open_operations(path: Path) -> tuple[int, list[dict[str, Any]]]:
+    """(how many times it was written, the open operations, outermost first); (0, []) if it cannot
+    be read."""
     try:
         raw = path.read_bytes()
         count, length = HEAD.unpack_from(raw)

@@ -1,10 +1,9 @@
-"""The last operations of a rank, those that are open among them, in a file of fixed size mapped
-into the process.
-
-A row is a few numbers: which call it is (what the numbers of calls stand for is written down once,
-in the journal), when it began, and its number in the group. Writing it is one store into memory, so
-it can be afforded in every step; what is open stays readable from outside, whatever happens to the
+"""The last operations of a rank, including the open ones, in a file of fixed size mapped into the
 process.
+
+A row is a few numbers: which call it is (the log file explains the numbers once), when it began, and
+its number in the group. Writing a row is one store into memory, cheap enough for every step. Others
+can read the open operations, whatever happens to the process.
 """
 
 from __future__ import annotations
@@ -16,11 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROWS = 512
-OPEN, OPEN_ASIDE, FAILED = (
-    -1.0,
-    -2.0,
-    -3.0,
-)  # instead of seconds; aside: in another thread; failed: told elsewhere
+# Instead of seconds. ASIDE: in another thread; FAILED: reported elsewhere.
+OPEN, OPEN_ASIDE, FAILED = -1.0, -2.0, -3.0
 
 
 class Row(NamedTuple):
@@ -33,31 +29,31 @@ class Row(NamedTuple):
 
 
 ROW = struct.Struct("<qqdqqd")
-END = struct.Struct("<d")  # the last one, which changes when it is over
+END = struct.Struct("<d")  # the last field, which changes at the end of the operation
 
 
-class Recent:
+class RingLog:
     def __init__(self, path: Path) -> None:
         with path.open("w+b") as file:
             file.write(bytes(ROWS * ROW.size))
             file.flush()
             self._map = mmap.mmap(file.fileno(), ROWS * ROW.size)
-        self._numbers = itertools.count(1)  # one step of the interpreter: threads need no lock
+        self._numbers = itertools.count(1)  # atomic, so threads need no lock
         self._begun = 0
 
     def begin(self, call: int, t: float, step: int, first: int, seconds: float) -> int:
-        """A new row; its number."""
+        """Start a row; return its number."""
         number = self._begun = next(self._numbers)
         ROW.pack_into(self._map, number % ROWS * ROW.size, number, call, t, step, first, seconds)
         return number
 
     def end(self, number: int, seconds: float) -> None:
-        if self._begun - number < ROWS:  # else its place was taken meanwhile
+        if self._begun - number < ROWS:  # otherwise a newer row has its place
             END.pack_into(self._map, (number % ROWS + 1) * ROW.size - END.size, seconds)
 
 
-def read_recent(path: Path) -> list[Row]:
-    """In the order in which they began."""
+def read_ring_log(path: Path) -> list[Row]:
+    """The rows in the order in which they began."""
     try:
         rows = map(Row._make, ROW.iter_unpack(path.read_bytes()))
         return sorted(row for row in rows if row.number)

@@ -1,13 +1,13 @@
-"""A notice board between the launcher and its ranks: a small file mapped into all of them, so that
-posting costs no system call.
+"""The status board between the launcher and its ranks: a small file mapped into all of them, so
+that posting costs no system call.
 
-Every rank posts in which phase it is, at which step, and since when. That is how the launcher
-notices that one hangs, also when it is stopped, or never lets go of the interpreter. In the other
-direction the launcher posts the step before which all are to stop.
+Every rank posts its phase, its step, and since when. So the launcher detects a hang even if the rank
+is stopped or never releases the GIL. In the other direction, the launcher posts the step before
+which all ranks must stop.
 
-Stopping together: ranks run ahead of one another by a step, and a post takes time to be seen. So a
-rank that comes to the step waits there, and the launcher either sees all of them waiting at the
-same step (agreed), or moves the step up (see `agree`).
+Stopping together: a rank can be a step ahead of another, and a post takes time to arrive. So a rank
+that reaches the step waits there, and the launcher either sees all ranks waiting at the same step
+(agreed), or moves the step up (see `agree`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-PHASES = (
-    "start",
-    "step",
-    "save",
-    "end",
-    "idle",
-)  # idle: this rank has nothing to do until the others are done
+PHASES = ("start", "step", "save", "end", "idle")  # idle: this rank waits until others are done
 NEVER = -1
-UNSEEN = 121  # of a process whose end nobody saw, because the one that had forked it was killed
-LEFT_EARLY = 120  # stands for the exit code 0 of a rank whose last post is not its end
+# Exit codes that we assign: the process that forked the rank was killed, so the real one is unknown;
+# the rank exited with 0, but its last post is not its end.
+UNSEEN = 121
+LEFT_EARLY = 120
 HEADER = struct.Struct("<qq")  # the step to stop before, agreed or not
 SLOT = struct.Struct("<qqdq")  # phase, step, since when, waiting
 WAIT_SECONDS = 0.005
@@ -37,7 +33,7 @@ WAIT_SECONDS = 0.005
 class Post:
     phase: str
     step: int
-    since: float  # time.perf_counter(), which the processes of a machine share
+    since: float  # time.perf_counter(), which all processes of a machine share
     waiting: bool
 
 
@@ -54,8 +50,8 @@ class StatusBoard:
         return cls(path, ranks)
 
     def post(self, rank: int, phase: str, step: int, waiting: bool = False) -> None:
-        # In one go: `pack_into` would fill the place with zeros first, and the launcher may look
-        # just then.
+        # One assignment: `pack_into` would fill the slot with zeros first, and the launcher may read
+        # it just then.
         at = self._at(rank)
         self._map[at : at + SLOT.size] = SLOT.pack(
             PHASES.index(phase), step, time.perf_counter(), waiting
@@ -70,8 +66,8 @@ class StatusBoard:
         return [self.read(rank) for rank in range(self.ranks)]
 
     def agree(self) -> None:
-        """One round of the launcher's side of stopping together; called again and again until the
-        ranks have ended."""
+        """The launcher's side of stopping together; called repeatedly until the ranks have
+        ended."""
         stop_at, agreed = HEADER.unpack_from(self._map)
         if not agreed:
             self.stop(*next_stop(stop_at, [(post.step, post.waiting) for post in self.posts]))
@@ -80,7 +76,7 @@ class StatusBoard:
         HEADER.pack_into(self._map, 0, before, agreed)
 
     def stops_before(self, rank: int, step: int) -> bool:
-        """The rank's side: False: go on with this step. May wait until all have come to the same
+        """The rank's side; False: run this step. May wait until all ranks have reached the same
         step."""
         stop_at, agreed = HEADER.unpack_from(self._map)
         if stop_at == NEVER or step < stop_at:
@@ -96,13 +92,13 @@ class StatusBoard:
 
 
 def next_stop(stop_at: int, ranks: list[tuple[int, bool]]) -> tuple[int, bool]:
-    """(the step to stop before, agreed) from the present one and every rank's (step, waiting).
+    """(the step to stop before, agreed), from the current one and every rank's (step, waiting).
 
-    asked at first            7 running   8 running       -> stop before 9
-    one waits, one to come    9 waiting   8 running       -> still 9
-    one was too fast          9 waiting   9 running       -> stop before 10
-    one was past it unseen    9 waiting  10 waiting       -> stop before 11
-    all there                10 waiting  10 waiting       -> agreed
+    first request              7 running   8 running       -> stop before 9
+    one waits, one is behind   9 waiting   8 running       -> still 9
+    one was too fast           9 waiting   9 running       -> stop before 10
+    one passed it unseen       9 waiting  10 waiting       -> stop before 11
+    all are there             10 waiting  10 waiting       -> agreed
     """
     if all(waiting and step == stop_at for step, waiting in ranks):
         return stop_at, True

@@ -1,8 +1,7 @@
-"""One rank's events as JSON lines, written by a side thread so that training never waits for a
-disk.
+"""Writes one rank's events as JSON lines, in a side thread, so that training never waits for a disk.
 
-Lines reach the file within `FLUSH_SECONDS`; a killed process loses at most those, and at most one
-line is cut.
+Lines reach the file within `FLUSH_SECONDS`. A killed process loses at most those, and cuts at most
+one line.
 """
 
 from __future__ import annotations
@@ -16,30 +15,29 @@ from typing import Any
 from paralab.errors import naming
 
 FLUSH_SECONDS = 0.05
-_encode = json.JSONEncoder(
-    separators=(",", ":"), default=str
-).encode  # one for all: `json.dumps` makes a new one for every event
+# Made once: `json.dumps` would create an encoder for every event.
+_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
 
 class EventWriter:
     def __init__(self, path: Path) -> None:
         self._queue: SimpleQueue[list[dict[str, Any]] | None] = SimpleQueue()
         self.path = path
-        self._file = path.open("x", encoding="utf-8")  # x: nothing is overwritten
+        self._file = path.open("x", encoding="utf-8")  # x: overwrite nothing
         self._closing = threading.Event()
         self._error: OSError | None = None
         self._thread = threading.Thread(target=self._work, name="paralab-events", daemon=True)
         self._thread.start()
 
     def write(self, events: list[dict[str, Any]]) -> None:
-        """Hand events over; returns at once. Raises what kept earlier ones from being written (a
-        full disk)."""
+        """Queue events; returns at once. Raises the error that stopped earlier ones (a full
+        disk)."""
         if self._error:
             raise self._error
         self._queue.put(events)
 
     def close(self) -> None:
-        """Write what is left and close the file. Raises what kept events from being written."""
+        """Write the rest and close the file. Raises the error that stopped events."""
         self._queue.put(None)
         self._closing.set()
         self._thread.join()
@@ -66,6 +64,6 @@ class EventWriter:
             self._file.write("".join(line + "\n" for line in lines))
             self._file.flush()
             open_ = batches[-1] is not None
-            if open_:  # let more gather: one write per interval, however short the steps are
+            if open_:  # collect more: one write per interval, however short the steps are
                 self._closing.wait(FLUSH_SECONDS)
         self._file.close()

@@ -9,7 +9,7 @@ import pytest
 from paralab.doctor.events import Backward, Batch, Collective, Cost, Step, ZeroGrad
 from paralab.doctor.observation import Observation, Reader
 from paralab.observe.budget import Budget, affordable
-from paralab.record.ring_log import OPEN, ROWS, Recent, read_recent
+from paralab.record.ring_log import OPEN, ROWS, RingLog, read_ring_log
 from tests.doctor import ranks
 from tests.doctor.ranks import waited_in
 from tests.doctor.test_hangs import HEAD, TAIL
@@ -66,17 +66,17 @@ def test_a_step_that_brings_something_new_is_followed_by_a_watched_one():
 
 
 def test_rows_come_back_and_the_open_one_is_known(tmp_path):
-    recent = Recent(tmp_path / "rank0.recent")
+    recent = RingLog(tmp_path / "rank0.recent")
     for number in range(1, ROWS + 11):
         row = recent.begin(number % 7, 100.0 + number, 5, number, OPEN)
         if number < ROWS + 10:
             recent.end(row, 0.5)
-    rows = read_recent(tmp_path / "rank0.recent")
+    rows = read_ring_log(tmp_path / "rank0.recent")
     assert [row.number for row in rows] == list(range(11, ROWS + 11))
     assert [row.seconds for row in rows] == [0.5] * (ROWS - 1) + [OPEN]
     assert (rows[0].first, rows[-1].call) == (11, (ROWS + 10) % 7)
     recent.end(1, 9.0)
-    assert all(row.seconds != 9.0 for row in read_recent(tmp_path / "rank0.recent")), (
+    assert all(row.seconds != 9.0 for row in read_ring_log(tmp_path / "rank0.recent")), (
         "its place was taken"
     )
 

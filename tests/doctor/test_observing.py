@@ -17,8 +17,8 @@ from paralab.doctor.events import Batch, Collective, Save, Step
 from paralab.doctor.observation import Observation
 from paralab.doctor.observing import observe
 from paralab.errors import UsageError
-from paralab.record.mmap_log import PIECE, Journal
-from paralab.record.open_operations import Slot, read_slot
+from paralab.record.mmap_log import PIECE, MmapLog
+from paralab.record.open_operations import OpenOperations, read_open_operations
 from paralab.record.reader import WatchedTail
 from tests.conftest import ROOT
 from tests.doctor.ranks import waited_in
@@ -305,7 +305,7 @@ def test_a_module_that_we_hang_on_can_be_saved_copied_and_compiled(tmp_path):
 def test_what_was_written_is_there_at_once_and_room_grows(tmp_path):
     """Read while it is being written, over several pieces; zeros after the last line are no
     events."""
-    journal = Journal(tmp_path / "rank0.jsonl")
+    journal = MmapLog(tmp_path / "rank0.jsonl")
     tail = WatchedTail(tmp_path / "rank0.jsonl")
     journal.append(b'{"event":"first"}')
     assert tail.new() == [{"event": "first"}]
@@ -316,11 +316,11 @@ def test_what_was_written_is_there_at_once_and_room_grows(tmp_path):
     assert tail.new() == []
     journal.close()
     assert (tmp_path / "rank0.jsonl").read_bytes().endswith(b"}\n")
-    slot = Slot(tmp_path / "rank0.now")
-    assert read_slot(tmp_path / "rank0.now") == (0, [])
+    slot = OpenOperations(tmp_path / "rank0.now")
+    assert read_open_operations(tmp_path / "rank0.now") == (0, [])
     slot.write(b'[{"event":"collective"}]')
     slot.write(b"[]")
-    assert read_slot(tmp_path / "rank0.now") == (2, [])
+    assert read_open_operations(tmp_path / "rank0.now") == (2, [])
 
 
 @pytest.mark.processes
@@ -336,7 +336,7 @@ def test_nothing_is_lost_that_is_written_while_it_is_read(tmp_path):
     assert tail.new() == [{"event": "2"}]
     count = 30_000
     writes = (
-        "import sys, pathlib; from paralab.record.mmap_log import Journal; journal = Journal(pathlib.Path(sys.argv[1]))\n"
+        "import sys, pathlib; from paralab.record.mmap_log import MmapLog; journal = MmapLog(pathlib.Path(sys.argv[1]))\n"
         f'for number in range({count}): journal.append(b\'{{"event":"%d"}}\' % number)\n'
         "journal.close()"
     )

@@ -51,7 +51,7 @@ DAMAGE = {
     "a bit of the data": (lambda folder: flip(folder / "__0_0.distcp"), "__0_0.distcp is damaged"),
     "a bit of the metadata": (lambda folder: flip(folder / ".metadata"), ".metadata is damaged"),
     "a bit of the manifest": (lambda folder: flip(folder / "manifest.json"), "its manifest"),
-    "a short file": (lambda folder: cut(folder / "__0_0.distcp"), "has 767 bytes instead of 768"),
+    "a short file": (lambda folder: cut(folder / "__0_0.distcp"), "767 bytes"),
     "a missing file": (lambda folder: (folder / ".metadata").unlink(), ".metadata is missing"),
     "no manifest": (lambda folder: (folder / "manifest.json").unlink(), "half-written"),
     "half a manifest": (
@@ -166,7 +166,7 @@ def test_another_training_is_refused_with_both_values(tmp_path):
     folder = make(tmp_path, 1)
     manifest = json.loads((folder / "manifest.json").read_text()) | {"batch_size": 64}
     require_same_training(manifest, {"batch_size": 64}, folder)
-    with pytest.raises(UsageError, match=r"--batch-size 64, and this run has --batch-size 32"):
+    with pytest.raises(UsageError, match=r"--batch-size 64.*--batch-size 32"):
         require_same_training(manifest, {"batch_size": 32}, folder)
 
 

@@ -11,13 +11,13 @@ pytestmark = pytest.mark.processes
 FILL = """
 import os, resource, signal, sys
 from pathlib import Path
-from paralab.record.mmap_log import PIECE, Journal
+from paralab.record.mmap_log import PIECE, MmapLog
 
 if sys.argv[2] == "without":
     del os.posix_fallocate
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2 * PIECE, 2 * PIECE))  # as a full disk: EFBIG or ENOSPC
-journal, line, written = Journal(Path(sys.argv[1])), b"x" * 99, 0
+journal, line, written = MmapLog(Path(sys.argv[1])), b"x" * 99, 0
 try:
     while True:
         journal.append(line)
