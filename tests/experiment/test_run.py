@@ -10,6 +10,7 @@ import pytest
 
 from paralab.errors import Interrupted, Paused, RunFailed
 from paralab.experiment import explain_failure, shared_launch
+from paralab.experiment.planning import record_plan
 from paralab.experiment.run import find_error
 from paralab.experiment.shared_launch import train_all
 from paralab.launch.job import Outcome
@@ -17,14 +18,14 @@ from paralab.launch.watchdog import LateRank
 from paralab.record.checkpoints import CheckpointPolicy
 from paralab.record.folder import RunFolder
 from paralab.record.status_board import Post
-from tests.launch.fakes import exits, make_plan, make_training, write_events
+from tests.launch.fakes import MACHINE, SUMMARY, exits, make_training, write_events
 from tests.record.test_checkpoints import make as make_checkpoint
 
 
 @pytest.fixture
 def training(tmp_path):
     training = make_training(tmp_path / "run")
-    training.folder.write_manifest(plan=training.plan.to_json())
+    record_plan(training.folder, training.plan, MACHINE, SUMMARY)
     return training
 
 
@@ -50,7 +51,7 @@ def test_saved_means_saved(tmp_path, saved, kind):
     """Stopped after 3 steps: only with the checkpoint of those steps may the run say so."""
     kept = tmp_path / "kept"
     training = make_training(tmp_path / "run", checkpoints=CheckpointPolicy(str(kept)))
-    training.folder.write_manifest(plan=training.plan.to_json())
+    record_plan(training.folder, training.plan, MACHINE, SUMMARY)
     steps = 0 if saved == "none" else 3  # before the first step there is nothing to save
     write_events(training.folder.path, "stopped", steps=range(steps))
     if saved in (2, 3):
@@ -133,7 +134,7 @@ def train(tmp_path, monkeypatch):
         for name in names:
             own = {field: values[name] for field, values in fields.items() if name in values}
             training = make_training(tmp_path / name, **own)
-            training.folder.write_manifest(plan=make_plan().to_json())
+            record_plan(training.folder, training.plan, MACHINE, SUMMARY)
             trainings.append(training)
         failed = train_all(RunFolder(tmp_path), trainings)
         return {names[number] for number in failed}, launches
