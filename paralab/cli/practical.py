@@ -105,9 +105,9 @@ def _add(number: int, title: str) -> None:
         document, folder = _open_or_run(number, run_folder, as_json or prints_sheet, options)
 
         if blank:
-            from paralab.course.check import emptied
+            from paralab.course.check import blank_sheet
 
-            _write_sheet(blank, emptied(document))
+            _write_sheet(blank, blank_sheet(document))
         if markdown:
             _write_sheet(markdown, document)
         if as_json:
@@ -230,7 +230,7 @@ def check(
     Counts, splits, names, and sizes must be equal. Times may lie anywhere in p10–p90, widened by
     the tolerance. Exit codes: 0 no contradiction, 1 contradictions, 2 usage error.
     """
-    from paralab.course.check import compared
+    from paralab.course.check import check_sheet
     from paralab.course.practical import newest
     from paralab.course.sheet import document_of, find
     from paralab.show.sheet_check import print_checked
@@ -247,7 +247,7 @@ def check(
         ) from error
 
     result = replace(
-        compared(text, document_of(folder), 0.25 if tolerance is None else tolerance),
+        check_sheet(text, document_of(folder), 0.25 if tolerance is None else tolerance),
         practical=number,
         sheet=str(sheet),
         run_folder=str(folder),

@@ -1,12 +1,14 @@
-"""A lab sheet in Markdown against the document of a run: which values contradict it, which are
-missing.
+"""Compare a filled-in lab sheet (Markdown) with a run: which values contradict it or are missing.
 
-A value is found by its section, its table's columns, its row's first cell and its column:
+A value is found by its section, the columns of its table, its row's first cell, and its column:
 
     ## Part 3: the comparison
-    | set-up | step time | total time |
+    | configuration | step time | total time |
     |---|---:|---:|
-    | single | 36 ms | 1.2 s |            36 ms: the run has 34.6 ms, p10–p90 34.4–35.0 ms, with 25 % on both sides 25.8–43.8 ms
+    | single | 36 ms | 1.2 s |
+
+Say the run measured 34.6 ms with p10–p90 34.4–35.0 ms. With a tolerance of 25 % on both sides,
+25.8–43.8 ms agree with it, so 36 ms does.
 """
 
 from __future__ import annotations
@@ -26,46 +28,21 @@ from paralab.analyse.blocks import Answer, Cell, Document, Table
 from paralab.record.types import Record
 from paralab.units import seconds, size
 
-UNITS = {  # what is measured, and what a number is multiplied with
+UNITS = {  # kind -> unit -> factor to seconds, bytes, or 1
     "number": {"": 1.0, "×": 1.0, "x": 1.0, "times": 1.0},
-    "time": {
-        "s": 1.0,
-        "sec": 1.0,
-        "seconds": 1.0,
-        "ms": 1e-3,
-        "µs": 1e-6,
-        "μs": 1e-6,
-        "us": 1e-6,
-        "min": 60.0,
-    },
-    "size": {
-        "b": 1.0,
-        "bytes": 1.0,
-        "kb": 1e3,
-        "mb": 1e6,
-        "gb": 1e9,
-        "kib": 2.0**10,
-        "mib": 2.0**20,
-        "gib": 2.0**30,
-    },
+    "time": {"min": 60.0, "s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3}
+    | dict.fromkeys(("µs", "μs", "us"), 1e-6),
+    "size": {"b": 1.0, "bytes": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}
+    | {"kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30},
     "share": {"%": 0.01},
 }
-ROUNDED = 0.05  # of the value: what rounding may hide at most; `0 min` is no way to write 30 ms
+ROUNDED = 0.05  # the most that rounding may hide, as a share: `0 min` does not stand for 30 ms
 NUMBER = re.compile(
     r"^[~≈]?\s*([-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([^\d\s(]*)\s*(?:\(.*\))?$"
 )
 EMPTY = ("", "…", "...", "-", "–", "—", "?", "_")
-YES_NO = {
-    "yes": True,
-    "no": False,
-    "ja": True,
-    "nein": False,
-    "oui": True,
-    "non": False,
-    "sí": True,
-    "si": True,
-}
-
+YES_NO = dict.fromkeys(("yes", "ja", "oui", "sí", "si"), True)
+YES_NO |= dict.fromkeys(("no", "nein", "non"), False)
 
 # Only headings and tables have a structure here; "zero" leaves lists and quotes as text.
 MARKDOWN = MarkdownIt("zero").enable(["heading", "table"])
@@ -111,8 +88,8 @@ def _text_of(node: SyntaxTreeNode) -> str:
     return unescape(node.children[0].content)
 
 
-def emptied(document: Document) -> Document:
-    """The sheet to hand out: what is to be done stays, what came out is gone."""
+def blank_sheet(document: Document) -> Document:
+    """The sheet to hand out: tables and questions without results."""
     sections = []
     for section in document.sections:
         blocks: list[Any] = []
@@ -123,14 +100,10 @@ def emptied(document: Document) -> Document:
             elif isinstance(block, Answer):
                 blocks.append(Answer(block.question, "", {}))
         sections.append(replace(section, blocks=tuple(blocks)))
+
+    task = "Fill in every cell and answer every question. Start with Yes or No where that fits."
     facts = tuple((name, "") for name, _ in document.facts)
-    return Document(
-        document.title,
-        "Fill in every cell, and answer every question; begin with Yes or No where it is one.",
-        (),
-        tuple(sections),
-        facts,
-    )
+    return Document(document.title, task, (), tuple(sections), facts)
 
 
 class CheckedValue(Record, frozen=True, kw_only=True):
@@ -158,138 +131,107 @@ class CheckResult(Record, frozen=True, kw_only=True):
     run_folder: str | None = None
 
 
-def compared(text: str, document: Document, tolerance: float) -> CheckResult:
-    """What contradicts the run, what is missing, what the run does not have."""
+def check_sheet(text: str, document: Document, tolerance: float) -> CheckResult:
+    """Which values contradict the run, which are missing, and which sections the run lacks."""
     written = parse(text)
-    contradictions: list[CheckedValue] = []
-    missing: list[CheckedValue] = []
-    checked = 0
+    values: list[CheckedValue] = []
     for section in document.sections:
-        mine = written.get(section.title)
+        mine = written.get(section.title, Written())
         for block in section.blocks:
             if isinstance(block, Table):
-                found = _checked_table(section.title, block, mine, tolerance)
+                values += _check_table(section.title, block, mine, tolerance)
             elif isinstance(block, Answer):
-                found = _checked_answer(section.title, block, mine)
-            else:
-                continue
-            for entry in found:
-                checked += 1
-                if entry.reason:
-                    (missing if entry.written is None else contradictions).append(entry)
+                values.append(_check_answer(section.title, block, mine))
+
     known = {section.title for section in document.sections} | {"What these numbers depend on"}
     return CheckResult(
         tolerance=tolerance,
-        checked=checked,
-        contradictions=contradictions,
-        missing=missing,
+        checked=len(values),
+        contradictions=[value for value in values if value.reason and value.written is not None],
+        missing=[value for value in values if value.written is None],
         not_in_this_run=[title for title in written if title not in known],
     )
 
 
-def _checked_table(
-    section: str, table: Table, mine: Written | None, tolerance: float
+def _check_table(
+    section: str, table: Table, mine: Written, tolerance: float
 ) -> Iterator[CheckedValue]:
-    theirs = (
-        next(
-            (
-                rows
-                for rows in mine.tables
-                if rows and [_plain(c) for c in rows[0]] == [_plain(c) for c in table.columns]
-            ),
-            None,
-        )
-        if mine
-        else None
-    )
-    body = {_plain(row[0]): row for row in theirs[1:]} if theirs else {}
+    columns = [_plain(column) for column in table.columns]
+    same = [rows for rows in mine.tables if [_plain(cell) for cell in rows[0]] == columns]
+    body = {_plain(row[0]): row for row in same[0][1:]} if same else {}
     for row in table.rows:
-        words = body.get(_plain(row[0].text))
-        for place, cell in enumerate(row[1:], start=1):
-            given = words[place] if words and place < len(words) else ""
+        cells = body.get(_plain(row[0].text), [""] * len(columns))
+        for column, cell, given in zip(table.columns[1:], row[1:], cells[1:], strict=True):
             empty = given.strip() in EMPTY
             yield CheckedValue(
                 section=section,
                 table=table.title,
                 row=row[0].text,
-                column=table.columns[place],
-                run=_with_spread(cell),
+                column=column,
+                run=_show_spread(cell),
                 written=None if empty else given,
-                reason="not filled in" if empty else contradiction(given, cell, tolerance),
+                reason="not filled in" if empty else find_contradiction(given, cell, tolerance),
             )
 
 
-def _checked_answer(section: str, answer: Answer, mine: Written | None) -> Iterator[CheckedValue]:
-    given = (
-        next(
-            (
-                words
-                for question, words in mine.answers.items()
-                if _plain(question) == _plain(answer.question)
-            ),
-            "",
-        )
-        if mine
-        else ""
-    )
-    empty = given.strip() in EMPTY
-    said = YES_NO.get(re.split(r"\W+", given.strip().lower(), maxsplit=1)[0])
-    wrong = answer.verdict is not None and said is not None and said != answer.verdict
-    yield CheckedValue(
+def _check_answer(section: str, answer: Answer, mine: Written) -> CheckedValue:
+    answers = {_plain(question): words for question, words in mine.answers.items()}
+    given = answers.get(_plain(answer.question), "").strip()
+    empty = given in EMPTY
+    verdict = YES_NO.get(re.split(r"\W+", given.lower(), maxsplit=1)[0])
+    wrong = None not in (verdict, answer.verdict) and verdict != answer.verdict
+    return CheckedValue(
         section=section,
         table="",
         row=answer.question,
         column="",
-        run=_verdict(answer.verdict) or answer.text,
+        run=_yes_no(answer.verdict) or answer.text,
         written=None if empty else given,
         reason="not answered" if empty else answer.text if wrong else "",
     )
 
 
-def _verdict(value: bool | None) -> str:
+def _yes_no(value: bool | None) -> str:
     return "" if value is None else "yes" if value else "no"
 
 
-def contradiction(given: str, cell: Cell, tolerance: float) -> str:
-    """Why what was written cannot be; empty where it can."""
-    if cell.value is None:
-        return ""  # the run does not know better
-    if _plain(given) == _plain(cell.text):
+def find_contradiction(given: str, cell: Cell, tolerance: float) -> str:
+    """Why the written value cannot be right; empty if it can."""
+    if cell.value is None or _plain(given) == _plain(cell.text):
         return ""
     if isinstance(cell.value, bool):
-        said = YES_NO.get(_plain(given))
-        return "" if said is cell.value else f"the run says {_verdict(cell.value)}"
+        right = YES_NO.get(_plain(given)) is cell.value
+        return "" if right else f"the run says {_yes_no(cell.value)}"
     if isinstance(cell.value, str):
-        return "" if _same_words(given, cell.value) else _other_words(given, cell.value)
-    pieces = re.split(r"\s+and\s+|\s*;\s*", given)
-    if len(pieces) > 1:  # `94 % and 66 %`: one number per device
-        return next(
-            (reason for piece in pieces if (reason := contradiction(piece, cell, tolerance))), ""
-        )
-    number, step, kind = parsed(given)
+        return "" if _same_words(given, cell.value) else _explain_words(given, cell.value)
+    pieces = re.split(r"\s+and\s+|\s*;\s*", given)  # `94 % and 66 %`: one number per device
+    reasons = (_compare_number(piece, cell, cell.value, tolerance) for piece in pieces)
+    return next(filter(None, reasons), "")
+
+
+def _compare_number(given: str, cell: Cell, value: float, tolerance: float) -> str:
+    number, step, kind = parse_number(given)
     if number is None:
-        return f"{given!r} is no number with a unit that is known"
-    known = parsed(cell.text)[2]
+        return f"{given!r} is not a number with a known unit"
+    known = parse_number(cell.text)[2]
     if known and kind != known and {kind, known} != {"number", "share"}:
-        return f"it is a {kind}, the run has a {known}"
-    step = min(step, 2 * ROUNDED * abs(cell.value))
+        return f"this is a {kind}, and the run has a {known}"
+
+    step = min(step, 2 * ROUNDED * abs(value))
     if cell.low is None or cell.high is None:
-        return (
-            ""
-            if abs(number - cell.value) <= step / 2 * 1.001 or number == cell.value
-            else "this is counted, not measured: it must be equal"
-        )
+        equal = number == value or abs(number - value) <= step / 2 * 1.001
+        return "" if equal else "counted values must be equal"
     low, high = sorted((cell.low * (1 - tolerance), cell.high * (1 + tolerance)))
     if low - step / 2 <= number <= high + step / 2:
         return ""
-    times = number / cell.value if cell.value else math.inf
-    allowed = f"{_like(low, cell)} to {_like(high, cell)} with {tolerance:.0%} on both sides"
-    return f"{times:.3g} times the run's value; allowed is {allowed}"
+    ratio = number / value if value else math.inf
+    allowed = f"{_like(low, cell)} to {_like(high, cell)}"
+    return f"{ratio:.3g}× the run's value; allowed: {allowed} ({tolerance:.0%} on both sides)"
 
 
 def _same_words(given: str, known: str) -> bool:
-    """The same numbers in the same order, and no word that is not there: `32/32` for `by each rank:
-    32/32`."""
+    """Whether both have the same numbers in the same order, and `given` has no extra words: `32/32`
+    matches `by each rank: 32/32`."""
     mine, theirs = (re.findall(r"[^\W\d_]+|\d+", _plain(words)) for words in (given, known))
     mine, theirs = ([word for word in words if word != "and"] for words in (mine, theirs))
     numbers = [[word for word in words if word.isdigit()] for words in (mine, theirs)]
@@ -298,42 +240,44 @@ def _same_words(given: str, known: str) -> bool:
     )
 
 
-def _other_words(given: str, known: str) -> str:
+def _explain_words(given: str, known: str) -> str:
     if not re.fullmatch(r"[\d/]+", known):
-        return "a name must be the run's"
+        return "names must be equal"
     mine, theirs = (
         sum(int(digits[:18]) for digits in re.findall(r"\d+", words)) for words in (given, known)
     )
     return (
-        "the sum is right, the parts are not"
+        "the sum is right, but the parts are wrong"
         if mine == theirs
-        else f"it adds up to {mine}, the batch has {theirs}"
+        else f"the sum is {mine}, but the batch has {theirs}"
     )
 
 
-def parsed(words: str) -> tuple[float | None, float, str]:
-    """(the number in seconds, bytes or as a share; what its last digit is worth; its kind): `34.6
-    ms` -> 0.0346, 0.0001, time."""
-    found = NUMBER.match(words.replace("`", "").strip())
-    kind = next(
-        (kind for kind, units in UNITS.items() if found and found[2].lower() in units), None
-    )
-    if not found or kind is None:
+def parse_number(words: str) -> tuple[float | None, float, str]:
+    """(the number in seconds, bytes, or as a share; the value of its last digit; its kind).
+
+    34.6 ms -> 0.0346, 0.0001, time
+    """
+    match = NUMBER.match(words.replace("`", "").strip())
+    unit = match[2].lower() if match else ""
+    kind = next((kind for kind, units in UNITS.items() if unit in units), None)
+    if not match or kind is None:
         return None, 0.0, ""
-    factor = UNITS[kind][found[2].lower()]
-    digits = found[1].replace(",", "")
+
+    factor = UNITS[kind][unit]
+    digits = match[1].replace(",", "")
     mantissa, _, exponent = digits.lower().partition("e")
     decimals = len(mantissa.partition(".")[2])
     try:
-        number, worth = float(digits) * factor, 10.0 ** (int(exponent or 0) - decimals) * factor
+        number, last = float(digits) * factor, 10.0 ** (int(exponent or 0) - decimals) * factor
     except (OverflowError, ValueError):
         return None, 0.0, ""
     if not math.isfinite(number):
         return None, 0.0, ""
-    return number, worth if factor != 1.0 or decimals else 0.0, kind
+    return number, last if factor != 1.0 or decimals else 0.0, kind
 
 
-def _with_spread(cell: Cell) -> str:
+def _show_spread(cell: Cell) -> str:
     """`34.6 ms (34.4 ms to 35.0 ms)`."""
     if cell.low is None or cell.high is None or cell.low == cell.high or "(" in cell.text:
         return cell.text
@@ -341,7 +285,7 @@ def _with_spread(cell: Cell) -> str:
 
 
 def _like(value: float, cell: Cell) -> str:
-    """A number in the unit of a cell's words."""
+    """Format a number in the unit of a cell."""
     unit = cell.text.partition(" ")[2].split(" ")[0]
     if unit in ("s", "ms", "µs"):
         return seconds(value)
@@ -351,5 +295,5 @@ def _like(value: float, cell: Cell) -> str:
 
 
 def _plain(words: str) -> str:
-    """What counts when words are compared: no case, no code marks, single blanks."""
+    """Words in a form to compare: lower case, no code or emphasis marks, single spaces."""
     return " ".join(words.replace("`", "").replace("*", "").lower().split())

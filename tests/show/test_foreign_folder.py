@@ -159,7 +159,7 @@ def test_markdown_is_escaped_and_read_back():
     assert [line.count("|") for line in rows] == [3, 3, 3]
     read = parse(text)
     assert list(read) == [title, "What these numbers depend on"]
-    assert read[title].tables[0][1:] == [["---", "---"], ["one", f"{title} next line"]]
+    assert read[title].tables[0][1:] == [["one", f"{title} next line"]]
     assert list(read[title].answers) == [title]
 
 
