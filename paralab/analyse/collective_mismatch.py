@@ -1,13 +1,13 @@
-"""Ranks that wait for one another in different collectives: nobody is missing, and the network is
+"""Ranks that wait for each other in different collectives. All of them arrived, and the network is
 fine.
 
 Collectives are matched by their number in a group, not by name:
 
-    group 0   number 7        number 8                      the ranks come apart at number 8
+    group 0   number 7        number 8                      the ranks differ at number 8
     rank 0    all_reduce      reduce_scatter, waits
     rank 1    all_reduce      all_gather, waits
 
-Where the flight recorder has nothing (send and recv over gloo), the stacks tell the kinds.
+If the flight recorder has no entries (send and recv over gloo), the stacks show the kinds.
 """
 
 from __future__ import annotations
@@ -17,15 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from paralab.analyse.stack_dumps import Testimony, Wait, is_open, wait_of
+from paralab.analyse.stack_dumps import StackDump, Wait
 
-SAME_SIZE = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "reduce",
-)  # every rank brings as many values
+# Every rank contributes the same number of values.
+SAME_SIZE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 POINT_TO_POINT = ("send", "recv")
 EVERYBODY = "0"  # the default group
 
@@ -53,10 +48,9 @@ class Mismatch:
         )
 
 
-def find_mismatch(said: list[Testimony]) -> Mismatch | None:
-    """The first one; of more than two ranks, the one that differs from most others is named
-    first."""
-    found = list(_mismatches(said))
+def find_mismatch(dumps: list[StackDump]) -> Mismatch | None:
+    """The first mismatch. Of more than two ranks, the one that differs from most comes first."""
+    found = list(_mismatches(dumps))
     if not found:
         return None
     times = Counter(rank for mismatch in found for rank in mismatch.ranks)
@@ -65,14 +59,14 @@ def find_mismatch(said: list[Testimony]) -> Mismatch | None:
     return first if times[a] >= times[b] else Mismatch((b, a), (its, mine), (there, here))
 
 
-def _mismatches(said: list[Testimony]) -> Iterator[Mismatch]:
-    for one, other in combinations(said, 2):
+def _mismatches(dumps: list[StackDump]) -> Iterator[Mismatch]:
+    for one, other in combinations(dumps, 2):
         mine, its = one.waits_in, other.waits_in
         if mine is None or its is None:
-            continue  # one that does not wait may still come
+            continue  # a rank that does not wait may still arrive
         different = _in_one_group(one, other, mine, its)
         if different is None and (
-            _wait_for_each_other(one, other, mine, its) or _on_the_stacks(said, mine, its)
+            _wait_for_each_other(one, other, mine, its) or _on_the_stacks(dumps, mine, its)
         ):
             different = mine, its
         if different:
@@ -80,19 +74,18 @@ def _mismatches(said: list[Testimony]) -> Iterator[Mismatch]:
 
 
 def _in_one_group(
-    one: Testimony, other: Testimony, mine: Wait, its: Wait
+    one: StackDump, other: StackDump, mine: Wait, its: Wait
 ) -> tuple[Wait, Wait] | None:
     """The same number, but another kind, another size, or another line."""
     theirs = {
-        (wait.group, wait.number): (wait, is_open(entry))
+        (entry.group, entry.collective_seq_id): (entry.wait, entry.is_open)
         for entry in other.numbered
-        for wait in [wait_of(entry)]
     }
     for entry in one.numbered:
-        a = wait_of(entry)
-        b, waits = theirs.get((a.group, a.number), (a, False))
-        if not (waits or is_open(entry)):
-            continue  # both came through it
+        a = entry.wait
+        b, waits = theirs.get((entry.group, entry.collective_seq_id), (a, False))
+        if not (waits or entry.is_open):
+            continue  # both finished it
         here, there = (
             (a.group, a.number) == (mine.group, mine.number),
             (b.group, b.number) == (its.group, its.number),
@@ -113,12 +106,12 @@ def _in_one_group(
     return None
 
 
-def _wait_for_each_other(one: Testimony, other: Testimony, mine: Wait, its: Wait) -> bool:
-    """In two groups to which both belong, each at a number that the other one has not come to."""
+def _wait_for_each_other(one: StackDump, other: StackDump, mine: Wait, its: Wait) -> bool:
+    """In two groups that both belong to, each at a number that the other has not reached."""
     if mine.group is None or its.group is None or mine.group == its.group:
         return False
 
-    def is_missing(rank: Testimony, wait: Wait) -> bool:
+    def is_missing(rank: StackDump, wait: Wait) -> bool:
         assert wait.group is not None
         assert wait.number is not None
         arrived = rank.arrived(wait.group)
@@ -127,10 +120,10 @@ def _wait_for_each_other(one: Testimony, other: Testimony, mine: Wait, its: Wait
     return is_missing(other, mine) and is_missing(one, its)
 
 
-def _on_the_stacks(said: list[Testimony], mine: Wait, its: Wait) -> bool:
-    """Without numbers: two ranks have nobody else to wait for. Of more, different kinds of the same
-    group cannot be told from different groups."""
-    if len(said) > 2 or (mine.group and its.group):
+def _on_the_stacks(dumps: list[StackDump], mine: Wait, its: Wait) -> bool:
+    """Without numbers: two ranks can only wait for each other. With more ranks, different kinds may
+    belong to different groups."""
+    if len(dumps) > 2 or (mine.group and its.group):
         return False
     if {mine.kind, its.kind} <= set(POINT_TO_POINT):
         return mine.kind == its.kind

@@ -13,21 +13,24 @@ from paralab.record.events import End, Error
 from paralab.record.reader import read_events
 from paralab.record.status_board import LEFT_EARLY, UNSEEN
 
-# What a rank says when another one is gone, or did not come while it waited. Never the cause.
+# What a rank reports when another one is gone or did not arrive. Never the cause.
 GONE = re.compile(
-    r"onnection (?:closed|reset) by peer|Broken pipe|ncclRemoteError|remote process (?:has )?exited|Socket closed|ECONNRESET"
+    r"onnection (?:closed|reset) by peer|Broken pipe|ncclRemoteError"
+    r"|remote process (?:has )?exited|Socket closed|ECONNRESET"
     r"|Application timeout caused pair closure"
 )
 WAITED = re.compile(
-    r"Timed out waiting \d+ ?ms|Watchdog caught collective|wait timeout after|Socket Timeout|monitoredBarrier"
-    r"|ollective operation timeout|clients joined|client socket has timed out|communicator was aborted|barrier.{0,40}timed out"
+    r"Timed out waiting \d+ ?ms|Watchdog caught collective|wait timeout after|Socket Timeout"
+    r"|monitoredBarrier|ollective operation timeout|clients joined|client socket has timed out"
+    r"|communicator was aborted|barrier.{0,40}timed out"
 )
 BETWEEN_RANKS = re.compile(
     r"gloo|nccl|NCCL|c10d|TCPStore|Store|pair\.cc|pair closure|monitoredBarrier|Watchdog"
     r"|torch[/\\.]distributed|torch/autograd|Dist\w+Error"
 )
 VICTIMS = re.compile(
-    rf"{GONE.pattern}|{WAITED.pattern}|Timed out waiting|wait timeout|Application timeout|Connection refused|NCCL.*(remote|abort)"
+    rf"{GONE.pattern}|{WAITED.pattern}|Timed out waiting|wait timeout|Application timeout"
+    r"|Connection refused|NCCL.*(remote|abort)"
     r"|Dist(Backend|Network|Store)Error",
     re.IGNORECASE,
 )
@@ -55,64 +58,57 @@ def root_cause(
     An exit code None is a rank that the launcher ended. `gone`: ranks whose end nobody saw.
     `words`: errors that ranks could not write to the run folder."""
     events = read_events(folder, attempt)
-    errors = [
-        (event, rank)
-        for rank, list_ in events.items()
-        for event in list_
-        if isinstance(event, Error)
-    ]
+    errors = [(e, rank) for rank, list_ in events.items() for e in list_ if isinstance(e, Error)]
     written = {rank for _, rank in errors}
     errors += [
         (Error(event="error", time=math.inf, error=text), rank)
         for rank, text in (words or {}).items()
         if rank not in written
     ]
+    errors.sort(key=lambda pair: pair[0].time)
     ended = {rank for rank, list_ in events.items() if any(isinstance(e, End) for e in list_)}
-    own = sorted((e for e in errors if not is_victim(e[0])), key=lambda e: e[0].time)
-    spoke = ended | {rank for _, rank in errors}
-    left = [rank for rank, code in enumerate(exit_codes) if code is not None and rank not in spoke]
-    stuck = [rank for rank, code in enumerate(exit_codes) if code is None]
+    explained = ended | {rank for _, rank in errors}
 
     def cause(rank: int, what: str, detail: str = "") -> Cause:
         return Cause(rank, what, detail, logs / f"rank{rank}.txt")
 
-    if own:
-        return cause(own[0][1], own[0][0].error, own[0][0].detail or "")
-    if gone:
-        return cause(
-            gone[0],
-            "is gone without a word: it was killed, or its node is down",
-            last_lines(logs / f"rank{gone[0]}.txt"),
-        )
-    if left:
-        code = exit_codes[left[0]] or 0
-        how = (
-            f"was killed by {signal.Signals(-code).name}"
-            if code < 0
-            else f"ended with code {code} without an error"
-        )
-        if code == LEFT_EARLY:
-            how = "ended itself with code 0 before its work was done"
-        if code == UNSEEN:
-            how = "the process that had started all ranks was killed"
-        return cause(left[0], how, last_lines(logs / f"rank{left[0]}.txt"))
-    if stuck:
-        return cause(stuck[0], "did not arrive where the other ranks waited for it, and was ended")
+    for error, rank in errors:
+        if not is_victim(error):
+            return cause(rank, error.error, error.detail or "")
+    for rank in gone:
+        what = "disappeared without an error: it was killed, or its node is down"
+        return cause(rank, what, last_lines(logs / f"rank{rank}.txt"))
+    for rank, code in enumerate(exit_codes):
+        if code is not None and rank not in explained:
+            return cause(rank, _describe_exit(code), last_lines(logs / f"rank{rank}.txt"))
+    if None in exit_codes:
+        what = "did not arrive where the other ranks waited for it, and was ended"
+        return cause(exit_codes.index(None), what)
     if errors:
-        event, rank = min(errors, key=lambda e: e[0].time)
-        return cause(rank, event.error)
+        return cause(errors[0][1], errors[0][0].error)
     return cause(0, f"exit codes {exit_codes}")
 
 
+def _describe_exit(code: int) -> str:
+    """Of a rank that wrote no error."""
+    if code == LEFT_EARLY:
+        return "exited with code 0 before its work was done"
+    if code == UNSEEN:
+        return "its parent, which started all ranks, was killed"
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with code {code} without an error"
+
+
 def is_victim(error: Error) -> bool:
-    """Lost connections are another rank's doing only where ranks talk: the user's own download may
-    lose one as well."""
-    text, trace = error.error, error.traceback
-    return bool(
-        VICTIMS.search(text) and (trace is None or BETWEEN_RANKS.search(f"{text}\n{trace}"))
-    )
+    """Whether the error is a lost connection between ranks. A connection of the user's script (a
+    download) may be lost as well."""
+    if not VICTIMS.search(error.error):
+        return False
+    trace = error.traceback
+    return trace is None or bool(BETWEEN_RANKS.search(f"{error.error}\n{trace}"))
 
 
 def last_lines(log: Path, number: int = 8) -> str:
-    """The end of what a process has printed; empty if it is not there."""
+    """The end of a process's output; empty if the file is missing."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-number:]) if log.exists() else ""

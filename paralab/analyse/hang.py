@@ -1,5 +1,4 @@
-"""Who hung: from what every rank said when the launcher's patience was over, the rank that did not
-arrive, and where it is."""
+"""Which rank hangs, why, and where, from the stack dumps of all ranks."""
 
 from __future__ import annotations
 
@@ -8,17 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paralab.analyse.collective_mismatch import Mismatch, find_mismatch
-from paralab.analyse.stack_dumps import Testimony
+from paralab.analyse.stack_dumps import StackDump
 
 STATES = {
-    "T": "is stopped (SIGSTOP, or Ctrl-Z)",
-    "t": "is held by a debugger",
-    "D": "waits for a disk that does not answer",
+    "T": "is stopped (SIGSTOP or Ctrl-Z)",
+    "t": "is stopped by a debugger",
+    "D": "waits for a disk that does not respond",
 }
 
 
 @dataclass(frozen=True)
 class Hang:
+    """`kind`: stopped, blocked (the interpreter), mismatch, behind, network, or slow."""
+
+    kind: str
     rank: int
     why: str  # "is stopped …"
     where: str | None
@@ -26,66 +28,54 @@ class Hang:
     mismatch: Mismatch | None = None
 
 
-def who_hung(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
-    """The rank that is the cause: stopped, or not answering, or behind the others in a collective,
-    or not waiting for anybody."""
-    said = [Testimony.read(folder, rank) for rank in range(ranks)]
-    waiting = _waited_for(said)
+def find_hang(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
+    """The rank that causes the hang. `late`: ranks that exceeded their deadline."""
+    dumps = [StackDump.read(folder, rank) for rank in range(ranks)]
+    waiting = next((text for dump in dumps if (text := _waiting(dump))), None)
 
-    def hang(testimony: Testimony, why: str) -> Hang:
-        return Hang(testimony.rank, why, testimony.where, waiting)
+    def hang(kind: str, dump: StackDump, why: str) -> Hang:
+        return Hang(kind, dump.rank, why, dump.where, waiting)
 
-    for testimony in said:
-        if testimony.state in STATES:
-            return hang(testimony, STATES[testimony.state])
-    silent = [
-        testimony
-        for testimony in said
-        if testimony.asked and not testimony.answered and testimony.state != "ended"
-    ]
-    if silent:
-        return hang(
-            silent[0],
-            "does not let go of the Python interpreter: none of its other threads could answer",
-        )
-    if mismatch := find_mismatch(said):
-        one, other = (said[rank] for rank in mismatch.ranks)
-        return Hang(one.rank, mismatch.why, one.where, _waiting(other), mismatch)
-    behind = _behind(said)
+    for dump in dumps:
+        if dump.state in STATES:
+            return hang("stopped", dump, STATES[dump.state])
+    for dump in dumps:
+        if dump.asked and not dump.answered and dump.state != "ended":
+            why = "holds the Python interpreter: none of its other threads could respond"
+            return hang("blocked", dump, why)
+
+    if mismatch := find_mismatch(dumps):
+        one, other = (dumps[rank] for rank in mismatch.ranks)
+        return Hang("mismatch", one.rank, mismatch.why, one.where, _waiting(other), mismatch)
+    behind = _find_behind(dumps)
     if behind is not None:
-        return hang(said[behind], "did not arrive where the others wait for it")
-    if all(testimony.waits_in for testimony in said) and len(said) > 1:
-        why = "waits where all ranks have arrived, in the same collective: nobody is missing, so the network is the suspect"
-        return hang(said[0], why)
-    busy = [
-        testimony for testimony in said if testimony.waits_in is None and testimony.rank in late
-    ]
-    culprit = busy[0] if busy else said[late[0] if late else 0]
-    return hang(culprit, "did not come to the end")
+        return hang("behind", dumps[behind], "did not arrive where the other ranks wait for it")
+    if all(dump.waits_in for dump in dumps) and len(dumps) > 1:
+        why = "waits in a collective that all ranks have reached, so the network is the suspect"
+        return hang("network", dumps[0], why)
+
+    busy = [dump for dump in dumps if dump.waits_in is None and dump.rank in late]
+    culprit = busy[0] if busy else dumps[late[0] if late else 0]
+    return hang("slow", culprit, "did not finish")
 
 
-def _behind(said: list[Testimony]) -> int | None:
-    """The rank that has come to fewer collectives than another one which waits, in the group where
-    that one waits."""
-    for testimony in said:
-        if (wait := testimony.waits_in) and (group := wait.group):
-            known = [
-                other for other in said if other.arrived(group)
-            ]  # of the group: another stage has groups of its own
-            others = [
-                (other.arrived(group), other.rank)
-                for other in known
-                if other.rank != testimony.rank
-            ]
-            if others and min(others)[0] < testimony.arrived(group):
-                return min(others)[1]
+def _find_behind(dumps: list[StackDump]) -> int | None:
+    """The rank that has reached fewer collectives of a group than another one that waits there."""
+    for dump in dumps:
+        wait = dump.waits_in
+        if wait is None or wait.group is None:
+            continue
+        # Only ranks of this group: another stage has other groups.
+        reached = [
+            (other.arrived(wait.group), other.rank)
+            for other in dumps
+            if other.rank != dump.rank and other.arrived(wait.group)
+        ]
+        if reached and min(reached)[0] < dump.arrived(wait.group):
+            return min(reached)[1]
     return None
 
 
-def _waited_for(said: list[Testimony]) -> str | None:
-    return next((text for testimony in said if (text := _waiting(testimony))), None)
-
-
-def _waiting(testimony: Testimony) -> str | None:
-    wait = testimony.waits_in
-    return f"rank {testimony.rank} waits in {wait}, at {testimony.where}" if wait else None
+def _waiting(dump: StackDump) -> str | None:
+    wait = dump.waits_in
+    return f"rank {dump.rank} waits in {wait}, at {dump.where}" if wait else None

@@ -1,5 +1,4 @@
-"""One rank's word on where it is, given when the launcher's patience was over: its stack, and
-torch's flight recorder."""
+"""Where a rank was when the launcher lost patience: its stack, and torch's flight recorder."""
 
 from __future__ import annotations
 
@@ -8,8 +7,13 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+import msgspec
+
+from paralab.record.types import JsonObject, Record
+
+R = TypeVar("R", bound=Record)
 OURS = ("paralab/worker/", "paralab\\worker\\", "paralab/machine/child.py")
 LIBRARIES = (
     "site-packages",
@@ -21,16 +25,52 @@ LIBRARIES = (
 )
 # What a rank can wait in: a function of torch.distributed, or what the flight recorder calls it.
 KIND = re.compile(
-    r"_?(?:monitored_)?i?(reduce_scatter|all_?reduce|all_?gather|all_?to_?all|broadcast|barrier|scatter|gather|reduce|send|recv)"
+    r"_?(?:monitored_)?i?(reduce_scatter|all_?reduce|all_?gather|all_?to_?all|broadcast|barrier"
+    r"|scatter|gather|reduce|send|recv)"
     r"(?:_into)?(?:_(?:tensor|single|object|list|base|coalesced|uneven|internal))*",
     re.IGNORECASE,
 )
 
 
+class Frame(Record, frozen=True, kw_only=True):
+    file: str
+    line: int | None
+    function: str
+    code: str = ""
+
+
+class FlightEntry(Record, frozen=True, kw_only=True):
+    """A collective in torch's flight recorder. `process_group`: its name and description."""
+
+    process_group: list[str]
+    profiling_name: str
+    collective_seq_id: int = 0
+    is_p2p: bool | None = None
+    retired: bool | None = None
+    state: str | None = None
+    input_sizes: list[list[int]] | None = None
+
+    @property
+    def group(self) -> str:
+        return self.process_group[0]
+
+    @property
+    def is_open(self) -> bool:
+        return not self.retired and self.state != "completed"
+
+    @property
+    def wait(self) -> Wait:
+        name = self.profiling_name.split(":")[-1]
+        values = sum(math.prod(size) for size in self.input_sizes or [])
+        kind = _kind(name) or name
+        if self.is_p2p:
+            return Wait(kind, values)
+        return Wait(kind, values, self.group, self.collective_seq_id)
+
+
 @dataclass(frozen=True)
 class Wait:
-    """What a rank has begun and waits in. Without the flight recorder only the kind is known, from
-    the stack."""
+    """What a rank waits in. Without the flight recorder only the kind is known, from the stack."""
 
     kind: str
     values: int | None = None
@@ -38,132 +78,100 @@ class Wait:
     number: int | None = None
 
     def __str__(self) -> str:
-        values = (
-            ""
-            if self.values is None
-            else f" of {self.values:,} value{'' if self.values == 1 else 's'}"
-        )
-        return f"{self.kind}{values}"
+        if self.values is None:
+            return self.kind
+        return f"{self.kind} of {self.values:,} value{'' if self.values == 1 else 's'}"
 
 
 @dataclass(frozen=True)
-class Testimony:
-    """One rank's word. `stack`: its main thread, outermost call first; empty when it did not
+class StackDump:
+    """What one rank answered. `stack`: its main thread, outermost call first; empty if it did not
     answer."""
 
     rank: int
     asked: bool
     state: str | None
     answered: bool
-    stack: list[dict[str, Any]]
-    collectives: list[dict[str, Any]]
+    stack: list[Frame]
+    collectives: list[FlightEntry]
     fault: str  # what the fault handler wrote
 
     @classmethod
-    def read(cls, folder: Path, rank: int) -> Testimony:
-        state = _json(folder / f"rank{rank}.state").get("state")
-        said = _json(folder / f"rank{rank}.json")
+    def read(cls, folder: Path, rank: int) -> StackDump:
+        answer = _read_object(folder / f"rank{rank}.json")
         fault = folder / f"rank{rank}.txt"
-        text = fault.read_text(errors="replace") if fault.exists() else ""
-        asked = (
-            folder / f"rank{rank}.state"
-        ).exists()  # a launcher of another node asks its own ranks
+        stacks = answer.get("stacks")
         return cls(
-            rank,
-            asked,
-            state,
-            bool(said),
-            said.get("stacks", {}).get("MainThread", []),
-            said.get("collectives", []),
-            text,
+            rank=rank,
+            # The launcher of another node asks only the ranks of that node.
+            asked=(folder / f"rank{rank}.state").exists(),
+            state=_read_object(folder / f"rank{rank}.state").get("state"),
+            answered=bool(answer),
+            stack=_convert((stacks or {}).get("MainThread", []), list[Frame]),
+            collectives=_convert(answer.get("collectives", []), list[FlightEntry]),
+            fault=fault.read_text(errors="replace") if fault.exists() else "",
         )
 
     @property
     def where(self) -> str | None:
-        """The innermost line of the user's own code; else of paralab's; else any."""
+        """The innermost line of the user's code; else of paralab's; else any."""
         if not self.stack:
             return _faulted_at(self.fault)
+        skipped = (*LIBRARIES, *OURS, "<string>")
         own = [
             frame
             for frame in self.stack
-            if not any(part in frame["file"] for part in (*LIBRARIES, *OURS, "<string>"))
+            if not any(part in frame.file for part in skipped)
+            and not frame.file.endswith(("runpy.py", "paralab/__main__.py"))
         ]
-        own = [
-            frame
-            for frame in own
-            if not frame["file"].endswith(("runpy.py", "paralab/__main__.py"))
-        ]
-        ours = [frame for frame in self.stack if any(part in frame["file"] for part in OURS)]
+        ours = [frame for frame in self.stack if any(part in frame.file for part in OURS)]
         frame = (own or ours or self.stack)[-1]
-        return f"{frame['file']}:{frame['line']} in {frame['function']}: {frame['code']}"
+        return f"{frame.file}:{frame.line} in {frame.function}: {frame.code}"
 
     @property
     def calls(self) -> str | None:
-        """The kind of collective in which the main thread is, from its stack. (gloo records a
+        """The kind of collective that the main thread is in, from its stack. (gloo records a
         reduce_scatter as an all_reduce.)"""
         for frame in reversed(self.stack):
-            file = frame["file"].replace("\\", "/")
-            if "torch/distributed" in file and (kind := _kind(frame["function"])):
+            file = frame.file.replace("\\", "/")
+            if "torch/distributed" in file and (kind := _kind(frame.function)):
                 return kind
             if not any(part in file for part in LIBRARIES):
-                return None  # what this was called from does not matter
+                return None  # the caller does not matter
         return None
 
     @property
-    def numbered(self) -> list[dict[str, Any]]:
-        """Sends and receives have numbers of their own, which do not match between ranks."""
-        return [entry for entry in self.collectives if not entry.get("is_p2p")]
+    def numbered(self) -> list[FlightEntry]:
+        """Without sends and receives: their numbers do not match between ranks."""
+        return [entry for entry in self.collectives if not entry.is_p2p]
 
     @property
     def waits_in(self) -> Wait | None:
-        """The collective that this rank has begun and that is not over."""
-        open_ = [entry for entry in self.collectives if is_open(entry)]
-        if open_ and _is_waiting(self.stack):
-            last = wait_of(open_[-1])
+        """The collective that this rank has started and not finished."""
+        unfinished = [entry for entry in self.collectives if entry.is_open]
+        if unfinished and _is_waiting(self.stack):
+            last = unfinished[-1].wait
             return Wait(self.calls or last.kind, last.values, last.group, last.number)
         return Wait(self.calls) if self.calls else None
 
     def arrived(self, group: str) -> int:
-        """The number of the last collective of a group that this rank has come to."""
-        numbers = [
-            entry["collective_seq_id"]
-            for entry in self.numbered
-            if entry["process_group"][0] == group
-        ]
+        """The number of the last collective of a group that this rank has reached."""
+        numbers = [entry.collective_seq_id for entry in self.numbered if entry.group == group]
         return max(numbers, default=0)
-
-
-def is_open(entry: dict[str, Any]) -> bool:
-    return not entry.get("retired") and entry.get("state") != "completed"
-
-
-def wait_of(entry: dict[str, Any]) -> Wait:
-    """An entry of the flight recorder."""
-    name = str(entry["profiling_name"]).split(":")[-1]
-    values = sum(math.prod(size) for size in entry.get("input_sizes") or [])
-    if entry.get("is_p2p"):
-        return Wait(_kind(name) or name, values)
-    return Wait(_kind(name) or name, values, entry["process_group"][0], entry["collective_seq_id"])
 
 
 def _kind(name: str) -> str | None:
     found = KIND.fullmatch(name.partition(" ")[0])
-    return (
-        re.sub(r"^all_?(to)?_?", lambda all_: "all_to_" if all_[1] else "all_", found[1].lower())
-        if found
-        else None
-    )
+    if not found:
+        return None
+    return re.sub(r"^all_?(to)?_?", lambda all_: "all_to_" if all_[1] else "all_", found[1].lower())
 
 
-def _is_waiting(stack: list[dict[str, Any]]) -> bool:
+def _is_waiting(stack: list[Frame]) -> bool:
     """The main thread is inside torch.distributed, or in autograd, which waits for DDP's
     buckets."""
-    inner = stack[-3:]
-    return any(
-        "distributed" in f["file"]
-        or f["function"] in ("wait", "_engine_run_backward", "synchronize", "barrier")
-        for f in inner
-    )
+    waits = ("wait", "_engine_run_backward", "synchronize", "barrier")
+    return any("distributed" in frame.file or frame.function in waits for frame in stack[-3:])
 
 
 def _faulted_at(fault: str) -> str | None:
@@ -175,9 +183,18 @@ def _faulted_at(fault: str) -> str | None:
     return next(iter(own or lines), None)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> JsonObject:
+    """Empty if the file is missing or damaged: the rank may have died while it wrote."""
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _convert(value: object, to: type[list[R]]) -> list[R]:
+    """Empty if it does not fit: the flight recorder's format is private to torch."""
+    try:
+        return msgspec.convert(value, to)
+    except msgspec.ValidationError:
+        return []

@@ -79,7 +79,7 @@ def _is_waiting(rank: RankSeen, operation: Numbered) -> bool:
         or (not rank.said.collectives and rank.collectives)
     ):
         return True
-    return any(not entry.get("retired") for entry in rank.said.collectives)
+    return any(not entry.retired for entry in rank.said.collectives)
 
 
 def _stuck(rank: RankSeen, operation: Numbered, failed: str | None) -> Stuck:
@@ -90,9 +90,7 @@ def _stuck(rank: RankSeen, operation: Numbered, failed: str | None) -> Stuck:
         operation, Collective
     ):  # which of the bucket's collectives it waits in
         open_ = [
-            e["collective_seq_id"]
-            for e in rank.said.collectives
-            if not e.get("retired") and e["process_group"][0] == group
+            e.collective_seq_id for e in rank.said.collectives if not e.retired and e.group == group
         ]
         number = max([number, *open_[:1]])
     return Stuck(rank, operation, group, number, failed)

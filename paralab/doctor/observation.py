@@ -27,7 +27,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paralab.analyse.stack_dumps import Testimony
+from paralab.analyse.stack_dumps import StackDump
 from paralab.doctor.events import (
     Amp,
     Autocast,
@@ -112,7 +112,7 @@ class RankSeen:
     settled: bool = (
         True  # it has stopped where `doing` says (it hangs, or is over); False: it is on its way
     )
-    said: Testimony | None = None  # its stacks and collectives, once asked
+    said: StackDump | None = None  # its stacks and collectives, once asked
 
     def of(self, kind: type[Kind]) -> list[Kind]:
         """Looked for once: rules ask again and again."""
@@ -394,7 +394,7 @@ def _seen(number: int, file: _File, settled: bool, apart: set[int]) -> RankSeen:
     open_ = [event for raw in doing if (event := typed(raw, file.sites)) is not None]
     open_ += [event for event in file.light(is_open=True) if isinstance(event, WAITING)]
     said = (
-        Testimony.read(file.path.parent, number)
+        StackDump.read(file.path.parent, number)
         if file.path.with_suffix(".json").exists()
         else None
     )

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from paralab.analyse.failure import root_cause
-from paralab.analyse.hang import who_hung
+from paralab.analyse.hang import find_hang
 from paralab.errors import RunFailed
 from paralab.launch.job import Outcome, Training
 from paralab.launch.ranks import RankExits
@@ -75,7 +75,7 @@ def _explain_hang(
     training: Training, launched: RunFolder, exits: RankExits, attempt: int
 ) -> RunFailed:
     dumps = launched.testimonies(attempt)
-    hang = who_hung(dumps, training.plan.world_size, [late.rank for late in exits.late])
+    hang = find_hang(dumps, training.plan.world_size, [late.rank for late in exits.late])
     first = max(exits.late, key=lambda late: late.seconds)
     phases = {"start": "the start", "save": f"saving after {first.step} steps"}
     what = phases.get(first.phase, f"step {first.step}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paralab.analyse.hang import who_hung
+from paralab.analyse.hang import find_hang
 from tests.conftest import DEADLINE_SECONDS, ROOT, run_paralab, wait_until
 
 pytestmark = pytest.mark.usefixtures(
@@ -142,7 +142,7 @@ def test_a_rank_that_leaves_is_the_cause(slow):
         "run", "ddp", "--workload", "slow.py:workload", cwd=slow, environment=environment
     )
     assert done.code == 1
-    assert "Rank 1 failed in step 3: ended with code 7" in done.err
+    assert "Rank 1 failed in step 3: exited with code 7" in done.err
 
 
 FAILS_LATE = """
@@ -206,7 +206,7 @@ def test_a_mismatch_is_not_blamed_on_the_network(tmp_path):
         "run",
     )
     assert run_paralab(*run, cwd=tmp_path).code == 1
-    found = who_hung(tmp_path / "run" / "testimonies" / "0", 2, late=[0, 1]).mismatch
+    found = find_hang(tmp_path / "run" / "testimonies" / "0", 2, late=[0, 1]).mismatch
     assert found
     assert found.ranks == (0, 1)
     assert [wait.kind for wait in found.waits] == ["reduce_scatter", "all_gather"]

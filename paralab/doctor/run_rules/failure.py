@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 
 from paralab.analyse.failure import last_lines
-from paralab.analyse.hang import who_hung
-from paralab.analyse.stack_dumps import Testimony
+from paralab.analyse.hang import find_hang
+from paralab.analyse.stack_dumps import StackDump
 from paralab.doctor.finding import Finding
 from paralab.doctor.recorded import Recorded, Run
 from paralab.doctor.rules import in_run
@@ -21,7 +21,7 @@ HUNG = re.compile(r"longer than its deadline")
 # fits.
 CAUSES: tuple[tuple[str, str, str], ...] = (
     (
-        r"killed by SIGKILL|is gone without a word",
+        r"killed by SIGKILL|is gone without a word|disappeared without an error",
         "H12",
         "Was it the memory? `dmesg | grep -i oom`, the job's memory limit. Then a smaller batch, or fewer loader workers.",
     ),
@@ -109,20 +109,20 @@ def _hang(run: Run, problem: str, attempt: int) -> Finding:
     """A rank that stands still, or does not come where the others wait for it."""
     found = RANK.search(problem)
     late = [int(found[1])] if found else []
-    hang = who_hung(RunFolder(run.folder).testimonies(attempt), run.recording.world_size, late)
+    hang = find_hang(RunFolder(run.folder).testimonies(attempt), run.recording.world_size, late)
     evidence = tuple(
         line
         for line in (f"rank {hang.rank} is at {hang.where}" if hang.where else None, hang.waiting)
         if line
     )
     where = str(run.folder)
-    if "nobody is missing" in hang.why:
+    if hang.kind == "network":
         fix = "Try NCCL_P2P_DISABLE=1; then the network: firewall, interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)."
         why = f"{problem} Certain if it runs with NCCL_P2P_DISABLE=1."
         return Finding("H15", "suspect", why, fix, where, evidence=evidence)
-    stuck = Testimony.read(RunFolder(run.folder).testimonies(attempt), hang.rank)
+    stuck = StackDump.read(RunFolder(run.folder).testimonies(attempt), hang.rank)
     if hang.mismatch or (
-        "did not arrive" in hang.why and stuck.waits_in
+        hang.kind == "behind" and stuck.waits_in
     ):  # in another collective than the others
         fix = "Every rank must call the same collectives in the same order: look at both places."
         return Finding("H04", "error", problem, fix, where, rank=hang.rank, evidence=evidence)
