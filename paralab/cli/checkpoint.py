@@ -27,7 +27,7 @@ def checkpoint() -> None:
     """List the checkpoints that `run --checkpoint DIR` saved, and check that they are complete."""
 
 
-@checkpoint.command(name="list")
+@checkpoint.command(name="list", short_help="List the checkpoints in DIR.")
 @FOLDER
 @JSON
 def list_(folder: Path, as_json: bool) -> None:
@@ -38,7 +38,7 @@ def list_(folder: Path, as_json: bool) -> None:
     _report(folder, as_json, check=False)
 
 
-@checkpoint.command()
+@checkpoint.command(short_help="Compare the checksums of the checkpoints.")
 @FOLDER
 @JSON
 def verify(folder: Path, as_json: bool) -> None:

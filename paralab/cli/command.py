@@ -40,6 +40,7 @@ class Command(click.Command):
         return super().get_help(ctx).replace(NO_BREAK, " ")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One section per heading, with one column for the flags of all sections."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -52,7 +53,6 @@ class Command(click.Command):
         if OTHER in sections:
             sections[OTHER] = sections.pop(OTHER)  # the last one
 
-        # One column for all sections
         flags = [len(flag) for records in sections.values() for flag, _ in records]
         width = max(length for length in flags if length <= FLAG_COLUMN)
         for heading, records in sections.items():

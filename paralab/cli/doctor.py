@@ -181,6 +181,7 @@ def _diagnose(
     out: Path | None,
     pid: int | None,
 ) -> tuple[Diagnosis, Any]:
+    """Examine the watched command, the hung job, the files, or this machine."""
     from paralab.doctor import diagnosis as looking
 
     if command is not None:

@@ -48,6 +48,7 @@ class Commands(Group):
         return super().main(*arguments, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; turn every expected exception into a message and an exit code."""
         hear(dict.fromkeys(ENDS, raise_stop))
         if "SLURM_JOB_ID" in os.environ:
             # Slurm may send this before the time limit; a run without checkpoints ignores it.
@@ -56,10 +57,12 @@ class Commands(Group):
         try:
             with import_torch_once(), _flushing():
                 return super().invoke(ctx)
+        except click.exceptions.NoArgsIsHelpError:
+            raise  # click prints the help
         except click.UsageError as error:
             _leave_it_to_rank_0()
-            _print_json(ctx, error.format_message(), fix="--help")
-            raise  # click prints it with the usage of the command
+            command = (error.ctx or ctx).command_path
+            _exit_with(ctx, UsageError(error.format_message(), fix=f"{command} --help"))
         except ParalabError as error:
             if isinstance(error, UsageError):
                 _leave_it_to_rank_0()

@@ -47,6 +47,8 @@ def practical() -> None:
 
 
 def _add(number: int, title: str) -> None:
+    """Add the command of one practical."""
+
     @practical.command(name=str(number), help=f"Practical {number}: {title}.")
     @request_options(
         "workload",
@@ -93,37 +95,43 @@ def _add(number: int, title: str) -> None:
     )
     @OUT
     @JSON
-    def command(
-        as_json: bool,
-        markdown: Path | None,
-        blank: Path | None,
-        run_folder: Path | None,
-        **options: Any,
-    ) -> None:
-        prints_sheet = "-" in (str(markdown), str(blank))
-        _check(options, markdown, blank, run_folder, as_json and prints_sheet)
-        document, folder = _open_or_run(number, run_folder, as_json or prints_sheet, options)
-
-        if blank:
-            from paralab.course.check import blank_sheet
-
-            _write_sheet(blank, blank_sheet(document))
-        if markdown:
-            _write_sheet(markdown, document)
-        if as_json:
-            printed = replace(document, run_folder=str(folder))
-            click.echo(json.dumps(printed.to_dict()))
-        elif not prints_sheet:
-            from paralab.show.document import print_document
-
-            print_document(document)
-            echo(f"\nPage: {folder / 'report.html'}   lab sheet: {folder / 'sheet.md'}")
-        if not any(section.blocks for section in document.sections):
-            sys.exit(1)  # no part has the configurations it needs
+    def command(**options: Any) -> None:
+        _run(number, **options)
 
 
 for _number, _title in TITLES.items():
     _add(_number, _title)
+
+
+def _run(
+    number: int,
+    as_json: bool,
+    markdown: Path | None,
+    blank: Path | None,
+    run_folder: Path | None,
+    **options: Any,
+) -> None:
+    """Measure, or read an earlier run; then write the sheets and print the document."""
+    prints_sheet = "-" in (str(markdown), str(blank))
+    _check(options, markdown, blank, run_folder, as_json and prints_sheet)
+    document, folder = _open_or_run(number, run_folder, as_json or prints_sheet, options)
+
+    if blank:
+        from paralab.course.check import blank_sheet
+
+        _write_sheet(blank, blank_sheet(document))
+    if markdown:
+        _write_sheet(markdown, document)
+    if as_json:
+        printed = replace(document, run_folder=str(folder))
+        click.echo(json.dumps(printed.to_dict()))
+    elif not prints_sheet:
+        from paralab.show.document import print_document
+
+        print_document(document)
+        echo(f"\nPage: {folder / 'report.html'}   lab sheet: {folder / 'sheet.md'}")
+    if not any(section.blocks for section in document.sections):
+        sys.exit(1)  # no part has the configurations it needs
 
 
 def _check(
@@ -202,7 +210,7 @@ def _write_sheet(path: Path, document: Document) -> None:
         write_new(path, as_markdown(document))
 
 
-@practical.command()
+@practical.command(short_help="Compare a filled-in sheet with a run.")
 @click.argument("number", type=int)
 @click.argument("sheet", type=click.Path(dir_okay=False, path_type=Path))
 @flag(

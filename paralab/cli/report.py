@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 def report(result: Comparison | TuneResult, as_json: bool) -> None:
     """Exit with 1 if every configuration failed."""
+    from paralab.analyse.compare import Comparison
     from paralab.show.document import print_summary
     from paralab.show.open_folder import document_of
     from paralab.show.page import write_report
@@ -33,5 +34,5 @@ def report(result: Comparison | TuneResult, as_json: bool) -> None:
     else:
         print_summary(document)
         echo(f"Finished in {result.seconds:.0f} s. All tables and charts: {page}")
-    if result.kind != "tune" and not result["rows"]:
+    if isinstance(result, Comparison) and not result.rows:
         sys.exit(1)

@@ -27,6 +27,7 @@ from paralab.plan.request import Request
 from paralab.show.visible import echo
 
 if TYPE_CHECKING:
+    from paralab.analyse.result import Result
     from paralab.launch.job import Launcher
     from paralab.launch.launched_by import LaunchedRank
 
@@ -108,8 +109,6 @@ def run(
     from paralab.experiment import run as experiment
     from paralab.launch.launched_by import detect_launcher
     from paralab.launch.slurm_job import SlurmLauncher, require_slurm
-    from paralab.show.page import write_report
-    from paralab.show.run import print_result
     from paralab.show.screen import Screen
 
     chosen = RunOptions(**take(RunOptions, options))
@@ -141,6 +140,16 @@ def run(
     finally:
         if screen:
             screen.close()
+
+    _report(result, chosen, show, report, as_json)
+
+
+def _report(
+    result: Result, chosen: RunOptions, show: tuple[str, ...], report: bool, as_json: bool
+) -> None:
+    """Write the page and print the result, as JSON or as tables."""
+    from paralab.show.page import write_report
+    from paralab.show.run import print_result
 
     if report:
         result = replace_fields(result, report=str(write_report(Path(result.run_folder))))

@@ -58,6 +58,7 @@ def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPla
 
 
 def _choose_micro_batches(request: Request, stages: int, smallest: int, reasons: Reasons) -> int:
+    """As requested, or 2 per stage if there are enough samples and the schedule can run them."""
     if request.strategy not in PIPELINED:
         return 1
     schedule = request.schedule
@@ -110,9 +111,10 @@ def _smallest_step(strategy: str, batch_size: int, replicas: int, accumulate: in
     sharing = replicas if strategy == "dp" else 1
     per_rank = batch_size if strategy == "dp" else min(shares(batch_size, replicas))
     if per_rank < accumulate * sharing:
-        parts = f"{accumulate} × {replicas} replicas" if strategy == "dp" else str(accumulate)
+        over = f" × {replicas} replicas" if strategy == "dp" else ""
         raise UsageError(
-            f"--accumulate {accumulate}: {per_rank} samples cannot be split into {parts} parts.",
+            f"{plural(per_rank, 'sample')} cannot be split over {accumulate} accumulation "
+            f"steps{over}.",
             fix=f"--accumulate {per_rank // sharing} or less, "
             f"or --batch-size {accumulate * replicas} or more",
         )

@@ -26,6 +26,7 @@ def _check_each_option(request: Request) -> None:
         value = getattr(request, option.name)
         if value is None:
             continue
+
         if not option.applies_to(request.strategy):
             given = option.flag if value is True else f"{option.flag} {value}"
             raise UsageError(
@@ -45,6 +46,7 @@ def _check_each_option(request: Request) -> None:
 
 
 def _check_precision(request: Request) -> None:
+    """Only fp16 has a GradScaler to configure."""
     if request.loss_scale is not None and request.precision != "fp16":
         raise UsageError(
             f"--loss-scale {request.loss_scale:g} only works with fp16: "

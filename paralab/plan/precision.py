@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from paralab.errors import UsageError
 from paralab.machine.host import Machine
@@ -12,6 +13,17 @@ from paralab.plan.request import Request
 
 LOW_PRECISIONS = ("tf32", "bf16", "fp16")  # these round every product
 AMPERE = (8, 0)  # the first compute capability with tf32 and bf16
+LOSS_SCALE = 65536.0  # torch's default
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How numbers are stored: the format, the GradScaler, and what must be in the environment."""
+
+    precision: str
+    scaler: bool = False
+    loss_scale: float | None = None
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 def choose_precision(
@@ -20,12 +32,10 @@ def choose_precision(
     device: str,
     probe: Callable[[str], Probe],
     reasons: Reasons,
-) -> tuple[str, dict[str, str]]:
-    """(precision, environment variables that it needs).
-
-    Low precision on a CPU is tried in a child process first: a missing instruction kills it.
-    """
+) -> Precision:
+    """Low precision on a CPU is tried in a child process first: a missing instruction kills it."""
     precision = request.precision or "fp32"
+    environment: dict[str, str] = {}
 
     weak = [gpu for gpu in machine.gpus if gpu.capability < AMPERE]
     if device == "cuda" and precision in ("tf32", "bf16") and weak:
@@ -47,8 +57,11 @@ def choose_precision(
                 f"--precision {precision} does not work on this CPU: {tried.seen}.",
                 fix="--precision fp32",
             )
+        environment = tried.environment
         reasons.add("precision", precision, f"requested; {tried.seen}")
-        return precision, tried.environment
+    else:
+        reasons.choose("precision", request.precision, precision, "the default of PyTorch")
 
-    reasons.choose("precision", request.precision, precision, "the default of PyTorch")
-    return precision, {}
+    scaler = precision == "fp16" and not request.no_scaler
+    loss_scale = request.loss_scale or (LOSS_SCALE if scaler else None)
+    return Precision(precision, scaler, loss_scale, environment)

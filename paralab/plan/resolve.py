@@ -32,7 +32,6 @@ from paralab.units import plural
 from paralab.workload.summary import Summary
 
 DEFAULT_STEPS = 20
-LOSS_SCALE = 65536.0  # torch's default
 
 
 def needs_layers(strategy: str) -> bool:
@@ -61,8 +60,7 @@ def resolve(
     reasons = Reasons()
     device = choose_device(request, machine, reasons)
     batch = plan_batch(request, summary, reasons)
-    precision, environment = choose_precision(request, machine, device, probe, reasons)
-    scaler = precision == "fp16" and not request.no_scaler
+    precision = choose_precision(request, machine, device, probe, reasons)
     layout = lay_out(request, batch, machine, device, places)
     ranks = plan_ranks(request, batch, layout)
     threads = count_threads(request, machine, layout, threads_asked, reasons)
@@ -74,9 +72,7 @@ def resolve(
         strategy=request.strategy,
         workload=request.workload,
         **asdict(batch),
-        precision=precision,
-        loss_scale=request.loss_scale or (LOSS_SCALE if scaler else None),
-        scaler=scaler,
+        **asdict(precision),
         bucket_mb=request.bucket_mb,
         bucket_view=bool(request.bucket_view),
         static_graph=bool(request.static_graph),
@@ -100,10 +96,9 @@ def resolve(
         shard_units=shard_units(request.strategy, machine, summary, reasons),
         stage_parts=cut_into_stages(request, batch.stages, chunks, summary, cuts, reasons),
         arithmetic=arithmetic(batch, ranks),
-        environment=environment,
         reasons=tuple(reasons),
         remarks=remarks_on(request, machine, layout, threads),
-        differences=differences_of(summary, precision, batch, ranks, layout),
+        differences=differences_of(summary, precision.precision, batch, ranks, layout),
     )
 
 

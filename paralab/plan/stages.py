@@ -119,6 +119,7 @@ def cut_into_stages(
 
 
 def _require_enough_layers(request: Request, stages: int, chunks: int, summary: Summary) -> None:
+    """Every stage needs `chunks` parts with at least one layer each."""
     layers = len(summary.layers)
     most = f"{summary.name} can be cut into at most {plural(layers, 'part')}"
     most += f", because {summary.uncut_reason}." if summary.uncut_reason else "."

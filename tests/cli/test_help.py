@@ -36,7 +36,9 @@ def help_of(words):
 
 @pytest.mark.parametrize("words", ["", *COMMANDS])
 def test_help_fits_into_100_columns(words):
-    assert [line for line in help_of(words).splitlines() if len(line) > 100] == []
+    lines = help_of(words).splitlines()
+    assert [line for line in lines if len(line) > 100] == []
+    assert [line for line in lines if line.endswith("...") and "Usage" not in line] == []
 
 
 @pytest.mark.parametrize("words", COMMANDS)
@@ -110,11 +112,13 @@ def test_every_run_option_survives_being_written_down(option):
         (["doctor", "--explian", "G01"], "--explain"),
         (["run", "ddp", "--precision", "fp61"], "fp64"),
         (["run", "dpp"], "dp"),
+        (["comapre"], "compare"),
     ],
 )
 def test_a_misspelled_name_gets_the_nearest_right_one(words, nearest):
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 2
+    assert done.stderr.startswith("paralab: ")
     assert re.search(rf"Did you mean.*{nearest}\b", done.stderr), done.stderr
 
 

@@ -98,7 +98,12 @@ def test_the_arithmetic_is_a_sentence(strategy, options, sentence):
         ("mp", {"stages": 6}, ["--stages 6", "5 parts"], "--stages 5 or fewer"),
         ("pipeline", {"micro_batches": 65}, ["64", "65"], "--micro-batches 64 or fewer"),
         ("ddp", {"accumulate": 33}, ["32 samples", "33"], "--accumulate 32 or less"),
-        ("dp", {"accumulate": 33}, ["33 × 2 replicas"], "--accumulate 32 or less"),
+        (
+            "dp",
+            {"accumulate": 33},
+            ["64 samples", "33 accumulation steps × 2 replicas"],
+            "--accumulate 32 or less",
+        ),
         ("single", {"replicas": 2}, ["--replicas 2", "single"], "dp, ddp, fsdp, hybrid"),
         ("ddp", {"stages": 2}, ["--stages 2", "ddp"], "mp, pipeline, hybrid"),
         ("ddp", {"precision": "tf32"}, ["--precision tf32", "CPU"], "fp32"),
