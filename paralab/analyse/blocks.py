@@ -57,8 +57,8 @@ class Bar(Record, frozen=True):
 
 
 class Bars(_Block, frozen=True):
-    """Horizontal bars with error bars, one below the other. `reference`: a line at this value (1.0
-    = as fast as one device)."""
+    """Horizontal bars with error bars. `reference`: a line at this value (1.0 = as fast as one
+    device)."""
 
     title: str
     bars: tuple[Bar, ...]
@@ -73,8 +73,7 @@ class Group(Record, frozen=True):
 
 
 class Distribution(_Block, frozen=True):
-    """Every measured value as a dot, with median and quartiles, one row per group; one common
-    axis."""
+    """Every measured value as a dot, with median and quartiles: one row per group, one common axis."""
 
     title: str
     groups: tuple[Group, ...]
@@ -83,8 +82,7 @@ class Distribution(_Block, frozen=True):
 
 
 class Span(Record, frozen=True):
-    """Something on a lane of the timeline. `exposed` marks waiting for communication that nothing
-    hides."""
+    """A span on a lane of the timeline. `exposed`: the device waits for communication."""
 
     lane: int
     kind: str  # forward, backward, all_reduce, optimizer, wait, data, scatter, replicate, …
@@ -96,7 +94,7 @@ class Span(Record, frozen=True):
 
 
 class Timeline(_Block, frozen=True):
-    """Lanes (rank 0 · cpu:0, rank 0 · communication, …) over one time axis that can be zoomed."""
+    """Lanes (rank 0 · cpu:0, rank 0 · communication, …) over one time axis with zoom."""
 
     title: str
     lanes: tuple[str, ...]
@@ -122,7 +120,7 @@ class Split(_Block, frozen=True):
 class Line(Record, frozen=True):
     label: str
     points: tuple[tuple[float, float], ...]
-    low: tuple[float, ...] = ()  # a band around the line, where there is one
+    low: tuple[float, ...] = ()  # a band around the line, if it has one
     high: tuple[float, ...] = ()
 
 
@@ -139,9 +137,9 @@ class Lines(_Block, frozen=True):
 
 
 class Slot(Record, frozen=True):
-    """One piece of work in a pipeline: which stage, which micro-batch, which way, when.
+    """One piece of work in a pipeline: which stage, which micro-batch, forward or backward, and when.
 
-    part     which of the stage's parts of the model, where it has several
+    part     which part of the model, if the stage has several
     weights  the part of a backward pass that only the weights need
     """
 
@@ -155,8 +153,7 @@ class Slot(Record, frozen=True):
 
 
 class Schedule(_Block, frozen=True):
-    """The pipeline as a grid, one row per stage, measured and ideal; what is empty is the
-    bubble."""
+    """The pipeline as a grid with one row per stage, measured and ideal. The gaps are the bubble."""
 
     title: str
     stages: tuple[str, ...]

@@ -1,11 +1,11 @@
 """Is it faster, and how sure is that? Ratios measured side by side in rounds, with their 95 %
 interval.
 
-A noisy machine slows whole stretches of time, so two set-ups are compared within each round and the
-rounds are averaged:
+A noisy machine slows whole stretches of time, so two configurations are compared within each round,
+and the rounds are averaged:
 
     round      1      2      3            ratio  a/b   1.98   2.05   2.01
-    a       50 ms  90 ms  52 ms           (round 2 was slow for both: the ratio does not see it)
+    a       50 ms  90 ms  52 ms           (round 2 was slow for both: the ratio is not affected)
     b       25 ms  44 ms  26 ms           mean 2.01, interval 1.93 … 2.10: b is faster
 
 Logarithms are averaged, so that "twice as fast" and "half as fast" are equally far from 1;
@@ -19,8 +19,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Student's t, two-sided 95 %, by degrees of freedom; beyond the table it stays above 1.96 by
-# little.
+# Student's t, two-sided 95 %, by degrees of freedom. Beyond the table it stays close to 1.96.
 T95 = (
     math.inf,
     12.706,
@@ -40,8 +39,8 @@ T95 = (
     2.131,
     2.120,
 )
-FEWEST = 3  # rounds: of two, Student's t makes an interval so wide that it says nothing
-SMALLEST = 0.01  # a difference below 1 % is not called one, however sure it is
+FEWEST = 3  # rounds: with two, Student's t gives an interval that is too wide to be useful
+SMALLEST = 0.01  # a difference below 1 % does not count, even if it is certain
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Ratio:
 
 
 def speed_up(before: Sequence[float], after: Sequence[float]) -> Ratio:
-    """Of seconds measured in the same rounds: before / after."""
+    """The ratio before / after of seconds that were measured in the same rounds."""
     logs = [math.log(b / a) for b, a in zip(before, after, strict=True)]
     mean = statistics.mean(logs)
     if len(logs) < FEWEST:

@@ -28,9 +28,9 @@ KINDS = {
     "replica_forward": "forward",
     "replica_backward": "backward",
 }  # a replica's work is drawn like any other
-MOST_SPANS = 600  # of one timeline: a page stays small, and nobody reads more
+MOST_SPANS = 600  # of one timeline: keeps the page small
 MOST_POINTS = 300
-GAP_SECONDS = 0.1  # between two runs that are drawn one after the other
+GAP_SECONDS = 0.1  # between two runs on one time axis
 
 Curves = dict[str, list[tuple[float, float]]]
 T = TypeVar("T")
@@ -150,7 +150,7 @@ def _between(event: SpanEvent, steps: list[list[Step]]) -> bool:
 
 
 def schedule(recording: Recording) -> Schedule | None:
-    """One pass of the last measured step through the stages of the first replica, beside the ideal
+    """One pass of the last measured step through the stages of the first replica, and the ideal
     one."""
     plan = recording.plan
     stages, micro_batches, name = plan.stages, plan.micro_batches, plan.schedule
@@ -203,12 +203,13 @@ def schedule(recording: Recording) -> Schedule | None:
 
 
 IDEAL = {
-    "gpipe": "The ideal schedule (GPipe) takes every forward and every backward pass to be equally long.",
-    "1f1b": "The ideal schedule (1F1B) takes every forward and every backward pass to be equally long.",
-    "interleaved": "The ideal schedule takes all passes to be equally long. "
-    "Every stage has two parts of the model; passes of the second one have a prime.",
-    "zero-bubble": "The ideal schedule takes forward, input and weight passes to be equally long. A prime marks the second part of "
-    "a stage; nobody waits for the gradient of the model's input, so the very first part has weight passes alone.",
+    "gpipe": "In the ideal schedule (GPipe), all forward and backward passes take the same time.",
+    "1f1b": "In the ideal schedule (1F1B), all forward and backward passes take the same time.",
+    "interleaved": "In the ideal schedule, all passes take the same time. Every stage has two parts of "
+    "the model; a prime marks passes of the second part.",
+    "zero-bubble": "In the ideal schedule, forward, input, and weight passes take the same time. A "
+    "prime marks the second part of a stage. Nothing needs the gradient of the model's input, so the "
+    "first part has only weight passes.",
 }
 
 
@@ -226,7 +227,7 @@ def ideal_slots(stages: int, micro_batches: int, name: str = "gpipe") -> list[Sl
 
 
 def load_lines(recordings: Sequence[Recording], title: str = "load") -> Lines | None:
-    """Per GPU what NVML said; without one, the cores that every rank used."""
+    """NVML's load of every GPU; without a GPU, the cores that every rank used."""
     lines: Curves = {}
     for rank, time, event in _samples(recordings):
         for gpu in event.devices:
@@ -238,7 +239,7 @@ def load_lines(recordings: Sequence[Recording], title: str = "load") -> Lines | 
             lines.setdefault(f"rank {rank} · cores", []).append((time, event.cpu_share))
     on_gpu = any("NVML" in name for name in lines)
     y, unit = (
-        ("share of the time in which a kernel ran", "share")
+        ("share of the time in which a kernel runs", "share")
         if on_gpu
         else ("cores in use", "number")
     )
@@ -246,7 +247,7 @@ def load_lines(recordings: Sequence[Recording], title: str = "load") -> Lines | 
 
 
 def memory_lines(recordings: Sequence[Recording], title: str = "memory") -> Lines | None:
-    """Per GPU what the allocator held; without one, what every process did."""
+    """The memory that the allocator holds on every GPU; without a GPU, the memory of every process."""
     lines: Curves = {}
     for rank, time, event in _samples(recordings):
         for gpu in event.devices:
@@ -259,7 +260,7 @@ def memory_lines(recordings: Sequence[Recording], title: str = "memory") -> Line
 
 
 def _samples(recordings: Sequence[Recording]) -> Iterator[tuple[int, float, Load]]:
-    """(rank, seconds, `load` event) of runs laid one after the other, without the time between
+    """(rank, seconds, `load` event) of several runs on one time axis, without the time between
     them."""
     offset = 0.0
     for recording in recordings:
@@ -297,7 +298,7 @@ def loss_lines(rows: Sequence[Row]) -> Lines | None:
 
 
 def split(batch: Batch, ranks: Sequence[Rank]) -> Split:
-    """The batch over the devices that share it, cut into passes and micro-batches."""
+    """The batch over the devices that share it, divided into passes and micro-batches."""
     parts = []
     for rank in ranks:
         if rank.stage:  # the stages of a replica see the same samples

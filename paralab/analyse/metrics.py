@@ -240,7 +240,7 @@ def _buckets(recording: Recording, measured: list[int]) -> list[Bucket]:
 def find_straggler(
     recording: Recording, measured: list[int], waiting: list[list[float]], step_seconds: float
 ) -> Straggler | None:
-    """The rank that the others wait for, step after step. `waiting[step][rank]`: exposed waiting."""
+    """The rank that the others wait for in most steps. `waiting[step][rank]`: exposed waiting."""
     if recording.world_size < 2 or not measured:
         return None
     # A rank is late relative to the ranks it reduces with: if a stage is a process, those are the

@@ -30,7 +30,7 @@ def factor(value: float) -> str:
 
 
 def interval(ratio: Ratio) -> str:
-    """`(1.80–1.95)`; what a single round cannot tell is said."""
+    """`(1.80–1.95)`, or that there were too few rounds."""
     if ratio.low is None or ratio.high is None:
         return "(too few rounds for an interval)"
     return f"({factor(ratio.low)}–{factor(ratio.high)})"
@@ -46,7 +46,7 @@ def speed(subject: str, ratio: Ratio) -> str:
 
 
 def faster(ratio: Ratio) -> bool | None:
-    """Yes or no, where the rounds can tell."""
+    """True or False if the rounds are sufficient to tell, else None."""
     if ratio.low is None or ratio.high is None:
         return None
     if ratio.verdict == "faster":
@@ -55,8 +55,8 @@ def faster(ratio: Ratio) -> bool | None:
 
 
 def reaches(ratio: Ratio, goal: float) -> bool | None:
-    """Is the true ratio at least `goal`? None where the goal lies inside the interval, or there is
-    none."""
+    """Whether the true ratio is at least `goal`. None if the goal is inside the interval, or there
+    is none."""
     if ratio.low is None or ratio.high is None:
         return None
     return True if ratio.low >= goal else False if ratio.high < goal else None
@@ -94,7 +94,7 @@ def listed(words: Sequence[object], last: str = "and") -> str:
 
 
 def alike(words: Sequence[object]) -> str:
-    """`4` where all are, `4, 4 and 8` where not."""
+    """`4` if all are equal, else `4, 4 and 8`."""
     return str(words[0]) if len(set(map(str, words))) == 1 else listed(words)
 
 
@@ -108,10 +108,12 @@ def often(times: int) -> str:
 
 
 def more_or_less(before: float, after: float) -> str:
-    """Of sizes: `12.3 MiB less, 16 %`; `as much`."""
+    """Compares sizes: `12.3 MiB less, 16 %`, or `as much`."""
     if abs(after - before) < SAME_SIZE * before:
         return "as much"
-    return f"{size(abs(after - before))} {'more' if after > before else 'less'}, {share(abs(after - before) / before)}"
+    change = abs(after - before)
+    direction = "more" if after > before else "less"
+    return f"{size(change)} {direction}, {share(change / before)}"
 
 
 def capital(text: str) -> str:

@@ -54,7 +54,7 @@ COMPARED = ("speed-up", "efficiency", "same training")  # columns that a single 
 
 
 def report(comparison: Comparison, folder: Path, more: Sequence[Section] = ()) -> Document:
-    """Everything there is to see of an experiment. `more`: sections after the first table."""
+    """The full report of an experiment. `more`: sections after the first table."""
     rows = comparison.rows
     recordings = {row.name: [Recording.read(folder / run) for run in row.runs] for row in rows}
     subtitle = rows[0].name if len(rows) == 1 else plural(len(rows), "configuration")
@@ -146,11 +146,11 @@ def _remarks(rows: Sequence[Row]) -> str:
         for remark, names in named.items()
     ]
     how = (
-        "step time: median of all steps; speed-up: mean over the rounds, of seconds per sample"
+        "step time: median of all steps; speed-up: mean over the rounds, in samples per second"
         if len(rows) > 1
         else ""
     )
-    return "; ".join(filter(None, [how, "communication: share of the step (of it exposed)", *told]))
+    return "; ".join(filter(None, [how, "communication: share of the step (exposed share)", *told]))
 
 
 def _row(row: Row) -> tuple[Cell, ...]:
@@ -223,7 +223,7 @@ def _where_time_goes(rows: Sequence[Row]) -> Section:
         columns,
         tuple(_communication_row(row) for row in rows),
     )
-    loads = ("configuration", "device 0 against others", "load", "model FLOP/s", "share of peak")
+    loads = ("configuration", "device 0 vs. others", "load", "model FLOP/s", "share of peak")
     unknown = dict.fromkeys(reason for row in rows if (reason := row.metrics.flops.not_measured))
     machine = Table(
         "Load and arithmetic", loads, tuple(_machine_row(row) for row in rows), "; ".join(unknown)
@@ -232,7 +232,7 @@ def _where_time_goes(rows: Sequence[Row]) -> Section:
 
 
 def _buckets(rows: Sequence[Row]) -> tuple[Table, ...]:
-    """When in the step each bucket was reduced."""
+    """When each bucket was reduced within the step."""
     cells = []
     for row in rows:
         for bucket in row.metrics.buckets:
@@ -349,7 +349,7 @@ def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> li
         Section(
             "Losses",
             (losses,) if losses else (),
-            "Configurations that train the same cover each other.",
+            "Configurations that train the same have the same curve.",
         ),
         Section("The same training?", (_verify(rows),)),
     ]

@@ -1,5 +1,5 @@
-"""Numbers as cells of a table: the words, the value, and the spread in which a repetition may lie.
-A count has no spread."""
+"""Numbers as cells of a table: the text, the value, and the spread that a repetition may have. A
+count has no spread."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def duration(value: float | None, why_not: str = "") -> Cell:
 
 
 def held_bytes(value: float | None, why_not: str = "") -> Cell:
-    """Bytes that are counted, so the same in every run."""
+    """Counted bytes, which are the same in every run."""
     return missing(why_not) if value is None else Cell(size(value), int(value))
 
 
@@ -63,8 +63,8 @@ def split(sizes: Sequence[int]) -> Cell:
 
 
 def words(text: object) -> Cell:
-    """What a student may put otherwise (a goal), or what is another one in every run (a process
-    number)."""
+    """Text that a student may phrase differently (a goal), or that changes in every run (a process
+    id)."""
     return Cell(str(text))
 
 

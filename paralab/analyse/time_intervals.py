@@ -1,5 +1,4 @@
-"""Sets of moments as sorted, disjoint intervals: the arithmetic behind "while nothing else was
-computed". Pure functions.
+"""Sets of moments as sorted, disjoint intervals: what overlaps, and what is exposed.
 
 compute   ████████████····        union      ████████████████
 transfer  ······██████████        overlap    ······██████····     both at once
@@ -14,7 +13,7 @@ Interval = tuple[float, float]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """[(0, 2), (1, 3), (5, 6)] -> [(0, 3), (5, 6)]; empty ones are left out."""
+    """[(0, 2), (1, 3), (5, 6)] -> [(0, 3), (5, 6)]; empty intervals are dropped."""
     merged: list[Interval] = []
     for start, end in sorted(interval for interval in intervals if interval[1] > interval[0]):
         if merged and start <= merged[-1][1]:
@@ -25,7 +24,8 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def without(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list[Interval]:
-    """What of the first is not in the second: [(0, 10)] without [(2, 4)] -> [(0, 2), (4, 10)]."""
+    """The part of the first that is not in the second: [(0, 10)] without [(2, 4)] -> [(0, 2), (4,
+    10)]."""
     left = union(intervals)
     for cut_start, cut_end in union(removed):
         left = [
@@ -51,8 +51,8 @@ def lanes(spans: Sequence[Interval], nested: bool) -> list[int]:
     d                  ├──┤
     """
     found = [0] * len(spans)
-    open_ends: list[list[float]] = []  # per lane: the ends of what is under way, the innermost last
-    # The longer one first where two begin together: it can hold the other.
+    open_ends: list[list[float]] = []  # per lane: the ends of the open spans, the innermost last
+    # If two start together, the longer one comes first: it can contain the other.
     for number in sorted(
         range(len(spans)), key=lambda number: (spans[number][0], -spans[number][1])
     ):

@@ -2,7 +2,7 @@
 on one clock.
 
 A rank is a process of the trace; its threads are *lanes*: the steps, the loading, one per device,
-one for communication. Spans of one lane must lie within or after one another, so what crosses goes
+one for communication. Spans of one lane must be nested or disjoint; one that crosses another goes
 to a further lane of the same name. Arrows (flows) show what waited for what: the same all-reduce on
 all ranks, a micro-batch from stage to stage, a batch from scatter to gather.
 """
@@ -38,14 +38,14 @@ NOT_ARGUMENTS = (
     "end",
     "time",
     "device",
-)  # said by the slice itself: its name, its place, its lane
-TIDS_PER_PID = 1000  # thread numbers are unique in the whole trace: viewers differ in whether they belong to a process
+)  # the slice has them: its name, its place, its lane
+# Thread ids are unique in the whole trace: viewers disagree on whether they belong to a process.
+TIDS_PER_PID = 1000
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A span where it is drawn. Whole microseconds, so that what touches in the events touches in
-    the trace."""
+    """A span at its place in the trace. Whole microseconds, so that adjacent spans stay adjacent."""
 
     event: Span
     rank: int
@@ -55,13 +55,13 @@ class Slice:
 
     @property
     def last_us(self) -> int:
-        """The last microsecond that is surely inside: at its end the next slice may have begun."""
+        """The last microsecond that is certainly inside: at its end, the next slice may have
+        started."""
         return self.end_us - 1
 
 
 def trace_of(folder: Path) -> TraceEvent:
-    """The trace object, from manifest and events alone; what a killed run did not write is not in
-    it."""
+    """The trace, from the manifest and the events alone; it lacks what a killed run did not write."""
     recording = Recording.read(folder)
     manifest, plan, events = recording.manifest, recording.plan, recording.events
     found: list[TraceEvent] = []
@@ -77,7 +77,7 @@ def trace_of(folder: Path) -> TraceEvent:
     found += [_complete(slice_) for slice_ in slices]
     found += _loss(recording)
     found += _flows(slices, {rank.rank: rank.replica for rank in plan.ranks})
-    # Names first, then time. What begins together: the longer slice first, since it holds the
+    # Names first, then by time. At the same time: the longer slice first, since it contains the
     # other, and arrows after their slices.
     found.sort(key=lambda event: (event.get("ts", -1), -event.get("dur", 0)))
     return {
@@ -103,8 +103,7 @@ def _us(seconds: float) -> int:
 def _placed(
     rank: int, events: list[Event], devices: list[str]
 ) -> tuple[list[Slice], dict[int, str]]:
-    """The slices of a rank, and its lanes: thread number -> name, in the order in which they are to
-    be shown."""
+    """The slices of a rank, and its lanes: thread id -> name, in display order."""
     by_lane: dict[str, list[Span]] = {
         name: [] for name in (STEPS, LOADING, *devices, COMMUNICATION)
     }
@@ -114,7 +113,7 @@ def _placed(
     slices: list[Slice] = []
     names: dict[int, str] = {}
     for name, list_ in by_lane.items():
-        # A clock of a device may be a microsecond off: nothing lasts less than nothing.
+        # A device's clock may be a microsecond off, but no span has a negative length.
         times = [(start := _us(event.start), max(start, _us(event.end))) for event in list_]
         numbers = lanes(times, nested=name != COMMUNICATION)
         tids = [
@@ -166,7 +165,7 @@ def _complete(slice_: Slice) -> TraceEvent:
 
 
 def _arguments(event: Event) -> TraceEvent:
-    """The event's other fields. JSON has no NaN, and a viewer would refuse the whole file."""
+    """The event's other fields. JSON has no NaN, and a viewer would reject the whole file."""
     return {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in event.known.items()
@@ -175,10 +174,10 @@ def _arguments(event: Event) -> TraceEvent:
 
 
 def _instants(rank: int, events: list[Event], tids: dict[str, int]) -> Iterator[TraceEvent]:
-    """What arrived in a device, and an error, across the whole process.
+    """Inputs of devices, and errors of the process.
 
-    Both on the lane of the steps: on a device's lane Perfetto would bind the arrow of the pass
-    around the instant to the instant.
+    Both are on the lane of the steps: on a device's lane, Perfetto would attach the arrow of the
+    surrounding pass to the instant.
     """
     for event in events:
         if isinstance(event, SplitShape):
@@ -200,10 +199,10 @@ def _instants(rank: int, events: list[Event], tids: dict[str, int]) -> Iterator[
 
 
 def _counters(rank: int, events: list[Event]) -> Iterator[TraceEvent]:
-    """Load and memory over time, of the process and of its devices. What is unknown (null) draws
-    nothing.
+    """Load and memory of the process and its devices over time. Unknown values draw nothing.
 
-    Perfetto shows a counter's name and unit as one phrase, so the units are words that follow.
+    Perfetto shows a counter's name and unit as one phrase, so the units are words that follow the
+    name.
     """
 
     def counter(
@@ -236,7 +235,7 @@ def _counters(rank: int, events: list[Event]) -> Iterator[TraceEvent]:
 
 
 def _loss(recording: Recording) -> Iterator[TraceEvent]:
-    """The batch's loss, when the last rank has finished the step; beside rank 0."""
+    """The loss of the batch, at the time when the last rank finished the step; shown with rank 0."""
     for step in recording.steps:
         loss = sum(event.loss for event in step)
         if math.isfinite(loss):
@@ -251,7 +250,7 @@ def _loss(recording: Recording) -> Iterator[TraceEvent]:
 
 
 def _flows(slices: list[Slice], replica_of: dict[int, int]) -> list[TraceEvent]:
-    """Every arrow, numbered."""
+    """All arrows, numbered."""
     chains = [("all-reduce", chain) for chain in _collectives(slices)]
     chains += [("micro-batch", chain) for chain in _stage_to_stage(slices, replica_of)]
     chains += [("replica", chain) for chain in _scatter_to_gather(slices)]
@@ -286,14 +285,14 @@ def _collectives(slices: list[Slice]) -> Iterator[list[Slice]]:
 
 
 def _stage_to_stage(slices: list[Slice], replica_of: dict[int, int]) -> Iterator[list[Slice]]:
-    """A micro-batch leaves a stage and arrives in the next one, on whatever rank: forwards in their
-    order, backwards against it."""
+    """A micro-batch leaves a stage and arrives in the next one, on any rank: forward in order,
+    backward in reverse."""
     for event, direction in (("forward", 1), ("backward", -1)):
         found: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
         for (_, rank, step, accumulation, stage, micro, *_), list_ in _by_key(
             slices, event
         ).items():
-            # The half of a backward pass that only the weights need sends nothing on.
+            # The half of a backward pass that computes weight gradients sends nothing on.
             found[replica_of[rank], step, accumulation, stage, micro] += [
                 s for s in list_ if not s.event.weights
             ]
@@ -304,8 +303,8 @@ def _stage_to_stage(slices: list[Slice], replica_of: dict[int, int]) -> Iterator
 
 
 def _scatter_to_gather(slices: list[Slice]) -> Iterator[list[Slice]]:
-    """Emulated DataParallel, once per pass: the batch is cut, goes through the replicas, and comes
-    together."""
+    """Emulated DataParallel, once per pass: the batch is split, goes through the replicas, and is
+    gathered."""
     per_step: dict[tuple[int, int], dict[str, list[Slice]]] = defaultdict(lambda: defaultdict(list))
     for slice_ in slices:
         if slice_.event.event in ("scatter", "replica_forward", "gather"):
@@ -321,7 +320,7 @@ def _arrow(id_: int, name: str, chain: list[Slice]) -> list[TraceEvent]:
     """Start, steps and finish of one arrow. A viewer binds each to the slice around it, and time
     must not run backwards:
 
-        leaves   when the second begins, if the first still lasts, else in the first one's last microsecond
+        leaves   when the second starts, or in the first one's last microsecond if that is earlier
         arrives  when the slice begins, but not before the arrow has left
 
     Where that is not possible (less than a microsecond long, or over before the other began) there

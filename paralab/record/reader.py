@@ -152,6 +152,6 @@ def _is_of(event: Event, step: int) -> bool:
 
 
 def _numbered(path: Path) -> tuple[int, int, Path]:
-    """(rank, attempt, path): rank0.jsonl is the first attempt of rank 0, rank0.2.jsonl the third."""
+    """(rank, attempt, path): rank0.jsonl is rank 0's first attempt, rank0.2.jsonl its third."""
     rank, _, attempt = path.stem.removeprefix("rank").partition(".")
     return int(rank), int(attempt or 0), path

@@ -1,12 +1,12 @@
-"""Bars with error bars, and every measured value as a dot: one labelled row each, over one common
+"""Bars with error bars, and every measured value as a dot: one labeled row each, over one common
 axis.
 
-Where there is room the labels stand left of the rows, on a phone above them.
+Labels are left of the rows, or above them if there is little room.
 """
 
 from __future__ import annotations
 
-import math
+import statistics
 from dataclasses import dataclass
 
 from paralab.analyse.blocks import Bar, Bars, Distribution
@@ -30,13 +30,13 @@ GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread dots evenly and the s
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the rows of a picture are: labels end at `left`, the numbers at the right begin at
+    """Where the rows of a chart are: labels end at `left`, and the numbers on the right start at
     `right`."""
 
     labels: list[str]
     width: int
     top: float
-    height: float  # of a row, without a label above it
+    height: float  # of a row, without the label above it
     above: float  # px for a label above a row
     left: float
     right: float
@@ -61,7 +61,7 @@ class Rows:
 
 
 def rows(labels: list[str], width: int, top: float, height: float, numbers: list[str]) -> Rows:
-    """`numbers` are what is printed at the right of the rows, in bold."""
+    """`numbers` are printed to the right of the rows, in bold."""
     right = width - max((width_of(words, bold=True) for words in numbers), default=0) - 16
     if width == NARROW:
         return Rows(labels, width, top, height - 4, above=20, left=6, right=right)
@@ -140,7 +140,7 @@ def draw_distribution(distribution: Distribution, name: str, width: int) -> str:
     if not any(values):
         return nothing()
     unit = distribution.unit
-    medians = [measure(quantile(sorted(found), 0.5), unit) if found else "" for found in values]
+    medians = [measure(statistics.median(found), unit) if found else "" for found in values]
     shape = rows(
         [group.label for group in distribution.groups], width, 20, 40, ["median", *medians]
     )
@@ -154,35 +154,37 @@ def draw_distribution(distribution: Distribution, name: str, width: int) -> str:
     )
     drawn, told = [text("median", width - 2, 12, "tick", "end")], []
     for number, group in enumerate(distribution.groups):
-        middle, found = shape.middle(number), sorted(values[number])
+        middle, found = shape.middle(number), values[number]
         drawn.append(shape.draw_label(number))
         if not found:
             drawn.append(text("not measured", shape.left + 8, middle + 4.5, "unknown"))
             told.append(f"{group.label}: not measured")
             continue
         drawn.append(
-            _quartiles(found, x, middle)
+            _draw_quartiles(found, x, middle)
             + _dots(values[number], x, middle)
-            + _median(found, x, middle)
+            + _draw_median(found, x, middle)
         )
         drawn.append(text(medians[number], width - 2, middle + 4.5, "value", "end"))
-        quartiles = f"quartiles {measure(quantile(found, 0.25), unit)} and {measure(quantile(found, 0.75), unit)}"
-        told.append(f"{group.label}: median {medians[number]}, {quartiles}, {len(found)} values")
+        first, _, third = (measure(value, unit) for value in quartiles(found))
+        spread = f"quartiles {first} and {third}"
+        told.append(f"{group.label}: median {medians[number]}, {spread}, {len(found)} values")
     grid = bottom_axis(x, shape.top, shape.bottom)
     return picture(
         name, distribution.title, "; ".join(told), width, shape.bottom + 26, grid, *drawn
     )
 
 
-def quantile(ordered: list[float], share: float) -> float:
-    """Between the two nearest of the ordered values: the quartiles of 1 2 3 4 5 are 2, 3 and 4."""
-    place = share * (len(ordered) - 1)
-    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
-    return below + (above - below) * (place - math.floor(place))
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    """First quartile, median, third quartile, interpolated: of 1 2 3 4 5 they are 2, 3, and 4."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    first, median, third = statistics.quantiles(values, n=4, method="inclusive")
+    return first, median, third
 
 
 def _dots(values: list[float], x: Axis, middle: float) -> str:
-    """Moved up and down so that equal values do not hide each other; the height means nothing."""
+    """Spread vertically so that equal values do not hide each other; the height means nothing."""
     shifts = ((n * GOLDEN % 1 - 0.5) * 22 for n in range(len(values)))
     dots = (
         f"M{x.scale(value):.1f} {middle + shift:.1f}h0"
@@ -191,13 +193,13 @@ def _dots(values: list[float], x: Axis, middle: float) -> str:
     return element("path", class_="dots", d="".join(dots))
 
 
-def _quartiles(ordered: list[float], x: Axis, middle: float) -> str:
-    first, third = x.scale(quantile(ordered, 0.25)), x.scale(quantile(ordered, 0.75))
+def _draw_quartiles(values: list[float], x: Axis, middle: float) -> str:
+    first, _, third = (x.scale(value) for value in quartiles(values))
     return element(
         "rect", class_="quartiles", x=first, y=middle - 15, width=third - first, height=30, rx=2
     )
 
 
-def _median(ordered: list[float], x: Axis, middle: float) -> str:
-    at = x.scale(quantile(ordered, 0.5))
+def _draw_median(values: list[float], x: Axis, middle: float) -> str:
+    at = x.scale(statistics.median(values))
     return element("line", class_="median", x1=at, x2=at, y1=middle - 17, y2=middle + 17)

@@ -1,7 +1,6 @@
-"""Curves over a common x, each with its own colour and dash, a band around it where there is one.
+"""Curves over a common x, each with its color and dash, and a band around it if it has one.
 
-The script of the page finds the nearest values under the pointer; `data-plot` tells it where the
-axes are.
+The page's script finds the nearest values under the pointer; `data-plot` says where the axes are.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ DASHES = (
     "4 2",
     "1 3",
     "6 2 1 2",
-)  # eight curves on top of each other must still be seen
+)  # eight curves on top of each other must stay visible
 MOST_DOTS = 24  # a curve of few points shows them
-MOST_POINTS = 400  # more than the plot has pixels: the curve is thinned
+MOST_POINTS = 400  # more than the plot has pixels: the curve gets thinned
 
 
 def lines_legend(lines: Lines) -> str:
@@ -90,7 +89,8 @@ def _drawable(x: float, log_x: bool) -> bool:
 
 
 def _plain_axis(values: list[float], left: float, right: float) -> Axis:
-    """Ends at the first and the last value, not at ticks: a curve should fill its plot."""
+    """An axis that ends at the first and the last value, not at ticks: a curve should fill its
+    plot."""
     round_ended = axis(
         values, "number", left, right, from_zero=False, about=int((right - left) // 75)
     )
@@ -102,7 +102,7 @@ def _plain_axis(values: list[float], left: float, right: float) -> Axis:
 
 
 def _draw(line: Line, number: int, under: str, log_x: bool, x: Scale, y: Scale) -> str:
-    """The band, the curve, and its points where they are few. An unknown value cuts the curve."""
+    """The band, the curve, and its points if there are few. An unknown value interrupts the curve."""
     places = [
         (x(px) if _drawable(px, log_x) else math.nan, y(py) if known([py]) else math.nan)
         for px, py in line.points
@@ -131,7 +131,7 @@ def _draw(line: Line, number: int, under: str, log_x: bool, x: Scale, y: Scale) 
 
 
 def path(places: list[tuple[float, float]]) -> str:
-    """`M0 0L1 2…`; a place that is not finite starts the path anew."""
+    """`M0 0L1 2…`; a point that is not finite starts a new path."""
     written, pen = [], "M"
     for x, y in places:
         if not (math.isfinite(x) and math.isfinite(y)):
@@ -143,8 +143,7 @@ def path(places: list[tuple[float, float]]) -> str:
 
 
 def thin(places: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The lowest and the highest of every few neighbours: fewer points, the same picture, no peak
-    lost."""
+    """The lowest and the highest of every few neighbors: fewer points, but every peak stays."""
     if len(places) <= MOST_POINTS:
         return places
     group = math.ceil(len(places) / (MOST_POINTS / 2))
@@ -158,7 +157,7 @@ def thin(places: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _under(number: int, several: bool) -> str:
-    """The first of several curves is a broad shadow: those that equal it stay visible on it."""
+    """The first of several curves is a broad shadow, so equal curves on top of it stay visible."""
     return " under" if several and number == 0 else ""
 
 

@@ -1,7 +1,7 @@
-"""The pipeline as two grids, one row per stage: as it was measured, to the scale of time, and as it
-would ideally be, in slots.
+"""The pipeline as two grids with one row per stage: as measured, on a time axis, and the ideal one,
+in slots.
 
-What no cell covers is the bubble: it is hatched, so that it is seen as something and not as paper.
+Whatever no cell covers is the bubble. It is hatched, so that it does not look like empty paper.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _grid(shape: Rows, slots: tuple[Slot, ...], title: str, unit: str) -> str:
         at = shape.left + tick * px_per_unit
         if (
             at <= shape.right - 30 or tick == x_axis.ticks[-1][0]
-        ):  # the last one has the unit, and needs the room before it
+        ):  # the last one has the unit and needs room to its left
             anchor, place = ("middle", at) if at < shape.right - 20 else ("end", shape.width)
             drawn.append(
                 text(
@@ -98,7 +98,7 @@ def _cell(slot: Slot, x: float, middle: float, width: float, unit: str) -> str:
     way = "weights" if slot.weights else "backward" if slot.backward else "forward"
     length, label = slot.end - slot.start, _label(slot)
     how_long = seconds(length) if unit == "seconds" else f"{tick_text(length)} slots"
-    named = "backward of the weights" if slot.weights else way
+    named = "backward, weights only" if slot.weights else way
     part = f", part {slot.part} of this stage" if slot.part else ""
     tip = element("title", escape(f"{named} of micro-batch {slot.micro}{part}: {how_long}"))
     box = element(
@@ -117,12 +117,12 @@ def _cell(slot: Slot, x: float, middle: float, width: float, unit: str) -> str:
 
 
 def _label(slot: Slot) -> str:
-    """The micro-batch; with a prime in the second part of a stage."""
+    """The micro-batch, with a prime in the second part of a stage."""
     return f"{slot.micro}{'′' * slot.part}"
 
 
 def _row(schedule: Schedule, stage: int) -> str:
-    """`stage 0 does F0 F1 B0 B1`, in the order of time."""
+    """`stage 0 does F0 F1 B0 B1`, ordered by time."""
     slots = sorted(
         (slot for slot in schedule.measured or schedule.ideal if slot.stage == stage),
         key=lambda slot: slot.start,

@@ -1,8 +1,9 @@
-"""Who did what when: one lane per device and one per communication, over one time axis.
+"""What every device did, and when: one lane per device and one per communication, over one time
+axis.
 
-What stands here is complete on paper and without scripts. The page's script lays the same
-rectangles out again for the part of the time that is zoomed to; `data-index` leads it from a
-rectangle to its span in the page's data.
+This version is complete on paper and without scripts. The page's script lays out the same
+rectangles again for the part that the reader zooms to; `data-index` connects a rectangle with its
+span in the page's data.
 """
 
 from __future__ import annotations
@@ -84,12 +85,9 @@ def draw_timeline(timeline: Timeline, name: str) -> str:
 
 
 def rows_of(timeline: Timeline, tolerance: float) -> tuple[list[int], list[int]]:
-    """The row of every span inside its lane, and the rows of every lane: spans that overlap stand
-    below each other.
-
-    forward 0–4, backward 4–9, all-reduce 6–11 on one lane -> rows 0, 0, 1. An overlap below
-    `tolerance` is the clock's.
-    """
+    """The row of every span inside its lane, and the number of rows of every lane. Overlapping
+    spans are on different rows: forward 0–4, backward 4–9, all-reduce 6–11 on one lane -> rows 0,
+    0, 1. An overlap below `tolerance` is noise of the clock."""
     rows = [0] * len(timeline.spans)
     ends: list[list[float]] = [[] for _ in timeline.lanes]
     for index in sorted(
@@ -106,7 +104,7 @@ def rows_of(timeline: Timeline, tolerance: float) -> tuple[list[int], list[int]]
 
 
 def _lane_tops(depths: list[int]) -> tuple[list[float], float]:
-    """Where every lane's first row begins, and where the last lane ends."""
+    """Where the first row of every lane starts, and where the last lane ends."""
     tops, y = [], float(TOP)
     for depth in depths:
         tops.append(y + LANE_NAME)
@@ -148,7 +146,7 @@ def _steps(timeline: Timeline, begin: float, px_per_second: float, bottom: float
 
 
 def _time_axis(extent: float, bottom: float) -> list[str]:
-    """Counted from the beginning of the picture."""
+    """Times count from the start of the chart."""
     x = axis([0, extent], "seconds", SIDE, WIDTH - SIDE, from_zero=True, about=8)
     px_per_second = (WIDTH - 2 * SIDE) / extent
     drawn = []
@@ -164,7 +162,7 @@ def _time_axis(extent: float, bottom: float) -> list[str]:
 
 
 def _told(timeline: Timeline, extent: float) -> str:
-    """Per lane, how long it did what: the picture in words."""
+    """The chart in words: how long each lane did what."""
     lanes = []
     for number, lane in enumerate(timeline.lanes):
         spent: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Where words go: results to stdout, progress and remarks on the way to stderr."""
+"""Where output goes: results to stdout, progress and remarks to stderr."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rich.table import Table
 
 from paralab.show.visible import visible
 
-PIPED_WIDTH = 120  # a pipe or a file has no width; rich would take 80
+PIPED_WIDTH = 120  # a pipe or a file has no width; rich would use 80
 
 
 class VisibleConsole(Console):
-    """Shows the control characters in what it prints; those that rich itself needs are segments of
-    their own."""
+    """Makes control characters in printed text visible; rich's own control codes are separate
+    segments."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -37,7 +37,7 @@ errors = _console(stderr=True)
 
 
 def show_table(table: Table) -> None:
-    """A table, without blanks at the ends of its lines where it goes to a file or a pipe."""
+    """Print a table, without trailing blanks if it goes to a file or a pipe."""
     if console.is_terminal:
         console.print(table)
         return
@@ -48,7 +48,7 @@ def show_table(table: Table) -> None:
 
 
 def plain_table(*columns: str, right: tuple[str, ...] = (), header: bool = True) -> Table:
-    """A table without lines; the columns named in `right` are numbers."""
+    """A table without lines; the columns named in `right` contain numbers."""
     table = Table(
         box=None, show_header=header, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim"
     )
@@ -58,7 +58,7 @@ def plain_table(*columns: str, right: tuple[str, ...] = (), header: bool = True)
 
 
 def fact_table() -> Table:
-    """Two columns: what, and its value."""
+    """A table with two columns: a name and its value."""
     table = plain_table("what", "value", header=False)
     table.columns[0].style = "dim"
     return table

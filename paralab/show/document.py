@@ -1,4 +1,4 @@
-"""A document in the terminal: the verdict, then its tables and answers. Pictures are for the
+"""A document in the terminal: the verdict, then its tables and answers. Charts are only on the
 page."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from paralab.show.page import cell_words, numeric_columns
 
 STYLE = {"warning": "red", "next": "cyan", "fastest": "green", "same": "green"}
 BAR_WIDTH = 40
-DETAILS = ("per device", "efficiency")  # columns of the page that a terminal has no room for
+DETAILS = ("per device", "efficiency")  # columns that a terminal has no room for
 
 
 def print_document(document: Document) -> None:
@@ -81,7 +81,7 @@ def print_answer(answer: Answer) -> None:
 
 
 def print_bars(bars: Bars) -> None:
-    """Bars of characters, to one scale."""
+    """Bars made of characters, on one scale."""
     known = [bar.value for bar in bars.bars if bar.value is not None]
     if not known:
         return

@@ -1,4 +1,4 @@
-"""`paralab list` and `paralab env`: what there is to run, and what to run it on."""
+"""`paralab list` and `paralab env`: what you can run, and what this machine can run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Catalog(Record, frozen=True, kw_only=True):
 
 
 class Environment(Record, frozen=True, kw_only=True):
-    """What `env --json` prints. A precision and a backend is `usable`, or `not usable: reason`."""
+    """What `env --json` prints. Precisions and backends are `usable`, or `not usable: reason`."""
 
     machine: Machine
     precisions: dict[str, dict[str, str]]  # by device
@@ -54,7 +54,7 @@ def print_catalog() -> None:
         )
     table.add_row(
         "FILE.py:FUNCTION",
-        "your own: a function that returns paralab.Workload(model=…, data=…, loss=…)",
+        "yours: a function that returns paralab.Workload(model=…, data=…, loss=…)",
     )
     show_table(table)
 

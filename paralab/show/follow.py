@@ -103,7 +103,7 @@ class RankProgress:
 
     @property
     def data_seconds(self) -> float | None:
-        """Loading per step: the rank waits for it."""
+        """Seconds of loading per step; the rank waits for it."""
         return (
             statistics.median(step.covered_by(("data",)) for step in self._recent)
             if self._recent
@@ -112,7 +112,7 @@ class RankProgress:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """From step to step, with everything between them."""
+        """Seconds from the end of a step to the end of the next one."""
         if len(self._recent) < 2:
             return None
         first, last = self._recent[0].event.end, self._recent[-1].event.end
@@ -120,12 +120,12 @@ class RankProgress:
 
     @property
     def communication_share(self) -> float | None:
-        """The part of a step in which a collective was under way, hidden behind the backward pass
-        or not."""
+        """The share of a step in which a collective was running, hidden behind the backward pass or
+        not."""
         return self._share_of_steps(lambda step: step.covered_by(COLLECTIVES))
 
     def load_of(self, device: str) -> Share | None:
-        """As the driver or the system saw it; else the part of a step in which the device ran a
+        """What the driver or the system reports; else the share of a step in which the device ran a
         pass."""
         gpu = self._gpu(device)
         if gpu and gpu.utilization is not None:
@@ -146,8 +146,8 @@ class RankProgress:
         return statistics.mean(loads) if loads else None
 
     def memory_of(self, device: str) -> Held | None:
-        """What the process holds where it is the device; else what the allocator or our count
-        says."""
+        """The memory of the process if the device is one process; else what the allocator or our
+        count says."""
         capacity, event = self._capacity(device), self._memory.get(device)
         if device.startswith("cuda"):
             gpu = self._gpu(device)
@@ -162,8 +162,8 @@ class RankProgress:
         return Held(event.bytes, capacity, "tensors") if event else None
 
     def _is_the_process(self, device: str) -> bool:
-        """A CPU device that has a process to itself: what the system says of the process is true of
-        the device."""
+        """Whether the device is a CPU device with a process of its own, so the process's numbers
+        apply to it."""
         return not device.startswith("cuda") and len(self.devices) == 1
 
     def _gpu(self, device: str) -> DeviceLoad | None:
@@ -200,7 +200,7 @@ class Follower:
         self._first_start, self._last_end = float("inf"), 0.0
 
     def poll(self) -> list[Start]:
-        """Read what is new; return the `start` events among it."""
+        """Read the new events; return the `start` events among them."""
         started = []
         for tail, rank in zip(self._tails, self.ranks, strict=True):
             for event in tail.new():
@@ -238,6 +238,6 @@ class Follower:
 
     @property
     def cores_used(self) -> float | None:
-        """Of the host, by all ranks together."""
+        """Cores of the host that all ranks use in total."""
         shares = [rank.load.cpu_share for rank in self.ranks if rank.load]
         return sum(shares) if len(shares) == len(self.ranks) else None

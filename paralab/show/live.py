@@ -1,8 +1,8 @@
 """The live view: how far the run is, and what every rank and device is doing, redrawn in place
-while it trains.
+during training.
 
-Numbers come first and colours second: bars are characters, so that the view reads the same without
-colours, and columns make room for one another where the terminal is narrow.
+Bars are characters, so the view also works without colors. On a narrow terminal, columns shrink or
+disappear.
 """
 
 from __future__ import annotations
@@ -22,18 +22,15 @@ from paralab.show.console import plain_table
 from paralab.show.follow import Follower, Held, RankProgress, Share
 from paralab.units import rate, seconds, size
 
-REDRAW_SECONDS = 0.25  # at most four times a second: it is read by people
+REDRAW_SECONDS = 0.25  # four times a second is enough for people
 UNKNOWN = "–"
 BLOCKS = "▁▂▃▄▅▆▇█"
-WIDE, MEDIUM, NARROW = (
-    112,
-    76,
-    66,
-)  # columns of the terminal from which on there is room for: all, bars for memory, samples
+# Columns of the terminal that everything, bars for memory, and the samples need.
+WIDE, MEDIUM, NARROW = 112, 76, 66
 
 
 class LiveView:
-    """Redrawn by `update`, not by a thread: a Ctrl-C then meets no half-drawn frame."""
+    """Redrawn by `update`, not by a thread, so that Ctrl-C never leaves a half-drawn frame."""
 
     def __init__(self, follower: Follower, console: Console) -> None:
         self.follower, self.console = follower, console
@@ -47,8 +44,8 @@ class LiveView:
             self.live.refresh()
 
     def stop(self) -> None:
-        """Leaves the last frame, with what the ranks wrote while they ended, and the cursor as it
-        was."""
+        """Leave the last frame on the screen, including what the ranks wrote at the end, and
+        restore the cursor."""
         self.follower.poll()
         self.live.stop()
 
@@ -57,7 +54,7 @@ class LiveView:
 
 
 def frame(follower: Follower, elapsed_seconds: float, width: int) -> Group:
-    """One picture of the run: three lines on the whole of it, and a row per rank and device."""
+    """One frame: three lines about the whole run, and a row per rank and device."""
     return Group(Text(), *_header(follower, elapsed_seconds, width), _table(follower, width))
 
 
@@ -69,7 +66,7 @@ def _header(follower: Follower, elapsed_seconds: float, width: int) -> list[Text
     far = Text.assemble(
         *_bar(done / plan.num_steps, cells, "cyan"),
         f" step {done}/{plan.num_steps} · {seconds(elapsed_seconds)} elapsed",
-        "" if left is None else f" · {seconds(left)} left" if done < plan.num_steps else " · done",
+        "" if left is None else " · done" if done >= plan.num_steps else f" · {seconds(left)} left",
     )
     parts = [f"loss {follower.losses[-1]:.4f}" if follower.losses else "waiting for the first step"]
     if follower.losses:
@@ -83,7 +80,7 @@ def _header(follower: Follower, elapsed_seconds: float, width: int) -> list[Text
 
 
 def _table(follower: Follower, width: int) -> Table:
-    """Columns are named by what was measured, where all rows agree on it."""
+    """A column is named after how it was measured, if all rows agree."""
     rows = [(rank, device) for rank in follower.ranks for device in rank.devices]
     loads = [rank.load_of(device) for rank, device in rows]
     held = [rank.memory_of(device) for rank, device in rows]
@@ -97,7 +94,7 @@ def _table(follower: Follower, width: int) -> Table:
     table = plain_table("rank", "device", load_name, memory_name, *names, right=("rank", *names))
     table.padding = (0, 2 if width >= MEDIUM else 1, 0, 0)
     for (rank, device), load, memory in zip(rows, loads, held, strict=True):
-        numbers = own.pop(rank.plan.rank, None)  # they stand once, beside the rank's first device
+        numbers = own.pop(rank.plan.rank, None)  # once, next to the rank's first device
         who, cells = (str(rank.plan.rank), numbers.values()) if numbers else ("", [""] * len(names))
         table.add_row(who, device, _load(load, width), _memory(memory, width), *cells)
     for column in table.columns:
@@ -106,7 +103,7 @@ def _table(follower: Follower, width: int) -> Table:
 
 
 def _of_rank(rank: RankProgress, width: int, with_communication: bool) -> dict[str, str]:
-    """Column -> what stands in it: the numbers of the process, not of a device."""
+    """column -> its content: the numbers of the process, not of a device."""
     share = rank.communication_share
     communication = {
         "communication" if width >= WIDE else "comm.": UNKNOWN if share is None else f"{share:.0%}"
@@ -143,16 +140,16 @@ def _memory(memory: Held | None, width: int) -> Text:
 
 
 def _bar(share: float, cells: int, colour: str) -> tuple[tuple[str, str], tuple[str, str]]:
-    """`███░░░`: anything at all shows, and more than all of it is all of it."""
+    """`███░░░`: a value above 0 always shows, and a value above 1 fills the bar."""
     full = min(cells, max(0, math.ceil(share * cells - 0.5), 1 if share > 0 else 0))
     return ("█" * full, colour), ("░" * (cells - full), "dim")
 
 
 def sparkline(values: Sequence[float], cells: int) -> str:
-    """The whole run in so many characters, each the mean of its part; what is not finite leaves a
-    gap.
+    """The whole run in this many characters, each the mean of its part. Values that are not finite
+    leave a gap.
 
-    [4, 3, 2, 1] in 4 cells  ->  █▆▃▁
+        [4, 3, 2, 1] in 4 cells  ->  █▆▃▁
     """
     cells = min(cells, len(values))
     edges = [len(values) * cell // cells for cell in range(cells + 1)] if cells else []

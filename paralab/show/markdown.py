@@ -1,7 +1,7 @@
-"""A document as Markdown: a lab sheet to hand in, or to paste into an issue. Tables and answers;
-pictures are for the page.
+"""A document as Markdown: a lab sheet to hand in, or text to paste into an issue. Charts are only
+on the page.
 
-What is in a document may come from a foreign run folder, so all of it is escaped: no HTML, no
+A document may contain text from someone else's run folder, so everything is escaped: no HTML, no
 links, one line per text.
 """
 

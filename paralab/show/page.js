@@ -1,5 +1,6 @@
-// What paper cannot do: themes, a block's JSON, values under the pointer, and a timeline that zooms. All numbers come from the one copy
-// of the data in the page, and all words are set as text, never as markup.
+// What paper cannot do: themes, a block's JSON, values under the pointer, and a timeline with zoom.
+// All numbers come from the one copy of the data in the page, and all text is set as text, never as
+// markup.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("paralab-data").textContent);
@@ -24,7 +25,7 @@
     return data.sections[section].blocks[block];
   }
 
-  // Numbers to words, as paralab/units.py does it; a test compares the two.
+  // Format numbers like paralab/units.py; a test compares the two.
   function short(value, digits) {  // Python's %g
     const [head, power] = value.toExponential(digits - 1).split("e").map(Number);
     if (power >= -4 && power < digits) return String(Number(value.toPrecision(digits)));
@@ -57,7 +58,7 @@
     return value === null ? "not measured" : typeof value === "object" ? JSON.stringify(value) : String(value);
   }
 
-  // The tip: a title and named values, beside a point of the window, never outside of it.
+  // The tooltip: a title and named values, next to a point and always inside the window.
   function showTip(title, rows, x, y) {
     const list = make("dl");
     for (const [name, value] of rows) list.append(make("dt", {}, name), make("dd", {}, value));
@@ -98,7 +99,7 @@
     for (const id of links.keys()) watcher.observe(document.getElementById(id));
   }
 
-  // What fits on a line stays on a line: JSON.stringify alone gives every number of a curve one of its own.
+  // Keep short arrays on one line: JSON.stringify puts every number of a curve on its own line.
   function pretty(value, indent = "") {
     const line = JSON.stringify(value), inner = `${indent}  `;
     if (indent.length + line.length <= 96 || typeof value !== "object") return line;
@@ -119,7 +120,7 @@
       button.addEventListener("click", async () => {
         try {
           await navigator.clipboard.writeText(shown.textContent);
-        } catch {  // no clipboard without a secure origin: select it, and let the browser's own command copy it
+        } catch {  // no clipboard without a secure origin: select it for the browser's copy command
           getSelection().selectAllChildren(shown);
           document.execCommand("copy");
         }
@@ -163,14 +164,14 @@
     holder.addEventListener("blur", hide);
     holder.addEventListener("keydown", (event) => {
       const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (!move || !svg.clientWidth) return;  // of the two drawings, the one that is displayed
+      if (!move || !svg.clientWidth) return;  // only the drawing that is displayed
       event.preventDefault();
       show(at < 0 ? 0 : at + move);
     });
   }
 
-  // The timeline: the server drew all of it; here the same rectangles are laid out for the visible part of the time, in the pixels there are.
-  const SIDE = 8, MOST = 20000;  // px free at either side; how far one can zoom in
+  // The timeline: the page has all of it; this lays out the same rectangles for the visible part.
+  const SIDE = 8, MOST = 20000;  // px free on both sides; the maximum zoom
   function timeline(holder) {
     const svg = holder.querySelector("svg[data-begin]");
     if (!svg) return;
@@ -179,7 +180,7 @@
     const begin = Number(svg.dataset.begin), end = Number(svg.dataset.end), height = svg.viewBox.baseVal.height;
     const view = { begin, end };
     let width = 0, current = -1, waiting = false;
-    for (const bar of bars) bar.querySelector("title")?.remove();  // the tip tells more
+    for (const bar of bars) bar.querySelector("title")?.remove();  // the tooltip says more
 
     const toX = (time) => SIDE + (time - view.begin) / (view.end - view.begin) * (width - 2 * SIDE);
     const toTime = (x) => view.begin + (x - SIDE) / (width - 2 * SIDE) * (view.end - view.begin);
@@ -227,7 +228,7 @@
       ticks.replaceChildren();
       for (let n = Math.ceil(from * factor / step - 1e-9); n * step <= to * factor * (1 + 1e-9); n += 1) {
         const x = toX(begin + n * step / factor), shown = String(Number((n * step).toPrecision(10)));
-        const half = 3.6 * shown.length;  // the outermost numbers stay inside the picture
+        const half = 3.6 * shown.length;  // keep the outermost numbers inside the chart
         ticks.append(draw("line", { class: "grid", x1: x, x2: x, y1: bottom, y2: bottom + 5 }));
         ticks.append(draw("text", { class: "tick", x: clamp(x, half, width - half), y: bottom + 18, "text-anchor": "middle" }, shown));
       }
@@ -263,7 +264,7 @@
       bars[current]?.classList.remove("here");
       hideTip();
     }
-    // From the span the reader is at: the neighbour in the lane, or the one of the next lane that is nearest in time.
+    // From the current span: the neighbor in the lane, or the nearest in time in the next lane.
     function neighbour(key) {
       const spans = block.spans, now = spans[current], order = spans.map((_, index) => index);
       if (!now) return order.filter((n) => spans[n].lane === 0).sort((a, b) => spans[a].start - spans[b].start)[0] ?? 0;
@@ -306,12 +307,12 @@
     }
     svg.addEventListener("wheel", (event) => {
       const whole = view.end - view.begin >= end - begin;
-      if (event.deltaY === 0 || (whole && event.deltaY > 0)) return;  // all is shown already: the reader scrolls the page
+      if (event.deltaY === 0 || (whole && event.deltaY > 0)) return;  // everything is visible already: scroll the page
       event.preventDefault();
       zoom(Math.exp(-clamp(event.deltaY, -240, 240) * 0.0025), event.clientX - svg.getBoundingClientRect().left);
     }, { passive: false });
 
-    let grip = null;  // where a drag began
+    let grip = null;  // where a drag started
     svg.addEventListener("pointerdown", (event) => {
       if (event.button !== 0) return;
       grip = { x: event.clientX, begin: view.begin };
@@ -339,7 +340,7 @@
     spanTable(holder, block, begin);
   }
 
-  // Every span in words, written when it is asked for.
+  // Every span as text, created on demand.
   function spanTable(holder, block, begin) {
     const details = holder.closest(".block").querySelector(".span-table");
     details.addEventListener("toggle", () => {

@@ -1,9 +1,8 @@
-"""The page: one HTML file with everything in it, which opens from a disk, a mail or a web server
-alike and asks no network.
+"""The page: one self-contained HTML file that opens from a disk, a mail, or a web server, and needs
+no network.
 
-The document's JSON stands in the page once; the script shows a block's part of it on demand.
-Tables, answers and pictures are written here already, so they are there without scripts, on paper,
-and for whoever reads the source.
+The document's JSON is in the page once; the script shows parts of it on demand. Tables, answers,
+and charts are written here, so they work without scripts, on paper, and in the source.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from paralab.analyse.blocks import (
     Cell,
     Distribution,
     Document,
+    Evidence,
     Lines,
     Schedule,
     Split,
@@ -62,8 +62,8 @@ UNITS = {
     "seconds": "seconds",
     "bytes": "bytes",
     "share": "share",
-}  # the last word of an evidence's name tells its unit
-MOST_LISTED = 12  # of a list of numbers in an evidence; the block's JSON has all
+}  # the last word of a name is its unit
+MOST_LISTED = 12  # of a list of numbers; the JSON has all
 
 
 def render(document: Document) -> str:
@@ -88,7 +88,7 @@ def render(document: Document) -> str:
 
 
 def write_report(folder: Path, document: Document | None = None) -> Path:
-    """report.html of a folder that paralab has made."""
+    """Write report.html into a paralab folder."""
     page, beside = folder / "report.html", folder / "report.part"
     try:
         beside.write_text(render(document or document_of(folder)), encoding="utf-8")
@@ -107,12 +107,12 @@ def _file(name: str) -> str:
 
 
 def draw(block: Block, name: str) -> Markup:
-    """A picture with its legend. All but the timeline, which the script fits to its place, are
-    drawn for a desk and for a phone."""
+    """A chart with its legend. All charts except the timeline, which the script fits to its place,
+    are drawn for a desktop and for a phone."""
     if isinstance(block, Timeline):
         return Markup(timeline_legend(block) + draw_timeline(block, name))
     wide, narrow = (DRAW[type(block)](block, f"{name}-{width}", width) for width in (WIDE, NARROW))
-    if "<svg" not in wide:  # it only says that there is nothing to draw
+    if "<svg" not in wide:  # there is nothing to draw
         return Markup(wide)
     key = (
         lines_legend(block)
@@ -125,15 +125,15 @@ def draw(block: Block, name: str) -> Markup:
 
 
 def embedded(value: Any) -> str:
-    """JSON that may stand in a script element: no `<`, so nothing in it can end the element."""
+    """JSON for a script element: without `<`, so nothing in it can end the element."""
     return json.dumps(
         plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False
     ).replace("<", "\\u003c")
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold. A number that is not finite is not known; anything unforeseen is told in
-    words."""
+    """A value that JSON can represent. A number that is not finite is unknown; other objects become
+    text."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -148,15 +148,15 @@ def value_json(cell: Cell) -> str:
 
 
 def cell_words(cell: Cell) -> str:
-    """An empty cell would say nothing: it is either its value or not measured."""
+    """The text of a cell; without one, its value, or `not measured`."""
     if cell.text:
         return cell.text
     return "not measured" if cell.value is None else str(cell.value)
 
 
 def numeric_columns(table: Table) -> list[bool]:
-    """Whether a column holds numbers, and is set to the right: it has at least one, and nothing
-    else but unknowns."""
+    """Whether a column contains numbers and is aligned right: at least one number, and otherwise
+    only unknowns."""
     columns = [
         [row[n].value for row in table.rows if n < len(row)] for n in range(len(table.columns))
     ]
@@ -171,13 +171,13 @@ def numeric_columns(table: Table) -> list[bool]:
 
 
 def prose(words: str) -> Markup:
-    """Escaped text in which `code` is set as code."""
+    """Escaped text, with `code` as a code element."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(words))))
 
 
-def evidence(numbers: dict[str, Any]) -> Markup:
-    """Names and numbers of an evidence, nested ones indented. The exact number is in
-    `data-value`."""
+def evidence(numbers: Evidence) -> Markup:
+    """The names and numbers of an evidence, nested ones indented. `data-value` has the exact
+    number."""
     return (
         Markup("<dl>")
         + Markup("").join(_item(str(name), value) for name, value in numbers.items())

@@ -1,9 +1,7 @@
-"""What the kinds of work look like, the same in every picture: a colour of the style sheet and a
-texture.
+"""How each kind of work looks, the same in every chart: a color of the style sheet and a texture.
 
-The texture carries the kind where colour does not: computing is plain or faintly striped,
-communication is striped, waiting is dotted, and what nothing hides is hatched in the warning
-colour.
+The texture shows the kind where color cannot: compute is plain or faintly striped, communication is
+striped, waiting is dotted, and exposed communication is hatched in the warning color.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from paralab.show.svg import element
 LEGEND = {
     "forward": ("forward", "plain"),
     "backward": ("backward", "slope"),
-    "weights": ("backward, of the weights alone", "across"),
+    "weights": ("backward, weights only", "across"),
     "optimizer": ("optimizer", "plain"),
     "data": ("data", "across"),
     "all_reduce": ("all-reduce", "rise"),
@@ -26,7 +24,7 @@ LEGEND = {
     "reduce": ("reduce", "fall"),
     "wait": ("waiting", "dots"),
     "other": ("other", "plain"),
-    "exposed": ("exposed: nothing hides it", "hatch"),
+    "exposed": ("exposed communication", "hatch"),
     "bubble": ("bubble: the stage is idle", "hatch"),
 }
 STRIPES = {
@@ -49,8 +47,8 @@ def fill(kind: str) -> str:
 
 
 def textures() -> str:
-    """All paints, once per page, in a picture that is there but has no size: one that is not
-    displayed would not paint."""
+    """All patterns, once per page, in an SVG without a size. (A pattern in an SVG that is not
+    displayed does not paint.)"""
     return element(
         "svg",
         element("defs", *map(_texture, LEGEND)),
@@ -80,7 +78,7 @@ def _texture(kind: str) -> str:
 
 
 def swatch(kind: str) -> tuple[str, str]:
-    """A legend's entry: a piece of the paint, and the kind's name."""
+    """An entry of a legend: a swatch and the name of the kind."""
     box = element(
         "rect", class_=f"span is-{kind}", x=0.5, y=0.5, width=25, height=11, rx=2, fill=fill(kind)
     )

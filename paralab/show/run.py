@@ -1,5 +1,4 @@
-"""A run in the terminal: the plan as a sentence and a table before it, and what it cost after
-it."""
+"""A run in the terminal: before it the plan as a sentence and a table, after it what it cost."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from paralab.units import count, plural, rate, seconds, size
 
 
 def print_sentence(plan: Plan, workload: str) -> None:
-    """What will happen, as a sentence, with what is virtual, shared or different."""
+    """Print the plan as a sentence, with what is virtual, shared, or different."""
     devices = (
         "virtual devices"
         if any(d.virtual for rank in plan.ranks for d in rank.devices)
@@ -36,8 +35,7 @@ def print_sentence(plan: Plan, workload: str) -> None:
 
 
 def print_ranks(plan: Plan, pids: dict[int, int] | None = None) -> None:
-    """Who does what: one line per rank and device. The process numbers are known when the ranks
-    have started."""
+    """Print one line per rank and device. Process ids are known once the ranks have started."""
     process = ("pid",) if pids else ()
     right = ("rank", "local rank", "pid", "samples per step")
     nodes = ("node",) if any(rank.node for rank in plan.ranks) else ()
@@ -63,7 +61,7 @@ def print_ranks(plan: Plan, pids: dict[int, int] | None = None) -> None:
 
 
 def print_stages(plan: Plan) -> None:
-    """What every stage will take and hold; estimated before anything has run."""
+    """Print the estimated time and memory of every stage."""
     loads = stage_loads(plan)
     if not loads:
         return
@@ -89,7 +87,7 @@ def print_stages(plan: Plan) -> None:
     console.print()
     show_table(table)
     console.print(
-        "Time of forward and backward as measured on one device; memory as estimated, in fp32.",
+        "Time: forward and backward, measured on one device. Memory: estimated, in fp32.",
         style="dim",
     )
 
@@ -103,7 +101,7 @@ def print_reasons(plan: Plan) -> None:
 
 
 def print_result(result: Result, show: tuple[str, ...]) -> None:
-    """What the run cost."""
+    """Print what the run cost."""
     if "splits" in show:
         for split in result.splits:
             virtual = "" if split.device == split.physical else f" (virtual: {split.physical})"
@@ -147,11 +145,11 @@ def print_result(result: Result, show: tuple[str, ...]) -> None:
     if saves := result.saves:
         each = f"{plural(saves.number, 'checkpoint')}, the last one {escape(saves.last)}"
         table.add_row(
-            "saved", f"{each}; a save holds the training up for {seconds(saves.blocked_seconds)}"
+            "saved", f"{each}; a save pauses training for {seconds(saves.blocked_seconds)}"
         )
     table.add_row("run folder", escape(result.run_folder))
     show_table(table)
-    for warning in result.warnings[len(result.remarks) :]:  # the plan's remarks stand above already
+    for warning in result.warnings[len(result.remarks) :]:  # the plan's remarks are above already
         console.print(f"[yellow]note:[/] {escape(warning)}", soft_wrap=True)
 
 
@@ -160,10 +158,10 @@ def metric_lines(result: Result) -> Iterator[tuple[str, str]]:
     numbers."""
     metrics = result.metrics
     if metrics.communication_seconds:
-        hidden = f"{metrics.overlap:.0%} of it behind computing"
+        hidden = f"{metrics.overlap:.0%} hidden behind compute"
         exposed = f"{seconds(metrics.exposed_communication_seconds)} exposed ({metrics.exposed_share:.0%})"
         share = f"{metrics.communication_share:.0%} of the step"
-        rule = "" if metrics.keeps_rule else ", over the 10 % rule"
+        rule = "" if metrics.keeps_rule else ", above the 10 % rule of thumb"
         yield (
             "communication",
             f"{seconds(metrics.communication_seconds)}, {share}{rule}; {hidden}, {exposed}",
@@ -172,15 +170,15 @@ def metric_lines(result: Result) -> Iterator[tuple[str, str]]:
         late = metrics.straggler
         yield (
             "straggler",
-            f"[yellow]rank {late.rank}: the others wait {late.share_of_step:.0%} of the step for it[/]",
+            f"[yellow]rank {late.rank}: the others wait for it {late.share_of_step:.0%} of the step[/]",
         )
     if metrics.bubble:
         yield (
             "bubble",
-            f"the stages idle {metrics.bubble.measured:.0%} of the time ({metrics.bubble.ideal:.0%} is ideal)",
+            f"the stages are idle {metrics.bubble.measured:.0%} of the time ({metrics.bubble.ideal:.0%} is ideal)",
         )
     if metrics.balance is not None:
-        yield "balance", f"device 0 is {metrics.balance:.2f} times as busy as the others"
+        yield "balance", f"device 0 is {metrics.balance:.2f}× as busy as the others"
     flops = metrics.flops
     if flops.per_second:
         peak = (

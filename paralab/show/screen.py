@@ -1,5 +1,5 @@
-"""What the terminal shows while a run trains: a bar, or the live view; where there is no terminal,
-a line per tenth of the run."""
+"""What the terminal shows during a run: a progress bar or the live view; without a terminal, a line
+per tenth of the run."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class View(Protocol):
 
 
 class Screen:
-    """Prints what will happen, and opens a view when all ranks have started."""
+    """Prints the plan, and opens a view once all ranks have started."""
 
     def __init__(self, show: tuple[str, ...], live: bool = False, looking: bool = True) -> None:
         self.show, self.live = show, live
         self.view: View | None = None
         self.looking = errors.status(
-            "looking at the machine and the workload"
-        )  # shown in a terminal alone
+            "inspecting the machine and the workload"
+        )  # only shown in a terminal
         if looking:
             self.looking.start()
 
     def watch(self, plan: Plan, folder: RunFolder) -> Callable[[], None]:
-        """Print what will happen; return what is to be called while it does. Again for a job that
-        Slurm starts again."""
+        """Print the plan; return the function to call at every poll. Called again if Slurm restarts
+        the job."""
         self.close()
         self.view = None
         print_sentence(plan, plan.workload.rpartition("/")[2])
@@ -49,7 +49,7 @@ class Screen:
             self._rank_started(event)
         if (
             self.view is None and self.follower.all_started
-        ):  # only now: what is printed beside a live view would break it
+        ):  # only now: printing next to a live view would break it
             print_ranks(
                 self.follower.plan,
                 {rank.plan.rank: rank.started.pid for rank in self.follower.ranks if rank.started},
@@ -79,7 +79,7 @@ def _numbers(follower: Follower) -> str:
 
 
 class Bar:
-    """One line that is gone when the run is over."""
+    """A progress bar that disappears when the run is over."""
 
     def __init__(self, follower: Follower) -> None:
         self.follower = follower
@@ -104,8 +104,7 @@ class Bar:
 
 
 class Lines:
-    """A line per tenth of the run; with the load and the communication of every rank where the live
-    view was asked for."""
+    """A line per tenth of the run; with --live also the load and the communication of every rank."""
 
     def __init__(self, follower: Follower, with_ranks: bool) -> None:
         self.follower, self.with_ranks, self.tenths = follower, with_ranks, 0
@@ -126,4 +125,4 @@ class Lines:
         return found
 
     def stop(self) -> None:
-        """Nothing was opened."""
+        """Nothing to close."""

@@ -1,8 +1,8 @@
 """SVG written by hand: escaped elements, scales, axes with ticks at round numbers.
 
-The page needs six kinds of picture and no more, and it must open without a network, print, and be
-read aloud. Plain SVG does all of that in a few kilobytes; a chart library would bring megabytes and
-draw nothing where scripts are off. Colours are CSS variables of the page.
+The page needs six kinds of charts. They must open without a network, print, and be accessible.
+Plain SVG does that in a few kilobytes; a chart library adds megabytes and draws nothing without
+scripts. Colors are CSS variables of the page.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
-CHARACTER_PX = 7.5  # mean advance of the pictures' 13 px text in a wide font; an estimate is enough to decide whether a label fits
+# Mean width of a character of 13 px text in a wide font: good enough to see if a label fits.
+CHARACTER_PX = 7.5
 BOLD = 1.12  # how much wider bold text is
 WIDE, NARROW = (
     800,
     330,
-)  # every picture is drawn for a desk and for a phone; the style sheet shows one of them
-STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # distances between ticks that people read easily
+)  # every chart is drawn for a desktop and for a phone; the style sheet shows one of them
+STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # distances between ticks that are easy to read
 
 
 def number(value: float) -> str:
-    """Coordinates to a tenth of a pixel: more would only make the file longer."""
+    """A coordinate, rounded to a tenth of a pixel to keep the file small."""
     short = f"{value:.1f}".removesuffix(".0")
     return "0" if short == "-0" else short
 
 
 def element(name: str, *content: str, **attributes: str | float | None) -> str:
-    """`element("rect", class_="bar", x=0)`: content is markup already, attributes are escaped here,
-    None leaves one out."""
+    """`element("rect", class_="bar", x=0)`: content is markup, attributes are escaped here, and
+    None omits an attribute."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value) if isinstance(value, str) else number(value)}"'
         for key, value in attributes.items()
@@ -46,8 +47,7 @@ def text(
     anchor: str | None = None,
     tip: str = "",
 ) -> str:
-    """Words at a point. `tip` is what a reader gets who hovers them: the whole of a shortened
-    label."""
+    """Text at a point. `tip` appears on hover: the full text of a shortened label."""
     title = element("title", escape(tip)) if tip else ""
     return element("text", title + escape(words), class_=class_, x=x, y=y, text_anchor=anchor)
 
@@ -57,7 +57,7 @@ def width_of(words: str, bold: bool = False) -> float:
 
 
 def label(words: str, x: float, y: float, room: float, anchor: str = "end") -> str:
-    """A label that is shortened when there is no room for it."""
+    """A label, shortened if it does not fit."""
     fits = max(int(room / CHARACTER_PX), 2)
     short = words if len(words) <= fits else words[: fits - 1].rstrip() + "…"
     return text(short, x, y, "label", anchor, tip="" if short == words else words)
@@ -72,8 +72,8 @@ def picture(
     *content: str,
     **attributes: str | None,
 ) -> str:
-    """A whole picture with its text alternative. `--w` lets the style sheet bound the scale, so
-    that the text keeps its size."""
+    """A whole chart with its text alternative. `--w` lets the style sheet limit the scale, so that
+    the text keeps its size."""
     head = element("title", escape(title), id=f"{name}-title") + element(
         "desc", escape(description), id=f"{name}-desc"
     )
@@ -92,8 +92,8 @@ def picture(
 
 
 def legend(entries: Iterable[tuple[str, str]]) -> str:
-    """(swatch, words) pairs, as HTML beside the picture: it wraps on a phone where a drawn one
-    would be cut."""
+    """(swatch, text) pairs as HTML next to the chart: HTML wraps on a phone, a drawn legend would
+    be cut."""
     items = (
         f'<li><svg viewBox="0 0 26 12" aria-hidden="true">{swatch}</svg>{escape(words)}</li>'
         for swatch, words in entries
@@ -106,12 +106,12 @@ def nothing(why: str = "not measured") -> str:
 
 
 def known(values: Iterable[float | None]) -> list[float]:
-    """Those that are numbers, neither unknown nor what a diverged training leaves behind."""
+    """The values that are finite numbers."""
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def round_step(rough: float) -> float:
-    """The round distance at or above a rough one: 0.13 -> 0.2, 30 -> 50."""
+    """The next round distance: 0.13 -> 0.2, 30 -> 50."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(step * power for step in STEPS if step * power >= rough * 0.999)
 
@@ -136,8 +136,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Axis:
-    """A scale with its ticks: (value, what is printed). `unit` is what the printed numbers are
-    in."""
+    """A scale with its ticks: (value, label). `unit` is the unit of the labels."""
 
     scale: Scale
     ticks: tuple[tuple[float, str], ...]
@@ -145,7 +144,8 @@ class Axis:
 
 
 def shown_unit(unit: str, largest: float) -> tuple[float, str]:
-    """How many shown units one unit is, and the shown unit's name: 0.05 seconds are shown in ms."""
+    """How many display units one unit is, and the name of the display unit: 0.05 seconds are shown
+    in ms."""
     if unit == "seconds":
         return next(
             (factor, name)
@@ -169,8 +169,7 @@ def axis(
     from_zero: bool,
     about: int = 5,
 ) -> Axis:
-    """An axis that holds all values and ends at ticks. With no values at all it still is one, from
-    0 to 1."""
+    """An axis that contains all values and ends at ticks. Without values it goes from 0 to 1."""
     found = list(values)
     low, high = (min(found), max(found)) if found else (0.0, 1.0)
     if from_zero:
@@ -186,8 +185,8 @@ def axis(
 
 
 def log_axis(values: Iterable[float], start_px: float, end_px: float) -> Axis:
-    """A logarithmic axis with ticks at 1, 2, 5 times powers of ten, or at the powers alone where
-    there are many."""
+    """A logarithmic axis with ticks at 1, 2, 5 times powers of ten, or only at the powers if there
+    are many."""
     found = [value for value in values if value > 0]
     low, high = (min(found), max(found)) if found else (1.0, 10.0)
     if low == high:
@@ -204,7 +203,7 @@ def tick_text(value: float) -> str:
 
 
 def bottom_axis(x: Axis, top: float, bottom: float, name: str = "") -> str:
-    """Grid lines, tick labels and the axis' name, below a plot."""
+    """Grid lines, tick labels, and the name of the axis, below a plot."""
     lines = (
         element("line", class_="grid", x1=x.scale(tick), x2=x.scale(tick), y1=top, y2=bottom)
         for tick, _ in x.ticks
@@ -222,7 +221,7 @@ def bottom_axis(x: Axis, top: float, bottom: float, name: str = "") -> str:
 
 
 def with_unit(x: Axis) -> list[tuple[float, str]]:
-    """The ticks, the unit behind the last one: `0 20 40 60 ms`."""
+    """The tick labels, with the unit after the last one: `0 20 40 60 ms`."""
     return [
         (tick, f"{words} {x.unit}".rstrip() if tick == x.ticks[-1][0] else words)
         for tick, words in x.ticks

@@ -1,9 +1,9 @@
-"""A run for TensorBoard: its numbers per step and over time, read from the run folder after the run
-has ended.
+"""A run for TensorBoard: its numbers per step and over time, read from the run folder after the
+run.
 
-One sub-folder per run, named as the run folder, so that runs stand side by side. Every point
-carries the time at which it was true. TensorBoard's record format is written directly: its
-EventFileWriter would import TensorFlow wherever that is installed.
+One sub-folder per run, named like the run folder, so that runs appear side by side. Every point has
+the time at which it was measured. We write TensorBoard's record format directly: its
+EventFileWriter imports TensorFlow if that is installed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Point(NamedTuple):
 
 
 def require_tensorboard() -> None:
-    """Before anything is started: a long run must not end in a missing package."""
+    """Fail before the run starts, not at its end."""
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError(
             "--tensorboard needs the package tensorboard, which is not installed.",
@@ -68,7 +68,7 @@ def write_tensorboard(folder: Path, directory: Path) -> Path:
 
 
 def points_of(recording: Recording) -> Iterator[Point]:
-    """Every number, with its step and its time."""
+    """Every number with its step and its time."""
     previous_end = None
     for number, step in enumerate(recording.steps):
         start, end = min(event.start for event in step), max(event.end for event in step)
@@ -78,7 +78,7 @@ def points_of(recording: Recording) -> Iterator[Point]:
         yield Point("train/step_seconds", number, end, end - start)
         elapsed = end - (
             start if previous_end is None else previous_end
-        )  # from step to step: loading included
+        )  # from step to step, including loading
         if elapsed > 0:
             yield Point(
                 "train/samples_per_second",
@@ -94,7 +94,7 @@ def points_of(recording: Recording) -> Iterator[Point]:
 
 def _per_detailed_step(rank: int, events: list[Event]) -> Iterator[Point]:
     """The loss scale, which all ranks share, and the time in which at least one collective was
-    under way, hidden behind the backward pass or not. For the steps whose details were kept."""
+    running, for the steps whose details were kept."""
     under_way: list[tuple[float, float]] = []
     for event in events:
         if not isinstance(event, Span):
@@ -111,7 +111,7 @@ def _per_detailed_step(rank: int, events: list[Event]) -> Iterator[Point]:
 
 
 def _over_time(rank: int, events: list[Event]) -> Iterator[Point]:
-    """Memory and load, at the last step that the rank had written by then."""
+    """Memory and load, at the last step that the rank had written at that time."""
     step = 0
     for event in events:
         if isinstance(event, Step):
@@ -134,8 +134,7 @@ def _over_time(rank: int, events: list[Event]) -> Iterator[Point]:
 
 
 def _launched_unix_seconds(recording: Recording) -> float:
-    """When the events' clock read zero. A run of which no rank has started has no events to date
-    either."""
+    """When the clock of the events was zero. Without a started rank there are no events either."""
     starts = (event.unix_seconds - event.time for event in recording.of(Start))
     return next(starts, 0.0)
 
@@ -146,7 +145,7 @@ def _sentence(manifest: RunManifest) -> str:
 
 
 def _new_folder(directory: Path, name: str) -> Path:
-    """Two run folders may have one name; TensorBoard would draw them as one line."""
+    """A new folder: TensorBoard would draw two runs of the same name as one line."""
     target, number = directory / name, 2
     while target.exists():
         target, number = directory / f"{name}_{number}", number + 1

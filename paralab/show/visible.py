@@ -24,12 +24,12 @@ def visible(text: str) -> str:
 
 
 def _picture(found: re.Match[str]) -> str:
-    """ESC is ␛, DEL is ␡; what has no picture is �. One character for one, so that columns stay as
-    wide as they are."""
+    """ESC becomes ␛, DEL ␡, and a character without a symbol �. One character for one, so that
+    columns keep their width."""
     code = ord(found[0])
     return chr(0x2400 + code) if code < 0x20 else "␡" if code == 0x7F else "�"
 
 
 def echo(text: str, err: bool = False, nl: bool = True) -> None:
-    """Print a line that may hold foreign text."""
+    """Print a line that may contain foreign text."""
     click.echo(visible(text), err=err, nl=nl)

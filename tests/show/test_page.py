@@ -23,7 +23,7 @@ from paralab.analyse.blocks import (
     Split,
     Timeline,
 )
-from paralab.show.chart_bars import quantile
+from paralab.show.chart_bars import quartiles
 from paralab.show.chart_lines import MOST_POINTS, path, thin
 from paralab.show.chart_timeline import rows_of
 from paralab.show.page import plain, render
@@ -223,8 +223,8 @@ def test_elements_escape_attributes():
 
 
 def test_quartiles():
-    assert [quantile([1, 2, 3, 4, 5], share) for share in (0.25, 0.5, 0.75)] == [2, 3, 4]
-    assert quantile([7], 0.25) == 7
+    assert quartiles([5, 3, 4, 1, 2]) == (2, 3, 4)
+    assert quartiles([7]) == (7, 7, 7)
 
 
 def test_a_diverged_loss_cuts_its_curve():
