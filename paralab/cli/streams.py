@@ -49,7 +49,7 @@ def make_safe() -> None:
 
 
 def _safe(stream: Any, number: int) -> Any:
-    """A safe version of a stream of this process; a notebook's or a test's stream stays as it is."""
+    """A safe version of a stream of this process; others (of a notebook) stay as they are."""
     if stream is None:
         return open(os.devnull, "w", encoding="utf-8")
     if (

@@ -233,3 +233,26 @@ def test_a_negative_deadline_is_refused(paralab, command):
     done = paralab(*command, "--step-deadline", "-1")
     assert done.code == 2
     assert "--step-deadline" in done.err
+
+
+ONLY_FAILS_IN_RANKS = """
+import os, torch
+from torch import nn
+def loss(output, target):
+    if "RANK" in os.environ:
+        raise ValueError("this loss fails")
+    return nn.functional.mse_loss(output, target)
+def workload():
+    data = torch.ones(64, 4), torch.ones(64, 2)
+    return {"model": lambda: nn.Linear(4, 2), "data": data, "loss": loss, "batch_size": 16}
+"""
+
+
+def test_a_comparison_fails_if_every_configuration_does(tmp_path):
+    (tmp_path / "mine.py").write_text(ONLY_FAILS_IN_RANKS)
+    options = ["--workload", "mine.py:workload", "--rounds", "1", "--steps", "4", "--no-proof"]
+    done = run_paralab("compare", "ddp", *options, "--json", cwd=tmp_path)
+    assert done.code == 1
+    assert json.loads(done.out)["rows"] == []
+    [failed] = json.loads(done.out)["failed"]
+    assert "this loss fails" in failed["error"]
