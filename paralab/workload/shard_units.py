@@ -53,7 +53,7 @@ class _ParameterUse(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if next(tensors(result), None) is not None:  # asking for a size or a type is no use
+        if next(tensors(result), None) is not None:  # reading a size or a type does not count
             for tensor in tensors((args, kwargs or {})):
                 self.used_outside |= self._owners.get(id(tensor), set()).difference(self._inside)
         return result

@@ -41,7 +41,7 @@ class Layers(nn.Module):
 
 
 def lengths():
-    """Input lengths recur: 5, 6, 5, … Each must find its own shapes again."""
+    """Input lengths recur: 5, 6, 5, … Each must get its own shapes again."""
 
     class Mean(Layers):
         def forward(self, x):
@@ -141,7 +141,7 @@ def noisy():
 
 
 def unused():
-    """Weight decay would move what nobody uses, if it got a gradient of zero."""
+    """Weight decay would move unused parameters if they got a gradient of zero."""
 
     class Spare(nn.Module):
         def __init__(self):
@@ -151,7 +151,9 @@ def unused():
         def forward(self, x):
             return torch.relu(self.used(x))
 
-    decay = lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=0.5)  # noqa: E731
+    def decay(parameters):
+        return torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=0.5)
+
     return base(
         model=lambda: nn.Sequential(nn.Linear(16, 24), Spare(), Spare(), Spare(), nn.Linear(24, 2)),
         optimizer=decay,
@@ -177,8 +179,8 @@ def routed():
 
 
 def late():
-    """Some batches leave out a submodule, all of their samples alike; the first one does not, so no
-    trial sees it."""
+    """Some batches skip a submodule, with all of their samples. The first one does not, so no trial
+    step finds it."""
 
     class Late(Layers):
         def forward(self, x):

@@ -1,5 +1,5 @@
-"""A process per pipeline stage: what `verify all` does not reach. (It proves every schedule on mlp
-and gpt.)"""
+"""One process per pipeline stage: models that `verify all` does not cover. (It verifies every
+schedule on mlp and gpt.)"""
 
 import json
 
@@ -29,7 +29,7 @@ class Masked(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(4))
 
     def forward(self, x):
-        mask = x.sum(1, keepdim=True) > 0  # no float: travels from stage to stage as it is
+        mask = x.sum(1, keepdim=True) > 0  # not a float: sent without a gradient
         x = self.first(x)
         for block in self.blocks:
             x = block(x, mask)
@@ -41,7 +41,8 @@ def lengths(n):
     return x, x.mean(1).square()
 
 def masked():
-    return {"model": Masked, "data": (torch.randn(64, 8), torch.randn(64, 8)), "loss": F.mse_loss, "batch_size": 13}
+    data = torch.randn(64, 8), torch.randn(64, 8)
+    return {"model": Masked, "data": data, "loss": F.mse_loss, "batch_size": 13}
 
 def varying():
     class Mean(nn.Module):
@@ -74,21 +75,22 @@ class Growing(nn.Module):
 
 def growing():
     "In fp16 the gradients of the first stage overflow, those of the second do not."
-    data, loss = (torch.randn(64, 8), torch.randn(64, 8)), lambda output, target: F.mse_loss(output.float(), target)
-    slow = lambda parameters: torch.optim.SGD(parameters, lr=1e-9)
-    return {"model": Growing, "data": data, "loss": loss, "batch_size": 16, "optimizer": slow, "split_points": ["second"]}
+    return {
+        "model": Growing,
+        "data": (torch.randn(64, 8), torch.randn(64, 8)),
+        "loss": lambda output, target: F.mse_loss(output.float(), target),
+        "batch_size": 16,
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=1e-9),
+        "split_points": ["second"],
+    }
 """
 
 
 @pytest.mark.parametrize(
     ("strategy", "schedule", "model", "options"),
     [
-        (
-            "pipeline",
-            "zero-bubble",
-            "masked",
-            ["--stages", "3", "--samples", "30"],
-        ),  # 13 + 13 + 4 over 3 micro-batches
+        # 30 samples = 13 + 13 + 4 over 3 micro-batches
+        ("pipeline", "zero-bubble", "masked", ["--stages", "3", "--samples", "30"]),
         ("hybrid", "interleaved", "varying", ["--steps", "6"]),
     ],
 )
@@ -143,12 +145,8 @@ def test_all_stages_skip_the_same_steps_and_the_weights_are_gathered(tmp_path):
         next(event["not_finite"] for event in rank if event["event"] == "gradients")
         for rank in events
     ]
-    assert [number > 0 for number in bad] == [
-        True,
-        False,
-        True,
-        False,
-    ]  # without an agreement the others would have stepped
+    # Without an agreement, the second stages would have stepped.
+    assert [number > 0 for number in bad] == [True, False, True, False]
     assert found["samples_per_step"] == 16  # not once per stage
     state = torch.load(tmp_path / "run/weights.pt", weights_only=True)
     assert list(state) == [

@@ -1,5 +1,4 @@
-"""FSDP: what a rank keeps falls with the ranks, what travels and when, and models that are hard to
-shard train like one device."""
+"""FSDP: memory per rank, what is communicated and when, and models that are hard to shard."""
 
 import json
 from pathlib import Path
@@ -15,8 +14,8 @@ UNITS = 4  # of mlp:tiny: four layers of one width
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """One launch: ddp, and fsdp on more and more ranks, with and without accumulation. (rows by
-    name, run folder)"""
+    """Rows by name and the run folder of one comparison: ddp, and fsdp on 1, 2, and 4 ranks, with
+    and without accumulation."""
     folder = tmp_path_factory.mktemp("sharded")
     fsdp = [f"fsdp --replicas {ranks}" for ranks in (1, 2, 4)]
     passes = [
@@ -30,55 +29,55 @@ def table(tmp_path_factory):
     return {row["name"]: row for row in found["rows"]}, folder / found["run_folder"]
 
 
-def held(row, *kinds):
-    """Bytes of these kinds on the fullest rank."""
+def most_bytes(row, *kinds):
+    """The most bytes of these kinds on any rank."""
     return max(sum(memory[kind] for kind in kinds) for memory in row["peak_bytes"])
 
 
-def test_what_a_rank_keeps_falls_with_the_ranks(table):
+def test_memory_per_rank_falls_with_the_ranks(table):
     rows, _ = table
-    kept = ("parameters", "gradients", "optimizer")
-    whole = held(rows["ddp ×2"], *kept)
-    assert held(rows["fsdp ×1"], *kept) == whole
-    assert held(rows["fsdp ×2"], *kept) == pytest.approx(whole / 2, rel=0.05)
-    assert held(rows["fsdp ×4"], *kept) == pytest.approx(whole / 4, rel=0.05)
-    # What autograd keeps is the same: parameters that are whole for a while are no activations.
-    assert held(rows["fsdp ×2"], "activations") == held(rows["ddp ×2"], "activations")
+    sharded = ("parameters", "gradients", "optimizer")
+    whole = most_bytes(rows["ddp ×2"], *sharded)
+    assert most_bytes(rows["fsdp ×1"], *sharded) == whole
+    assert most_bytes(rows["fsdp ×2"], *sharded) == pytest.approx(whole / 2, rel=0.05)
+    assert most_bytes(rows["fsdp ×4"], *sharded) == pytest.approx(whole / 4, rel=0.05)
+    # Autograd saves the same: gathered parameters do not count as activations.
+    assert most_bytes(rows["fsdp ×2"], "activations") == most_bytes(rows["ddp ×2"], "activations")
 
 
 def test_accumulating_without_synchronization_keeps_whole_gradients(table):
     rows, _ = table
-    whole = held(rows["ddp ×2"], "gradients")
-    assert held(rows["fsdp ×2 · accumulate 4"], "unreduced") == whole
-    assert held(rows["fsdp ×2 · accumulate 4 · sync every pass"], "unreduced") == pytest.approx(
-        whole / UNITS, rel=0.1
-    )
-    assert held(rows["fsdp ×2"], "unreduced") == pytest.approx(whole / UNITS, rel=0.1)
+    whole = most_bytes(rows["ddp ×2"], "gradients")
+    assert most_bytes(rows["fsdp ×2 · accumulate 4"], "unreduced") == whole
+    assert most_bytes(
+        rows["fsdp ×2 · accumulate 4 · sync every pass"], "unreduced"
+    ) == pytest.approx(whole / UNITS, rel=0.1)
+    assert most_bytes(rows["fsdp ×2"], "unreduced") == pytest.approx(whole / UNITS, rel=0.1)
 
 
-def test_what_travels_and_how_often(table):
+def test_what_is_communicated_and_how_often(table):
     rows, _ = table
-    whole = held(rows["ddp ×2"], "parameters")
+    whole = most_bytes(rows["ddp ×2"], "parameters")
 
-    def travelled(name):
+    def communicated(name):
         row = rows[name]
         return row["all_gathers_per_step"], row["reduce_scatters_per_step"], row["bytes_per_step"]
 
-    # Every pass gathers every unit twice; gradients are reduced once per step, or in every pass if
-    # asked for.
-    assert travelled("fsdp ×1") == (0, 0, 0)
-    assert travelled("fsdp ×2") == (2 * UNITS, UNITS, 3 * whole)
-    assert travelled("fsdp ×2 · accumulate 4") == (8 * UNITS, UNITS, 9 * whole)
-    assert travelled("fsdp ×2 · accumulate 4 · sync every pass") == (
+    # Every accumulation step gathers every unit twice. Gradients are reduced once per step, or in
+    # every accumulation step with --sync-every-pass.
+    assert communicated("fsdp ×1") == (0, 0, 0)
+    assert communicated("fsdp ×2") == (2 * UNITS, UNITS, 3 * whole)
+    assert communicated("fsdp ×2 · accumulate 4") == (8 * UNITS, UNITS, 9 * whole)
+    assert communicated("fsdp ×2 · accumulate 4 · sync every pass") == (
         8 * UNITS,
         4 * UNITS,
         12 * whole,
     )
-    # Parameters travel in bf16, gradients in fp32.
-    assert travelled("fsdp ×2 · bf16") == (2 * UNITS, UNITS, 2 * whole)
+    # Parameters are sent in bf16, gradients in fp32.
+    assert communicated("fsdp ×2 · bf16") == (2 * UNITS, UNITS, 2 * whole)
 
 
-def test_the_same_training_and_nearly_the_same_losses_in_low_precision(table):
+def test_every_row_is_equal_and_losses_in_low_precision_are_close(table):
     rows, _ = table
     for name, row in rows.items():
         assert row["verify"]["equal"], name
@@ -86,9 +85,9 @@ def test_the_same_training_and_nearly_the_same_losses_in_low_precision(table):
         assert not row["skipped_steps"]
 
 
-def test_collectives_are_no_computing(table):
-    """gloo holds the thread that computes: an all-gather inside a forward pass is communication,
-    and exposed."""
+def test_collectives_do_not_count_as_compute(table):
+    """gloo blocks the thread that computes: an all-gather inside a forward pass is exposed
+    communication."""
     rows, folder = table
     run = folder / rows["fsdp ×2 · accumulate 4"]["runs"][0]
     events = [
@@ -104,7 +103,7 @@ def test_collectives_are_no_computing(table):
     assert {gather["unit"] for gather in gathers} == {"0", "2", "4", "6"}
     last = max(event["start"] for event in one if event["event"] == "backward")
     assert all(event["start"] >= last for event in one if event["event"] == "reduce_scatter"), (
-        "reduced before the last pass"
+        "reduced before the last accumulation step"
     )
     metrics = rows["fsdp ×2 · accumulate 4"]["metrics"]
     assert metrics["communication_seconds"] > 0
@@ -158,11 +157,11 @@ def test_frozen_unused_tied_and_borrowed_parameters(tmp_path: Path):
     assert [case["options"]["partial_last_batch"] for case in found["configurations"]] == [
         False,
         True,
-    ]  # then two ranks are idle
+    ]
     plan = json.loads((tmp_path / found["run_folder"] / "manifest.json").read_text())[
         "configurations"
     ][0]["plan"]
-    # Tied, borrowed, called twice or never: gathered with the whole model.
+    # Tied, used elsewhere, called twice, or unused: gathered with the whole model.
     assert plan["shard_units"] == ["frozen", "recurrent", "blocks.0", "blocks.1", "blocks.2"]
 
 

@@ -30,7 +30,8 @@ def of(model, **fields):
     return {"model": model, "data": (X, Y), "loss": F.cross_entropy, "batch_size": 32} | fields
 
 def in_place():
-    layers = lambda: (nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 16), nn.ReLU(inplace=True), nn.Linear(16, 3))
+    relu = lambda: nn.ReLU(inplace=True)
+    layers = lambda: (nn.Linear(8, 16), relu(), nn.Linear(16, 16), relu(), nn.Linear(16, 3))
     return of(lambda: nn.Sequential(*layers()))
 
 class Checkpointed(nn.Module):
@@ -64,7 +65,8 @@ class Dropping(nn.Module):
     def __init__(self):
         super().__init__()
         self.a, self.b, self.drop = nn.Linear(8, 16), nn.Linear(16, 3), nn.Dropout(0.3)
-        self.recurrent = nn.LSTM(4, 16, num_layers=2, dropout=0.2, batch_first=True)  # a replica's copy once kept its own dropout
+        # A replica's copy of it once had dropout when the original had none.
+        self.recurrent = nn.LSTM(4, 16, num_layers=2, dropout=0.2, batch_first=True)
 
     def forward(self, x):
         hidden = F.dropout(self.drop(torch.relu(self.a(x))), 0.2, self.training)
@@ -74,7 +76,8 @@ def dropping():
     return of(Dropping)
 
 def dropping_summed():
-    return of(Dropping, loss=lambda output, target: F.cross_entropy(output, target, reduction="sum"))
+    summed = lambda output, target: F.cross_entropy(output, target, reduction="sum")
+    return of(Dropping, loss=summed)
 
 @dataclasses.dataclass
 class Answer:
@@ -100,17 +103,21 @@ class Items(torch.utils.data.Dataset):
         return {"x": X[i], "y": Y[i], "name": "n" * (i % 5)}
 
 def mapping_with_names():
-    weighted = lambda output, target: (F.cross_entropy(output, target[0], reduction="none") * target[1]).sum() / target[1].sum()
+    def weighted(output, target):
+        losses = F.cross_entropy(output, target[0], reduction="none")
+        return (losses * target[1]).sum() / target[1].sum()
     def collate(items):
         return collections.UserDict(torch.utils.data.default_collate(items))
     def unpack(batch):
-        return batch["x"], (batch["y"], torch.tensor([len(name) + 1.0 for name in batch["name"]], dtype=batch["x"].dtype))
+        weights = torch.tensor([len(name) + 1.0 for name in batch["name"]], dtype=batch["x"].dtype)
+        return batch["x"], (batch["y"], weights)
     model = lambda: nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 3))
     weight = lambda batch: sum(len(name) + 1 for name in batch["name"])
     return of(model, data=Items(), collate=collate, unpack=unpack, loss=weighted, weight=weight)
 
 def batch_norm_1d():
-    return of(lambda: nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)))
+    layers = lambda: (nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    return of(lambda: nn.Sequential(*layers()))
 """
 
 
@@ -159,8 +166,8 @@ def test_it_trains_like_one_device(proof, name):
 
 
 def test_cuts_that_are_refused_are_not_tried_with_every_schedule(proof):
-    """Wherever the three cuts of `one_block` are, one is inside the block. A refusal ends all ranks,
-    and the rest needs new ones. So the same cuts are tried once."""
+    """Wherever the three cuts of `one_block` are, one is inside the block. A refusal ends all
+    ranks, and the rest needs new ones. So the same cuts are tried once."""
     found, manifest = proof
     refused = [case for case in found["skipped"] if UNCUT in case["reason"]]
     mine = [case for case in refused if case["options"]["workload"] == "unusual.py:one_block"]
@@ -292,7 +299,8 @@ SCRIPT = """
 import torch, paralab
 def mine():
     data = torch.randn(64, 4), torch.randn(64, 2)
-    return paralab.Workload(model=lambda: torch.nn.Linear(4, 2), data=data, loss=torch.nn.functional.mse_loss, batch_size=16)
+    model, loss = lambda: torch.nn.Linear(4, 2), torch.nn.functional.mse_loss
+    return paralab.Workload(model=model, data=data, loss=loss, batch_size=16)
 print(paralab.run(mine, "ddp", replicas=2, steps=3, out="run")["steps"])
 """
 

@@ -12,8 +12,9 @@ from paralab.machine.precision import Probe as PrecisionProbe
 from paralab.plan.request import Request
 from paralab.plan.resolve import resolve
 from paralab.record.writer import EventWriter
+from paralab.worker.inspect_workload import inspect_workload
 from paralab.worker.setup import set_up_rank
-from paralab.workload.summary import Summary
+from paralab.workload.summary import Inspection, Summary
 from paralab.workload.workload import Workload
 
 MACHINE = Machine(4, 2**34, "a CPU", "linux", "3.11", "2.13.0", None, (), ("gloo",), "none")
@@ -48,7 +49,16 @@ def make_plan(workload, strategy="single", samples=10, **options):
         dropout=False,
         random=False,
     )
-    request = Request(strategy, **options)
+    return _resolve(Request(strategy, **options), summary)
+
+
+def plan_workload(reference, strategy, **options):
+    """Inspect the workload and make a plan, as a command does."""
+    summary = inspect_workload(Inspection(reference, "cpu", layers=True))
+    return _resolve(Request(strategy, workload=reference, **options), summary)
+
+
+def _resolve(request, summary):
     return resolve(request, MACHINE, summary, lambda name: PrecisionProbe(True, "tried"), None)
 
 

@@ -1,8 +1,6 @@
-"""The same command trains the same model: the order of threads does not decide what they draw, nor
-does a resume."""
+"""The same command trains the same model: neither the order of threads nor a resume changes what
+they draw."""
 
-import json
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,38 +9,22 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from paralab.plan.plan import Plan
 from paralab.record.checkpoints import CheckpointPolicy
 from paralab.record.writer import EventWriter
 from paralab.worker.loop import train
 from paralab.worker.random_streams import RandomStreams
 from paralab.worker.setup import Extras
 from paralab.workload.load import load_workload
-from tests.conftest import run_paralab
+from tests.worker.one_rank import plan_workload
 
 STEPS = 8
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("streams")
-    shutil.copy(Path(__file__).parent.parent / "parity" / "hunters.py", made)
-    return made
+WORKLOAD = f"{Path(__file__).parent.parent}/parity/hunters.py:dropping"
 
 
 @pytest.fixture(scope="module", params=["dp", "pipeline"])
-def plan(request, folder):
-    options = [
-        "--workload",
-        "hunters.py:dropping",
-        "--steps",
-        str(STEPS),
-        "--samples",
-        "48",
-        "--json",
-    ]
-    options += ["--micro-batches", "3"] if request.param == "pipeline" else ["--replicas", "3"]
-    return Plan.from_json(json.loads(run_paralab("plan", request.param, *options, cwd=folder).out))
+def plan(request):
+    split = {"micro_batches": 3} if request.param == "pipeline" else {"replicas": 3}
+    return plan_workload(WORKLOAD, request.param, steps=STEPS, samples=48, **split)
 
 
 def trained(plan, folder, name, policy=None):
@@ -65,8 +47,8 @@ def trained(plan, folder, name, policy=None):
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.processes
-def test_two_trainings_are_the_same_bit_for_bit_and_so_is_a_resumed_one(plan, folder):
+def test_two_trainings_are_equal_bit_for_bit_and_so_is_a_resumed_one(plan, tmp_path):
+    folder = tmp_path
     directory = str(folder / f"checkpoints-{plan.strategy}")
     whole = trained(plan, folder, "whole", CheckpointPolicy(directory, every=3))
     again = trained(plan, folder, "again")
@@ -83,7 +65,7 @@ def test_two_trainings_are_the_same_bit_for_bit_and_so_is_a_resumed_one(plan, fo
         assert torch.equal(value, resumed[name])
 
 
-def test_a_thread_draws_from_its_stream_whatever_the_others_do():
+def test_a_thread_draws_from_its_stream_in_any_order():
     def drawn(streams, order):
         found = {}
         for number in order:
@@ -102,7 +84,7 @@ def test_a_thread_draws_from_its_stream_whatever_the_others_do():
 
 
 def test_activation_checkpointing_draws_the_same_numbers_on_the_way_back():
-    """It saves the generator's state and puts it back: in a stream that must be the stream's."""
+    """It saves and restores the generator's state. Inside a stream, that is the stream's state."""
     streams = RandomStreams(16, seed=3)
 
     def gradient(number):

@@ -22,7 +22,7 @@ class Numbers(Dataset):
 
 
 def noisy(count):
-    """As a user's get_batch may be: three sources of randomness."""
+    """A user's get_batch with three sources of randomness."""
     x = torch.randn(count, 2) + random.random() + float(np.random.rand())
     return x, x
 
@@ -63,7 +63,7 @@ def test_ranks_together_see_what_one_rank_sees(data, samples, replicas):
         strict=True,
     )
     for whole, parts in zip(alone, together, strict=True):
-        # A rank that has nothing to do is given one sample, to be weighted with zero.
+        # An idle rank gets samples that count nothing: leave them out.
         joined = torch.cat(parts)[: len(whole)]
         assert torch.equal(joined, whole)
 
@@ -121,9 +121,9 @@ class Augmented(Dataset):
 
 
 @pytest.mark.parametrize("edges", [[(0, 6)], [(0, 3), (3, 6)], [(0, 1), (1, 5), (5, 6)]])
-def test_a_sample_draws_the_same_whoever_loads_it(edges):
-    """Every rank once drew from the start of the batch's seed, so ranks trained on other
-    augmentations than one device."""
+def test_a_sample_draws_the_same_on_every_rank(edges):
+    """Once, every rank drew from the start of the batch's seed, so ranks got other augmentations
+    than one device."""
     workload = Workload(
         model=lambda: None, data=Augmented(), loss=lambda output, target: output, name="augmented"
     )

@@ -1,5 +1,4 @@
-"""Parts of a model, cut as processes would hold them, here all in one process: together they
-compute what the whole model does."""
+"""The stages of a model, all in one process: together they compute what the whole model does."""
 
 import copy
 
@@ -52,7 +51,7 @@ class Checkpointed(Blocks):
 
 
 class Past(Blocks):
-    """Computed from the inputs before the cuts, used past them, and an argument of nothing: every
+    """Computed from the inputs before the cuts and used past them, without being an argument: every
     process can compute it."""
 
     def forward(self, x):
@@ -66,7 +65,7 @@ class Past(Blocks):
 
 
 class Branching(Blocks):
-    """Asks for the values of its inputs before the cut, and for a shape that depends on them."""
+    """Reads values of its inputs before the cut, and a shape that depends on them."""
 
     def forward(self, x):
         rows = (x[:, 0] > 0).nonzero().squeeze(1)
@@ -83,7 +82,7 @@ class PastParameters(Blocks):
 
 
 class Asking(Blocks):
-    """Asks for values that a parameter has made, which another process computes."""
+    """Reads values that depend on a parameter: another process computes them."""
 
     def forward(self, x):
         return super().forward(x if self.first(x).max().item() > -1e9 else -x)
@@ -125,7 +124,7 @@ def stages_of(model):
 
 
 def cut(model, parts):
-    """One copy of the model per part, each with its own part alone."""
+    """One copy of the model per stage, each with its own stage only."""
     found = []
     for number in range(len(parts)):
         mine = copy.deepcopy(model)
@@ -139,8 +138,7 @@ def cut(model, parts):
 
 
 def there_and_back(parts, live):
-    """Forward through all parts and back, as a schedule does it: between two parts tensors are
-    sent, not graphs."""
+    """Forward through all stages and back, as in a schedule: tensors are sent, not graphs."""
     sent, kept = (), []
     for part in parts:
         received = tuple(t.detach().requires_grad_(t.requires_grad) for t in sent)
@@ -171,7 +169,7 @@ def there_and_back(parts, live):
 
 
 @pytest.mark.parametrize("make", [Blocks, Checkpointed, Views, in_place, norms, Past, Branching])
-def test_the_parts_together_are_the_model(make):
+def test_the_stages_together_are_the_model(make):
     torch.manual_seed(0)
     model = make().double()
     parts = cut(model, stages_of(model))
@@ -205,7 +203,7 @@ def test_the_parts_together_are_the_model(make):
     assert not any(part.runs for part in parts)
 
 
-def test_nothing_before_a_part_is_computed_again():
+def test_nothing_before_a_stage_is_computed_again():
     model = Blocks().double()
     last = cut(model, stages_of(model))[-1]
     calls = []
@@ -226,7 +224,7 @@ def test_nothing_before_a_part_is_computed_again():
 
 
 @pytest.mark.parametrize(("make", "words"), [(PastParameters, "(6, 1)"), (Asking, "blocks.0")])
-def test_what_cannot_be_cut_into_processes_says_so(make, words):
+def test_a_model_that_cannot_be_cut_is_refused(make, words):
     model = make().double()
     parts = cut(model, stages_of(model))
     with pytest.raises(UsageError) as refused:
@@ -236,9 +234,9 @@ def test_what_cannot_be_cut_into_processes_says_so(make, words):
 
 
 @pytest.mark.parametrize("kinds", [["state"], ["random"], ["state", "random"]])
-def test_parts_of_a_forward_that_is_held_fixed(kinds):
-    """Every part walks through the whole forward, most of it on shapes: read-only buffers and
-    seeded draws must hold there too."""
+def test_stages_of_a_forward_that_is_held_fixed(kinds):
+    """Every stage runs the whole forward, most of it on shapes. Read-only buffers and seeded draws
+    must work there, too."""
 
     class Restless(nn.Module):
         def __init__(self):

@@ -22,7 +22,8 @@ X = torch.randn(64, 8)
 Y = (X.sum(1) > 0).long()
 
 def base(**fields):
-    model = lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
+    layers = lambda: (nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
+    model = lambda: nn.Sequential(*layers())
     return {"model": model, "data": (X, Y), "loss": F.cross_entropy, "batch_size": 8} | fields
 
 def plain(): return base()
@@ -35,7 +36,8 @@ class Clipping(torch.optim.SGD):
         return super().step(closure)
 
 def clipping(): return base(optimizer=lambda p: Clipping(p, 0.1))
-def two_optimizers(): return base(optimizer=lambda p: [torch.optim.SGD(p[:1], 0.1), torch.optim.SGD(p[1:], 0.1)])
+def two_optimizers():
+    return base(optimizer=lambda p: [torch.optim.SGD(p[:1], 0.1), torch.optim.SGD(p[1:], 0.1)])
 def plateau(): return base(scheduler=lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o))
 
 class Endless(IterableDataset):

@@ -67,7 +67,8 @@ def good():
     return Workload(model=lambda: nn.Linear(4, 2), data=data, loss=nn.functional.mse_loss)
 
 def as_dict():
-    return {"model": lambda: nn.Linear(4, 2), "data": (torch.randn(8, 4), torch.randn(8, 2)), "loss": nn.functional.mse_loss}
+    data = torch.randn(8, 4), torch.randn(8, 2)
+    return {"model": lambda: nn.Linear(4, 2), "data": data, "loss": nn.functional.mse_loss}
 
 def helper():
     return undefined_name
