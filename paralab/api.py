@@ -23,7 +23,7 @@ from paralab.experiment import compare as comparison
 from paralab.experiment import run as experiment
 from paralab.experiment import verify as verification
 from paralab.experiment.planning import look_again
-from paralab.experiment.rounds import Case
+from paralab.experiment.rounds import Configuration
 from paralab.launch.processes import import_torch_once
 from paralab.launch.run_options import RunOptions
 from paralab.plan.option import Option, options_of
@@ -183,9 +183,9 @@ def compare(
     with import_torch_once(), _reference(workload) as reference:
         base = Request("single", reference, **options)
         asked = [{"strategy": each} if isinstance(each, str) else each for each in configurations]
-        cases = [Case(comparison.with_common(base, each)) for each in asked]
+        cases = [Configuration(comparison.with_common(base, each)) for each in asked]
         result = comparison.compare(
-            cases or comparison.default_cases(base),
+            cases or comparison.default_configurations(base),
             rounds=rounds,
             prove=prove,
             out=Path(out) if out else None,

@@ -55,12 +55,12 @@ def compare(
     paralab compare single "ddp --replicas 2" "ddp --replicas 2 --accumulate 4"
     """
     from paralab.experiment import compare as comparison
-    from paralab.experiment.rounds import Case
+    from paralab.experiment.rounds import Configuration
 
     base = Request(strategy="single", **given(options))
     cases = [
-        Case(_parse_configuration(text, base)) for text in configurations
-    ] or comparison.default_cases(base)
+        Configuration(_parse_configuration(text, base)) for text in configurations
+    ] or comparison.default_configurations(base)
     result = comparison.compare(
         cases, rounds=rounds, prove=not no_proof, out=out, say=printer(quiet=as_json)
     )

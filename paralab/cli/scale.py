@@ -55,7 +55,9 @@ def scale(
     from paralab.experiment import compare as comparison
 
     counts = options.pop("replicas") or COUNTS
-    cases = comparison.scale_cases(Request(strategy=strategy, **given(options)), counts, weak)
+    cases = comparison.scale_configurations(
+        Request(strategy=strategy, **given(options)), counts, weak
+    )
     result = comparison.compare(
         cases,
         kind="scale",

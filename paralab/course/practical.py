@@ -16,7 +16,7 @@ from paralab.course.sheet import document, find, number_of
 from paralab.errors import UsageError
 from paralab.experiment.compare import compare
 from paralab.experiment.planning import look_once
-from paralab.experiment.rounds import Case
+from paralab.experiment.rounds import Configuration
 from paralab.machine.host import Machine
 from paralab.plan.request import Request
 from paralab.units import plural
@@ -26,7 +26,7 @@ from paralab.workload.summary import Summary
 FAINT = "mlp:faint"  # a loss so small that fp16 gradients underflow
 SLOW_STEPS = 4  # fp16 on a CPU without fp16 arithmetic is an order of magnitude slower
 
-MakeCases = Callable[[Request, Machine, Summary], dict[str, Case]]
+MakeCases = Callable[[Request, Machine, Summary], dict[str, Configuration]]
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Measured:
     steps: int
 
 
-def _named(**cases: Request) -> dict[str, Case]:
-    return {name: Case(request, name) for name, request in cases.items()}
+def _named(**cases: Request) -> dict[str, Configuration]:
+    return {name: Configuration(request, name) for name, request in cases.items()}
 
 
-def _cases5(base: Request, machine: Machine, summary: Summary) -> dict[str, Case]:
+def _cases5(base: Request, machine: Machine, summary: Summary) -> dict[str, Configuration]:
     dp = {
         name: replace(base, strategy="dp", replicas=number)
         for name, number in ((p.DP2, 2), (p.DP3, 3), (p.DP5, 5))
@@ -50,7 +50,7 @@ def _cases5(base: Request, machine: Machine, summary: Summary) -> dict[str, Case
     return _named(**{p.SINGLE: base, **dp})
 
 
-def _cases6(base: Request, machine: Machine, summary: Summary) -> dict[str, Case]:
+def _cases6(base: Request, machine: Machine, summary: Summary) -> dict[str, Configuration]:
     ddp = replace(base, strategy="ddp", replicas=2)
     megabytes = summary.parameter_bytes / 2**20
     cases = {
@@ -68,7 +68,7 @@ def _cases6(base: Request, machine: Machine, summary: Summary) -> dict[str, Case
     return _named(**cases)
 
 
-def _cases7(base: Request, machine: Machine, summary: Summary) -> dict[str, Case]:
+def _cases7(base: Request, machine: Machine, summary: Summary) -> dict[str, Configuration]:
     ddp = replace(base, strategy="ddp", replicas=2)
     on_gpu = bool(machine.gpus) and base.device != "cpu"
     steps = None if on_gpu else SLOW_STEPS
@@ -88,11 +88,11 @@ def _cases7(base: Request, machine: Machine, summary: Summary) -> dict[str, Case
     }
     if on_gpu:
         low[p.BOTH_FP16] = replace(ddp, precision="fp16", accumulate=4)
-    maybe = {name: Case(request, name, optional=True) for name, request in low.items()}
+    maybe = {name: Configuration(request, name, optional=True) for name, request in low.items()}
     return _named(**sure) | maybe | _named(**{p.FAINT: faint})
 
 
-def _cases10(base: Request, machine: Machine, summary: Summary) -> dict[str, Case]:
+def _cases10(base: Request, machine: Machine, summary: Summary) -> dict[str, Configuration]:
     batch = base.batch_size or summary.batch_size
     hybrid = replace(base, strategy="hybrid", replicas=2, stages=2, micro_batches=4)
     return _named(

@@ -1,5 +1,4 @@
-"""`paralab compare`: strategies on one model at one global batch, side by side, each proved to be
-the same training."""
+"""`paralab compare`: strategies side by side on one model with one batch size, each verified."""
 
 from __future__ import annotations
 
@@ -15,7 +14,14 @@ from paralab.analyse.compare import Comparison, comparison_of
 from paralab.analyse.manifest import About
 from paralab.errors import Interrupted, UsageError, unknown
 from paralab.experiment.planning import look_once, slug
-from paralab.experiment.rounds import BUDGET_SECONDS, ROUNDS, Case, measure, planned, resolve_all
+from paralab.experiment.rounds import (
+    BUDGET_SECONDS,
+    ROUNDS,
+    Configuration,
+    measure,
+    planned,
+    resolve_all,
+)
 from paralab.machine.signals import exit_code_of, name_of
 from paralab.plan.option import flag_of, options_of
 from paralab.plan.request import APPLIES, STRATEGIES, Request, only_applicable
@@ -26,9 +32,9 @@ from paralab.units import plural
 from paralab.workload.reference import check_reference
 
 
-def default_cases(base: Request) -> list[Case]:
+def default_configurations(base: Request) -> list[Configuration]:
     """The strategies that everybody should see once, with two replicas and two stages, and every
-    low precision that this machine has instructions for."""
+    low precision that this machine supports."""
     machine, _ = look_once(check_reference(base.workload), base.device, True, base.batch_size, 1)
     on_gpu = bool(machine.gpus) and base.device != "cpu"
     low = ("tf32", "bf16", "fp16") if on_gpu else ("bf16",)
@@ -43,12 +49,13 @@ def default_cases(base: Request) -> list[Case]:
         {"strategy": "hybrid"},
     ]
     return [
-        Case(with_common(base, setup), optional=number > 3) for number, setup in enumerate(asked)
+        Configuration(with_common(base, setup), optional=number > 3)
+        for number, setup in enumerate(asked)
     ]
 
 
 def with_common(base: Request, own: dict[str, Any]) -> Request:
-    """A set-up with its own options, and those common ones that mean something for its strategy."""
+    """A configuration with its options, and those common options that apply to its strategy."""
     known = [field.name for field in fields(Request)]
     for name in own:
         if name not in known:
@@ -56,7 +63,7 @@ def with_common(base: Request, own: dict[str, Any]) -> Request:
     strategy = own.get("strategy")
     if not isinstance(strategy, str):
         raise UsageError(
-            f"The set-up {own} names no strategy.", fix='{"strategy": "ddp", "replicas": 2}'
+            f"The configuration {own} has no strategy.", fix='{"strategy": "ddp", "replicas": 2}'
         )
     return replace(
         only_applicable(replace(base, strategy=strategy))
@@ -66,8 +73,8 @@ def with_common(base: Request, own: dict[str, Any]) -> Request:
     )
 
 
-def scale_cases(base: Request, counts: str, weak: bool) -> list[Case]:
-    """The strategy with 1, 2, 4 … replicas; weak: with as many times the batch."""
+def scale_configurations(base: Request, counts: str, weak: bool) -> list[Configuration]:
+    """The strategy with 1, 2, 4 … replicas. `weak`: the batch grows with the replicas."""
     try:
         numbers = sorted({int(word) for word in counts.split(",")})
     except ValueError:
@@ -88,13 +95,15 @@ def scale_cases(base: Request, counts: str, weak: bool) -> list[Case]:
     _, summary = look_once(check_reference(base.workload), base.device, *asked)
     batch = base.batch_size or summary.batch_size
     return [
-        Case(replace(base, replicas=n, batch_size=batch * n // numbers[0] if weak else batch))
+        Configuration(
+            replace(base, replicas=n, batch_size=batch * n // numbers[0] if weak else batch)
+        )
         for n in numbers
     ]
 
 
 def compare(
-    cases: Sequence[Case],
+    configurations: Sequence[Configuration],
     *,
     kind: str = "compare",
     about: About | None = None,
@@ -104,27 +113,32 @@ def compare(
     out: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
-    """Measure the cases; return the comparison, which is computed from the folder that they
-    leave."""
+    """Measure the configurations; return the comparison, which is computed from their folders."""
     started = time.perf_counter()
     if rounds is not None and rounds < 1:
         raise UsageError(
-            f"{rounds} rounds measure nothing.", fix="at least 1 round, and 3 for an interval"
+            f"--rounds {rounds} measures nothing.",
+            fix="at least 1 round, or 3 for a confidence interval",
         )
     if steps is not None:
-        cases = [
-            replace(case, request=replace(case.request, steps=case.request.steps or steps))
-            for case in cases
+        configurations = [
+            replace(
+                configuration,
+                request=replace(configuration.request, steps=configuration.request.steps or steps),
+            )
+            for configuration in configurations
         ]
-    cases = _told_apart(cases)
-    workloads = list(dict.fromkeys(case.request.workload for case in cases))
+    configurations = _with_distinct_names(configurations)
+    workloads = list(
+        dict.fromkeys(configuration.request.workload for configuration in configurations)
+    )
     if kind == "compare" and len(workloads) > 1:
         named = ", ".join(workloads)
         raise UsageError(
-            f"Different workloads cannot be compared: {named}.",
+            f"Cannot compare different workloads: {named}.",
             fix="--workload once, outside the quotes",
         )
-    resolved, left_out = resolve_all(cases)
+    resolved, left_out = resolve_all(configurations)
     folder = RunFolder.create(out, f"{kind}_{slug(resolved[0].summary.name)}")
     entries = planned(resolved, rounds or ROUNDS)
     folder.write_manifest(
@@ -141,40 +155,51 @@ def compare(
     result = replace_fields(comparison_of(folder.path), seconds=seconds)
     folder.write_result(result.to_dict())
     if measured.signal is not None:
-        rounds_done = plural(measured.rounds, "whole round")
+        rounds_done = plural(measured.rounds, "complete round")
         raise Interrupted(
-            f"Stopped by {name_of(measured.signal)} after {rounds_done}. What was measured is kept: paralab show {folder.path}",
+            f"Stopped by {name_of(measured.signal)} after {rounds_done}. The complete rounds are kept: paralab show {folder.path}",
             exit_code=exit_code_of(measured.signal),
         )
     return result
 
 
-def _told_apart(cases: Sequence[Case]) -> list[Case]:
-    """Names that differ where the set-ups do."""
-    if len({case.request for case in cases}) < len(cases):
-        requests = [case.request for case in cases]
-        twice = next(case for case in cases if requests.count(case.request) > 1)
-        raise UsageError(
-            f"The set-up {twice.label!r} is given twice.",
-            fix="each one once; the rounds repeat it already",
+def _with_distinct_names(configurations: Sequence[Configuration]) -> list[Configuration]:
+    """The configurations with distinct names."""
+    if len({configuration.request for configuration in configurations}) < len(configurations):
+        requests = [configuration.request for configuration in configurations]
+        twice = next(
+            configuration
+            for configuration in configurations
+            if requests.count(configuration.request) > 1
         )
-    if len({case.request.prefix for case in cases}) > 1:
         raise UsageError(
-            "Set-ups with different --prefix cannot share their processes.",
+            f"The configuration {twice.label!r} is given twice.",
+            fix="give each one once; the rounds repeat it",
+        )
+    if len({configuration.request.prefix for configuration in configurations}) > 1:
+        raise UsageError(
+            "Configurations with different --prefix cannot share their processes.",
             fix="--prefix outside the quotes",
         )
-    labels = [case.label for case in cases]
+    labels = [configuration.label for configuration in configurations]
     silent = [option.name for option in options_of(Request) if option.label is None]
-    options = [name for name in silent if len({getattr(case.request, name) for case in cases}) > 1]
+    options = [
+        name
+        for name in silent
+        if len({getattr(configuration.request, name) for configuration in configurations}) > 1
+    ]
 
-    def longer(case: Case) -> str:
+    def longer(configuration: Configuration) -> str:
         said = [
-            f"{flag_of(name)} {getattr(case.request, name)}"
+            f"{flag_of(name)} {getattr(configuration.request, name)}"
             for name in options
-            if getattr(case.request, name) is not None
+            if getattr(configuration.request, name) is not None
         ]
-        return " · ".join([case.label, *said])
+        return " · ".join([configuration.label, *said])
 
     return [
-        replace(case, name=longer(case)) if labels.count(case.label) > 1 else case for case in cases
+        replace(configuration, name=longer(configuration))
+        if labels.count(configuration.label) > 1
+        else configuration
+        for configuration in configurations
     ]

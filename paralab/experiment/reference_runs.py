@@ -1,5 +1,5 @@
-"""Trainings beside a single device's: the jobs that prove a set-up, each compared with a reference
-that several may share."""
+"""The runs that verify a configuration, each compared with a single-device reference that several
+may share."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from paralab.workload.summary import Summary
 
 @dataclass(frozen=True)
 class Proof:
-    """`job` proves; `asked` trains as asked, where that differs for a known reason. `plan` is that
-    of the request."""
+    """`job` decides; `asked` trains as requested, if that differs for a known reason. `plan`
+    belongs to the request."""
 
     plan: Plan
     job: int
@@ -38,8 +38,7 @@ class Proof:
 
 
 class ReferenceRuns:
-    """`jobs` are to be trained in their order: a reference comes before the first one that needs
-    it."""
+    """`jobs` must be trained in order: a reference comes before the first job that needs it."""
 
     def __init__(self, folder: Path, private: Path) -> None:
         self.folder, self.private = folder, private
@@ -49,9 +48,10 @@ class ReferenceRuns:
     def add(self, name: str, request: Request, machine: Machine, summary: Summary) -> Proof:
         """Compare this configuration with the same training on one device.
 
-        Where the two may differ for a known reason (`Plan.differences`), the proof runs in fp64
-        with those reasons removed (`paralab.workload.proof_controls`), and a second pair of runs,
-        as requested, measures the difference they make."""
+        If the two may differ for a known reason (`Plan.differences`), the proof runs in fp64 with
+        those reasons removed (`paralab.workload.proof_controls`), and a second pair of runs, as
+        requested, measures the difference they make.
+        """
         summary = replace(
             summary, dropout=False
         )  # switched off on both sides: a mistake could hide behind it
@@ -78,7 +78,7 @@ class ReferenceRuns:
         summary: Summary,
         control: tuple[str, ...],
     ) -> int:
-        """The number of the job that trains this request, behind that of its reference."""
+        """Add the job that trains this request, after its reference; return its number."""
         plan = self._plan(request, machine, summary, control)
         single = replace(on_one_device(request, plan.batch_size), loss_scale=plan.loss_scale)
         key = single, control

@@ -1,8 +1,8 @@
-"""Several set-ups measured side by side: proved equal first, then trained in turns, round after
-round, in the same processes.
+"""Measure several configurations side by side: verify them first, then train them round after round
+in the same processes.
 
-What `compare`, `scale`, `tune` and `practical` share. An experiment's folder has one run folder per
-set-up and round, and a manifest that says which is which; everything that is told about it is
+`compare`, `scale`, `tune`, and `practical` share this. The folder of an experiment has one run
+folder per configuration and round, and a manifest that says which is which. Every number is
 computed from there.
 """
 
@@ -40,21 +40,17 @@ from paralab.workload.summary import Summary
 
 PROOF_STEPS = 3
 ROUNDS = 5
-SURE_ROUNDS = 3  # are always done; the others only if there is time, unless their number was given
-BUDGET_SECONDS = (
-    60.0  # for the proofs and the rounds of a comparison whose number of rounds was not given
-)
-STEPS = {"cpu": 10, "cuda": 30}  # of each set-up in each round; the first three warm up
-SLOW_SECONDS, SLOW_STEPS = (
-    0.1,
-    6,
-)  # of a model whose step takes longer: more rounds tell more than longer ones
+SURE_ROUNDS = 3  # always run; the others only if there is time, unless --rounds was given
+BUDGET_SECONDS = 60.0  # for the proofs and the rounds if --rounds was not given
+STEPS = {"cpu": 10, "cuda": 30}  # per configuration and round; the first three are warm-up
+# A step longer than SLOW_SECONDS: more rounds say more than longer ones.
+SLOW_SECONDS, SLOW_STEPS = 0.1, 6
 
 
 @dataclass(frozen=True)
-class Case:
-    """One set-up. `optional`: it is left out where the machine or the model cannot, and the reason
-    is told."""
+class Configuration:
+    """A configuration to measure. `optional`: leave it out if the machine or the model cannot run
+    it."""
 
     request: Request
     name: str = ""
@@ -67,7 +63,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Resolved:
-    case: Case
+    configuration: Configuration
     plan: Plan
     machine: Machine
     summary: Summary
@@ -78,72 +74,88 @@ def command(request: Request) -> str:
     return shlex.join(["paralab", "run", request.strategy, *to_words(replace(request, steps=None))])
 
 
-def resolve_all(cases: Sequence[Case]) -> tuple[list[Resolved], list[LeftOut]]:
-    """(the plans, what is left out and why). All CPU devices get the same share of the cores, or it
-    would be no comparison."""
+def resolve_all(configurations: Sequence[Configuration]) -> tuple[list[Resolved], list[LeftOut]]:
+    """(the plans, what is left out and why). All CPU devices get the same share of the cores;
+    otherwise it would not be a comparison."""
     refuse_inside()
-    cases = [
+    configurations = [
         replace(
-            case, request=replace(case.request, workload=check_reference(case.request.workload))
+            configuration,
+            request=replace(
+                configuration.request, workload=check_reference(configuration.request.workload)
+            ),
         )
-        for case in cases
+        for configuration in configurations
     ]
     seen: dict[str, tuple[Machine, Summary]] = {}
-    for case in cases:
-        name = case.request.workload
+    for configuration in configurations:
+        name = configuration.request.workload
         if name not in seen:
             layers = any(
-                needs_layers(c.request.strategy) for c in cases if c.request.workload == name
+                needs_layers(c.request.strategy)
+                for c in configurations
+                if c.request.workload == name
             )
             units = any(
-                needs_units(c.request.strategy) for c in cases if c.request.workload == name
+                needs_units(c.request.strategy)
+                for c in configurations
+                if c.request.workload == name
             )
             seen[name] = look_once(
-                name, case.request.device, layers, case.request.batch_size, 1, units
+                name,
+                configuration.request.device,
+                layers,
+                configuration.request.batch_size,
+                1,
+                units,
             )
     left_out: list[LeftOut] = []
 
-    def resolved(case: Case, threads: int | None) -> Resolved | None:
-        machine, summary = seen[case.request.workload]
-        usual = STEPS["cuda" if machine.gpus and case.request.device != "cpu" else "cpu"]
+    def resolved(configuration: Configuration, threads: int | None) -> Resolved | None:
+        machine, summary = seen[configuration.request.workload]
+        usual = STEPS["cuda" if machine.gpus and configuration.request.device != "cpu" else "cpu"]
         usual = (
             SLOW_STEPS if sum(layer.seconds for layer in summary.layers) > SLOW_SECONDS else usual
         )
-        steps = usual if case.request.steps is None else case.request.steps
+        steps = usual if configuration.request.steps is None else configuration.request.steps
         request = replace(
-            case.request, steps=steps, threads_per_device=case.request.threads_per_device or threads
+            configuration.request,
+            steps=steps,
+            threads_per_device=configuration.request.threads_per_device or threads,
         )
         try:
             plan = resolve(request, machine, summary, probe_once, threads_asked())
         except UsageError as error:
-            if not case.optional:
+            if not configuration.optional:
                 raise
-            left_out.append(LeftOut(name=case.label, reason=error.problem))
+            left_out.append(LeftOut(name=configuration.label, reason=error.problem))
             return None
-        return Resolved(replace(case, request=request), plan, machine, summary)
+        return Resolved(replace(configuration, request=request), plan, machine, summary)
 
-    first = [item for case in cases if (item := resolved(case, None))]
+    first = [item for configuration in configurations if (item := resolved(configuration, None))]
     if not first:
         reasons = "\n".join(f"{each.name}: {each.reason}" for each in left_out)
-        raise UsageError("None of these set-ups can be run here.", detail=reasons)
+        raise UsageError("None of these configurations can run here.", detail=reasons)
     if first[0].plan.device != "cpu":
         return first, left_out
     most = max(item.plan.num_devices for item in first)
     threads = threads_asked() or max(1, first[0].machine.cores // most)
-    return [item for case in first if (item := resolved(case.case, threads))], left_out
+    return [
+        item for configuration in first if (item := resolved(configuration.configuration, threads))
+    ], left_out
 
 
-def planned(cases: Sequence[Resolved], rounds: int) -> list[Planned]:
-    """What the manifest says of the cases before anything is started: names, commands, and where
-    their runs will be."""
+def planned(configurations: Sequence[Resolved], rounds: int) -> list[Planned]:
+    """The configurations as the manifest lists them before anything starts: names, commands, and
+    run folders."""
     entries = []
-    for number, item in enumerate(cases):
-        place = f"{number:02d}_{slug(item.case.label)}"
+    for number, item in enumerate(configurations):
+        place = f"{number:02d}_{slug(item.configuration.label)}"
         entries.append(
             Planned(
-                name=item.case.label,
-                command=command(item.case.request),
-                request=item.case.request,
+                name=item.configuration.label,
+                command=command(item.configuration.request),
+                request=item.configuration.request,
                 runs=[f"{place}/round{round_ + 1}" for round_ in range(rounds)],
             )
         )
@@ -152,7 +164,7 @@ def planned(cases: Sequence[Resolved], rounds: int) -> list[Planned]:
 
 def measure(
     folder: RunFolder,
-    cases: Sequence[Resolved],
+    configurations: Sequence[Resolved],
     entries: Sequence[Planned],
     prove: bool,
     say: Callable[[str], None],
@@ -164,14 +176,14 @@ def measure(
     failed: dict[int, RunFailed] = {}
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         references = ReferenceRuns(folder.path / "proof", Path(private))
-        proofs = _prove(references, cases) if prove else {}
+        proofs = _prove(references, configurations) if prove else {}
         jobs = list(references.jobs)
         timed: dict[int, tuple[int, int]] = {}  # place among the jobs -> configuration, round
         for round_ in range(rounds):
-            order = list(range(len(cases)))
+            order = list(range(len(configurations)))
             random.Random(round_).shuffle(order)
             for place, number in enumerate(order):
-                item = cases[number]
+                item = configurations[number]
                 run = RunFolder.create(folder.path / entries[number].runs[round_], "")
                 record_plan(run, item.plan, item.machine, item.summary)
                 timed[len(jobs)] = (number, round_)
@@ -183,7 +195,7 @@ def measure(
         except KeyboardInterrupt as error:
             stopped_by = number_of(error)
         verified: dict[int, Verification] = {}
-        for number, item in enumerate(cases):
+        for number, item in enumerate(configurations):
             proof = proofs.get(_structure(item))
             if proof and all(job in failed or is_complete(jobs[job]) for job in proof.jobs):
                 verified[number] = references.verdict(proof, failed)
@@ -195,7 +207,7 @@ def measure(
         for place, (number, round_) in timed.items()
         if number not in errors and not is_complete(jobs[place])
     }
-    runs: dict[int, list[str]] = {number: [] for number in range(len(cases))}
+    runs: dict[int, list[str]] = {number: [] for number in range(len(configurations))}
     for place, (number, round_) in timed.items():
         run = jobs[place].folder
         if number not in errors and round_ not in cut:
@@ -226,7 +238,7 @@ def measure(
 
 
 class Progress:
-    """Says when a round begins; the event files tell how far the ranks are."""
+    """Reports when a round starts; the event files show how far the ranks are."""
 
     def __init__(
         self,
@@ -240,7 +252,7 @@ class Progress:
         self.told = -2
 
     def poll(self) -> None:
-        """Jobs are begun in order, but one that is hopeless is passed over."""
+        """Jobs start in order, but a hopeless one is skipped."""
         for place in range(len(self.jobs) - 1, self.next - 1, -1):
             if (self.jobs[place].folder.events / "rank0.jsonl").exists():
                 self.next = place + 1
@@ -251,17 +263,16 @@ class Progress:
         if round_ != self.told:
             self.told = round_
             self.say(
-                "proving that it is the same training"
+                "verifying that all configurations train the same"
                 if round_ < 0
                 else f"round {round_ + 1} of {self.rounds}"
             )
 
 
 def _structure(item: Resolved) -> Request:
-    """What is proved: the set-up without its precision, in fp64, where a mistake cannot hide behind
-    rounding."""
+    """The configuration to verify: in fp64, so that a mistake cannot hide behind rounding."""
     return replace(
-        item.case.request,
+        item.configuration.request,
         precision="fp64",
         loss_scale=None,
         no_scaler=None,
@@ -270,10 +281,10 @@ def _structure(item: Resolved) -> Request:
     )
 
 
-def _prove(beside: ReferenceRuns, cases: Sequence[Resolved]) -> dict[Request, Proof]:
-    """A proof for every structure. In fp32 and bf16 the same set-up has the same proof."""
+def _prove(beside: ReferenceRuns, configurations: Sequence[Resolved]) -> dict[Request, Proof]:
+    """A proof for every structure: the same configuration in fp32 and bf16 has the same proof."""
     proofs: dict[Request, Proof] = {}
-    for item in cases:
+    for item in configurations:
         request = _structure(item)
         if request not in proofs:
             name = f"{len(proofs):02d}_{slug(label(request))}"

@@ -1,16 +1,16 @@
-"""`paralab tune`: the bucket size, accumulation, micro-batches, precision and DDP options with the
+"""`paralab tune`: the bucket size, accumulation, micro-batches, precision, and DDP options with the
 fastest optimizer step.
 
-Successive halving over measurements in turns. There are a handful of factors with few values each,
-and a measurement takes seconds: a library for large searches would bring little. What matters is
-that every value is measured beside the default, in the same minutes.
+Successive halving. There are few factors with few values each, and a measurement takes seconds, so
+a library for large searches would add little. What matters is that every value is measured next to
+the default, in the same minutes.
 
-    rung 1   the default and every single change, one round            -> the curve over the bucket size
-    rung 2   the promising changes combined, two rounds                -> the better half
-    final    the best ones and the default, five rounds, proved equal  -> how much faster, and how sure
+    rung 1   the default and every single change, one round      -> the curve over the bucket size
+    rung 2   the promising changes combined, two rounds          -> the better half
+    final    the best ones and the default, five rounds, verified -> how much faster, and how sure
 
-Low precision is measured in the same way, but told apart: it is fast because it rounds, which
-changes the training's last digits.
+Low precision is measured in the same way but reported separately: it is fast because it rounds,
+which changes the last digits of the training.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paralab.analyse.tune import TuneResult, choice_of
 from paralab.errors import RunFailed, UsageError
 from paralab.experiment.compare import compare
 from paralab.experiment.planning import look_once, slug
-from paralab.experiment.rounds import Case
+from paralab.experiment.rounds import Configuration
 from paralab.machine.host import Machine
 from paralab.plan.check import check
 from paralab.plan.label import label
@@ -41,7 +41,7 @@ from paralab.workload.summary import Summary
 TUNED = ("bucket_mb", "accumulate", "micro_batches", "bucket_view", "static_graph", "precision")
 FINAL_ROUNDS = 5
 TOLERATED = 1.02  # a change that looks at most this much slower alone may still help in combination
-FULL = 0.95  # of a device's memory: a set-up that needs more is out
+FULL = 0.95  # of a device's memory: a configuration that needs more is out
 MEBI = 2**20
 
 
@@ -53,7 +53,7 @@ def tune(
     out: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> TuneResult:
-    """Search; return the choice, which is computed from the folders that the rungs leave."""
+    """Search; return the choice, which is computed from the folders of the rungs."""
     check(base)
     if base.strategy not in ("ddp", "pipeline", "hybrid"):
         raise UsageError(
@@ -70,7 +70,7 @@ def tune(
     spent = 0
 
     def left() -> bool:
-        """Is there budget for another rung before the final one?"""
+        """Whether the budget allows another rung before the final one."""
         enough_time = budget_seconds is None or time.perf_counter() - started < budget_seconds / 2
         return enough_time and (trials is None or spent < trials / 2)
 
@@ -91,7 +91,7 @@ def tune(
         if trials is None
         else max(2, min(FINAL_ROUNDS, (trials - spent) // (len(finalists) + 1)))
     )
-    say(f"final: the default and {len(finalists)} more, {rounds} rounds, proved equal")
+    say(f"final: the default and {len(finalists)} more, {rounds} rounds, verified")
     rungs.append(_rung(folder, len(rungs) + 1, base, finalists, rounds, say))
     seconds = round(time.perf_counter() - started, 3)
     result = replace_fields(choice_of(folder.path), seconds=seconds)
@@ -100,7 +100,7 @@ def tune(
 
 
 def single_changes(base: Request, summary: Summary, on_gpu: bool) -> list[Request]:
-    """The default with one thing changed, for everything that was not given."""
+    """The default with one change, for every option that was not given."""
     changes: list[Request] = []
 
     def vary(name: str, values: list[Any]) -> None:
@@ -119,7 +119,7 @@ def single_changes(base: Request, summary: Summary, on_gpu: bool) -> list[Reques
         "micro_batches",
         [n for n in enough if not base.schedule or not misfit(base.schedule, base.stages or 2, n)],
     )
-    if not base.schedule:  # which adds the gradients up without DDP
+    if not base.schedule:  # a schedule sums the gradients without DDP
         vary("bucket_view", [True])
     if (base.accumulate or 1) == 1:
         vary("static_graph", [True])
@@ -192,12 +192,21 @@ def _rung(
 ) -> Comparison:
     """Measure the default and the changed configurations side by side; the final rung also verifies
     them and reports its progress."""
-    cases = [Case(base), *(Case(request, optional=True) for request in changed if request != base)]
+    configurations = [
+        Configuration(base),
+        *(Configuration(request, optional=True) for request in changed if request != base),
+    ]
     path = folder.path / f"rung{number}"
     rung = compare(
-        cases, rounds=rounds, prove=say is not None, out=path, say=say or (lambda line: None)
+        configurations,
+        rounds=rounds,
+        prove=say is not None,
+        out=path,
+        say=say or (lambda line: None),
     )
-    default = next((failed for failed in rung.failed if failed.name == cases[0].label), None)
+    default = next(
+        (failed for failed in rung.failed if failed.name == configurations[0].label), None
+    )
     if default:
         raise RunFailed(f"The default fails: {default.error}", fix=f"read the logs in {path}")
     return rung

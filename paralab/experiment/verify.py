@@ -1,10 +1,9 @@
-"""Parallel equals serial, proved on the user's model: what `paralab verify` and `paralab.verify`
-share.
+"""Parallel equals serial, checked on the user's model: `paralab verify` and `paralab.verify`.
 
-Every case trains a few steps under the strategy and is compared with one reference: the same
-samples, from the same weights, on a single device. Where the two may differ for a good reason
-(BatchNorm, random numbers, low precision, a stateful forward), the proof removes the reason on both
-sides, and the difference it makes is reported separately. All cases share one launch.
+Every configuration trains a few steps and is compared with a reference: the same samples, from the
+same weights, on a single device. If the two may differ for a good reason (BatchNorm, random
+numbers, low precision, a stateful forward), the check removes the reason on both sides and reports
+separately how large its effect is. All configurations share one launch.
 """
 
 from __future__ import annotations
@@ -42,13 +41,12 @@ from paralab.workload.summary import Inspection, Summary
 DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # fixed batches, and varying numbers of tokens
 DEFAULT_STEPS = 4
 Split = dict[str, Any]  # some of the options of Request
-STEP_DEADLINE = 120.0  # seconds: a step of a proof that takes longer hangs
+STEP_DEADLINE = 120.0  # seconds: a longer step counts as a hang
 
 
 @dataclass(frozen=True)
-class Case:
-    """One comparison: what is asked of the strategy, and the options that tell the case from the
-    others."""
+class Check:
+    """One configuration to verify, and the options that distinguish it from the others."""
 
     request: Request
     options: VerifyOptions
@@ -56,7 +54,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Ready:
-    case: Case
+    case: Check
     plan: Plan
 
 
@@ -68,8 +66,8 @@ def verify(
     step_deadline: float = STEP_DEADLINE,
     **options: Any,
 ) -> VerifyResult:
-    """Prove that a strategy (or `all`) trains like one device. Options given hold for every case;
-    the others are varied."""
+    """Check that a strategy (or `all`) trains like one device. Given options apply to every
+    configuration; the others vary."""
     refuse_inside()
     if strategy not in (*STRATEGIES, "all"):
         raise unknown("strategy", strategy, [*STRATEGIES, "all"])
@@ -128,9 +126,7 @@ def verify(
     cases = _train(
         folder, ready, dict(zip(map(check_reference, workloads), seen, strict=True)), say, deadlines
     )
-    if (
-        strategy == "all"
-    ):  # what a strategy can only find out while it trains is a refusal as well, and no mistake of the others
+    if strategy == "all":  # a strategy may also refuse the model while it trains
         refused_late = [case for case in cases if _refuses(case)]
         skipped += [
             Skipped(strategy=case.strategy, options=case.options, reason=case.cause or "")
@@ -157,17 +153,17 @@ def verify(
 
 
 def _refuses(case: Verified) -> bool:
-    """A schedule that cannot cut the model into processes, or fsdp ranks that take different
-    branches."""
+    """Whether the strategy refused the model: a schedule that cannot split it into processes, or
+    fsdp ranks that take different branches."""
     cause = case.cause or ""
     return (bool(case.options.schedule) and WITHOUT in cause) or (
         case.strategy == "fsdp" and BRANCHES in cause
     )
 
 
-def _cases(names: list[str], base: Request, summary: Summary, pinned: bool) -> Iterator[Case]:
-    """Every combination of what was not given: accumulation, even and uneven splits, a whole and a
-    partial last batch."""
+def _cases(names: list[str], base: Request, summary: Summary, pinned: bool) -> Iterator[Check]:
+    """Every combination of the options that were not given: accumulation, even and uneven splits, a
+    full and a partial last batch."""
     batch = base.batch_size or summary.batch_size
     for name in names:
         if pinned:
@@ -179,8 +175,8 @@ def _cases(names: list[str], base: Request, summary: Summary, pinned: bool) -> I
             passes = [base.accumulate] if base.accumulate else _passes(name, room, split)
             for accumulate in passes:
                 for samples in lengths:
-                    # The schedules of a pipeline over processes are told apart by their order: the
-                    # hardest case of each is enough.
+                    # The schedules of a pipeline over processes differ only in their order: the
+                    # hardest configuration of each is enough.
                     if (
                         not pinned
                         and "schedule" in split
@@ -204,19 +200,19 @@ def _cases(names: list[str], base: Request, summary: Summary, pinned: bool) -> I
                             batch, samples or summary.samples, steps, base.epochs
                         )
                     }
-                    yield Case(asked, _named(asked, batch, sizes != {batch}, summary))
+                    yield Check(asked, _named(asked, batch, sizes != {batch}, summary))
 
 
 def _passes(name: str, batch: int, split: Split) -> list[int]:
-    """One pass per step, and four, or as many as the batch has samples for."""
+    """One accumulation step, and four, or as many as the batch has samples for."""
     replicas, micro_batches = split.get("replicas", 1), split.get("micro_batches", 1)
     most = batch // replicas if name == "dp" else min(shares(batch, replicas)) // micro_batches
     return [1, min(4, most)] if most > 1 else [1]
 
 
 def _splits(name: str, base: Request, pinned: bool) -> list[Split]:
-    """Even and uneven: 2 and 3 replicas; for stages without replicas 2 and 3 micro-batches, and a
-    process per stage."""
+    """Even and uneven splits: 2 and 3 replicas; for stages 2 and 3 micro-batches, and a process per
+    stage."""
     if name in ("dp", "ddp", "fsdp"):
         return [{}] if base.replicas else [{"replicas": 2}, {"replicas": 3}]
     if name in ("pipeline", "hybrid"):
@@ -236,12 +232,12 @@ def _splits(name: str, base: Request, pinned: bool) -> list[Split]:
 
 
 def _lengths(base: Request, summary: Summary, batch: int) -> list[int | None]:
-    """Samples in an epoch such that the last batch is whole, and such that it is not."""
+    """Samples per epoch such that the last batch is full, and such that it is not."""
     if base.samples or base.epochs:
         return [base.samples]
     steps = base.steps or DEFAULT_STEPS
-    # Two samples: fewer than three replicas. BatchNorm cannot train on the single samples that
-    # would come of it.
+    # Two samples, fewer than three replicas. With BatchNorm more: it cannot train on single
+    # samples.
     last = batch * 3 // 4 if summary.batch_norms else min(2, batch - 1)
     whole, partial = steps * batch, (steps - 1) * batch + last
     room = summary.samples if summary.samples is not None else whole
@@ -269,11 +265,11 @@ def _train(
     say: Callable[[str], None],
     deadlines: Deadlines,
 ) -> list[Verified]:
-    """Run the references and all cases; judge each."""
+    """Run the references and all configurations, and judge each."""
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         beside = ReferenceRuns(folder.path, Path(private))
-        # A model that cannot be cut into processes fails and ends all ranks, which are started anew
-        # for what is left: this is last.
+        # A model that cannot be split into processes fails and ends all ranks, and new ranks are
+        # started for the rest. So these configurations come last.
         order = sorted(range(len(ready)), key=lambda place: ready[place].plan.schedule is not None)
         proofs = {
             place: beside.add(f"case{place}", item.case.request, *seen[item.case.request.workload])
@@ -281,7 +277,9 @@ def _train(
         }
         ranks = max(job.plan.world_size for job in beside.jobs)
         references = plural(len(beside.references), "reference")
-        say(f"{references} and {plural(len(ready), 'case')} on up to {plural(ranks, 'rank')}")
+        say(
+            f"{references} and {plural(len(ready), 'configuration')} on up to {plural(ranks, 'rank')}"
+        )
         failed = train_all(folder, beside.jobs, deadlines=deadlines)
     for number, error in failed.items():
         if beside.is_reference(number):
