@@ -31,6 +31,8 @@ ROOT = Path(__file__).parent.parent
 SESSION = "PARALAB_TEST_SESSION"  # in the environment of every process that this session starts
 os.environ[SESSION] = str(os.getpid())
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # every command would compile paralab again
+# OpenMP's threads would spin while they wait: on a busy machine four times the CPU time.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 for _number in ENDS:  # `nohup … &` ignores some signals, and the commands would inherit that
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda number, frame: None)  # a handler is not inherited
