@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 BATCH_SIZE = int(os.environ.get("BATCH_SIZE", 64))  # samples per OPTIMIZER step, over all ranks
 ACCUM_STEPS = int(os.environ.get("ACCUM_STEPS", 4))  # forward/backward steps per optimizer step
 DIM = int(os.environ.get("DIM", 512))
-STEPS = int(os.environ.get("STEPS", 40))  # forward/backward steps
+STEPS = int(os.environ.get("STEPS", 120))  # forward/backward passes: 30 optimizer steps
 NO_SYNC = os.environ.get("NO_SYNC", "1") != "0"
 
 # The same data as in practical5_single.py.

@@ -22,7 +22,7 @@ from torch import nn
 BATCH_SIZE = int(os.environ.get("BATCH_SIZE", 64))  # samples per optimizer step, over all ranks
 MICRO_BATCHES = int(os.environ.get("MICRO_BATCHES", 4))  # each rank splits its share into these
 DIM = int(os.environ.get("DIM", 512))
-STEPS = int(os.environ.get("STEPS", 20))
+STEPS = int(os.environ.get("STEPS", 30))
 SAME_DEVICE = os.environ.get("SAME_DEVICE", "0") == "1"
 
 DATA = torch.randn(4096, DIM, generator=torch.Generator().manual_seed(1))
@@ -33,7 +33,9 @@ def choose_devices(local_rank: int, local_ranks: int) -> tuple[str, str, str]:
     """Return the devices of this rank's two stages, and a remark if they are shared or virtual."""
     gpus, stages = torch.cuda.device_count(), 2 * local_ranks
     if gpus >= 4 and local_ranks <= 2:
-        return f"cuda:{local_rank}", f"cuda:{local_rank + 2}", ""
+        device0 = torch.device(f"cuda:{local_rank}")
+        device1 = torch.device(f"cuda:{local_rank + 2}")  # part 5: replace by cuda:{local_rank}
+        return str(device0), str(device1), ""
     if gpus:
         remark = f" ({stages} stages share {gpus} GPU)" if gpus < stages else ""
         return f"cuda:{local_rank % gpus}", f"cuda:{(local_rank + local_ranks) % gpus}", remark

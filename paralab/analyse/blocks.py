@@ -46,6 +46,9 @@ class Answer(_Block, frozen=True):
     text: str
     evidence: Evidence
     verdict: bool | None = None
+    terms: tuple[str, ...] = ()  # words of which a right answer has one each: "backward|gradient"
+    choice: str | None = None  # which of several, where that is the question
+    prediction: str = ""  # what a student expected before measuring
 
 
 class Bar(Record, frozen=True):

@@ -39,7 +39,7 @@ class SpeedUp(Record, frozen=True, kw_only=True):
     value: float
     low: float | None
     high: float | None
-    verdict: str  # baseline, faster, slower, no measurable difference, not known: too few rounds
+    verdict: str  # baseline, faster, slower, no difference, too noisy, too few rounds
 
 
 class Row(Record, frozen=True, kw_only=True):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from paralab.machine.host import Machine
 from paralab.plan.plan import Plan
 from paralab.plan.request import Request
@@ -30,8 +32,10 @@ class RunManifest(_Manifest, frozen=True, kw_only=True):
 class About(Record, frozen=True, kw_only=True):
     """What an experiment is beyond its configurations: a practical and its parts."""
 
-    practical: int | None = None
+    practical: str | None = None  # 5, 6, 7, 10, handbook
     parts: tuple[int, ...] = ()
+    variant: str = ""  # the student for whom seed and sizes were chosen
+    predictions: dict[str, str] = msgspec.field(default_factory=dict)  # by part and question
 
 
 class LeftOut(Record, frozen=True, kw_only=True):

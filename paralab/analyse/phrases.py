@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from paralab.analyse.compare import Comparison, Row
 from paralab.analyse.confidence import Ratio
 from paralab.analyse.result import Result, Spread
-from paralab.units import plural, seconds, size
-
-NOTICEABLE = 1.05  # an interval that ends below this means: not noticeably faster
-SAME_SIZE = 0.005
+from paralab.units import plural, seconds
 
 
 def machine_words(comparison: Comparison) -> str:
@@ -34,32 +31,6 @@ def interval(ratio: Ratio) -> str:
     if ratio.low is None or ratio.high is None:
         return "(too few rounds for an interval)"
     return f"({factor(ratio.low)}–{factor(ratio.high)})"
-
-
-def speed(subject: str, ratio: Ratio) -> str:
-    """`DDP is 1.93 times as fast (1.88–1.99)`; `DDP makes no measurable difference: 1.01 times as
-    fast (0.97–1.04)`."""
-    verb = (
-        "makes no measurable difference:" if ratio.verdict == "no measurable difference" else "is"
-    )
-    return f"{subject} {verb} {factor(ratio.value)} times as fast {interval(ratio)}"
-
-
-def faster(ratio: Ratio) -> bool | None:
-    """True or False if the rounds are sufficient to tell, else None."""
-    if ratio.low is None or ratio.high is None:
-        return None
-    if ratio.verdict == "faster":
-        return True
-    return False if ratio.verdict == "slower" or ratio.high < NOTICEABLE else None
-
-
-def reaches(ratio: Ratio, goal: float) -> bool | None:
-    """Whether the true ratio is at least `goal`. None if the goal is inside the interval, or there
-    is none."""
-    if ratio.low is None or ratio.high is None:
-        return None
-    return True if ratio.low >= goal else False if ratio.high < goal else None
 
 
 def share(value: float | None) -> str:
@@ -93,27 +64,9 @@ def listed(words: Sequence[object], last: str = "and") -> str:
     return f"{', '.join(head)} {last} {tail}" if head else tail
 
 
-def alike(words: Sequence[object]) -> str:
-    """`4` if all are equal, else `4, 4 and 8`."""
-    return str(words[0]) if len(set(map(str, words))) == 1 else listed(words)
-
-
 def split_words(sizes: Sequence[int]) -> str:
     """`22/22/20`."""
     return "/".join(map(str, sizes))
-
-
-def often(times: int) -> str:
-    return {1: "once", 2: "twice"}.get(times, f"{times} times")
-
-
-def more_or_less(before: float, after: float) -> str:
-    """Compares sizes: `12.3 MiB less, 16 %`, or `as much`."""
-    if abs(after - before) < SAME_SIZE * before:
-        return "as much"
-    change = abs(after - before)
-    direction = "more" if after > before else "less"
-    return f"{size(change)} {direction}, {share(change / before)}"
 
 
 def capital(text: str) -> str:

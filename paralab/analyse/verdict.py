@@ -54,18 +54,22 @@ def times_as_fast(ratio: SpeedUp) -> str:
 
 
 def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
-    equally = []
-    for row in rows:
-        ratio = speed_up(row.round_seconds_per_sample, best.round_seconds_per_sample)
-        if row is not best and ratio.verdict == "no measurable difference":
-            equally.append(row.name)
+    others = {
+        row.name: speed_up(row.round_seconds_per_sample, best.round_seconds_per_sample).verdict
+        for row in rows
+        if row is not best
+    }
+    equally = [name for name, verdict in others.items() if verdict == "no difference"]
+    unsure = [name for name, verdict in others.items() if verdict == "too noisy"]
     evidence = {
         "step_seconds": best.step_seconds.to_dict(),
         "speed_up": best.ratio.to_dict(),
         "equally_fast": equally,
+        "too_noisy_to_tell": unsure,
     }
     step = seconds(best.step_seconds.median)
-    also = f" No measurable difference: {', '.join(equally)}." if equally else ""
+    also = f" As fast: {', '.join(equally)}." if equally else ""
+    also += f" Too noisy to tell: {', '.join(unsure)}." if unsure else ""
     if best.ratio.low is None:
         text = f"`{best.name}` has the shortest step, {step}. Too few rounds to say how sure it is."
         return Finding("fastest", text, evidence)

@@ -1,4 +1,4 @@
-"""`paralab practical`: one command per practical, and `check` for course organizers."""
+"""`paralab practical`: one command per practical, and `check` for teachers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from paralab.analyse.blocks import Document
 
 TITLES = {  # repeated here so that --help needs no analysis; a test compares both
-    5: "data parallelism with nn.DataParallel",
-    6: "DistributedDataParallel and collective communication",
-    7: "DDP optimisation and debugging",
-    10: "hybrid parallelism: data, model, pipeline",
+    "5": "data parallelism with nn.DataParallel",
+    "6": "DistributedDataParallel and collectives",
+    "7": "DDP optimization and debugging",
+    "10": "hybrid parallelism",
+    "handbook": "data parallelism, chapter 7",
 }
+COURSE = "Course"
+FORMATS = ("text", "json", "csv", "junit", "gradescope", "classroom50")
 FOLDER = click.Path(file_okay=False, path_type=Path)
 SHEET = click.Path(dir_okay=False, path_type=Path, allow_dash=True)
 
@@ -41,21 +44,23 @@ def practical() -> None:
     \b
     paralab practical 5                     run practical 5
     paralab practical 7 --part 3            run one part
-    paralab practical 6 --markdown my.md    write a lab sheet to hand in
-    paralab practical check 5 sheet.md      compare a student's sheet with a run
+    paralab practical 5 --predict           predict first, then measure
+    paralab practical 5 --blank sheet.md    write an empty sheet to fill in
+    paralab practical check 5 sheet.md      grade a filled-in sheet
     """
 
 
-def _add(number: int, title: str) -> None:
-    """Add the command of one practical."""
+def _add(name: str, title: str) -> None:
+    heading = "Handbook" if name == "handbook" else f"Practical {name}"
 
-    @practical.command(name=str(number), help=f"Practical {number}: {title}.")
+    @practical.command(name=name, help=f"{heading}: {title}.")
     @request_options(
         "workload",
         "batch_size",
         "steps",
         "device",
-        steps={"help": "Optimizer steps per configuration and round.", "shown": "10 to 20"},
+        workload={"shown": "gpt" if name == "7" else "mlp"},
+        steps={"help": "Optimizer steps per configuration and round.", "shown": "8 to 20"},
     )
     @flag(
         "--part",
@@ -80,58 +85,65 @@ def _add(number: int, title: str) -> None:
         type=FOLDER,
     )
     @flag(
+        "--predict",
+        COURSE,
+        "Ask for your predictions first, and show them next to the measurements.",
+        is_flag=True,
+    )
+    @flag(
+        "--variant",
+        COURSE,
+        "Derive seed and batch size from a student's ID, so that every sheet differs.",
+        metavar="STUDENT_ID",
+    )
+    @flag(
         "--markdown",
         OUTPUT,
-        "Write the lab sheet to FILE; `-` prints it.",
+        "Write the filled-in sheet to FILE; `-` prints it.",
         metavar="FILE",
         type=SHEET,
     )
     @flag(
         "--blank",
         OUTPUT,
-        "Write the sheet with empty cells, to hand out, to FILE; `-` prints it.",
+        "Write an empty sheet to FILE and measure nothing; `-` prints it.",
         metavar="FILE",
         type=SHEET,
     )
     @OUT
     @JSON
-    def command(**options: Any) -> None:
-        _run(number, **options)
+    def command(
+        as_json: bool,
+        markdown: Path | None,
+        blank: Path | None,
+        run_folder: Path | None,
+        **options: Any,
+    ) -> None:
+        _check(options, markdown, blank, run_folder, as_json)
+        if blank:
+            from paralab.course import practical as practicals
+
+            _write_sheet(blank, practicals.blank(name, options["part"]))
+            return
+
+        quiet = as_json or str(markdown) == "-"
+        document, folder = _open_or_run(name, run_folder, quiet, options)
+        if markdown:
+            _write_sheet(markdown, document)
+        if as_json:
+            printed = replace(document, run_folder=str(folder))
+            click.echo(json.dumps(printed.to_dict()))
+        elif not quiet:
+            from paralab.show.document import print_document
+
+            print_document(document)
+            echo(f"\nPage: {folder / 'report.html'}   Sheet: {folder / 'sheet.md'}")
+        if not any(section.blocks for section in document.sections):
+            sys.exit(1)  # no part has the configurations it needs
 
 
-for _number, _title in TITLES.items():
-    _add(_number, _title)
-
-
-def _run(
-    number: int,
-    as_json: bool,
-    markdown: Path | None,
-    blank: Path | None,
-    run_folder: Path | None,
-    **options: Any,
-) -> None:
-    """Measure, or read an earlier run; then write the sheets and print the document."""
-    prints_sheet = "-" in (str(markdown), str(blank))
-    _check(options, markdown, blank, run_folder, as_json and prints_sheet)
-    document, folder = _open_or_run(number, run_folder, as_json or prints_sheet, options)
-
-    if blank:
-        from paralab.course.check import blank_sheet
-
-        _write_sheet(blank, blank_sheet(document))
-    if markdown:
-        _write_sheet(markdown, document)
-    if as_json:
-        printed = replace(document, run_folder=str(folder))
-        click.echo(json.dumps(printed.to_dict()))
-    elif not prints_sheet:
-        from paralab.show.document import print_document
-
-        print_document(document)
-        echo(f"\nPage: {folder / 'report.html'}   lab sheet: {folder / 'sheet.md'}")
-    if not any(section.blocks for section in document.sections):
-        sys.exit(1)  # no part has the configurations it needs
+for _name, _title in TITLES.items():
+    _add(_name, _title)
 
 
 def _check(
@@ -139,17 +151,22 @@ def _check(
     markdown: Path | None,
     blank: Path | None,
     run_folder: Path | None,
-    prints_both: bool,
+    as_json: bool,
 ) -> None:
     """Refuse options that contradict each other, and files that exist, before measuring."""
-    if prints_both:
+    if as_json and str(markdown) == "-":
         raise UsageError("--json and `-` both print on stdout.", fix="a file name instead of `-`")
+    if options["predict"] and (as_json or run_folder or not sys.stdin.isatty()):
+        raise UsageError(
+            "--predict asks questions in the terminal before it measures.",
+            fix="leave out --json and --run, and run it in a terminal",
+        )
     for path in (markdown, blank):
         if path and str(path) != "-" and path.exists():
             raise UsageError(
                 f"{path} already exists, and paralab does not overwrite files.", fix="another name"
             )
-    measuring = ("part", "batch_size", "rounds", "steps", "out")
+    measuring = ("part", "batch_size", "rounds", "steps", "out", "variant")
     unused = [flag_of(name) for name in measuring if options[name] is not None]
     if run_folder and unused:
         raise UsageError(
@@ -159,45 +176,51 @@ def _check(
 
 
 def _open_or_run(
-    number: int, run_folder: Path | None, quiet: bool, options: dict[str, Any]
+    name: str, run_folder: Path | None, quiet: bool, options: dict[str, Any]
 ) -> tuple[Document, Path]:
     """Run the practical or read an earlier run; write page and sheet into its folder."""
     from paralab.course import practical as practicals
-    from paralab.course.sheet import document_of
+    from paralab.course.configurations import find
+    from paralab.course.predict import ask
     from paralab.show.markdown import as_markdown
     from paralab.show.page import render
 
     if run_folder:
-        _require_number(number, run_folder)
-        document, folder = document_of(run_folder), run_folder
+        _require_run_of(name, run_folder)
+        document, folder = practicals.document_of(run_folder), run_folder
     else:
-        asked = {name: options[name] for name in ("workload", "batch_size", "device")}
+        asked = {key: options[key] for key in ("workload", "batch_size", "device")}
+        asked["workload"] = asked["workload"] or find(name).workload
+        base = Request("single", **given(asked))
+        predictions = ask(practicals.blank(name, options["part"])) if options["predict"] else {}
         document, folder = practicals.run(
-            number,
+            name,
             options["part"],
-            base=Request("single", **given(asked)),
+            base=base,
+            variant=options["variant"],
+            predictions=predictions,
             say=printer(quiet),
             rounds=options["rounds"],
             steps=options["steps"],
             out=options["out"],
         )
 
-    for name, text in (("report.html", render), ("sheet.md", as_markdown)):
-        if not (folder / name).exists():
-            with naming(folder / name):
-                (folder / name).write_text(text(document), encoding="utf-8")
+    for file, make in (("report.html", render), ("sheet.md", as_markdown)):
+        if not (folder / file).exists():
+            with naming(folder / file):
+                (folder / file).write_text(make(document), encoding="utf-8")
     return document, folder
 
 
-def _require_number(number: int, folder: Path) -> None:
-    from paralab.course.sheet import number_of
+def _require_run_of(name: str, folder: Path) -> None:
+    from paralab.course.practical import name_of
 
-    found = number_of(folder)
-    if found != number:
+    found = name_of(folder)
+    if found != name:
         contents = f"a run of practical {found}" if found else "not a run of a practical"
         raise UsageError(
-            f"{folder} is {contents}; practical {number} was expected.",
-            fix=f"paralab practical {found or number} …",
+            f"{folder} is {contents}; practical {name} was expected.",
+            fix=f"paralab practical {found or name} …",
         )
 
 
@@ -210,58 +233,76 @@ def _write_sheet(path: Path, document: Document) -> None:
         write_new(path, as_markdown(document))
 
 
-@practical.command(short_help="Compare a filled-in sheet with a run.")
-@click.argument("number", type=int)
-@click.argument("sheet", type=click.Path(dir_okay=False, path_type=Path))
+@practical.command()
+@click.argument("name", metavar="PRACTICAL")
+@click.argument("sheet", metavar="SHEET|FOLDER", type=click.Path(path_type=Path))
 @flag(
     "--run run_folder",
     MEASUREMENT,
-    "The run to compare the sheet with.",
-    shown="the newest under runs/",
+    "The run that the sheet was filled in from.",
     metavar="DIR",
     type=FOLDER,
+    shown="the newest under runs/",
 )
 @flag(
     "--tolerance",
     MEASUREMENT,
     "How far a measured time may lie outside p10–p90.",
-    shown="0.25",
     type=click.FloatRange(0, 10),
     metavar="SHARE",
+    shown="0.25",
+)
+@flag(
+    "--variant",
+    COURSE,
+    "Require that the run was made with this --variant.",
+    metavar="STUDENT_ID",
+)
+@flag(
+    "--format kind",
+    OUTPUT,
+    "How to print the grades.",
+    type=click.Choice(FORMATS),
+    shown="text",
 )
 @JSON
 def check(
-    number: int, sheet: Path, run_folder: Path | None, tolerance: float | None, as_json: bool
+    name: str,
+    sheet: Path,
+    run_folder: Path | None,
+    tolerance: float | None,
+    variant: str | None,
+    kind: str | None,
+    as_json: bool,
 ) -> None:
-    """List the values of a filled-in SHEET (Markdown) that contradict a run, and why.
+    """Grade a filled-in SHEET (Markdown), or a FOLDER with a sheet and a run per student.
 
-    Counts, splits, names, and sizes must be equal. Times may lie anywhere in p10–p90, widened by
-    the tolerance. Exit codes: 0 no contradiction, 1 contradictions, 2 usage error.
+    Every cell and answer is right, wrong, missing, or not judged. Counts, splits, names, and sizes
+    must be equal. Times may lie anywhere in p10–p90 of the run, widened by the tolerance. Answers
+    are judged by yes or no, numbers, and key terms; the rest is listed for a human to read.
+
+    Exit codes: 0 nothing is wrong or missing, 1 something is, 2 usage error.
     """
-    from paralab.course.check import check_sheet
-    from paralab.course.practical import newest
-    from paralab.course.sheet import document_of, find
-    from paralab.show.sheet_check import print_checked
+    from paralab.course import class_report
+    from paralab.course.configurations import find
+    from paralab.course.practical import newest, require_variant
+    from paralab.show.sheet_check import print_class, print_grade
 
-    find(number)
-    folder = run_folder or newest(number)
-    _require_number(number, folder)
-    try:
-        text = sheet.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"Cannot read {sheet}: {error}.",
-            fix="a Markdown file, such as `paralab practical N --blank FILE` writes",
-        ) from error
-
-    result = replace(
-        check_sheet(text, document_of(folder), 0.25 if tolerance is None else tolerance),
-        practical=number,
-        sheet=str(sheet),
-        run_folder=str(folder),
-    )
-    if as_json:
-        click.echo(json.dumps(result.to_dict()))
+    find(name)
+    allowed = 0.25 if tolerance is None else tolerance
+    if sheet.is_dir():
+        submissions = class_report.grade_class(sheet, name, allowed)
     else:
-        print_checked(result)
-    sys.exit(1 if result.contradictions else 0)
+        folder = run_folder or newest(name)
+        _require_run_of(name, folder)
+        require_variant(folder, variant)
+        submissions = [class_report.grade_one(sheet, folder, allowed)]
+
+    kind = "json" if as_json else kind or "text"
+    if kind != "text":
+        click.echo(class_report.FORMATS[kind](submissions))
+    elif sheet.is_dir():
+        print_class(submissions)
+    else:
+        print_grade(submissions[0].grade)
+    sys.exit(0 if all(submission.passed for submission in submissions) else 1)

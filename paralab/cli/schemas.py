@@ -11,7 +11,7 @@ from paralab.analyse.compare import Comparison
 from paralab.analyse.result import Result
 from paralab.analyse.tune import TuneResult
 from paralab.analyse.verify import VerifyResult
-from paralab.course.check import CheckResult
+from paralab.course.class_report import ClassReport
 from paralab.plan.plan import Plan
 from paralab.record.types import JsonObject, Record
 from paralab.show.facts import Catalog, Environment
@@ -53,7 +53,7 @@ OUTPUTS: dict[str, type] = {
     "verify": VerifyResult,
     "show": Document,
     "practical": Document,
-    "practical check": CheckResult,
+    "practical check": ClassReport,
     "checkpoint list": CheckpointList,
     "checkpoint verify": CheckpointList,
     "env": Environment,

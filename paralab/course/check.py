@@ -1,283 +1,351 @@
-"""Compare a filled-in lab sheet (Markdown) with a run: which values contradict it or are missing.
+"""Grade a sheet against the run it was filled in from: right, wrong, missing, or not judged.
 
-A value is found by its section, the columns of its table, its row's first cell, and its column:
-
-    ## Part 3: the comparison
-    | configuration | step time | total time |
-    |---|---:|---:|
-    | single | 36 ms | 1.2 s |
-
-Say the run measured 34.6 ms with p10–p90 34.4–35.0 ms. With a tolerance of 25 % on both sides,
-25.8–43.8 ms agree with it, so 36 ms does.
+A cell of a table is right if it agrees with the run: counts, splits, and names exactly, times
+within p10–p90 of the run, widened by the tolerance. An answer is judged by the facts in the
+template: yes or no, the choice, the numbers, and the key terms. An answer that states none of them
+is left for a human to read and never counts as checked.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from html import unescape
-from typing import Any
-
-from markdown_it import MarkdownIt
-from markdown_it.tree import SyntaxTreeNode
-from msgspec.structs import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from paralab.analyse.blocks import Answer, Cell, Document, Table
+from paralab.course.sheet_text import WrittenPart, parse
+from paralab.errors import UsageError
 from paralab.record.types import Record
 from paralab.units import seconds, size
 
-UNITS = {  # kind -> unit -> factor to seconds, bytes, or 1
-    "number": {"": 1.0, "×": 1.0, "x": 1.0, "times": 1.0},
-    "time": {"min": 60.0, "s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3}
-    | dict.fromkeys(("µs", "μs", "us"), 1e-6),
-    "size": {"b": 1.0, "bytes": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}
-    | {"kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30},
+Status = Literal["right", "wrong", "missing", "not judged"]
+
+UNITS = {  # the kind of a number, and the factor of each unit
+    "number": dict.fromkeys(("", "×", "x", "times"), 1.0),
+    "time": {
+        **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+        "ms": 1e-3,
+        **dict.fromkeys(("µs", "μs", "us"), 1e-6),
+        "min": 60.0,
+    },
+    "size": {
+        **dict.fromkeys(("b", "byte", "bytes"), 1.0),
+        "kb": 1e3,
+        "mb": 1e6,
+        "gb": 1e9,
+        "kib": 2.0**10,
+        "mib": 2.0**20,
+        "gib": 2.0**30,
+    },
     "share": {"%": 0.01},
 }
-ROUNDED = 0.05  # the most that rounding may hide, as a share: `0 min` does not stand for 30 ms
-NUMBER = re.compile(
-    r"^[~≈]?\s*([-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([^\d\s(]*)\s*(?:\(.*\))?$"
-)
+FACTORS = {unit: (kind, value) for kind, units in UNITS.items() for unit, value in units.items()}
+DIGITS = r"[-+]?\d[\d,.]*(?:[eE][-+]?\d+)?"
+NUMBER = re.compile(rf"^[~≈]?\s*({DIGITS})\s*([^\d\s(]*)\s*(?:\(.*\))?$")
+IN_TEXT = re.compile(rf"({DIGITS})\s*(%|×|[A-Za-zµμ]+)?")
+ROUNDING = 0.05  # a rounded number may be off by this share of the value at most
 EMPTY = ("", "…", "...", "-", "–", "—", "?", "_")
-YES_NO = dict.fromkeys(("yes", "ja", "oui", "sí", "si"), True)
-YES_NO |= dict.fromkeys(("no", "nein", "non"), False)
-
-# Only headings and tables have a structure here; "zero" leaves lists and quotes as text.
-MARKDOWN = MarkdownIt("zero").enable(["heading", "table"])
-TABLE_END = re.compile(r"^(\|.*\n)(?=[^|\n])", re.MULTILINE)
+YES = {"yes": True, "ja": True, "oui": True, "sí": True, "si": True}
+YES_NO = {**YES, "no": False, "nein": False, "non": False}
+CLOSE = 0.6  # how similar two questions must be to be the same one
 
 
-@dataclass
-class Written:
-    """One section of a sheet: its tables as rows of cells, header first, and its answers by
-    question."""
+class Item(Record, frozen=True, kw_only=False):
+    """One cell or one answer, graded."""
 
-    tables: list[list[list[str]]] = field(default_factory=list)
-    answers: dict[str, str] = field(default_factory=dict)
-
-
-def parse(text: str) -> dict[str, Written]:
-    """The sections of a sheet by title. A bold line is a question, unless a table follows it."""
-    sections: dict[str, Written] = {}
-    current, question = Written(), None
-    stripped = "\n".join(line.strip() for line in text.splitlines())
-    # In Markdown only an empty line ends a table, but students forget it.
-    tokens = MARKDOWN.parse(TABLE_END.sub(r"\1\n", stripped))
-    for node in SyntaxTreeNode(tokens).children:
-        if node.tag == "h2":
-            current, question = sections.setdefault(_text_of(node), Written()), None
-        elif node.type == "table":
-            if question is not None and not current.answers[question]:
-                del current.answers[question]  # it was the table's title
-            rows = [row for part in node.children for row in part.children]
-            current.tables.append([[_text_of(cell) for cell in row.children] for row in rows])
-            question = None
-        else:
-            for line in map(str.strip, _text_of(node).splitlines()):
-                if line.startswith("**") and line.endswith("**") and len(line) > 4:
-                    question = line[2:-2].strip()
-                    current.answers[question] = ""
-                elif question is not None:
-                    current.answers[question] = f"{current.answers[question]} {line}".strip()
-    return sections
+    part: int
+    place: str  # `step time of single`, or the question
+    status: Status
+    written: str = ""
+    expected: str = ""
+    reason: str = ""
 
 
-def _text_of(node: SyntaxTreeNode) -> str:
-    return unescape(node.children[0].content)
+@dataclass(frozen=True)
+class Grade:
+    items: tuple[Item, ...]
+
+    def count(self, status: str, part: int | None = None) -> int:
+        return sum(i.status == status and part in (None, i.part) for i in self.items)
+
+    @property
+    def parts(self) -> list[int]:
+        return list(dict.fromkeys(item.part for item in self.items))
+
+    def points(self, part: int | None = None) -> tuple[int, int]:
+        """(earned, possible). What was not judged gives and costs nothing."""
+        judged = [self.count(s, part) for s in ("right", "wrong", "missing")]
+        return judged[0], sum(judged)
+
+    @property
+    def passed(self) -> bool:
+        return not self.count("wrong") and not self.count("missing")
 
 
-def blank_sheet(document: Document) -> Document:
-    """The sheet to hand out: tables and questions without results."""
-    sections = []
-    for section in document.sections:
-        blocks: list[Any] = []
-        for block in section.blocks:
-            if isinstance(block, Table):
-                rows = tuple((row[0], *(Cell(" ") for _ in row[1:])) for row in block.rows)
-                blocks.append(replace(block, rows=rows, note=""))
-            elif isinstance(block, Answer):
-                blocks.append(Answer(block.question, "", {}))
-        sections.append(replace(section, blocks=tuple(blocks)))
-
-    task = "Fill in every cell and answer every question. Start with Yes or No where that fits."
-    facts = tuple((name, "") for name, _ in document.facts)
-    return Document(document.title, task, (), tuple(sections), facts)
-
-
-class CheckedValue(Record, frozen=True, kw_only=True):
-    """A value of the sheet; `written` is None if it is missing, `reason` is empty if it agrees."""
-
-    section: str
-    table: str
-    row: str
-    column: str
-    run: str  # what the run has
-    written: str | None
-    reason: str
-
-
-class CheckResult(Record, frozen=True, kw_only=True):
-    """What `practical check --json` prints."""
-
-    tolerance: float
-    checked: int
-    contradictions: list[CheckedValue]
-    missing: list[CheckedValue]
-    not_in_this_run: list[str]
-    practical: int | None = None
-    sheet: str | None = None
-    run_folder: str | None = None
-
-
-def check_sheet(text: str, document: Document, tolerance: float) -> CheckResult:
-    """Which values contradict the run, which are missing, and which sections the run lacks."""
+def grade(text: str, document: Document, tolerance: float) -> Grade:
+    """Hold a sheet against the document of a run."""
     written = parse(text)
-    values: list[CheckedValue] = []
-    for section in document.sections:
-        mine = written.get(section.title, Written())
+    expected = {_number(section.title): section for section in document.sections}
+    if not written.keys() & expected.keys():
+        raise UsageError(
+            f"The sheet has none of the parts of {document.title!r}.",
+            fix="a sheet made by `paralab practical N --blank FILE`, with its headings",
+        )
+    items: list[Item] = []
+    for number, section in expected.items():
+        own = written.get(number, WrittenPart(number))
+        tables = [block for block in section.blocks if isinstance(block, Table)]
+        for table, rows in zip(tables, _pair_tables(tables, own.tables), strict=True):
+            items += _grade_table(number, table, rows, tolerance)
         for block in section.blocks:
-            if isinstance(block, Table):
-                values += _check_table(section.title, block, mine, tolerance)
-            elif isinstance(block, Answer):
-                values.append(_check_answer(section.title, block, mine))
-
-    known = {section.title for section in document.sections} | {"What these numbers depend on"}
-    return CheckResult(
-        tolerance=tolerance,
-        checked=len(values),
-        contradictions=[value for value in values if value.reason and value.written is not None],
-        missing=[value for value in values if value.written is None],
-        not_in_this_run=[title for title in written if title not in known],
-    )
+            if isinstance(block, Answer):
+                items.append(_grade_answer(number, block, _find_answer(block, own), tolerance))
+    grade = Grade(tuple(items))
+    if not grade.count("right") and not grade.count("wrong"):
+        raise UsageError("The sheet is empty: no cell is filled in and no question answered.")
+    return grade
 
 
-def _check_table(
-    section: str, table: Table, mine: Written, tolerance: float
-) -> Iterator[CheckedValue]:
-    columns = [_plain(column) for column in table.columns]
-    same = [rows for rows in mine.tables if [_plain(cell) for cell in rows[0]] == columns]
-    body = {_plain(row[0]): row for row in same[0][1:]} if same else {}
+def _number(title: str) -> int:
+    found = re.match(r"Part (\d+)", title)
+    assert found, title
+    return int(found[1])
+
+
+def _pair_tables(
+    tables: Sequence[Table], written: Sequence[list[list[str]]]
+) -> list[list[list[str]]]:
+    """For each expected table the written one with the most columns in common."""
+    left = list(written)
+    pairs: list[list[list[str]]] = []
+    for table in tables:
+        names = {_plain(column) for column in table.columns}
+        best = max(left, key=lambda rows: _overlap(names, rows), default=[])
+        if best and _overlap(names, best):
+            left.remove(best)
+            pairs.append(best)
+        else:
+            pairs.append([])
+    return pairs
+
+
+def _overlap(names: set[str], rows: list[list[str]]) -> int:
+    return len(names & {_plain(cell) for cell in rows[0]}) if rows else 0
+
+
+def _grade_table(
+    part: int, table: Table, rows: list[list[str]], tolerance: float
+) -> Iterator[Item]:
+    header = [_plain(cell) for cell in rows[0]] if rows else []
+    lines = {_plain(row[0]): row for row in rows[1:] if row}
     for row in table.rows:
-        cells = body.get(_plain(row[0].text), [""] * len(columns))
-        for column, cell, given in zip(table.columns[1:], row[1:], cells[1:], strict=True):
-            empty = given.strip() in EMPTY
-            yield CheckedValue(
-                section=section,
-                table=table.title,
-                row=row[0].text,
-                column=column,
-                run=_show_spread(cell),
-                written=None if empty else given,
-                reason="not filled in" if empty else find_contradiction(given, cell, tolerance),
-            )
+        mine = lines.get(_plain(row[0].text), [])
+        for column, cell in zip(table.columns[1:], row[1:], strict=True):
+            place = f"{column} of {row[0].text}"
+            at = header.index(_plain(column)) if _plain(column) in header else len(mine)
+            given = mine[at].strip() if at < len(mine) else ""
+            shown = _with_spread(cell)
+            if cell.value is None:
+                yield Item(part, place, "not judged", given, shown)
+            elif given in EMPTY:
+                yield Item(part, place, "missing", "", shown)
+            else:
+                reason = contradiction(given, cell, tolerance)
+                yield Item(part, place, "wrong" if reason else "right", given, shown, reason)
 
 
-def _check_answer(section: str, answer: Answer, mine: Written) -> CheckedValue:
-    answers = {_plain(question): words for question, words in mine.answers.items()}
-    given = answers.get(_plain(answer.question), "").strip()
-    empty = given in EMPTY
-    verdict = YES_NO.get(re.split(r"\W+", given.lower(), maxsplit=1)[0])
-    wrong = None not in (verdict, answer.verdict) and verdict != answer.verdict
-    return CheckedValue(
-        section=section,
-        table="",
-        row=answer.question,
-        column="",
-        run=_yes_no(answer.verdict) or answer.text,
-        written=None if empty else given,
-        reason="not answered" if empty else answer.text if wrong else "",
-    )
+def _find_answer(answer: Answer, own: WrittenPart) -> str:
+    """By its letter or number (`a)`, `Q1`), else the most similar question."""
+    label = _label(answer.question)
+    for question, text in own.answers.items():
+        if label and _label(question) == label:
+            return text
+    similar = {
+        difflib.SequenceMatcher(None, _plain(question), _plain(answer.question)).ratio(): text
+        for question, text in own.answers.items()
+        if not (label and _label(question))
+    }
+    best = max(similar, default=0.0)
+    return similar[best] if best >= CLOSE else ""
 
 
-def _yes_no(value: bool | None) -> str:
-    return "" if value is None else "yes" if value else "no"
+def _label(question: str) -> str:
+    found = re.match(r"\s*(?:([a-h])\)|(q\d+)\b)", question.lower())
+    return (found[1] or found[2]) if found else ""
 
 
-def find_contradiction(given: str, cell: Cell, tolerance: float) -> str:
-    """Why the written value cannot be right; empty if it can."""
+def _grade_answer(part: int, answer: Answer, given: str, tolerance: float) -> Item:
+    verdict = "" if answer.verdict is None else "yes" if answer.verdict else "no"
+    expected = verdict or answer.choice or answer.text
+    place = answer.question
+    if given.strip() in EMPTY:
+        return Item(part, place, "missing", "", expected)
+
+    wrong = _false_fact(answer, given, tolerance)
+    if wrong:
+        return Item(part, place, "wrong", given, expected, wrong)
+    facts = [
+        answer.verdict is not None and yes_or_no(given) == answer.verdict,
+        bool(answer.choice) and _plain(answer.choice or "") in _plain(given),
+        bool(_matching(answer, given, tolerance)),
+        bool(answer.terms) and all(_has_term(term, given) for term in answer.terms),
+    ]
+    return Item(part, place, "right" if any(facts) else "not judged", given, expected)
+
+
+def _false_fact(answer: Answer, given: str, tolerance: float) -> str:
+    """What the answer states that the run contradicts; empty if nothing."""
+    if answer.verdict is not None:
+        said = yes_or_no(given)
+        if said is None:
+            return "start with Yes or No"
+        if said != answer.verdict:
+            return answer.text
+    if answer.choice and _plain(answer.choice) not in _plain(given):
+        return f"the run says {answer.choice}: {answer.text}"
+    numbers = _stated(given)
+    by_numbers = answer.verdict is None and not answer.choice and _flat(answer.evidence)
+    if numbers and by_numbers and not _matching(answer, given, tolerance):
+        return f"none of these numbers is the run's: {answer.text}"
+    return ""
+
+
+def yes_or_no(text: str) -> bool | None:
+    return YES_NO.get(re.split(r"\W+", text.strip().lower(), maxsplit=1)[0])
+
+
+def _has_term(term: str, text: str) -> bool:
+    """One of `copy|gather`, anywhere in the text."""
+    return any(word.lower() in text.lower() for word in term.split("|"))
+
+
+def _flat(evidence: Any) -> list[float]:
+    """Every number of the evidence."""
+    if isinstance(evidence, dict):
+        return [number for value in evidence.values() for number in _flat(value)]
+    if isinstance(evidence, list | tuple):
+        return [number for value in evidence for number in _flat(value)]
+    is_number = isinstance(evidence, int | float) and not isinstance(evidence, bool)
+    return [float(evidence)] if is_number else []
+
+
+def _stated(text: str) -> list[float]:
+    """The numbers in a sentence, in seconds, bytes, or shares where they have a unit."""
+    found = []
+    for digits, unit in IN_TEXT.findall(text):
+        number = read_number(digits.rstrip(".,"))
+        kind, factor = FACTORS.get(unit.lower(), ("number", 1.0))
+        if number is not None and not re.match(r"[a-z]", unit.lower()[:1] if kind == "" else ""):
+            found.append(number * factor)
+    return found
+
+
+def _matching(answer: Answer, given: str, tolerance: float) -> list[float]:
+    """The numbers of the run that the answer states: counts exactly, the rest within tolerance."""
+    stated = _stated(given)
+
+    def same(known: float) -> bool:
+        if known.is_integer() and abs(known) < 1000:
+            return known in stated
+        return any(abs(number - known) <= (tolerance + ROUNDING) * abs(known) for number in stated)
+
+    return [known for known in _flat(answer.evidence) if same(known)]
+
+
+def contradiction(given: str, cell: Cell, tolerance: float) -> str:
+    """Why a cell cannot be right; empty if it can."""
     if cell.value is None or _plain(given) == _plain(cell.text):
         return ""
     if isinstance(cell.value, bool):
-        right = YES_NO.get(_plain(given)) is cell.value
-        return "" if right else f"the run says {_yes_no(cell.value)}"
+        said = YES_NO.get(_plain(given))
+        return "" if said is cell.value else f"the run says {'yes' if cell.value else 'no'}"
     if isinstance(cell.value, str):
-        return "" if _same_words(given, cell.value) else _explain_words(given, cell.value)
-    pieces = re.split(r"\s+and\s+|\s*;\s*", given)  # `94 % and 66 %`: one number per device
-    reasons = (_compare_number(piece, cell, cell.value, tolerance) for piece in pieces)
-    return next(filter(None, reasons), "")
+        return "" if _same_words(given, cell.value) else _other_words(given, cell.value)
+    pieces = re.split(r"\s+and\s+|\s*;\s*", given)
+    if len(pieces) > 1:  # `94 % and 66 %`: a number per device
+        return next(
+            (reason for piece in pieces if (reason := contradiction(piece, cell, tolerance))), ""
+        )
+    return _compare_number(given, cell, tolerance)
 
 
-def _compare_number(given: str, cell: Cell, value: float, tolerance: float) -> str:
-    number, step, kind = parse_number(given)
+def _compare_number(given: str, cell: Cell, tolerance: float) -> str:
+    number, step, kind = parsed(given)
     if number is None:
-        return f"{given!r} is not a number with a known unit"
-    known = parse_number(cell.text)[2]
+        return f"{given!r} is not a number with a unit that we know"
+    known = parsed(cell.text)[2]
     if known and kind != known and {kind, known} != {"number", "share"}:
-        return f"this is a {kind}, and the run has a {known}"
-
-    step = min(step, 2 * ROUNDED * abs(value))
+        return f"this is a {kind}, the run has a {known}"
+    step = min(step, 2 * ROUNDING * abs(cell.value))
     if cell.low is None or cell.high is None:
-        equal = number == value or abs(number - value) <= step / 2 * 1.001
-        return "" if equal else "counted values must be equal"
+        exact = number == cell.value or abs(number - cell.value) <= step / 2 * 1.001
+        return "" if exact else "this is a count, so it must be equal"
     low, high = sorted((cell.low * (1 - tolerance), cell.high * (1 + tolerance)))
     if low - step / 2 <= number <= high + step / 2:
         return ""
-    ratio = number / value if value else math.inf
-    allowed = f"{_like(low, cell)} to {_like(high, cell)}"
-    return f"{ratio:.3g}× the run's value; allowed: {allowed} ({tolerance:.0%} on both sides)"
+    times = number / cell.value if cell.value else math.inf
+    allowed = f"{_like(low, cell)} to {_like(high, cell)} (tolerance {tolerance:.0%})"
+    return f"{times:.3g}× the run's value; allowed: {allowed}"
 
 
 def _same_words(given: str, known: str) -> bool:
-    """Whether both have the same numbers in the same order, and `given` has no extra words: `32/32`
-    matches `by each rank: 32/32`."""
+    """The same numbers in the same order and no other word: `32, 32` for `32/32`."""
     mine, theirs = (re.findall(r"[^\W\d_]+|\d+", _plain(words)) for words in (given, known))
     mine, theirs = ([word for word in words if word != "and"] for words in (mine, theirs))
     numbers = [[word for word in words if word.isdigit()] for words in (mine, theirs)]
-    return mine == theirs or (
-        bool(numbers[1]) and numbers[0] == numbers[1] and set(mine) <= set(theirs)
-    )
+    same_numbers = bool(numbers[1]) and numbers[0] == numbers[1]
+    return mine == theirs or (same_numbers and set(mine) <= set(theirs))
 
 
-def _explain_words(given: str, known: str) -> str:
+def _other_words(given: str, known: str) -> str:
     if not re.fullmatch(r"[\d/]+", known):
-        return "names must be equal"
+        return f"the run has {known}"
     mine, theirs = (
         sum(int(digits[:18]) for digits in re.findall(r"\d+", words)) for words in (given, known)
     )
-    return (
-        "the sum is right, but the parts are wrong"
-        if mine == theirs
-        else f"the sum is {mine}, but the batch has {theirs}"
-    )
+    if mine == theirs:
+        return "the sum is right, the parts are not"
+    return f"it adds up to {mine}, the batch has {theirs}"
 
 
-def parse_number(words: str) -> tuple[float | None, float, str]:
-    """(the number in seconds, bytes, or as a share; the value of its last digit; its kind).
-
-    34.6 ms -> 0.0346, 0.0001, time
-    """
-    match = NUMBER.match(words.replace("`", "").strip())
-    unit = match[2].lower() if match else ""
-    kind = next((kind for kind, units in UNITS.items() if unit in units), None)
-    if not match or kind is None:
+def parsed(words: str) -> tuple[float | None, float, str]:
+    """`34.6 ms` -> (0.0346, 0.0001, "time"): the number, what its last digit is worth, its kind."""
+    found = NUMBER.match(words.replace("`", "").strip())
+    if not found or found[2].lower() not in FACTORS:
         return None, 0.0, ""
-
-    factor = UNITS[kind][unit]
-    digits = match[1].replace(",", "")
-    mantissa, _, exponent = digits.lower().partition("e")
+    kind, factor = FACTORS[found[2].lower()]
+    number = read_number(found[1])
+    if number is None or not math.isfinite(number * factor):
+        return None, 0.0, ""
+    mantissa, _, exponent = _with_point(found[1]).lower().partition("e")
     decimals = len(mantissa.partition(".")[2])
+    worth = 10.0 ** (int(exponent or 0) - decimals) * factor
+    return number * factor, worth if factor != 1.0 or decimals else 0.0, kind
+
+
+def read_number(digits: str) -> float | None:
+    """`1,768` is 1768, `39,7` is 39.7, `1.234,5` is 1234.5."""
     try:
-        number, last = float(digits) * factor, 10.0 ** (int(exponent or 0) - decimals) * factor
+        number = float(_with_point(digits))
     except (OverflowError, ValueError):
-        return None, 0.0, ""
-    if not math.isfinite(number):
-        return None, 0.0, ""
-    return number, last if factor != 1.0 or decimals else 0.0, kind
+        return None
+    return number if math.isfinite(number) else None
 
 
-def _show_spread(cell: Cell) -> str:
+def _with_point(digits: str) -> str:
+    last = max(digits.rfind(","), digits.rfind("."))
+    if "," in digits and "." in digits:
+        whole = digits[:last].replace(",", "").replace(".", "")
+        return f"{whole}.{digits[last + 1 :]}"
+    if re.fullmatch(r"[-+]?[1-9]\d{0,2}(,\d{3})+", digits):
+        return digits.replace(",", "")
+    return digits.replace(",", ".")
+
+
+def _with_spread(cell: Cell) -> str:
     """`34.6 ms (34.4 ms to 35.0 ms)`."""
     if cell.low is None or cell.high is None or cell.low == cell.high or "(" in cell.text:
         return cell.text
@@ -285,7 +353,7 @@ def _show_spread(cell: Cell) -> str:
 
 
 def _like(value: float, cell: Cell) -> str:
-    """Format a number in the unit of a cell."""
+    """A number in the unit of a cell."""
     unit = cell.text.partition(" ")[2].split(" ")[0]
     if unit in ("s", "ms", "µs"):
         return seconds(value)
@@ -295,5 +363,5 @@ def _like(value: float, cell: Cell) -> str:
 
 
 def _plain(words: str) -> str:
-    """Words in a form to compare: lower case, no code or emphasis marks, single spaces."""
+    """Without case, code marks, and extra spaces."""
     return " ".join(words.replace("`", "").replace("*", "").lower().split())

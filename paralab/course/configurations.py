@@ -1,24 +1,165 @@
-"""The names of the practicals' set-ups: what their parts ask for, and what is trained under each
-name."""
+"""The configurations of each practical: a short key for templates, a label, and what to train."""
 
 from __future__ import annotations
 
-# Practicals 5 and 6
-SINGLE = "single"
-DP2, DP3, DP4, DP5 = (f"DataParallel, {number} devices" for number in (2, 3, 4, 5))
-DDP2, DDP4 = "DDP, 2 ranks", "DDP, 4 ranks"
-ODD = "DDP, one sample more"
-SMALL, LARGE = "DDP, small buckets", "DDP, one bucket"
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
-# Practical 7
-DDP, ACCUMULATE, SYNC = "DDP", "accumulate 4", "accumulate 4 without no_sync()"
-BF16, FP16 = "bf16", "fp16 with GradScaler"
-BOTH, BOTH_FP16 = "accumulate 4 and bf16", "accumulate 4 and fp16"
-FAINT, FAINT_BF16 = "small loss, fp32", "small loss, bf16"
-FAINT_SCALED, FAINT_BARE = "small loss, fp16 with GradScaler", "small loss, fp16 without GradScaler"
+from paralab.errors import UsageError
+from paralab.experiment.rounds import Configuration
+from paralab.machine.host import Machine
+from paralab.plan.request import Request
+from paralab.workload.summary import Summary
 
-# Practical 10
-HYBRID, MICRO2, MICRO8 = (f"hybrid, {number} micro-batches" for number in (4, 2, 8))
-HALF, DOUBLE = "hybrid, half the batch", "hybrid, twice the batch"
-PIPELINE, MP = "one process, 4 micro-batches", "one process, no micro-batches"
-SAME = "hybrid, second device = first"
+FAINT = "mlp:faint"  # its loss is so small that fp16 gradients underflow
+SLOW_STEPS = 4  # fp16 on a CPU without fp16 arithmetic is ten times slower
+
+LABELS: Mapping[str, str] = MappingProxyType(
+    {
+        "single": "single",
+        "dp2": "DataParallel, 2 devices",
+        "dp3": "DataParallel, 3 devices",
+        "dp4": "DataParallel, 4 devices",
+        "dp5": "DataParallel, 5 devices",
+        "ddp2": "DDP, 2 ranks",
+        "ddp4": "DDP, 4 ranks",
+        "odd": "DDP, one more sample",
+        "small_buckets": "DDP, small buckets",
+        "one_bucket": "DDP, one bucket",
+        "ddp": "DDP",
+        "accumulate": "accumulate 4",
+        "sync": "accumulate 4 without no_sync()",
+        "bf16": "bf16",
+        "fp16": "fp16 with GradScaler",
+        "both": "accumulate 4 and bf16",
+        "both_fp16": "accumulate 4 and fp16",
+        "faint": "small loss, fp32",
+        "faint_scaled": "small loss, fp16 with GradScaler",
+        "faint_bare": "small loss, fp16 without GradScaler",
+        "faint_bf16": "small loss, bf16",
+        "hybrid": "hybrid, 4 micro-batches",
+        "micro2": "hybrid, 2 micro-batches",
+        "micro8": "hybrid, 8 micro-batches",
+        "half": "hybrid, half the batch",
+        "double": "hybrid, twice the batch",
+        "pipeline": "one process",
+        "same": "hybrid, second device = first",
+    }
+)
+KEYS = {label: key for key, label in LABELS.items()}
+Requests = dict[str, Request]
+
+
+@dataclass(frozen=True)
+class Practical:
+    """One sheet of the course: what it trains by default, with which configurations, how long."""
+
+    name: str
+    title: str
+    workload: str
+    requests: Callable[[Request, Machine, Summary], Requests]
+    rounds: int
+    steps: int
+    optional: frozenset[str] = frozenset()  # left out where the machine cannot train them
+
+    @property
+    def template(self) -> str:
+        return self.name if self.name == "handbook" else f"practical{self.name}"
+
+    def configurations(
+        self, base: Request, machine: Machine, summary: Summary
+    ) -> dict[str, Configuration]:
+        return {
+            key: Configuration(request, LABELS[key], optional=key in self.optional)
+            for key, request in self.requests(base, machine, summary).items()
+        }
+
+
+def _practical5(base: Request, machine: Machine, summary: Summary) -> Requests:
+    return {
+        "single": base,
+        **{f"dp{n}": replace(base, strategy="dp", replicas=n) for n in (2, 3, 5)},
+    }
+
+
+def _practical6(base: Request, machine: Machine, summary: Summary) -> Requests:
+    ddp = replace(base, strategy="ddp", replicas=2)
+    requests = {
+        "single": base,
+        "dp2": replace(base, strategy="dp", replicas=2),
+        "ddp2": ddp,
+        "odd": replace(ddp, batch_size=(base.batch_size or summary.batch_size) + 1),
+    }
+    if machine.cores >= 4 or len(machine.gpus) >= 4:
+        requests["dp4"] = replace(base, strategy="dp", replicas=4)
+        requests["ddp4"] = replace(ddp, replicas=4)
+    return requests
+
+
+def _practical7(base: Request, machine: Machine, summary: Summary) -> Requests:
+    ddp = replace(base, strategy="ddp", replicas=2)
+    on_gpu = bool(machine.gpus) and base.device != "cpu"
+    steps = None if on_gpu else SLOW_STEPS
+    faint = replace(ddp, workload=FAINT, batch_size=None, steps=steps)
+    requests = {
+        "ddp": ddp,
+        "accumulate": replace(ddp, accumulate=4),
+        "sync": replace(ddp, accumulate=4, sync_every_pass=True),
+        "bf16": replace(ddp, precision="bf16"),
+        "fp16": replace(ddp, precision="fp16", steps=steps),
+        "both": replace(ddp, precision="bf16", accumulate=4),
+        "faint": faint,
+        "faint_scaled": replace(faint, precision="fp16"),
+        "faint_bare": replace(faint, precision="fp16", no_scaler=True),
+        "faint_bf16": replace(faint, precision="bf16"),
+    }
+    if on_gpu:
+        requests["both_fp16"] = replace(ddp, precision="fp16", accumulate=4)
+    return requests
+
+
+def _practical10(base: Request, machine: Machine, summary: Summary) -> Requests:
+    batch = base.batch_size or summary.batch_size
+    hybrid = replace(base, strategy="hybrid", replicas=2, stages=2, micro_batches=4)
+    return {
+        "hybrid": hybrid,
+        "micro2": replace(hybrid, micro_batches=2),
+        "micro8": replace(hybrid, micro_batches=8),
+        "half": replace(hybrid, batch_size=batch // 2),
+        "double": replace(hybrid, batch_size=batch * 2),
+        "pipeline": replace(base, strategy="pipeline", stages=2, micro_batches=4),
+        "same": replace(hybrid, placement="same"),
+    }
+
+
+def _handbook(base: Request, machine: Machine, summary: Summary) -> Requests:
+    ddp = replace(base, strategy="ddp", replicas=2)
+    megabytes = summary.parameter_bytes / 2**20
+    return {
+        "single": base,
+        "ddp2": ddp,
+        "small_buckets": replace(ddp, bucket_mb=max(0.001, round(megabytes / 8, 3))),
+        "one_bucket": replace(ddp, bucket_mb=max(1.0, round(2 * megabytes))),
+    }
+
+
+LOW = frozenset({"bf16", "fp16", "both", "both_fp16", "faint_scaled", "faint_bare", "faint_bf16"})
+PRACTICALS: Mapping[str, Practical] = MappingProxyType(
+    {
+        practical.name: practical
+        for practical in (
+            Practical("5", "data parallelism with nn.DataParallel", "mlp", _practical5, 7, 20),
+            Practical("6", "DistributedDataParallel and collectives", "mlp", _practical6, 7, 20),
+            Practical("7", "DDP optimization and debugging", "gpt", _practical7, 5, 8, LOW),
+            Practical("10", "hybrid parallelism", "mlp", _practical10, 5, 10),
+            Practical("handbook", "data parallelism, chapter 7", "mlp", _handbook, 7, 20),
+        )
+    }
+)
+
+
+def find(name: str | int) -> Practical:
+    if str(name) not in PRACTICALS:
+        raise UsageError(f"There is no practical {name}.", fix=f"one of: {', '.join(PRACTICALS)}")
+    return PRACTICALS[str(name)]

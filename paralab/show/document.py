@@ -76,6 +76,8 @@ def print_table(table: Table) -> None:
 
 def print_answer(answer: Answer) -> None:
     console.print(f"[bold]{escape(answer.question)}[/]", soft_wrap=True)
+    if answer.prediction:
+        console.print(f"  [dim]Predicted: {escape(answer.prediction)}[/]", soft_wrap=True)
     verdict = "" if answer.verdict is None else "Yes. " if answer.verdict else "No. "
     console.print(f"  {verdict}{escape(answer.text.replace('`', ''))}", soft_wrap=True)
 

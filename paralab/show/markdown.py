@@ -58,4 +58,6 @@ def _row(cells: list[str]) -> str:
 
 def _answer(answer: Answer) -> list[str]:
     verdict = "" if answer.verdict is None else "Yes. " if answer.verdict else "No. "
-    return [f"**{safe(answer.question)}**", "", f"{verdict}{safe(answer.text)}", ""]
+    lines = [f"**{safe(answer.question)}**", "", f"{verdict}{safe(answer.text)}", ""]
+    predicted = [f"Predicted: {safe(answer.prediction)}", ""] if answer.prediction else []
+    return lines[:2] + predicted + lines[2:]

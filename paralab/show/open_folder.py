@@ -21,7 +21,7 @@ from paralab.analyse.verify import (
     size_of,
     skipped_by_reason,
 )
-from paralab.course import sheet
+from paralab.course import practical
 from paralab.errors import UsageError
 from paralab.record.types import convert, read_object
 
@@ -126,5 +126,5 @@ DOCUMENTS: dict[str, Callable[[Path], Document]] = {
     "tune": _tune,
     "verify": _verify,
     "slurm": _slurm,
-    "practical": sheet.document_of,
+    "practical": practical.document_of,
 }

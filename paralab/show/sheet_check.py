@@ -1,40 +1,71 @@
-"""A checked lab sheet in the terminal: a line per contradiction, with the reason."""
+"""Grades in the terminal: one sheet in detail, or a table of the class."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.markup import escape
 
-from paralab.course.check import CheckedValue, CheckResult
-from paralab.show.console import console
+from paralab.course.check import Grade, Item
+from paralab.course.class_report import Submission, same_timings, speed_up_spread
+from paralab.show.console import console, plain_table, show_table
 from paralab.units import plural
 
+COLORS = {"wrong": "red", "missing": "yellow", "not judged": "dim"}
 
-def print_checked(result: CheckResult) -> None:
-    for entry in result.contradictions:
-        console.print(f"[red]contradiction[/] {escape(_place(entry))}", soft_wrap=True)
-        run = f", the run has {entry.run}" if entry.column else f", the run says {entry.run}"
-        console.print(
-            f"  you wrote {escape(_short(entry.written or ''))}{escape(run)}: {escape(entry.reason)}",
-            soft_wrap=True,
-        )
-    for entry in result.missing:
-        console.print(f"[yellow]missing[/] {escape(_place(entry))}", soft_wrap=True)
-    for title in result.not_in_this_run:
-        console.print(f"[dim]not in this run: {escape(title)}[/]", soft_wrap=True)
-    checked = plural(result.checked, "value")
-    wrong = plural(len(result.contradictions), "contradiction")
-    missing = plural(len(result.missing), "missing value")
+
+def print_grade(grade: Grade | None) -> None:
+    """Every item that is not right, then the points of each part."""
+    assert grade is not None
+    for item in grade.items:
+        if item.status != "right" and (item.status != "not judged" or item.written):
+            _print_item(item)
+    table = plain_table("part", "points", "wrong", "missing", "not judged", right=("points",))
+    for part in grade.parts:
+        earned, possible = grade.points(part)
+        counts = [str(grade.count(status, part)) for status in ("wrong", "missing", "not judged")]
+        table.add_row(str(part), f"{earned} of {possible}", *counts)
+    show_table(table)
+    earned, possible = grade.points()
+    human = plural(grade.count("not judged"), "entry").replace("entrys", "entries")
+    console.print(f"{earned} of {possible} points; {human} for a human to read.", soft_wrap=True)
+
+
+def _print_item(item: Item) -> None:
+    color = COLORS[item.status]
     console.print(
-        f"{checked} compared with {escape(result.run_folder or '')}: {wrong}, {missing}.",
-        soft_wrap=True,
+        f"[{color}]{item.status}[/] Part {item.part}: {escape(item.place)}", soft_wrap=True
     )
+    if item.status == "wrong":
+        text = f"  you wrote {_short(item.written)}, the run has {_short(item.expected)}"
+        reason = f": {item.reason}" if item.reason else ""
+        console.print(escape(text + reason), soft_wrap=True)
+    elif item.status == "not judged":
+        console.print(f"  {escape(_short(item.written))}", soft_wrap=True)
 
 
-def _place(entry: CheckedValue) -> str:
-    return " · ".join(
-        part for part in (entry.section, entry.table, entry.row, entry.column) if part
-    )
+def print_class(submissions: Sequence[Submission]) -> None:
+    """A line per student, the speed-ups of the class, and runs that look copied."""
+    columns = ("student", "points", "wrong", "missing", "not judged", "problem")
+    table = plain_table(*columns, right=("points",))
+    for s in submissions:
+        earned, possible = s.points
+        states = ("wrong", "missing", "not judged")
+        counts = [str(s.grade.count(state)) if s.grade else "" for state in states]
+        points = f"{earned} of {possible}" if s.grade else ""
+        table.add_row(escape(s.student), points, *counts, escape(s.problem))
+    show_table(table)
+
+    spread = speed_up_spread(submissions)
+    if spread:
+        shown = plain_table("configuration", "speed-up: lowest", "median", "highest")
+        for name, values in spread.items():
+            shown.add_row(escape(name), *(f"{value:.2f}×" for value in values))
+        show_table(shown)
+    for students in same_timings(submissions):
+        names = escape(", ".join(students))
+        console.print(f"[red]identical timings[/] {names}: two runs never have the same timings")
 
 
 def _short(words: str) -> str:
-    return words if len(words) <= 60 else words[:59] + "…"
+    return words if len(words) <= 80 else words[:79] + "…"

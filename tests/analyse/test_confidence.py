@@ -17,7 +17,7 @@ def test_the_worked_example():
 def test_a_slow_round_for_both_does_not_choose_the_winner():
     alone = speed_up([10, 10.1, 9.9, 10, 10], [10.05, 10, 9.95, 10, 10.02])
     disturbed = speed_up([10, 30.3, 9.9, 10, 20], [10.05, 30, 9.95, 10, 20.04])
-    assert alone.verdict == disturbed.verdict == "no measurable difference"
+    assert alone.verdict == disturbed.verdict == "no difference"
 
 
 def test_one_round_tells_nothing():
@@ -27,7 +27,7 @@ def test_one_round_tells_nothing():
 
 
 def test_a_sure_difference_below_one_percent_is_none():
-    assert speed_up([10.05] * 5, [10.0] * 5).verdict == "no measurable difference"
+    assert speed_up([10.05] * 5, [10.0] * 5).verdict == "no difference"
 
 
 def test_the_same_thing_twice_is_called_different_in_about_one_case_in_twenty():
@@ -36,7 +36,11 @@ def test_the_same_thing_twice_is_called_different_in_about_one_case_in_twenty():
     def noisy():
         return [10 * generator.lognormvariate(0, 0.05) for _ in range(5)]
 
-    wrong = sum(
-        speed_up(noisy(), noisy()).verdict != "no measurable difference" for _ in range(2000)
-    )
+    wrong = sum(speed_up(noisy(), noisy()).verdict in ("faster", "slower") for _ in range(2000))
     assert 0.02 < wrong / 2000 < 0.08
+
+
+def test_rounds_that_differ_too_much_are_not_called_equal():
+    assert speed_up([10, 10, 10], [5, 10, 20]).verdict == "too noisy"
+    assert speed_up([10, 10, 10], [5, 10, 20]).is_faster is None
+    assert speed_up([10, 10.1, 10], [10.1, 10, 10]).is_faster is False

@@ -11,13 +11,10 @@ import pytest
 
 from paralab.analyse.compare import comparison_of, comparison_of_runs
 from paralab.analyse.phrases import machine_words
-from paralab.course.batch_splits import splits
-from paralab.course.configurations import DP2
 from paralab.experiment.planning import constraints
 from paralab.machine.host import Gpu, Machine
 from paralab.plan.plan import Plan
 from paralab.show.open_folder import document_of
-from tests.course.test_answers import comparison, measurements
 
 RUNS = Path(__file__).parent.parent / "runs"
 GPU = {"name": "NVIDIA H200", "memory_bytes": 139 * 2**30, "capability": [9, 0]}
@@ -70,19 +67,3 @@ def test_the_manifest_lists_the_memory_that_the_plan_uses():
     summary = SimpleNamespace(**manifest["workload"])
     assert "H200" not in " ".join(constraints(plan, machine, summary))
     assert " ".join(constraints(replace(plan, device="cuda"), machine, summary)).count("H200") == 2
-
-
-def test_shares_of_the_cores_are_said_where_the_gpu_was_not_used():
-    found, by_name = comparison(5)
-    found["machine"]["gpus"] = [GPU]
-
-    def told():
-        return next(
-            block.text
-            for block in splits(measurements(found))
-            if getattr(block, "evidence", {}).get("gpus_here") == 1
-        )
-
-    assert "shares of its cores" in told()
-    by_name[DP2]["device"] = "cuda"
-    assert "shares of its cores" not in told()

@@ -1,0 +1,279 @@
+"""Grade a folder of sheets, and write the class in the format of a grading system."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from paralab.analyse.compare import comparison_of
+from paralab.course.check import Grade, Item, grade
+from paralab.course.measurements import Measurements
+from paralab.course.practical import document_of, name_of
+from paralab.errors import ParalabError, UsageError
+from paralab.record.types import Record
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One student: the grade, or why there is none."""
+
+    student: str
+    grade: Grade | None
+    problem: str = ""
+    speed_ups: Mapping[str, float] | None = None  # by configuration, against the first one
+    timings: tuple[float, ...] = ()
+
+    @property
+    def points(self) -> tuple[int, int]:
+        return self.grade.points() if self.grade else (0, 0)
+
+    @property
+    def passed(self) -> bool:
+        return self.grade is not None and self.grade.passed
+
+
+def grade_one(sheet: Path, run: Path, tolerance: float) -> Submission:
+    """One sheet against one run; a problem with either is an error."""
+    try:
+        text = sheet.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"Cannot read {sheet}: {error}.",
+            fix="a Markdown file, such as `paralab practical N --blank FILE` writes",
+        ) from error
+    return Submission(sheet.stem, grade(text, document_of(run), tolerance))
+
+
+def grade_class(folder: Path, name: str, tolerance: float) -> list[Submission]:
+    """A student is a folder with a sheet (*.md) and a run folder, or NAME.md next to NAME/."""
+    students = sorted(
+        {path.stem if path.suffix == ".md" else path.name for path in folder.iterdir()}
+    )
+    found = [_submission(folder, student, name, tolerance) for student in students]
+    if not found:
+        raise UsageError(f"{folder} is empty.", fix="a folder per student with sheet.md and a run")
+    return found
+
+
+def _submission(folder: Path, student: str, name: str, tolerance: float) -> Submission:
+    try:
+        sheet, run = _sheet_of(folder, student), _run_of(folder / student, name)
+        graded = grade(sheet.read_text(encoding="utf-8"), document_of(run), tolerance)
+        lab = Measurements(comparison_of(run), run)
+    except (ParalabError, OSError, UnicodeDecodeError) as error:
+        return Submission(student, None, str(error).splitlines()[0])
+    base = next(iter(lab.rows))
+    speed_ups = {row.name: lab.speed_up(base, key).value for key, row in lab.rows.items()}
+    timings = tuple(row.step_seconds.median for row in lab.rows.values())
+    return Submission(student, graded, "", speed_ups, timings)
+
+
+def _sheet_of(folder: Path, student: str) -> Path:
+    beside = folder / f"{student}.md"
+    inside = sorted((folder / student).glob("*.md")) if (folder / student).is_dir() else []
+    if not beside.exists() and not inside:
+        raise UsageError(f"{student} has no sheet.")
+    named = [path for path in inside if path.name == "sheet.md"]
+    return beside if beside.exists() else (named or inside)[0]
+
+
+def _run_of(folder: Path, name: str) -> Path:
+    """The run of this practical in or below a folder."""
+    manifests = [folder / "manifest.json", *sorted(folder.glob("*/manifest.json"))]
+    for manifest in manifests:
+        if manifest.exists() and name_of(manifest.parent) == name:
+            return manifest.parent
+    raise UsageError(f"{folder.name} has no run of practical {name}.")
+
+
+def same_timings(submissions: Sequence[Submission]) -> list[list[str]]:
+    """Students whose runs have identical timings: two runs never do."""
+    by_timings = defaultdict(list)
+    for submission in submissions:
+        if submission.timings:
+            by_timings[submission.timings].append(submission.student)
+    return [students for students in by_timings.values() if len(students) > 1]
+
+
+def speed_up_spread(submissions: Sequence[Submission]) -> dict[str, tuple[float, float, float]]:
+    """(lowest, median, highest) speed-up of each configuration over the machines of the class."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for submission in submissions:
+        for name, value in (submission.speed_ups or {}).items():
+            values[name].append(value)
+    return {name: (min(v), statistics.median(v), max(v)) for name, v in values.items()}
+
+
+class StudentGrade(Record, frozen=True, kw_only=True):
+    student: str
+    problem: str | None  # why there is no grade
+    points: int
+    possible: int
+    items: list[Item]
+
+
+class SpeedUps(Record, frozen=True, kw_only=True):
+    """Of one configuration, over the machines of the class."""
+
+    low: float
+    median: float
+    high: float
+
+
+class ClassReport(Record, frozen=True, kw_only=True):
+    """What `practical check --json` prints, for one sheet or for a class."""
+
+    students: list[StudentGrade]
+    speed_ups: dict[str, SpeedUps]
+    same_timings: list[list[str]]
+
+
+def as_json(submissions: Sequence[Submission]) -> str:
+    students = [
+        StudentGrade(
+            student=s.student,
+            problem=s.problem or None,
+            points=s.points[0],
+            possible=s.points[1],
+            items=list(s.grade.items) if s.grade else [],
+        )
+        for s in submissions
+    ]
+    spread = {
+        name: SpeedUps(low=low, median=median, high=high)
+        for name, (low, median, high) in speed_up_spread(submissions).items()
+    }
+    report = ClassReport(
+        students=students, speed_ups=spread, same_timings=same_timings(submissions)
+    )
+    return json.dumps(report.to_dict())
+
+
+def as_csv(submissions: Sequence[Submission]) -> str:
+    parts = sorted({part for s in submissions if s.grade for part in s.grade.parts})
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    own_parts = [f"part {part}" for part in parts]
+    counted = ("wrong", "missing", "not judged", "problem")
+    table.writerow(["student", "points", "possible", *own_parts, *counted])
+    for s in submissions:
+        own = [s.grade.points(p)[0] if s.grade else "" for p in parts]
+        states = ("wrong", "missing", "not judged")
+        counts = [s.grade.count(state) if s.grade else "" for state in states]
+        table.writerow([_inert(s.student), *s.points, *own, *counts, _inert(s.problem)])
+    return text.getvalue()
+
+
+def _inert(text: str) -> str:
+    """A cell that a spreadsheet does not take for a formula."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+
+
+def as_junit(submissions: Sequence[Submission]) -> str:
+    root = ElementTree.Element("testsuites")
+    for s in submissions:
+        items = s.grade.items if s.grade else ()
+        suite = ElementTree.SubElement(
+            root, "testsuite", name=s.student, tests=str(len(items) or 1)
+        )
+        if not s.grade:
+            case = ElementTree.SubElement(suite, "testcase", classname=s.student, name="sheet")
+            ElementTree.SubElement(case, "failure", message=s.problem)
+        for item in items:
+            place = f"part {item.part}"
+            case = ElementTree.SubElement(suite, "testcase", classname=place, name=item.place)
+            if item.status in ("wrong", "missing"):
+                message = item.reason or item.status
+                ElementTree.SubElement(case, "failure", message=message, type=item.status)
+            elif item.status == "not judged":
+                ElementTree.SubElement(case, "skipped", message="for a human to read")
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
+
+
+def as_gradescope(submissions: Sequence[Submission]) -> str:
+    """results.json of Gradescope's autograder; for a class, one per student."""
+    results = {}
+    for s in submissions:
+        earned, possible = s.points
+        tests = [
+            {
+                "name": f"Part {part}",
+                "score": s.grade.points(part)[0],
+                "max_score": s.grade.points(part)[1],
+                "output": _output(s.grade, part),
+            }
+            for part in (s.grade.parts if s.grade else ())
+            if s.grade
+        ]
+        results[s.student] = {
+            "score": earned,
+            "output": s.problem or f"{earned} of {possible} points",
+            "tests": tests,
+        }
+    return json.dumps(_one_or_all(results))
+
+
+def as_classroom50(submissions: Sequence[Submission]) -> str:
+    """result.json of Classroom 50 (schema classroom50/result/v1); for a class, one per student."""
+    environment = {
+        "classroom": "CLASSROOM",
+        "assignment": "ASSIGNMENT",
+        "submission": "SUBMISSION_TAG",
+        "commit": "COMMIT_URL",
+        "release": "RELEASE_URL",
+        "review": "REVIEW_URL",
+    }
+    results = {}
+    for s in submissions:
+        tests = [
+            {
+                "test-name": f"Part {part}",
+                "passed": s.grade.points(part)[0] == s.grade.points(part)[1],
+                "score": s.grade.points(part)[0],
+                "max-score": s.grade.points(part)[1],
+            }
+            for part in (s.grade.parts if s.grade else ())
+            if s.grade
+        ]
+        results[s.student] = {
+            "schema": "classroom50/result/v1",
+            **{key: os.environ.get(name, "") for key, name in environment.items()},
+            "datetime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "score": s.points[0],
+            "max-score": s.points[1],
+            "tests": tests,
+        }
+    return json.dumps(_one_or_all(results))
+
+
+def _one_or_all(results: dict[str, Any]) -> Any:
+    return next(iter(results.values())) if len(results) == 1 else results
+
+
+def _output(grade: Grade, part: int) -> str:
+    """What is not right in a part, a line each."""
+    lines = [
+        f"{item.place}: {item.status}" + (f" ({item.reason})" if item.reason else "")
+        for item in grade.items
+        if item.part == part and item.status != "right"
+    ]
+    return "\n".join(lines) or "all right"
+
+
+FORMATS: Mapping[str, Callable[[Sequence[Submission]], str]] = {
+    "json": as_json,
+    "csv": as_csv,
+    "junit": as_junit,
+    "gradescope": as_gradescope,
+    "classroom50": as_classroom50,
+}

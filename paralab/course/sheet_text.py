@@ -1,0 +1,88 @@
+"""A student's sheet, read: its parts with their tables and answers.
+
+Headings may be shortened ("Part 3"), questions may lose their wording ("a)"), and tables may come
+in any order. A bold or heading line that no table follows is a question; the text below it is the
+answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html import unescape
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+# Only headings and tables have a structure here; "zero" leaves lists and quotes as text.
+MARKDOWN = MarkdownIt("zero").enable(["heading", "table"])
+BOLD = re.compile(r"\*\*(.+?)\*\*(.*)", re.DOTALL)
+PART = re.compile(r"^\s*part\s+(\d+)\b", re.IGNORECASE)
+
+
+@dataclass
+class WrittenPart:
+    number: int
+    tables: list[list[list[str]]] = field(default_factory=list)
+    answers: dict[str, str] = field(default_factory=dict)
+
+
+def parse(text: str) -> dict[int, WrittenPart]:
+    """The parts of a sheet by number."""
+    parts: dict[int, WrittenPart] = {}
+    current: WrittenPart | None = None
+    question: str | None = None
+
+    for kind, content in _pieces(MARKDOWN.parse(text)):
+        if kind == "heading" and (found := PART.match(str(content))):
+            number = int(found[1])
+            current, question = parts.setdefault(number, WrittenPart(number)), None
+        elif current is None:
+            continue
+        elif isinstance(content, list):
+            if question is not None and not current.answers[question]:
+                del current.answers[question]  # it was the title of the table
+            current.tables.append(content)
+            question = None
+        elif kind in ("heading", "bold"):
+            question = content
+            current.answers.setdefault(question, "")
+        elif question is not None:
+            current.answers[question] = f"{current.answers[question]} {content}".strip()
+    return parts
+
+
+def _pieces(tokens: list[Token]) -> Iterator[tuple[str, str | list[list[str]]]]:
+    """(heading | bold | text | table, its words or its rows), in the order of the sheet."""
+    place = 0
+    while place < len(tokens):
+        token = tokens[place]
+        if token.type == "heading_open":
+            yield "heading", _words(tokens[place + 1])
+        elif token.type == "table_open":
+            rows: list[list[str]] = []
+            while tokens[place].type != "table_close":
+                if tokens[place].type == "tr_open":
+                    rows.append([])
+                elif tokens[place].type == "inline":
+                    rows[-1].append(_words(tokens[place]))
+                place += 1
+            yield "table", rows
+        elif token.type == "paragraph_open":
+            yield from _paragraph(tokens[place + 1])
+        place += 1
+
+
+def _paragraph(inline: Token) -> Iterator[tuple[str, str]]:
+    """A paragraph may start with its question in bold and go on with the answer."""
+    text = _words(inline)
+    if found := BOLD.match(text):
+        yield "bold", found[1].strip()
+        text = found[2].strip()
+    if text:
+        yield "text", text
+
+
+def _words(inline: Token) -> str:
+    return " ".join(unescape(inline.content).split())

@@ -1,0 +1,215 @@
+"""Fill a practical's sheet from a run, or leave it blank for students.
+
+A sheet is a Markdown template (templates/*.md.j2) that a teacher can edit or translate. It calls:
+
+    {% call part(3, "Compare", needs=["single", "dp2"]) %}      a part and its configurations
+    {{ table("Title", ["single", "dp2"], ["step time"]) }}      a row per configuration
+    {% call answer("a) Is it faster?", verdict=…, numbers=…) %} a question and its answer
+
+Configurations are variables (`dp2.step_seconds.median`), measures.py lists the columns, and the
+filters below format numbers. On a blank sheet every value is `BLANK`, which prints as nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import jinja2
+from msgspec.structs import replace
+
+from paralab.analyse import figures
+from paralab.analyse.blocks import Answer, Block, Section, Table
+from paralab.course import measures
+from paralab.course.configurations import LABELS
+from paralab.course.measurements import Measurements
+from paralab.errors import UsageError
+
+DRAW: Mapping[str, Callable[[Measurements, str], Block | None]] = {
+    "split": lambda lab, key: figures.split(lab.rows[key].batch, lab.rows[key].ranks),
+    "load": lambda lab, key: figures.load_lines(lab.recordings(key), "Load over time"),
+    "timeline": lambda lab, key: figures.timeline(lab.recordings(key)[-1]),
+    "schedule": lambda lab, key: figures.schedule(lab.recordings(key)[-1]),
+}
+
+
+class Blank:
+    """A value that is not known: falsy, empty when printed, and contagious."""
+
+    def _blank(self, *arguments: Any, **options: Any) -> Any:
+        return self
+
+    __call__ = __getitem__ = __getattr__ = _blank
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _blank
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = _blank
+
+    def _no(self, *other: Any) -> bool:
+        return False
+
+    __lt__ = __gt__ = __le__ = __ge__ = __bool__ = _no
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __str__(self) -> str:
+        return ""
+
+
+BLANK = Blank()
+
+
+@dataclass
+class Sheet:
+    """Collects what a template defines while it renders."""
+
+    lab: Measurements | None  # None: blank
+    parts: Sequence[int] | None = None  # None: all
+    title: str = ""
+    sections: list[Section] = field(default_factory=list)
+    needs: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    blocks: list[Block] = field(default_factory=list)
+
+    def set_title(self, text: str) -> str:
+        self.title = text
+        return ""
+
+    def part(
+        self,
+        number: int,
+        title: str,
+        needs: Sequence[str] = (),
+        likes: Sequence[str] = (),
+        *,
+        caller: Callable[[], str],
+    ) -> str:
+        """One part of the practical. Without a configuration it needs, it says why."""
+        self.needs[number] = (*needs, *likes)
+        if self.parts is not None and number not in self.parts:
+            return ""
+
+        heading = f"Part {number}: {title}"
+        missing = [key for key in needs if self.lab and key not in self.lab.rows]
+        if self.lab and missing:
+            reasons = "; ".join(f"{LABELS[key]}: {self.lab.why_not(key)}" for key in missing)
+            self.sections.append(Section(heading, (), f"Not measured. {reasons}"))
+            return ""
+
+        self.blocks = []
+        text = caller()
+        self.sections.append(Section(heading, tuple(self.blocks), _one_space(text)))
+        return ""
+
+    def answer(
+        self,
+        question: str,
+        verdict: Any = None,
+        numbers: Mapping[str, Any] | None = None,
+        terms: Sequence[str] = (),
+        choice: Any = None,
+        *,
+        caller: Callable[[], str],
+    ) -> str:
+        """A question. On a blank sheet the answer is not even evaluated."""
+        if self.lab is None:
+            self.blocks.append(Answer(question, "", {}))
+            return ""
+        known = {name: value for name, value in (numbers or {}).items() if value is not BLANK}
+        self.blocks.append(
+            Answer(
+                question,
+                _one_space(caller()),
+                known,
+                None if verdict is BLANK else verdict,
+                terms=tuple(terms),
+                choice=None if choice is BLANK else choice,
+            )
+        )
+        return ""
+
+    def table(self, make: Callable[..., Table]) -> Callable[..., str]:
+        """`make` as a template calls it."""
+
+        @wraps(make)
+        def add(*arguments: Any, **options: Any) -> str:
+            table = make(self.lab, *arguments, **options)
+            if any(isinstance(b, Table) and b.note == table.note for b in self.blocks):
+                table = replace(table, note="")  # once per part is enough
+            if table.rows:
+                self.blocks.append(table)
+            return ""
+
+        return add
+
+    def figures(self, kind: str, keys: Sequence[str]) -> str:
+        for key in keys if self.lab else ():
+            assert self.lab
+            picture = DRAW[kind](self.lab, key) if self.lab.recordings(key) else None
+            if picture:
+                self.blocks.append(picture)
+        return ""
+
+
+def fill(name: str, lab: Measurements | None, parts: Sequence[int] | None) -> Sheet:
+    """Render templates/NAME.md.j2 with the measurements, or blank."""
+    sheet = Sheet(lab, parts)
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("paralab.course", "templates"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # the output is Markdown; show/markdown.py and show/page.py escape it
+    )
+    environment.filters |= {key: _skip_blank(made) for key, made in measures.FILTERS.items()}
+    names: dict[str, Any] = {
+        "title": sheet.set_title,
+        "part": sheet.part,
+        "answer": sheet.answer,
+        "figures": sheet.figures,
+        **{key: sheet.table(make) for key, make in measures.TABLES.items()},
+        **{key: _of(lab, made) for key, made in measures.FUNCTIONS.items()},
+    }
+    try:
+        template = environment.get_template(f"{name}.md.j2")
+        rows = {key: lab.rows.get(key, BLANK) if lab else BLANK for key in LABELS}
+        wanted = _variables(environment, name) - names.keys() - rows.keys()
+        template.render(**dict.fromkeys(wanted, BLANK), **names, **rows)
+    except jinja2.TemplateError as error:
+        raise UsageError(f"The template {name}.md.j2 is broken: {error}.") from error
+    return sheet
+
+
+def _variables(environment: jinja2.Environment, name: str) -> set[str]:
+    """The variables that a template reads: a blank sheet knows none of them."""
+    from jinja2.meta import find_undeclared_variables
+
+    assert environment.loader
+    source = environment.loader.get_source(environment, f"{name}.md.j2")[0]
+    return find_undeclared_variables(environment.parse(source))
+
+
+def _of(lab: Measurements | None, make: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        if lab is None or any(argument is BLANK for argument in arguments):
+            return BLANK
+        try:
+            made = make(lab, *arguments)
+        except KeyError:  # a configuration that did not run here
+            return BLANK
+        return BLANK if made is None else made
+
+    return call
+
+
+def _skip_blank(make: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(value: Any, *arguments: Any) -> Any:
+        blank = value is BLANK or any(argument is BLANK for argument in arguments)
+        return BLANK if blank else make(value, *arguments)
+
+    return apply
+
+
+def _one_space(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,230 @@
+"""Grading: every item is right, wrong, missing, or not judged, whatever way it is written."""
+
+import csv
+import io
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from paralab.analyse.blocks import Answer, Cell, Document, Section, Table
+from paralab.course.check import contradiction, grade, parsed
+from paralab.course.class_report import FORMATS, Submission, same_timings, speed_up_spread
+from paralab.course.configurations import PRACTICALS
+from paralab.course.sheet_text import parse
+from paralab.errors import UsageError
+from paralab.show.markdown import as_markdown
+from tests.course.made_up import fill_sheet, made_up
+
+
+def document(name):
+    sheet = fill_sheet(name, made_up(name))
+    return Document(sheet.title, "", (), tuple(sheet.sections))
+
+
+def statuses(text, name="5"):
+    """{(part, place): status} of what is not right."""
+    graded = grade(text, document(name), 0.25)
+    return {(i.part, i.place): i.status for i in graded.items if i.status != "right"}
+
+
+@pytest.mark.parametrize("name", PRACTICALS)
+def test_the_filled_sheet_of_a_run_is_right(name):
+    found = grade(as_markdown(document(name)), document(name), 0.25)
+    assert [item for item in found.items if item.status in ("wrong", "missing")] == []
+    assert found.passed
+    earned, possible = found.points()
+    assert earned == possible > 15
+
+
+def test_wrong_cells_and_answers_are_found():
+    text = as_markdown(document("5"))
+    changes = {
+        "| single | 30 ms |": "| single | 3 s |",  # a hundred times
+        "22/22/20": "22/21/21",
+        "No. The script calls": "Yes. The script calls",
+    }
+    for right, wrong in changes.items():
+        assert right in text
+        text = text.replace(right, wrong, 1)
+    assert statuses(text) == {
+        (1, "step time of single"): "wrong",
+        (4, "split of 3"): "wrong",
+        (4, "a) Does your code split the batch by hand?"): "wrong",
+    }
+
+
+def test_other_units_and_decimal_commas_are_right():
+    text = as_markdown(document("5"))
+    for number, other in (
+        ("30 ms", "0,030 s"),
+        ("40.0 MiB", "41943040 bytes"),
+        ("22/22/20", "22, 22 and 20"),
+    ):
+        assert number in text
+        text = text.replace(number, other)
+    assert statuses(text) == {}
+
+
+def test_shuffled_parts_and_shortened_headings_match():
+    head, *parts = as_markdown(document("5")).split("\n## ")
+    text = "\n## ".join([head, *reversed(parts)])
+    for title in ("Part 3: Compare", "Part 4: Splitting the batch"):
+        assert title in text
+        text = text.replace(title, title.split(":")[0])
+    text = text.replace("**a) Is DataParallel faster?**", "**a)**")
+    assert statuses(text) == {}
+
+
+def test_missing_answers_are_missing():
+    text = as_markdown(document("5"))
+    section = document("5").sections[2]
+    answer = next(block for block in section.blocks if isinstance(block, Answer))
+    assert statuses(text.replace(f"No. {answer.text}", "")) == {(3, answer.question): "missing"}
+
+
+@pytest.mark.parametrize("text", ["", "I did everything.", "# Practical 9\n\n## Part 42\n"])
+def test_nonsense_and_other_sheets_are_refused(text):
+    with pytest.raises(UsageError):
+        grade(text, document("5"), 0.25)
+
+
+def test_the_blank_sheet_is_refused_as_empty():
+    from paralab.course.practical import blank
+
+    with pytest.raises(UsageError):
+        grade(as_markdown(blank("5")), document("5"), 0.25)
+
+
+def one_question(**rubric):
+    answer = Answer("Q1 How many processes are there?", "2 processes.", **rubric)
+    return Document("Practical 10", "", (), (Section("Part 1: Run", (answer,)),))
+
+
+@pytest.mark.parametrize(
+    ("written", "status"),
+    [
+        ("2 processes", "right"),
+        ("There are two of them.", "not judged"),
+        ("8 processes, all on GPU 5", "wrong"),
+    ],
+)
+def test_free_text_is_judged_by_its_numbers(written, status):
+    text = f"## Part 1\n\n**Q1**\n\n{written}\n\n"
+    known = one_question(evidence={"processes": 2})
+    if status == "not judged":  # nothing that can be checked: not an empty sheet either
+        text += "| configuration | processes |\n|---|---|\n| x | 1 |\n"
+        table = Table("", ("configuration", "processes"), ((Cell("x", "x"), Cell("1", 1)),))
+        [section] = known.sections
+        known = Document(
+            "Practical 10", "", (), (Section("Part 1: Run", (*section.blocks, table)),)
+        )
+    found = grade(text, known, 0.25)
+    assert next(item.status for item in found.items if item.place.startswith("Q1")) == status
+
+
+@pytest.mark.parametrize(
+    ("written", "status"),
+    [
+        ("No, DDP does.", "right"),
+        ("Yes, of course.", "wrong"),
+        ("It depends.", "wrong"),
+    ],
+)
+def test_yes_or_no_is_required(written, status):
+    known = one_question(evidence={}, verdict=False)
+    assert grade(f"## Part 1\n\n**Q1** {written}\n", known, 0.25).items[0].status == status
+
+
+def test_key_terms_and_choices():
+    terms = one_question(evidence={}, terms=("backward|gradient",))
+    text = "## Part 1\n\n### Q1 How many?\n\nIn the backward pass.\n"
+    assert grade(text, terms, 0.25).items[0].status == "right"
+    choice = one_question(evidence={}, choice="DDP")
+    assert grade("## Part 1\n\n**Q1** DDP is.\n", choice, 0.25).items[0].status == "right"
+    assert grade("## Part 1\n\n**Q1** Neither.\n", choice, 0.25).items[0].status == "wrong"
+
+
+TIME = Cell("34.6 ms", 0.0346, 0.0340, 0.0350)
+
+
+@pytest.mark.parametrize(
+    ("written", "cell", "right"),
+    [
+        ("35 ms", TIME, True),
+        ("39,7 ms", TIME, True),
+        ("0.0397 s", TIME, True),
+        ("45 ms", TIME, False),
+        ("34.6", TIME, False),  # no unit
+        ("0 min", TIME, False),  # rounded until everything fits
+        ("3.46 %", TIME, False),
+        ("3", Cell("2", 2), False),
+        ("24 MiB", Cell("24.0 MiB", 25190400), True),
+        ("25.19 MB", Cell("24.0 MiB", 25190400), True),
+        ("24.5 MiB", Cell("24.0 MiB", 25190400), False),
+        ("32 and 32", Cell("32/32", "32/32"), True),
+        ("22/22/21", Cell("22/22/20", "22/22/20"), False),
+        ("9" * 5000, Cell("22/22/20", "22/22/20"), False),
+        ("cpu:1", Cell("cpu:0", "cpu:0"), False),
+        ("No", Cell("yes", True), False),
+        ("60 % and 61 %", Cell("58 % and 60 %", 0.59, 0.58, 0.60), True),
+    ],
+)
+def test_what_contradicts_a_cell(written, cell, right):
+    assert (contradiction(written, cell, 0.25) == "") is right
+
+
+def test_numbers_with_units():
+    assert parsed("34.6 ms") == (pytest.approx(0.0346), pytest.approx(1e-4), "time")
+    assert parsed("1.234,5")[0] == 1234.5
+    assert parsed("1,768")[0] == 1768
+    assert parsed("58 %")[0] == pytest.approx(0.58)
+    assert parsed("1.39× (95 % CI 1.06–1.83)")[0] == 1.39
+    for nonsense in ("1e400 s", "1e308 min", "fast", "3 bananas"):
+        assert parsed(nonsense)[0] is None
+
+
+def test_a_bold_line_is_a_question_unless_a_table_follows():
+    text = "## Part 1: x\n\n**A table**\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n**Is it?**\n\nYes. It\nis.\n"
+    part = parse(text)[1]
+    assert part.answers == {"Is it?": "Yes. It is."}
+    assert part.tables == [[["a", "b"], ["1", "2"]]]
+
+
+@pytest.fixture
+def submissions():
+    right = grade(as_markdown(document("5")), document("5"), 0.25)
+    wrong = grade(as_markdown(document("5")).replace("22/22/20", "1/1/1"), document("5"), 0.25)
+    return [
+        Submission("ann", right, "", {"single": 1.0, "dp2": 1.5}, (0.1, 0.2)),
+        Submission("bob", wrong, "", {"single": 1.0, "dp2": 0.5}, (0.1, 0.2)),
+        Submission("=cmd", None, "bob has no sheet"),
+    ]
+
+
+def test_identical_timings_and_the_spread_of_the_class(submissions):
+    assert same_timings(submissions) == [["ann", "bob"]]
+    assert speed_up_spread(submissions)["dp2"] == (0.5, 1.0, 1.5)
+
+
+def test_every_format_of_a_grader(submissions):
+    text = {name: make(submissions) for name, make in FORMATS.items()}
+    report = json.loads(text["json"])
+    assert [s["points"] == s["possible"] for s in report["students"]] == [True, False, True]
+
+    rows = list(csv.DictReader(io.StringIO(text["csv"])))
+    assert [row["student"] for row in rows] == ["ann", "bob", "'=cmd"]  # no formula
+    assert int(rows[1]["wrong"]) >= 1
+
+    suites = ElementTree.fromstring(text["junit"])
+    assert [len(suite.findall("testcase/failure")) > 0 for suite in suites] == [False, True, True]
+
+    scope = json.loads(text["gradescope"])
+    assert scope["ann"]["score"] == sum(test["max_score"] for test in scope["ann"]["tests"])
+    room = json.loads(text["classroom50"])
+    assert room["bob"]["schema"] == "classroom50/result/v1"
+    assert room["bob"]["score"] < room["bob"]["max-score"]
+    assert set(room["bob"]["tests"][0]) == {"test-name", "passed", "score", "max-score"}
+
+    alone = json.loads(FORMATS["gradescope"](submissions[:1]))
+    assert alone["score"] == scope["ann"]["score"]  # one sheet: the object itself
