@@ -101,9 +101,7 @@ def inspect_workload(inspection: Inspection) -> Summary:
     if inspection.threads:
         torch.set_num_threads(inspection.threads)
 
-    # Without a GPU, inspect on the CPU: the plan refuses `--device cuda` and says why.
-    on_gpu = inspection.device in ("cuda", "auto") and torch.cuda.is_available()
-    device = "cuda" if on_gpu else "cpu"
+    device = _choose_device(inspection.device)
     model = model.to(device).train()
 
     def load(samples: int) -> Any:
@@ -126,11 +124,9 @@ def inspect_workload(inspection: Inspection) -> Summary:
     if inspection.units:
         units = find_units(model, (workload.unpack or unpack)(take(batch, 0, 2))[0])
 
-    # Last: it changes the model.
+    parameter_bytes = sum(parameter.nbytes for parameter in model.parameters())
     split_problem = None
-    numbers = [parameter.numel() for parameter in model.parameters()]
-    sizes = [parameter.nbytes for parameter in model.parameters()]
-    if inspection.proof:
+    if inspection.proof:  # last: it changes the model's type
         kinds = controls(trial.batch_norms, trial.random, trial.state)
         split_problem = _run(
             "A trial step", folder, lambda: find_split_problem(workload, model, batch, kinds)
@@ -138,8 +134,8 @@ def inspect_workload(inspection: Inspection) -> Summary:
 
     return Summary(
         name=workload.name,
-        parameters=sum(numbers),
-        parameter_bytes=sum(sizes),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameter_bytes=parameter_bytes,
         samples=dataset_samples(workload),
         batch_size=workload.batch_size,
         data_path=workload.data_path,
@@ -155,6 +151,11 @@ def inspect_workload(inspection: Inspection) -> Summary:
         whole_model=inspection.layers and mixes_parameters(workload),
         split_problem=split_problem,
     )
+
+
+def _choose_device(device: str) -> str:
+    """Without a GPU, inspect on the CPU: the plan refuses `--device cuda` and says why."""
+    return "cuda" if device in ("cuda", "auto") and torch.cuda.is_available() else "cpu"
 
 
 def _build_model(workload: Workload, folder: Path) -> nn.Module:
