@@ -22,8 +22,8 @@ from paralab.errors import UsageError, unknown
 from paralab.experiment import compare as comparison
 from paralab.experiment import run as experiment
 from paralab.experiment import verify as verification
+from paralab.experiment.configurations import Configuration
 from paralab.experiment.planning import look_again
-from paralab.experiment.rounds import Configuration
 from paralab.launch.processes import import_torch_once
 from paralab.launch.run_options import RunOptions
 from paralab.plan.option import Option, options_of

@@ -55,7 +55,7 @@ def compare(
     paralab compare single "ddp --replicas 2" "ddp --replicas 2 --accumulate 4"
     """
     from paralab.experiment import compare as comparison
-    from paralab.experiment.rounds import Configuration
+    from paralab.experiment.configurations import Configuration
 
     base = Request(strategy="single", **given(options))
     cases = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from paralab.errors import UsageError
-from paralab.experiment.rounds import Configuration
+from paralab.experiment.configurations import Configuration
 from paralab.machine.host import Machine
 from paralab.plan.request import Request
 from paralab.workload.summary import Summary

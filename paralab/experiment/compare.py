@@ -1,4 +1,5 @@
-"""`paralab compare`: strategies side by side on one model with one batch size, each verified."""
+"""`paralab compare` and `scale`: configurations of one model side by side, each verified to train
+like a single device."""
 
 from __future__ import annotations
 
@@ -13,15 +14,9 @@ from msgspec.structs import replace as replace_fields
 from paralab.analyse.compare import Comparison, comparison_of
 from paralab.analyse.manifest import About
 from paralab.errors import Interrupted, UsageError, unknown
+from paralab.experiment.configurations import Configuration, resolve_all
 from paralab.experiment.planning import look_once, slug
-from paralab.experiment.rounds import (
-    BUDGET_SECONDS,
-    ROUNDS,
-    Configuration,
-    measure,
-    planned,
-    resolve_all,
-)
+from paralab.experiment.rounds import BUDGET_SECONDS, ROUNDS, measure, plan_rounds
 from paralab.machine.signals import exit_code_of, name_of
 from paralab.plan.option import flag_of, options_of
 from paralab.plan.request import APPLIES, STRATEGIES, Request, only_applicable
@@ -33,8 +28,8 @@ from paralab.workload.reference import check_reference
 
 
 def default_configurations(base: Request) -> list[Configuration]:
-    """The strategies that everybody should see once, with two replicas and two stages, and every
-    low precision that this machine supports."""
+    """Every strategy with two replicas or two stages, and every low precision that this machine
+    supports."""
     machine, _ = look_once(check_reference(base.workload), base.device, True, base.batch_size, 1)
     on_gpu = bool(machine.gpus) and base.device != "cpu"
     low = ("tf32", "bf16", "fp16") if on_gpu else ("bf16",)
@@ -49,13 +44,13 @@ def default_configurations(base: Request) -> list[Configuration]:
         {"strategy": "hybrid"},
     ]
     return [
-        Configuration(with_common(base, setup), optional=number > 3)
-        for number, setup in enumerate(asked)
+        Configuration(with_common(base, own), optional=number > 3)
+        for number, own in enumerate(asked)
     ]
 
 
 def with_common(base: Request, own: dict[str, Any]) -> Request:
-    """A configuration with its options, and those common options that apply to its strategy."""
+    """A configuration: its own options, and the common ones that apply to its strategy."""
     known = [field.name for field in fields(Request)]
     for name in own:
         if name not in known:
@@ -65,16 +60,14 @@ def with_common(base: Request, own: dict[str, Any]) -> Request:
         raise UsageError(
             f"The configuration {own} has no strategy.", fix='{"strategy": "ddp", "replicas": 2}'
         )
-    return replace(
-        only_applicable(replace(base, strategy=strategy))
-        if strategy in STRATEGIES
-        else Request(strategy),
-        **own,
-    )
+    common = Request(strategy)  # an unknown strategy is refused later, with the nearest one
+    if strategy in STRATEGIES:
+        common = only_applicable(replace(base, strategy=strategy))
+    return replace(common, **own)
 
 
 def scale_configurations(base: Request, counts: str, weak: bool) -> list[Configuration]:
-    """The strategy with 1, 2, 4 … replicas. `weak`: the batch grows with the replicas."""
+    """The strategy with 1, 2, 4 … replicas; `weak`: the batch grows with them."""
     try:
         numbers = sorted({int(word) for word in counts.split(",")})
     except ValueError:
@@ -113,34 +106,27 @@ def compare(
     out: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
-    """Measure the configurations; return the comparison, which is computed from their folders."""
+    """Measure the configurations; the comparison is computed from the run folders."""
     started = time.perf_counter()
     if rounds is not None and rounds < 1:
         raise UsageError(
-            f"--rounds {rounds} measures nothing.",
-            fix="at least 1 round, or 3 for a confidence interval",
+            f"{rounds} rounds measure nothing.", fix="at least 1 round, and 3 for an interval"
         )
     if steps is not None:
         configurations = [
-            replace(
-                configuration,
-                request=replace(configuration.request, steps=configuration.request.steps or steps),
-            )
-            for configuration in configurations
+            replace(each, request=replace(each.request, steps=each.request.steps or steps))
+            for each in configurations
         ]
-    configurations = _with_distinct_names(configurations)
-    workloads = list(
-        dict.fromkeys(configuration.request.workload for configuration in configurations)
-    )
+    workloads = list(dict.fromkeys(each.request.workload for each in configurations))
     if kind == "compare" and len(workloads) > 1:
-        named = ", ".join(workloads)
         raise UsageError(
-            f"Cannot compare different workloads: {named}.",
+            f"Different workloads cannot be compared: {', '.join(workloads)}.",
             fix="--workload once, outside the quotes",
         )
-    resolved, left_out = resolve_all(configurations)
+    resolved, left_out = resolve_all(with_distinct_names(configurations))
+
     folder = RunFolder.create(out, f"{kind}_{slug(resolved[0].summary.name)}")
-    entries = planned(resolved, rounds or ROUNDS)
+    entries = plan_rounds(resolved, rounds or ROUNDS)
     folder.write_manifest(
         kind=kind,
         about=(about or About()).to_dict(),
@@ -155,51 +141,36 @@ def compare(
     result = replace_fields(comparison_of(folder.path), seconds=seconds)
     folder.write_result(result.to_dict())
     if measured.signal is not None:
-        rounds_done = plural(measured.rounds, "complete round")
         raise Interrupted(
-            f"Stopped by {name_of(measured.signal)} after {rounds_done}. The complete rounds are kept: paralab show {folder.path}",
+            f"Stopped by {name_of(measured.signal)} after {plural(measured.rounds, 'whole round')}. "
+            f"See what was measured: paralab show {folder.path}",
             exit_code=exit_code_of(measured.signal),
         )
     return result
 
 
-def _with_distinct_names(configurations: Sequence[Configuration]) -> list[Configuration]:
-    """The configurations with distinct names."""
-    if len({configuration.request for configuration in configurations}) < len(configurations):
-        requests = [configuration.request for configuration in configurations]
-        twice = next(
-            configuration
-            for configuration in configurations
-            if requests.count(configuration.request) > 1
-        )
+def with_distinct_names(configurations: Sequence[Configuration]) -> list[Configuration]:
+    """Lengthen equal labels by the options that differ; refuse what is given twice."""
+    requests = [each.request for each in configurations]
+    twice = next((each for each in configurations if requests.count(each.request) > 1), None)
+    if twice:
         raise UsageError(
             f"The configuration {twice.label!r} is given twice.",
-            fix="give each one once; the rounds repeat it",
+            fix="each one once; the rounds repeat it already",
         )
-    if len({configuration.request.prefix for configuration in configurations}) > 1:
+    if len({request.prefix for request in requests}) > 1:
         raise UsageError(
             "Configurations with different --prefix cannot share their processes.",
             fix="--prefix outside the quotes",
         )
-    labels = [configuration.label for configuration in configurations]
+
+    labels = [each.label for each in configurations]
     silent = [option.name for option in options_of(Request) if option.label is None]
-    options = [
-        name
-        for name in silent
-        if len({getattr(configuration.request, name) for configuration in configurations}) > 1
-    ]
+    differing = [name for name in silent if len({getattr(r, name) for r in requests}) > 1]
 
-    def longer(configuration: Configuration) -> str:
-        said = [
-            f"{flag_of(name)} {getattr(configuration.request, name)}"
-            for name in options
-            if getattr(configuration.request, name) is not None
-        ]
-        return " · ".join([configuration.label, *said])
+    def lengthen(each: Configuration) -> Configuration:
+        values = {name: getattr(each.request, name) for name in differing}
+        words = [f"{flag_of(name)} {value}" for name, value in values.items() if value is not None]
+        return replace(each, name=" · ".join([each.label, *words]))
 
-    return [
-        replace(configuration, name=longer(configuration))
-        if labels.count(configuration.label) > 1
-        else configuration
-        for configuration in configurations
-    ]
+    return [lengthen(each) if labels.count(each.label) > 1 else each for each in configurations]

@@ -1,15 +1,18 @@
-"""This machine as paralab sees it: what was probed, what cannot be used and why."""
+"""What this machine can do, and what it cannot and why."""
 
 from __future__ import annotations
 
 from paralab.launch.inspect import inspect_machine
+from paralab.machine.host import Machine
 from paralab.machine.precision import probe_cpu
 from paralab.record.folder import PACKAGES, version
 from paralab.show.facts import Environment
 
+NOT_BUILT = "not in this torch"
+
 
 def environment() -> Environment:
-    """The machine as paralab sees it; low precisions are tried out if necessary."""
+    """Inspect the machine; try low precisions out if necessary."""
     machine = inspect_machine()
     precisions = {
         "fp64": {"cpu": "usable"},
@@ -19,27 +22,26 @@ def environment() -> Environment:
     for name in ("bf16", "fp16"):
         tried = probe_cpu(name)
         precisions[name] = {"cpu": ("usable: " if tried.works else "not usable: ") + tried.seen}
-    for name, found in precisions.items():
-        weak = (
-            [gpu.name for gpu in machine.gpus if gpu.capability < (8, 0)]
-            if name in ("tf32", "bf16")
-            else []
-        )
-        if not machine.gpus:
-            found["cuda"] = f"not usable: {machine.no_gpu_reason}"
-        else:
-            found["cuda"] = (
-                f"not usable: {weak[0]} is older than compute capability 8.0" if weak else "usable"
-            )
-    several = len(machine.gpus) > 1 and "nccl" in machine.backends
+    for name, devices in precisions.items():
+        devices["cuda"] = _usable_on_gpus(name, machine)
+
+    gloo = "gloo" in machine.backends
     backends = {
-        "gloo": "usable: CPU ranks, and ranks that share a GPU"
-        if "gloo" in machine.backends
-        else "not in this torch",
-        "nccl": "usable"
-        if several
-        else "not usable: "
-        + ("not in this torch" if "nccl" not in machine.backends else "needs a GPU per rank"),
+        "gloo": "usable: CPU ranks, and ranks that share a GPU" if gloo else NOT_BUILT,
+        "nccl": "usable",
     }
+    if "nccl" not in machine.backends:
+        backends["nccl"] = f"not usable: {NOT_BUILT}"
+    elif len(machine.gpus) < 2:
+        backends["nccl"] = "not usable: needs a GPU per rank"
     packages = {name: version(name) for name in PACKAGES}
     return Environment(machine=machine, precisions=precisions, backends=backends, packages=packages)
+
+
+def _usable_on_gpus(precision: str, machine: Machine) -> str:
+    if not machine.gpus:
+        return f"not usable: {machine.no_gpu_reason}"
+    weak = [gpu.name for gpu in machine.gpus if gpu.capability < (8, 0)]
+    if precision in ("tf32", "bf16") and weak:
+        return f"not usable: {weak[0]} is older than compute capability 8.0"
+    return "usable"

@@ -74,7 +74,7 @@ def _full_disk(training: Training) -> str:
 def _explain_hang(
     training: Training, launched: RunFolder, exits: RankExits, attempt: int
 ) -> RunFailed:
-    dumps = launched.testimonies(attempt)
+    dumps = launched.stack_dumps(attempt)
     hang = find_hang(dumps, training.plan.world_size, [late.rank for late in exits.late])
     first = max(exits.late, key=lambda late: late.seconds)
     phases = {"start": "the start", "save": f"saving after {first.step} steps"}

@@ -1,5 +1,5 @@
-"""The runs that verify a configuration, each compared with a single-device reference that several
-may share."""
+"""Runs that verify a configuration: it trains next to a single device, and their weights are
+compared. Several configurations may share one reference."""
 
 from __future__ import annotations
 
@@ -23,54 +23,53 @@ from paralab.workload.summary import Summary
 
 
 @dataclass(frozen=True)
-class Proof:
-    """`job` decides; `asked` trains as requested, if that differs for a known reason. `plan`
-    belongs to the request."""
+class ReferencePair:
+    """The trainings that verify one configuration, by their numbers.
+
+    plan       of the configuration as requested
+    exact      must equal its reference
+    as_asked   trains as requested, if that may differ for a known reason
+    """
 
     plan: Plan
-    job: int
-    asked: int | None
+    exact: int
+    as_asked: int | None
     split_problem: str | None
 
     @property
-    def jobs(self) -> list[int]:
-        return [self.job] if self.asked is None else [self.job, self.asked]
+    def numbers(self) -> list[int]:
+        return [self.exact] if self.as_asked is None else [self.exact, self.as_asked]
 
 
 class ReferenceRuns:
-    """`jobs` must be trained in order: a reference comes before the first job that needs it."""
+    """`trainings` run in this order: a reference comes before the first training that needs it."""
 
     def __init__(self, folder: Path, private: Path) -> None:
         self.folder, self.private = folder, private
-        self.jobs: list[Training] = []
+        self.trainings: list[Training] = []
         self.references: dict[tuple[Request, tuple[str, ...]], str] = {}
 
-    def add(self, name: str, request: Request, machine: Machine, summary: Summary) -> Proof:
+    def add(self, name: str, request: Request, machine: Machine, summary: Summary) -> ReferencePair:
         """Compare this configuration with the same training on one device.
 
-        If the two may differ for a known reason (`Plan.differences`), the proof runs in fp64 with
-        those reasons removed (`paralab.workload.proof_controls`), and a second pair of runs, as
+        If the two may differ for a known reason (`Plan.differences`), the exact pair runs in fp64
+        with those reasons removed (`paralab.workload.proof_controls`), and a second pair, as
         requested, measures the difference they make.
         """
-        summary = replace(
-            summary, dropout=False
-        )  # switched off on both sides: a mistake could hide behind it
-        still = replace(summary, random=False, state=(), batch_norms=0)
-        exact = replace(request, precision="fp64", loss_scale=None, no_scaler=None)
+        # Dropout is off on both sides: a mistake could hide behind it.
+        summary = replace(summary, dropout=False)
         plan = self._plan(request, machine, summary)
         if not plan.differences:
-            return Proof(
-                plan, self._pair(name, request, machine, summary, ()), None, summary.split_problem
-            )
-        proof = self._pair(name, exact, machine, still, summary.controls)
-        return Proof(
-            plan,
-            proof,
-            self._pair(f"{name}-as-asked", request, machine, summary, ()),
-            summary.split_problem,
-        )
+            exact = self._add_pair(name, request, machine, summary, ())
+            return ReferencePair(plan, exact, None, summary.split_problem)
 
-    def _pair(
+        still = replace(summary, random=False, state=(), batch_norms=0)
+        in_fp64 = replace(request, precision="fp64", loss_scale=None, no_scaler=None)
+        exact = self._add_pair(name, in_fp64, machine, still, summary.controls)
+        as_asked = self._add_pair(f"{name}-as-asked", request, machine, summary, ())
+        return ReferencePair(plan, exact, as_asked, summary.split_problem)
+
+    def _add_pair(
         self,
         name: str,
         request: Request,
@@ -78,7 +77,7 @@ class ReferenceRuns:
         summary: Summary,
         control: tuple[str, ...],
     ) -> int:
-        """Add the job that trains this request, after its reference; return its number."""
+        """The number of the training of this request; its reference comes before it."""
         plan = self._plan(request, machine, summary, control)
         single = replace(on_one_device(request, plan.batch_size), loss_scale=plan.loss_scale)
         key = single, control
@@ -92,33 +91,33 @@ class ReferenceRuns:
     def _plan(
         self, request: Request, machine: Machine, summary: Summary, control: tuple[str, ...] = ()
     ) -> Plan:
-        return replace(
-            resolve(request, machine, summary, probe_once, threads_asked()), control=control
-        )
+        plan = resolve(request, machine, summary, probe_once, threads_asked())
+        return replace(plan, control=control)
 
     def _append(
         self, name: str, plan: Plan, extras: dict[str, str], machine: Machine, summary: Summary
     ) -> int:
-        job = Training(plan, RunFolder.create(self.folder / name, ""), extras)
-        record_plan(job.folder, plan, machine, summary)
-        self.jobs.append(job)
-        return len(self.jobs) - 1
+        training = Training(plan, RunFolder.create(self.folder / name, ""), extras)
+        record_plan(training.folder, plan, machine, summary)
+        self.trainings.append(training)
+        return len(self.trainings) - 1
 
     def is_reference(self, number: int) -> bool:
-        return "save_reference" in self.jobs[number].extras
+        return "save_reference" in self.trainings[number].extras
 
-    def verdict(self, proof: Proof, failed: dict[int, RunFailed]) -> Verification:
-        proved = self._judge(proof.job, failed, proof.split_problem)
-        proved = replace_fields(proved, control=self.jobs[proof.job].plan.control)
-        asked = None if proof.asked is None else self._judge(proof.asked, failed)
-        return with_excuse(proved, proof.plan, asked)
+    def judge(self, pair: ReferencePair, failed: dict[int, RunFailed]) -> Verification:
+        """Whether the configuration equals its reference. `failed`: errors of trainings."""
+        exact = self._judge(pair.exact, failed, pair.split_problem)
+        exact = replace_fields(exact, control=self.trainings[pair.exact].plan.control)
+        as_asked = None if pair.as_asked is None else self._judge(pair.as_asked, failed)
+        return with_excuse(exact, pair.plan, as_asked)
 
     def _judge(
         self, number: int, failed: dict[int, RunFailed], split_problem: str | None = None
     ) -> Verification:
-        precision, folder = self.jobs[number].plan.precision, self.jobs[number].folder.path
+        training = self.trainings[number]
         if number in failed:
-            return failed_verification(precision, failed[number].problem)
-        ranks = read_events(folder).values()
+            return failed_verification(training.plan.precision, failed[number].problem)
+        ranks = read_events(training.folder.path).values()
         events = [event for rank in ranks for event in rank if isinstance(event, Verify)]
-        return judge(precision, events, split_problem)
+        return judge(training.plan.precision, events, split_problem)

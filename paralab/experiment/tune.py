@@ -1,16 +1,16 @@
-"""`paralab tune`: the bucket size, accumulation, micro-batches, precision, and DDP options with the
-fastest optimizer step.
+"""`paralab tune`: search the bucket size, accumulation, micro-batches, precision, and DDP options
+with the fastest optimizer step.
 
-Successive halving. There are few factors with few values each, and a measurement takes seconds, so
-a library for large searches would add little. What matters is that every value is measured next to
-the default, in the same minutes.
+Successive halving over measurements in turns. There are few factors with few values each, and a
+measurement takes seconds, so a library for large searches would bring little. What matters is to
+measure every value next to the default, in the same minutes.
 
-    rung 1   the default and every single change, one round      -> the curve over the bucket size
-    rung 2   the promising changes combined, two rounds          -> the better half
-    final    the best ones and the default, five rounds, verified -> how much faster, and how sure
+    rung 1   the default and every single change, one round       -> the curve over the bucket size
+    rung 2   the promising changes combined, two rounds           -> the better half
+    final    the best ones and the default, verified, five rounds -> how much faster, how certain
 
-Low precision is measured in the same way but reported separately: it is fast because it rounds,
-which changes the last digits of the training.
+Low precision is measured in the same way but listed separately: it is fast because it rounds, which
+changes the last digits of the training.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from paralab.analyse.compare import Comparison, Row
 from paralab.analyse.tune import TuneResult, choice_of
 from paralab.errors import RunFailed, UsageError
 from paralab.experiment.compare import compare
+from paralab.experiment.configurations import Configuration
 from paralab.experiment.planning import look_once, slug
-from paralab.experiment.rounds import Configuration
 from paralab.machine.host import Machine
 from paralab.plan.check import check
 from paralab.plan.label import label
@@ -53,12 +53,12 @@ def tune(
     out: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> TuneResult:
-    """Search; return the choice, which is computed from the folders of the rungs."""
+    """Search; the choice is computed from the run folders of the rungs."""
     check(base)
     if base.strategy not in ("ddp", "pipeline", "hybrid"):
         raise UsageError(
-            f"{base.strategy} has nothing to tune: no buckets, no micro-batches.",
-            fix="tune ddp, pipeline or hybrid",
+            f"{base.strategy} has no buckets or micro-batches to tune.",
+            fix="tune ddp, pipeline, or hybrid",
         )
     started = time.perf_counter()
     base = replace(base, workload=check_reference(base.workload))
@@ -86,11 +86,9 @@ def tune(
         rungs.append(_rung(folder, 2, base, combined, 2))
         spent += 2 * (len(combined) + 1)
     finalists = _finalists(base, rungs)
-    rounds = (
-        FINAL_ROUNDS
-        if trials is None
-        else max(2, min(FINAL_ROUNDS, (trials - spent) // (len(finalists) + 1)))
-    )
+    rounds = FINAL_ROUNDS
+    if trials is not None:
+        rounds = max(2, min(FINAL_ROUNDS, (trials - spent) // (len(finalists) + 1)))
     say(f"final: the default and {len(finalists)} more, {rounds} rounds, verified")
     rungs.append(_rung(folder, len(rungs) + 1, base, finalists, rounds, say))
     seconds = round(time.perf_counter() - started, 3)
@@ -100,7 +98,7 @@ def tune(
 
 
 def single_changes(base: Request, summary: Summary, on_gpu: bool) -> list[Request]:
-    """The default with one change, for every option that was not given."""
+    """The default with one option changed, for every option that was not given."""
     changes: list[Request] = []
 
     def vary(name: str, values: list[Any]) -> None:
@@ -119,7 +117,7 @@ def single_changes(base: Request, summary: Summary, on_gpu: bool) -> list[Reques
         "micro_batches",
         [n for n in enough if not base.schedule or not misfit(base.schedule, base.stages or 2, n)],
     )
-    if not base.schedule:  # a schedule sums the gradients without DDP
+    if not base.schedule:  # a schedule sums gradients without DDP
         vary("bucket_view", [True])
     if (base.accumulate or 1) == 1:
         vary("static_graph", [True])
@@ -138,8 +136,8 @@ class Trial:
 
 
 def combinations(base: Request, rung: Comparison) -> list[Request]:
-    """The best value of every factor that does not look slower, all together and with each one left
-    out once."""
+    """The best value of every option that does not look slower: all together, and with each one
+    left out once."""
     trials = _trials(rung)
     default = next(trial.seconds for trial in trials if _is_like(trial.request, base))
     best: dict[str, Any] = {}  # values of several options of Request
@@ -192,10 +190,8 @@ def _rung(
 ) -> Comparison:
     """Measure the default and the changed configurations side by side; the final rung also verifies
     them and reports its progress."""
-    configurations = [
-        Configuration(base),
-        *(Configuration(request, optional=True) for request in changed if request != base),
-    ]
+    others = [Configuration(request, optional=True) for request in changed if request != base]
+    configurations = [Configuration(base), *others]
     path = folder.path / f"rung{number}"
     rung = compare(
         configurations,

@@ -1,9 +1,9 @@
-"""Parallel equals serial, checked on the user's model: `paralab verify` and `paralab.verify`.
+"""`paralab verify`: check on the user's model that a strategy trains like a single device.
 
 Every configuration trains a few steps and is compared with a reference: the same samples, from the
-same weights, on a single device. If the two may differ for a good reason (BatchNorm, random
+same weights, on a single device. If the two may differ for a known reason (BatchNorm, random
 numbers, low precision, a stateful forward), the check removes the reason on both sides and reports
-separately how large its effect is. All configurations share one launch.
+the difference it makes separately. All configurations share one launch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,21 +41,17 @@ from paralab.workload.summary import Inspection, Summary
 
 DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # fixed batches, and varying numbers of tokens
 DEFAULT_STEPS = 4
+STEP_DEADLINE = 120.0  # seconds
 Split = dict[str, Any]  # some of the options of Request
-STEP_DEADLINE = 120.0  # seconds: a longer step counts as a hang
+Inspected = tuple[Machine, Summary]
 
 
 @dataclass(frozen=True)
-class Check:
-    """One configuration to verify, and the options that distinguish it from the others."""
+class Case:
+    """One configuration to verify. `options` distinguish it from the others."""
 
     request: Request
     options: VerifyOptions
-
-
-@dataclass(frozen=True)
-class Ready:
-    case: Check
     plan: Plan
 
 
@@ -66,7 +63,7 @@ def verify(
     step_deadline: float = STEP_DEADLINE,
     **options: Any,
 ) -> VerifyResult:
-    """Check that a strategy (or `all`) trains like one device. Given options apply to every
+    """Check that a strategy, or `all`, trains like one device. The given options apply to every
     configuration; the others vary."""
     refuse_inside()
     if strategy not in (*STRATEGIES, "all"):
@@ -74,77 +71,40 @@ def verify(
     deadlines = Deadlines(step=step_deadline)
     deadlines.check()
     started = time.perf_counter()
-    workloads = workloads or DEFAULT_WORKLOADS
-    names = [strategy] if strategy != "all" else list(STRATEGIES)
-    ready: list[Ready] = []
-    skipped: list[Skipped] = []
-    refused: UsageError | None = None
-    seen: list[tuple[Machine, Summary]] = []
-    for reference in map(check_reference, workloads):
-        wants_layers = any(name in APPLIES["stages"] for name in names)
-        units = any(map(needs_units, names))
-        machine, summary = inspect_workload(
-            Inspection(
-                reference,
-                options.get("device", "auto"),
-                threads=1,
-                layers=wants_layers,
-                units=units,
-                proof=True,
-            )
-        )
-        seen.append((machine, summary))
-        for case in _cases(
-            names,
-            Request(strategy="single", workload=reference, **options),
-            summary,
-            pinned=strategy != "all",
-        ):
-            try:
-                plan = resolve(case.request, machine, summary, probe_once, threads_asked())
-            except UsageError as error:
-                refused = refused or error
-                skipped.append(
-                    Skipped(
-                        strategy=case.request.strategy, options=case.options, reason=error.problem
-                    )
-                )
-                continue
-            ready.append(Ready(case, plan))
-    if not ready:
-        assert refused is not None
-        raise refused
+
+    inspected = _inspect_workloads(strategy, workloads or DEFAULT_WORKLOADS, options)
+    cases, skipped = _resolve(strategy, inspected, options)
+    summaries = [summary for _, summary in inspected.values()]
     folder = RunFolder.create(out, f"verify_{strategy}")
     folder.write_manifest(
         kind="verify",
-        machine=asdict(seen[0][0]),
-        workload=[asdict(summary) for _, summary in seen],
+        machine=asdict(next(iter(inspected.values()))[0]),
+        workload=[asdict(summary) for summary in summaries],
         configurations=[
-            {"options": r.case.options.to_dict(), "plan": r.plan.to_json()} for r in ready
+            {"options": case.options.to_dict(), "plan": case.plan.to_json()} for case in cases
         ],
     )
-    cases = _train(
-        folder, ready, dict(zip(map(check_reference, workloads), seen, strict=True)), say, deadlines
-    )
-    if strategy == "all":  # a strategy may also refuse the model while it trains
-        refused_late = [case for case in cases if _refuses(case)]
+
+    verified = _train(folder, cases, inspected, say, deadlines)
+    if strategy == "all":
+        # Some strategies find out only during training that they cannot run this model.
+        late = [each for each in verified if _cannot_run(each)]
         skipped += [
-            Skipped(strategy=case.strategy, options=case.options, reason=case.cause or "")
-            for case in refused_late
+            Skipped(strategy=each.strategy, options=each.options, reason=each.cause or "")
+            for each in late
         ]
-        cases = [case for case in cases if case not in refused_late]
+        verified = [each for each in verified if each not in late]
+    dropout = any(summary.dropout for summary in summaries)
     result = VerifyResult(
         strategy=strategy,
-        workloads=[summary.name for _, summary in seen],
-        precision=ready[0].plan.precision,
-        passed=all(case.equal for case in cases),
-        steps=max(case.steps for case in cases),
-        configurations=cases,
+        workloads=[summary.name for summary in summaries],
+        precision=cases[0].plan.precision,
+        passed=all(each.equal for each in verified),
+        steps=max(each.steps for each in verified),
+        configurations=verified,
         skipped=skipped,
-        dropout="switched off on both sides"
-        if any(summary.dropout for _, summary in seen)
-        else "none",
-        state={summary.name: list(summary.state) for _, summary in seen if summary.state},
+        dropout="switched off on both sides" if dropout else "none",
+        state={summary.name: list(summary.state) for summary in summaries if summary.state},
         seconds=round(time.perf_counter() - started, 3),
         run_folder=str(folder.path),
     )
@@ -152,78 +112,120 @@ def verify(
     return result
 
 
-def _refuses(case: Verified) -> bool:
-    """Whether the strategy refused the model: a schedule that cannot split it into processes, or
-    fsdp ranks that take different branches."""
-    cause = case.cause or ""
-    return (bool(case.options.schedule) and WITHOUT in cause) or (
-        case.strategy == "fsdp" and BRANCHES in cause
+def _names(strategy: str) -> list[str]:
+    return list(STRATEGIES) if strategy == "all" else [strategy]
+
+
+def _inspect_workloads(
+    strategy: str, workloads: Sequence[str], options: dict[str, Any]
+) -> dict[str, Inspected]:
+    names = _names(strategy)
+    return {
+        reference: inspect_workload(
+            Inspection(
+                reference,
+                options.get("device", "auto"),
+                threads=1,
+                layers=any(name in APPLIES["stages"] for name in names),
+                units=any(map(needs_units, names)),
+                proof=True,
+            )
+        )
+        for reference in map(check_reference, workloads)
+    }
+
+
+def _resolve(
+    strategy: str, inspected: dict[str, Inspected], options: dict[str, Any]
+) -> tuple[list[Case], list[Skipped]]:
+    """(what can run, what cannot and why). Raises the first reason if nothing can."""
+    cases: list[Case] = []
+    skipped: list[Skipped] = []
+    refused: UsageError | None = None
+    for reference, (machine, summary) in inspected.items():
+        base = Request(strategy="single", workload=reference, **options)
+        requests = _vary(_names(strategy), base, summary, pinned=strategy != "all")
+        for request, named in requests:
+            try:
+                plan = resolve(request, machine, summary, probe_once, threads_asked())
+            except UsageError as error:
+                refused = refused or error
+                skip = Skipped(strategy=request.strategy, options=named, reason=error.problem)
+                skipped.append(skip)
+            else:
+                cases.append(Case(request, named, plan))
+    if not cases:
+        assert refused is not None
+        raise refused
+    return cases, skipped
+
+
+def _cannot_run(each: Verified) -> bool:
+    """A schedule that cannot cut the model into processes, or fsdp ranks that take different
+    branches."""
+    cause = each.cause or ""
+    return (bool(each.options.schedule) and WITHOUT in cause) or (
+        each.strategy == "fsdp" and BRANCHES in cause
     )
 
 
-def _cases(names: list[str], base: Request, summary: Summary, pinned: bool) -> Iterator[Check]:
-    """Every combination of the options that were not given: accumulation, even and uneven splits, a
-    full and a partial last batch."""
+def _vary(
+    names: list[str], base: Request, summary: Summary, pinned: bool
+) -> Iterator[tuple[Request, VerifyOptions]]:
+    """Every combination of what was not given: accumulation, even and uneven splits, a whole and a
+    partial last batch. `pinned`: the user named the strategy."""
     batch = base.batch_size or summary.batch_size
+    steps = base.steps or (None if base.epochs else DEFAULT_STEPS)
     for name in names:
         if pinned:
             check(replace(base, strategy=name))
-        lengths = _lengths(base, summary, batch)
         for split in _splits(name, base, pinned):
-            # BatchNorm cannot train on single samples, and its last batch is smaller (`_lengths`).
-            room = batch * 3 // 8 if summary.batch_norms else batch
-            passes = [base.accumulate] if base.accumulate else _passes(name, room, split)
-            for accumulate in passes:
-                for samples in lengths:
-                    # The schedules of a pipeline over processes differ only in their order: the
-                    # hardest configuration of each is enough.
-                    if (
-                        not pinned
-                        and "schedule" in split
-                        and (accumulate, samples) != (passes[-1], lengths[-1])
-                    ):
-                        continue
-                    steps = base.steps or (None if base.epochs else DEFAULT_STEPS)
-                    asked = replace(
-                        base,
-                        strategy=name,
-                        accumulate=accumulate,
-                        samples=samples,
-                        steps=steps,
-                        **split,
-                    )
-                    asked = replace(asked, precision=base.precision or "fp64")
-                    asked = only_applicable(asked)
-                    sizes = {
-                        b.size
-                        for b in global_batches(
-                            batch, samples or summary.samples, steps, base.epochs
-                        )
-                    }
-                    yield Check(asked, _named(asked, batch, sizes != {batch}, summary))
+            combinations = list(
+                product(_accumulations(name, base, summary, split), _lengths(base, summary, batch))
+            )
+            # The schedules of a pipeline over processes differ only in their order: the hardest
+            # combination of each is enough.
+            if not pinned and "schedule" in split:
+                combinations = combinations[-1:]
+            for accumulate, samples in combinations:
+                request = replace(
+                    base,
+                    strategy=name,
+                    accumulate=accumulate,
+                    samples=samples,
+                    steps=steps,
+                    precision=base.precision or "fp64",
+                    **split,
+                )
+                request = only_applicable(request)
+                batches = global_batches(batch, samples or summary.samples, steps, base.epochs)
+                partial = {each.size for each in batches} != {batch}
+                yield request, _describe(request, batch, partial, summary)
 
 
-def _passes(name: str, batch: int, split: Split) -> list[int]:
-    """One accumulation step, and four, or as many as the batch has samples for."""
+def _accumulations(name: str, base: Request, summary: Summary, split: Split) -> list[int]:
+    """One accumulation step, and four or as many as the batch has samples for."""
+    if base.accumulate:
+        return [base.accumulate]
+    batch = base.batch_size or summary.batch_size
+    # BatchNorm cannot train on single samples, and its last batch is smaller (`_lengths`).
+    batch = batch * 3 // 8 if summary.batch_norms else batch
     replicas, micro_batches = split.get("replicas", 1), split.get("micro_batches", 1)
     most = batch // replicas if name == "dp" else min(shares(batch, replicas)) // micro_batches
     return [1, min(4, most)] if most > 1 else [1]
 
 
 def _splits(name: str, base: Request, pinned: bool) -> list[Split]:
-    """Even and uneven splits: 2 and 3 replicas; for stages 2 and 3 micro-batches, and a process per
-    stage."""
+    """Even and uneven: 2 and 3 replicas; for stages, 2 and 3 micro-batches, and every schedule with
+    a process per stage."""
     if name in ("dp", "ddp", "fsdp"):
         return [{}] if base.replicas else [{"replicas": 2}, {"replicas": 3}]
     if name in ("pipeline", "hybrid"):
-        given = {"stages": base.stages or 2} | (
-            {"replicas": base.replicas or 2} if name == "hybrid" else {}
-        )
-        splits = (
-            [given]
-            if base.micro_batches
-            else [given | {"micro_batches": number} for number in (2, 3)]
-        )
+        given = {"stages": base.stages or 2}
+        given |= {"replicas": base.replicas or 2} if name == "hybrid" else {}
+        splits = [given]
+        if not base.micro_batches:
+            splits = [given | {"micro_batches": number} for number in (2, 3)]
         if pinned or base.schedule or base.placement:
             return splits
         schedules = SCHEDULES if name == "pipeline" else ("1f1b", "zero-bubble")
@@ -232,19 +234,19 @@ def _splits(name: str, base: Request, pinned: bool) -> list[Split]:
 
 
 def _lengths(base: Request, summary: Summary, batch: int) -> list[int | None]:
-    """Samples per epoch such that the last batch is full, and such that it is not."""
+    """Samples per epoch with a whole last batch, and with a partial one."""
     if base.samples or base.epochs:
         return [base.samples]
     steps = base.steps or DEFAULT_STEPS
-    # Two samples, fewer than three replicas. With BatchNorm more: it cannot train on single
-    # samples.
+    # Two samples are fewer than three replicas. BatchNorm cannot train on the single samples that
+    # this gives.
     last = batch * 3 // 4 if summary.batch_norms else min(2, batch - 1)
     whole, partial = steps * batch, (steps - 1) * batch + last
     room = summary.samples if summary.samples is not None else whole
     return [length for length in (whole, partial) if length <= room] or [None]
 
 
-def _named(request: Request, batch: int, partial: bool, summary: Summary) -> VerifyOptions:
+def _describe(request: Request, batch: int, partial: bool, summary: Summary) -> VerifyOptions:
     return VerifyOptions(
         workload=summary.name,
         batch_size=batch,
@@ -260,36 +262,35 @@ def _named(request: Request, batch: int, partial: bool, summary: Summary) -> Ver
 
 def _train(
     folder: RunFolder,
-    ready: list[Ready],
-    seen: dict[str, tuple[Machine, Summary]],
+    cases: list[Case],
+    inspected: dict[str, Inspected],
     say: Callable[[str], None],
     deadlines: Deadlines,
 ) -> list[Verified]:
-    """Run the references and all configurations, and judge each."""
+    """Run the references and all configurations, and compare them."""
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
-        beside = ReferenceRuns(folder.path, Path(private))
-        # A model that cannot be split into processes fails and ends all ranks, and new ranks are
-        # started for the rest. So these configurations come last.
-        order = sorted(range(len(ready)), key=lambda place: ready[place].plan.schedule is not None)
-        proofs = {
-            place: beside.add(f"case{place}", item.case.request, *seen[item.case.request.workload])
-            for place, item in ((place, ready[place]) for place in order)
-        }
-        ranks = max(job.plan.world_size for job in beside.jobs)
-        references = plural(len(beside.references), "reference")
-        say(
-            f"{references} and {plural(len(ready), 'configuration')} on up to {plural(ranks, 'rank')}"
-        )
-        failed = train_all(folder, beside.jobs, deadlines=deadlines)
+        references = ReferenceRuns(folder.path, Path(private))
+        # Schedules last: a model that cannot be cut into processes ends all ranks, and the rest
+        # would have to start again.
+        order = sorted(range(len(cases)), key=lambda place: cases[place].plan.schedule is not None)
+        pairs = {}
+        for place in order:
+            request = cases[place].request
+            pairs[place] = references.add(f"case{place}", request, *inspected[request.workload])
+
+        ranks = max(training.plan.world_size for training in references.trainings)
+        count = plural(len(references.references), "reference")
+        say(f"{count} and {plural(len(cases), 'configuration')} on up to {plural(ranks, 'rank')}")
+        failed = train_all(folder, references.trainings, deadlines=deadlines)
     for number, error in failed.items():
-        if beside.is_reference(number):
+        if references.is_reference(number):
             raise error
     return [
         Verified(
-            strategy=item.plan.strategy,
-            options=item.case.options,
-            arithmetic=item.plan.arithmetic,
-            **asdict_fields(beside.verdict(proofs[place], failed)),
+            strategy=case.plan.strategy,
+            options=case.options,
+            arithmetic=case.plan.arithmetic,
+            **asdict_fields(references.judge(pairs[place], failed)),
         )
-        for place, item in enumerate(ready)
+        for place, case in enumerate(cases)
     ]

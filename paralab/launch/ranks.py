@@ -107,7 +107,7 @@ def run_ranks(
         with naming(spec):
             spec.write_text(json.dumps(task))
 
-        dumps = folder.testimonies(specs[0]["attempt"])
+        dumps = folder.stack_dumps(specs[0]["attempt"])
         watchdog = Watchdog(board, numbers, deadlines or Deadlines(), private, dumps)
         ranks: list[Child] = []
         try:

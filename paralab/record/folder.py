@@ -1,12 +1,12 @@
-"""The run folder: the only thing that the training half and the reading half share. Nothing in it
-is overwritten.
+"""The run folder: the only thing that the training half and the reading half share. Nothing in it is
+ever overwritten.
 
-manifest.json       what was asked, planned and found: versions, machine, command, plan, data, constraints
+manifest.json       versions, machine, command, plan, data, constraints
 events/rankN.jsonl  one line per event
 logs/rankN.txt      what rank N printed
-failures.jsonl      one line per attempt that failed, when the run was started again
-testimonies/        where every rank was when one of them hung
-result.json         the numbers of the finished run (absent if it was killed: they can be computed from the events)
+failures.jsonl      one line per failed attempt of a run that was restarted
+stacks/             where every rank was when one of them hung
+result.json         the numbers of the finished run; if it was killed, the events still give them
 trace.json          the same events for ui.perfetto.dev and chrome://tracing
 weights.pt          the final weights, on request
 profile/rankN.json  torch.profiler's trace of steps 4 to 7, on request
@@ -42,9 +42,9 @@ class RunFolder:
         self.profile_path = path / "profile"
         self.failures_path = path / "failures.jsonl"
 
-    def testimonies(self, attempt: int) -> Path:
-        """What the ranks said when one of them hung."""
-        return self.path / "testimonies" / str(attempt)
+    def stack_dumps(self, attempt: int) -> Path:
+        """Where every rank was when one of them hung."""
+        return self.path / "stacks" / str(attempt)
 
     @classmethod
     def create(cls, out: Path | None, label: str) -> RunFolder:
@@ -52,7 +52,7 @@ class RunFolder:
         if out is not None:
             if out.exists() and (not out.is_dir() or any(out.iterdir())):
                 raise UsageError(
-                    f"--out {out}: it exists and is not empty; paralab overwrites nothing.",
+                    f"--out {out} exists and is not empty; paralab overwrites nothing.",
                     fix="a new folder",
                 )
             path = out
@@ -68,12 +68,12 @@ class RunFolder:
             folder.events.mkdir(parents=True)
         except OSError as error:
             raise UsageError(
-                f"The run folder {path} cannot be made: {error.strerror}.", fix="--out DIR"
+                f"The run folder {path} cannot be created: {error.strerror}.", fix="--out DIR"
             ) from error
         return folder
 
     def write_manifest(self, **parts: Any) -> None:
-        """Before anything is started, so that even a run that dies at once can be reproduced."""
+        """Written before anything starts, so that even a run that dies at once is reproducible."""
         manifest = {
             "schema": SCHEMA_VERSION,
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -85,29 +85,27 @@ class RunFolder:
         _write_new(self.manifest_path, manifest)
 
     def write_outcome(self, outcome: dict[str, Any]) -> None:
-        """Of an experiment: what came of the cases that its manifest plans."""
+        """How the configurations in the manifest of an experiment ended."""
         _write_new(self.outcome_path, outcome)
 
     def write_result(self, result: dict[str, Any]) -> None:
         _write_new(self.result_path, result)
 
     def note_failure(self, attempt: int, problem: str, noticed: float) -> None:
-        """One line per attempt that failed, and when that was noticed (Unix time)."""
+        """Add a failed attempt, and when it was noticed (Unix time)."""
         line = {"attempt": attempt, "problem": problem, "unix_seconds": round(noticed, 3)}
-        with (
-            suppress(OSError),
-            self.failures_path.open("a", encoding="utf-8") as file,
-        ):  # a full disk may be the failure
-            file.write(json.dumps(line) + "\n")
+        with suppress(OSError):  # a full disk may be the failure
+            with self.failures_path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
 
     def write_trace(self, trace: dict[str, Any]) -> None:
-        """Compact: it is for programs to read, and has a line's worth for every event."""
+        """Compact, because only programs read it, and it is large."""
         # Perfetto does not decode \u escapes: it would show `rank 0 \u00b7 cpu:0`.
         _write_new(self.trace_path, trace, indent=None, ensure_ascii=False)
 
 
 def version(package: str) -> str | None:
-    """The installed version, None where it is not installed."""
+    """The installed version; None: it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -115,13 +113,13 @@ def version(package: str) -> str | None:
 
 
 def write_new(path: Path, text: str) -> None:
-    """A file that the user named; what is there already is theirs."""
+    """Write a file that the user named, and never overwrite one of theirs."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
         raise UsageError(
-            f"{path} exists already; paralab overwrites nothing.", fix="another name"
+            f"{path} already exists; paralab overwrites nothing.", fix="another name"
         ) from error
     except OSError as error:
         raise UsageError(
@@ -132,9 +130,9 @@ def write_new(path: Path, text: str) -> None:
 def _write_new(
     path: Path, value: dict[str, Any], indent: int | None = 1, ensure_ascii: bool = True
 ) -> None:
-    """Whole or not at all: written beside, then renamed."""
+    """Write to a temporary file, then rename: the file is complete or does not exist."""
     assert not path.exists(), path
-    beside = path.with_suffix(".part")
+    part = path.with_suffix(".part")
     try:
         text = json.dumps(
             value,
@@ -142,11 +140,11 @@ def _write_new(
             separators=None if indent else (",", ":"),
             ensure_ascii=ensure_ascii,
         )
-        beside.write_text(
-            text, encoding="utf-8", errors="replace"
-        )  # a lone surrogate is no text, and must not cost the file
-        beside.rename(path)
+        # A lone surrogate cannot be encoded, but must not cost the file.
+        part.write_text(text, encoding="utf-8", errors="replace")
+        part.rename(path)
     except OSError as error:
         raise ParalabError(
-            f"{path} cannot be written: {error.strerror}.", fix="--out DIR on a disk with room"
+            f"{path} cannot be written: {error.strerror}.",
+            fix="--out DIR on a disk with free space",
         ) from error

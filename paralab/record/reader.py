@@ -103,8 +103,8 @@ def read_events(
 
 
 def read_status(events: Mapping[int, list[Event]], world_size: int) -> str:
-    """How a run ended: completed, failed, interrupted, stopped (and saved), or killed (no rank
-    wrote how it ended)."""
+    """How a run ended: completed, failed, interrupted, stopped (and saved), or killed (a
+    rank did not write how it ended)."""
     ends = [event.status for rank in events.values() for event in rank if isinstance(event, End)]
     for status in ("failed", "interrupted", "stopped"):
         if status in ends:

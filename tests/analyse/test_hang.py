@@ -1,4 +1,4 @@
-"""Who hung: laid-out testimonies of two ranks, and the rank that must be named."""
+"""Who hung: stack dumps of two ranks, and the rank that must be named."""
 
 import json
 

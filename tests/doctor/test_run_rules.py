@@ -67,7 +67,7 @@ def test_a_rank_that_does_not_arrive_waits_elsewhere_or_stands_still(tmp_path, c
     (folder / "failures.jsonl").write_text(
         json.dumps({"attempt": 0, "problem": problem, "unix_seconds": 0}) + "\n"
     )
-    said = folder / "testimonies" / "0"
+    said = folder / "stacks" / "0"
     said.mkdir(parents=True)
     waits = [
         {"file": "torch/distributed/c10d.py", "line": 9, "function": "wait", "code": "work.wait()"}

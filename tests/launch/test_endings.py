@@ -206,7 +206,7 @@ def test_a_mismatch_is_not_blamed_on_the_network(tmp_path):
         "run",
     )
     assert run_paralab(*run, cwd=tmp_path).code == 1
-    found = find_hang(tmp_path / "run" / "testimonies" / "0", 2, late=[0, 1]).mismatch
+    found = find_hang(tmp_path / "run" / "stacks" / "0", 2, late=[0, 1]).mismatch
     assert found
     assert found.ranks == (0, 1)
     assert [wait.kind for wait in found.waits] == ["reduce_scatter", "all_gather"]

@@ -128,10 +128,7 @@ def test_a_hang_names_the_rank_its_line_and_who_waits(room):
     assert "Rank 1 is stopped (SIGSTOP" in done.err
     assert "step 8 took" in done.err
     assert "rank 0 waits in" in done.err
-    assert (
-        json.loads((room / "stop" / "testimonies" / "0" / "rank1.state").read_text())["state"]
-        == "T"
-    )
+    assert json.loads((room / "stop" / "stacks" / "0" / "rank1.state").read_text())["state"] == "T"
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def _hang(run: Run, problem: str, attempt: int) -> Finding:
     """A rank that stands still, or does not come where the others wait for it."""
     found = RANK.search(problem)
     late = [int(found[1])] if found else []
-    hang = find_hang(RunFolder(run.folder).testimonies(attempt), run.recording.world_size, late)
+    hang = find_hang(RunFolder(run.folder).stack_dumps(attempt), run.recording.world_size, late)
     evidence = tuple(
         line
         for line in (f"rank {hang.rank} is at {hang.where}" if hang.where else None, hang.waiting)
@@ -120,7 +120,7 @@ def _hang(run: Run, problem: str, attempt: int) -> Finding:
         fix = "Try NCCL_P2P_DISABLE=1; then the network: firewall, interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)."
         why = f"{problem} Certain if it runs with NCCL_P2P_DISABLE=1."
         return Finding("H15", "suspect", why, fix, where, evidence=evidence)
-    stuck = StackDump.read(RunFolder(run.folder).testimonies(attempt), hang.rank)
+    stuck = StackDump.read(RunFolder(run.folder).stack_dumps(attempt), hang.rank)
     if hang.mismatch or (
         hang.kind == "behind" and stuck.waits_in
     ):  # in another collective than the others

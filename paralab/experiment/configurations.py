@@ -1,0 +1,123 @@
+"""The configurations of an experiment: which ones this machine and this model can run, and with
+which plan."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from paralab.analyse.manifest import LeftOut
+from paralab.errors import UsageError
+from paralab.experiment.planning import look_once, probe_once
+from paralab.launch.launched_by import refuse_inside
+from paralab.machine.host import Machine, threads_asked
+from paralab.plan.label import label
+from paralab.plan.option import to_words
+from paralab.plan.plan import Plan
+from paralab.plan.request import Request
+from paralab.plan.resolve import needs_layers, resolve
+from paralab.plan.sharding import needs_units
+from paralab.workload.reference import check_reference
+from paralab.workload.summary import Summary
+
+STEPS = {"cpu": 10, "cuda": 30}  # of each configuration in each round; the first three warm up
+# A step that takes longer than this is slow: more rounds say more than longer ones.
+SLOW_SECONDS, SLOW_STEPS = 0.1, 6
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One row of a comparison. `optional`: it is left out, with the reason, if the machine or the
+    model cannot run it."""
+
+    request: Request
+    name: str = ""
+    optional: bool = False
+
+    @property
+    def label(self) -> str:
+        return self.name or label(self.request)
+
+    @property
+    def command(self) -> str:
+        """The `paralab run` command, without the number of steps of the measurement."""
+        words = to_words(replace(self.request, steps=None))
+        return shlex.join(["paralab", "run", self.request.strategy, *words])
+
+
+@dataclass(frozen=True)
+class Resolved:
+    configuration: Configuration
+    plan: Plan
+    machine: Machine
+    summary: Summary
+
+
+def resolve_all(
+    configurations: Sequence[Configuration],
+) -> tuple[list[Resolved], list[LeftOut]]:
+    """(the plans, what is left out and why). All CPU devices get the same number of cores:
+    otherwise it would not be a comparison."""
+    refuse_inside()
+    configurations = [_with_workload_path(each) for each in configurations]
+    inspected = _inspect_workloads(configurations)
+    left_out: list[LeftOut] = []
+
+    def resolve_one(each: Configuration, threads: int | None) -> Resolved | None:
+        machine, summary = inspected[each.request.workload]
+        request = replace(
+            each.request,
+            steps=_steps(each.request, machine, summary),
+            threads_per_device=each.request.threads_per_device or threads,
+        )
+        try:
+            plan = resolve(request, machine, summary, probe_once, threads_asked())
+        except UsageError as error:
+            if not each.optional:
+                raise
+            left_out.append(LeftOut(name=each.label, reason=error.problem))
+            return None
+        return Resolved(replace(each, request=request), plan, machine, summary)
+
+    first = [item for each in configurations if (item := resolve_one(each, None))]
+    if not first:
+        reasons = "\n".join(f"{each.name}: {each.reason}" for each in left_out)
+        raise UsageError("None of these configurations can run here.", detail=reasons)
+    if first[0].plan.device != "cpu":
+        return first, left_out
+
+    most = max(item.plan.num_devices for item in first)
+    threads = threads_asked() or max(1, first[0].machine.cores // most)
+    again = [resolve_one(item.configuration, threads) for item in first]
+    return [item for item in again if item], left_out
+
+
+def _with_workload_path(each: Configuration) -> Configuration:
+    workload = check_reference(each.request.workload)
+    return replace(each, request=replace(each.request, workload=workload))
+
+
+def _inspect_workloads(
+    configurations: Sequence[Configuration],
+) -> dict[str, tuple[Machine, Summary]]:
+    """Inspect each workload once, for all of its configurations."""
+    inspected: dict[str, tuple[Machine, Summary]] = {}
+    for each in configurations:
+        name = each.request.workload
+        if name in inspected:
+            continue
+        same = [other.request for other in configurations if other.request.workload == name]
+        layers = any(needs_layers(request.strategy) for request in same)
+        units = any(needs_units(request.strategy) for request in same)
+        request = each.request
+        inspected[name] = look_once(name, request.device, layers, request.batch_size, 1, units)
+    return inspected
+
+
+def _steps(request: Request, machine: Machine, summary: Summary) -> int:
+    if request.steps is not None:
+        return request.steps
+    if sum(layer.seconds for layer in summary.layers) > SLOW_SECONDS:
+        return SLOW_STEPS
+    return STEPS["cuda" if machine.gpus and request.device != "cpu" else "cpu"]
