@@ -4,6 +4,7 @@ import paralab
 result = paralab.run("mlp", "ddp", replicas=2, steps=20)   # as `paralab run --json` prints it
 check = paralab.verify("gpt:tiny", "ddp", replicas=3)      # as `paralab verify --json` prints it
 table = paralab.compare("gpt", ["single", "ddp"])          # table["report"] is the path of a page
+sheet = paralab.practical(5, part=4)                       # a part of a practical, filled in
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from paralab.errors import Interrupted, ParalabError, RunFailed, UsageError
 from paralab.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from paralab.api import compare, run, verify
+    from paralab.api import compare, practical, run, verify
 
 __version__ = "0.1.0"
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "UsageError",
     "Workload",
     "compare",
+    "practical",
     "run",
     "verify",
 ]

@@ -15,6 +15,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 from msgspec.structs import replace
 
+from paralab.analyse.blocks import Document
 from paralab.analyse.compare import Comparison
 from paralab.analyse.result import Result
 from paralab.analyse.verify import VerifyResult
@@ -191,6 +192,37 @@ def compare(
             out=Path(out) if out else None,
         )
     return replace(result, report=str(write_report(Path(result.run_folder))))
+
+
+def practical(
+    name: str | int,
+    part: int | None = None,
+    *,
+    workload: Source | None = None,
+    batch_size: int | None = None,
+    device: str = "auto",
+    rounds: int | None = None,
+    steps: int | None = None,
+    variant: str | None = None,
+    out: str | Path | None = None,
+) -> Document:
+    """Run a practical of the course (5, 6, 7, 10, or "handbook"), or one part of it, and return
+    the filled-in sheet."""
+    from paralab.course import practical as course
+    from paralab.course.configurations import find
+
+    with import_torch_once(), _reference(workload or find(name).workload) as reference:
+        base = Request("single", reference, batch_size=batch_size, device=device)
+        document, folder = course.run(
+            str(name),
+            part,
+            base=base,
+            variant=variant,
+            rounds=rounds,
+            steps=steps,
+            out=Path(out) if out else None,
+        )
+    return replace(document, run_folder=str(folder))
 
 
 def _require_known(given: Mapping[str, Any], options: Sequence[Option]) -> None:

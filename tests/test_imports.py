@@ -39,7 +39,7 @@ ALLOWED = {
     },
     "__init__": {"api", "workload"},
     "__main__": {"cli"},
-    "api": {"analyse", "experiment", "launch", "plan", "record", "show", "workload"},
+    "api": {"course", "analyse", "experiment", "launch", "plan", "record", "show", "workload"},
     "errors": set(),
     "units": set(),
 }

@@ -22,11 +22,15 @@ Decorator = Callable[[Any], Any]
 METAVARS = {int: "N", float: "NUMBER"}
 STRATEGY = click.argument("strategy", metavar="|".join(STRATEGIES))
 
+SHORT = 30  # characters of a default that is not wrapped
+
 
 def flag(names: str, heading: str, help: str, shown: str = "", **known: Any) -> Decorator:
     """An option of a single command; `shown` is its default, for the help."""
     if shown:
-        help += f" [default:{NO_BREAK}{shown.replace(' ', NO_BREAK)}]"
+        words = f"[default: {shown}]"
+        # A short default stays on one line. click would cut a long one in the middle of a word.
+        help += " " + (words if len(words) > SHORT else words.replace(" ", NO_BREAK))
     return click.option(*names.split(), cls=Option, heading=heading, help=help, **known)
 
 

@@ -233,7 +233,7 @@ def _write_sheet(path: Path, document: Document) -> None:
         write_new(path, as_markdown(document))
 
 
-@practical.command()
+@practical.command(short_help="Grade a filled-in sheet, or a class.")
 @click.argument("name", metavar="PRACTICAL")
 @click.argument("sheet", metavar="SHEET|FOLDER", type=click.Path(path_type=Path))
 @flag(

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+import paralab
 from paralab.analyse.blocks import Answer, Table
 from paralab.cli.practical import FORMATS, TITLES
 from paralab.course import class_report
@@ -134,6 +135,13 @@ def test_one_part_and_a_blank_sheet(room):
     assert [section["title"].split(":")[0] for section in told["sections"]] == ["Part 4"]
     blank = run_paralab("practical", "5", "--part", "4", "--blank", "-", cwd=room)
     assert "| 2 |   |" in blank.out
+
+
+@pytest.mark.processes
+def test_from_python(tmp_path):
+    sheet = paralab.practical(5, 1, workload="mlp:tiny", rounds=1, steps=3, out=tmp_path / "run")
+    assert [section.title.split(":")[0] for section in sheet.sections] == ["Part 1"]
+    assert sheet.run_folder == str(tmp_path / "run")
 
 
 @pytest.mark.processes
