@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from paralab.analyse.blocks import Cell, Document, Finding, Line, Lines, Section, Table
 from paralab.analyse.compare import Row, SpeedUp, comparison_of
 from paralab.analyse.manifest import read_tune
-from paralab.analyse.report import number, report
+from paralab.analyse.report import report
 from paralab.analyse.result import PeakMemory, Spread
+from paralab.analyse.time_tables import number
 from paralab.analyse.verdict import is_same_training, times_as_fast
 from paralab.analyse.verify import Verification
 from paralab.errors import UsageError

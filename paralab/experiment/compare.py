@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace as replace_fields
 
@@ -19,7 +18,7 @@ from paralab.experiment.planning import look_once, slug
 from paralab.experiment.rounds import BUDGET_SECONDS, ROUNDS, measure, plan_rounds
 from paralab.machine.signals import exit_code_of, name_of
 from paralab.plan.option import flag_of, options_of
-from paralab.plan.request import APPLIES, STRATEGIES, Request, only_applicable
+from paralab.plan.request import APPLIES, STRATEGIES, Options, Request, only_applicable
 from paralab.plan.resolve import needs_layers
 from paralab.plan.sharding import needs_units
 from paralab.record.folder import RunFolder
@@ -33,7 +32,7 @@ def default_configurations(base: Request) -> list[Configuration]:
     machine, _ = look_once(check_reference(base.workload), base.device, True, base.batch_size, 1)
     on_gpu = bool(machine.gpus) and base.device != "cpu"
     low = ("tf32", "bf16", "fp16") if on_gpu else ("bf16",)
-    asked: list[dict[str, Any]] = [
+    asked: list[Options] = [
         {"strategy": "single"},
         {"strategy": "dp"},
         {"strategy": "ddp"},
@@ -49,7 +48,7 @@ def default_configurations(base: Request) -> list[Configuration]:
     ]
 
 
-def with_common(base: Request, own: dict[str, Any]) -> Request:
+def with_common(base: Request, own: Options) -> Request:
     """A configuration: its own options, and the common ones that apply to its strategy."""
     known = [field.name for field in fields(Request)]
     for name in own:

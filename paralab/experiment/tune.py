@@ -32,7 +32,7 @@ from paralab.experiment.planning import look_once, slug
 from paralab.machine.host import Machine
 from paralab.plan.check import check
 from paralab.plan.label import label
-from paralab.plan.request import APPLIES, Request
+from paralab.plan.request import APPLIES, Options, Request
 from paralab.plan.schedules import misfit
 from paralab.record.folder import RunFolder
 from paralab.workload.reference import check_reference
@@ -140,7 +140,7 @@ def combinations(base: Request, rung: Comparison) -> list[Request]:
     left out once."""
     trials = _trials(rung)
     default = next(trial.seconds for trial in trials if _is_like(trial.request, base))
-    best: dict[str, Any] = {}  # values of several options of Request
+    best: Options = {}
     for name in TUNED:
         asked = [(getattr(trial.request, name), trial.seconds) for trial in trials]
         options = {value: seconds for value, seconds in asked if value is not None}

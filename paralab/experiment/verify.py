@@ -30,7 +30,7 @@ from paralab.machine.host import Machine, threads_asked
 from paralab.plan.batches import global_batches, shares
 from paralab.plan.check import check
 from paralab.plan.plan import Plan
-from paralab.plan.request import APPLIES, STRATEGIES, Request, only_applicable
+from paralab.plan.request import APPLIES, STRATEGIES, Options, Request, only_applicable
 from paralab.plan.resolve import resolve
 from paralab.plan.schedules import SCHEDULES, WITHOUT
 from paralab.plan.sharding import BRANCHES, needs_units
@@ -42,7 +42,6 @@ from paralab.workload.summary import Inspection, Summary
 DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # fixed batches, and varying numbers of tokens
 DEFAULT_STEPS = 4
 STEP_DEADLINE = 120.0  # seconds
-Split = dict[str, Any]  # some of the options of Request
 Inspected = tuple[Machine, Summary]
 
 
@@ -117,7 +116,7 @@ def _names(strategy: str) -> list[str]:
 
 
 def _inspect_workloads(
-    strategy: str, workloads: Sequence[str], options: dict[str, Any]
+    strategy: str, workloads: Sequence[str], options: Options
 ) -> dict[str, Inspected]:
     names = _names(strategy)
     return {
@@ -136,7 +135,7 @@ def _inspect_workloads(
 
 
 def _resolve(
-    strategy: str, inspected: dict[str, Inspected], options: dict[str, Any]
+    strategy: str, inspected: dict[str, Inspected], options: Options
 ) -> tuple[list[Case], list[Skipped]]:
     """(what can run, what cannot and why). Raises the first reason if nothing can."""
     cases: list[Case] = []
@@ -203,7 +202,7 @@ def _vary(
                 yield request, _describe(request, batch, partial, summary)
 
 
-def _accumulations(name: str, base: Request, summary: Summary, split: Split) -> list[int]:
+def _accumulations(name: str, base: Request, summary: Summary, split: Options) -> list[int]:
     """One accumulation step, and four or as many as the batch has samples for."""
     if base.accumulate:
         return [base.accumulate]
@@ -215,7 +214,7 @@ def _accumulations(name: str, base: Request, summary: Summary, split: Split) -> 
     return [1, min(4, most)] if most > 1 else [1]
 
 
-def _splits(name: str, base: Request, pinned: bool) -> list[Split]:
+def _splits(name: str, base: Request, pinned: bool) -> list[Options]:
     """Even and uneven: 2 and 3 replicas; for stages, 2 and 3 micro-batches, and every schedule with
     a process per stage."""
     if name in ("dp", "ddp", "fsdp"):

