@@ -43,12 +43,20 @@ LONGEST = (
     "doctor/test_rank_corpus",
     "parity/test_false",
     "slurm/",
+    "doctor/test_ranks",
     "doctor/test_log_corpus",
     "launch/test_restart",
     "launch/test_joined",
-    "practicals/",
-    "experiment/test_compare",
     "parity/",
+    "doctor/test_observing",
+    "experiment/test_compare",
+    "launch/test_endings",
+    "show/test_trace_viewers",
+    "show/test_page_in_chromium",
+    "practicals/",
+    "test_install",
+    "cli/",
+    "course/",
 )
 STARTING_FIXTURES = {"paralab", "browser", "own_torch"}  # a test that uses one starts processes
 

@@ -119,6 +119,10 @@ assert (found.optimizer, found.optimizer_bytes_per_byte) == ("SGD", 1.0)
 sys.exit(" ".join({"torch._dynamo", "paralab.api"} & sys.modules.keys()))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code],
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert done.stderr.strip() == ""

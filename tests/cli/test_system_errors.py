@@ -22,7 +22,7 @@ def in_shell(words, cwd, **environment):
     """Run a command line in a shell, with its redirections."""
     command = words.replace("paralab ", f"{sys.executable} -m paralab ", 1)
     known = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run(command, shell=True, cwd=cwd, env=known, capture_output=True, timeout=100)
+    return subprocess.run(command, shell=True, cwd=cwd, env=known, capture_output=True, timeout=200)
 
 
 def test_ascii_only(tmp_path):
@@ -148,7 +148,7 @@ def test_without_permission(closed, words, codes, file):
     command = [*allowed(), sys.executable, "-m", "paralab", *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command, cwd=closed, env=environment, capture_output=True, text=True, timeout=100
+        command, cwd=closed, env=environment, capture_output=True, text=True, timeout=200
     )
     said = done.stdout + done.stderr
     assert done.returncode in codes, said

@@ -311,7 +311,9 @@ def test_the_hook_tells_what_is_in_the_other_files_when_one_is_no_python(tmp_pat
     (tmp_path / "bad.py").write_text("def f(:\n")
     (tmp_path / "train.py").write_text((CORPUS / "H03" / "broken.py").read_text())
     command = [sys.executable, "-S", str(ROOT / "hooks" / "doctor.py"), "bad.py", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env={})
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=200, env={}
+    )
     assert done.returncode == 2
     assert "bad.py:1 is not Python" in done.stderr
     assert "error H03" in done.stdout

@@ -178,7 +178,7 @@ def test_the_script_trains_into_a_new_folder_at_every_start(tmp_path):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=200,
             check=True,
         )
         words = done.stdout.splitlines()

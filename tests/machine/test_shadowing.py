@@ -58,7 +58,7 @@ def test_no_command_runs_a_file_that_is_called_like_a_module(room, name):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     assert not list(room.glob("*.mark"))
@@ -93,6 +93,6 @@ def test_a_child_finds_the_package_wherever_it_lies(room):
         cwd=room,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -16,7 +16,7 @@ def verify(folder, workloads, strategy="all", **options):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=220,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -212,7 +212,6 @@ def test_fsdp_ranks_that_take_different_branches_stop_before_shards_are_mixed(
         "--out",
         "run",
         cwd=tmp_path,
-        seconds=60,
     )
     assert done.code == 1
     assert f"in step {step}" in done.err

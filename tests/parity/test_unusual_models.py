@@ -320,7 +320,7 @@ def test_a_script_that_calls_paralab_at_its_top_level_does_not_start_itself_agai
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     if cloudpickle:
         assert done.stdout == "3\n", done.stderr

@@ -37,7 +37,7 @@ def test_a_full_disk_is_an_error_and_all_lines_before_it_stay(fallocate, tmp_pat
         [sys.executable, "-c", FILL, str(path), fallocate],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     lines = path.read_bytes().rstrip(b"\0").splitlines()

@@ -58,7 +58,7 @@ def printed(*arguments, cwd):
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
-        timeout=60,
+        timeout=200,
     )
     text = (done.stdout + done.stderr).decode()
     assert "Traceback" not in text
