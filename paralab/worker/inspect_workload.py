@@ -34,12 +34,12 @@ from paralab.worker.optimizer_trials import mixes_parameters, mixes_rows, state_
 from paralab.worker.parent_watch import end_with_the_parent
 from paralab.worker.samples import Sampling, dataset_samples, rank_batches
 from paralab.workload.batch import map_tensors, take, unpack
-from paralab.workload.layers import find_layers
+from paralab.workload.batch_split_trial import find_split_problem
+from paralab.workload.cut_points import find_layers
 from paralab.workload.load import load_workload, their_lines
 from paralab.workload.randomness import seed_everything
 from paralab.workload.reference import user_folder
 from paralab.workload.shard_units import find_units
-from paralab.workload.split_trial import find_split_problem
 from paralab.workload.state import put_back, state_of
 from paralab.workload.summary import Inspection, Layer, Summary, Unit, controls
 from paralab.workload.trial_steps import MOST_BRANCHES, Trial, try_step

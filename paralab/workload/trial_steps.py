@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paralab.errors import UsageError
 from paralab.workload.batch import call_model, num_samples, take, tensors, unpack
-from paralab.workload.layers import reachable
+from paralab.workload.cut_points import reachable
 from paralab.workload.proof_controls import controlled
 from paralab.workload.randomness import seed_everything
 from paralab.workload.state import changes, put_back, state_of

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from paralab.errors import UsageError
 from paralab.plan.plan import Stage
 from paralab.worker.stage_module import StageModule, free_other_stages
-from paralab.workload.layers import find_layers
+from paralab.workload.cut_points import find_layers
 from paralab.workload.proof_controls import controlled
 
 X = torch.randn(6, 8, dtype=torch.float64)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paralab.errors import UsageError
-from paralab.workload.layers import find_layers
+from paralab.workload.cut_points import find_layers
 
 
 def cut(model, inputs=None, split_points=()):
