@@ -57,10 +57,9 @@ def paralab(*arguments: str, folder: str) -> dict:
 
 
 def show_comparison(result: dict) -> None:
+    for row in result["failed"]:
+        print(f"{row['name']:<34} {row['error']}")
     for row in result["rows"]:
-        if row["error"]:
-            print(f"{row['name']:<34} {row['error']}")
-            continue
         metrics, ratio = row["metrics"], row["speed_up"]
         spread = (
             "too few rounds" if ratio["low"] is None else f"{ratio['low']:.2f}-{ratio['high']:.2f}"
@@ -118,14 +117,12 @@ def main() -> None:
             proof = paralab("verify", *options, folder=folder)
             failed += not proof
             if proof:
-                equal = sum(case["equal"] for case in proof["cases"])
-                legitimate = sum(case["legitimate"] for case in proof["cases"])
-                largest = max(case["max_difference"] for case in proof["cases"])
-                known = f"{legitimate} differ for a known reason"
-                print(
-                    f"{equal} of {len(proof['cases'])} equal, {known}, largest {largest:.1e}",
-                    flush=True,
-                )
+                ran = proof["configurations"]
+                equal = sum(each["equal"] for each in ran)
+                excused = sum(bool(each["excused"]) for each in ran)
+                largest = max(each["max_difference"] or 0.0 for each in ran)
+                known = f"{excused} differ for a known reason"
+                print(f"{equal} of {len(ran)} equal, {known}, largest {largest:.1e}", flush=True)
     if tests:
         print(f"\n$ pytest -m gpu\n{tests.communicate()[0]}", flush=True)
         failed += tests.returncode != 0
