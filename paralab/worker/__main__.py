@@ -1,4 +1,4 @@
-"""Inside one rank: read the specification, join the others, train, and exit with a clear status.
+"""Run one rank: read the specification, join the other ranks, train, and exit with a clear status.
 
 python -m paralab.worker SPEC.json          (started by paralab.launch; RANK says which rank)
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 
 if __name__ == "__main__":
-    # Imported objects stay alive. Searching them for garbage is a third of torch's import time.
+    # Imported objects stay alive. Scanning them for garbage takes a third of torch's import time.
     gc.disable()
 
 import json
@@ -55,7 +55,7 @@ class Stopped(BaseException):
 def main() -> NoReturn:
     spec = json.loads(Path(sys.argv[1]).read_text())
     rank = int(os.environ["RANK"])
-    name_process(f"rank {rank}")  # the command line is the parent's: ranks are forked
+    name_process(f"rank {rank}")  # a forked rank shows its parent's command line
     leave_to_the_launcher(_raise_if_stopping)
     dump = Path(spec["dumps"], f"rank{rank}")
     obey_the_launcher(dump, _stop)
@@ -77,15 +77,15 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
-    # Not sys.exit: after a failure, threads of the pipeline and of gloo wait forever for other
-    # ranks. After a success, gloo's threads sometimes abort while Python shuts down ("terminate
-    # called without an active exception").
+    # Not sys.exit: after a failure, pipeline and gloo threads wait forever for other ranks. After a
+    # success, gloo threads sometimes abort while Python shuts down ("terminate called without an
+    # active exception").
     os._exit(EXIT_CODES[status])
 
 
 def _train_all(spec: dict[str, Any], rank: int) -> None:
-    """Run every job of the specification, one after another, in the same processes. Ranks that a
-    job does not need wait."""
+    """Run each job in the specification, one after another, in the same processes. Ranks that a job
+    does not need wait."""
     plans = [Plan.from_json(job["plan"]) for job in spec["jobs"]]
     jobs = list(zip(plans, spec["jobs"], strict=True))
     world_size = int(os.environ["WORLD_SIZE"])
@@ -93,16 +93,16 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
     offset = ALIGNED
     if world_size > 1 or any(plan.backend for plan in plans):  # `ddp` with one replica needs one
         # Ranks use this group only to wait for each other, which takes neither a core nor a GPU.
-        # Every training has its own group (`group_of`) with its own timeout.
+        # Each run has its own group (`group_of`) with its own timeout.
         join_group(spec["rendezvous"], world_size, rank)
         offset = offset_to_rank_0()
         make_groups(plans)
         for plan, job in jobs:
             if job["checkpoints"]:
                 make_checkpoint_group(plan)
-    origin = float(spec["origin_seconds"]) - offset.seconds  # rank 0's, on this rank's clock
+    origin = float(spec["origin_seconds"]) - offset.seconds  # rank 0's origin on this rank's clock
 
-    gc.freeze()  # all of torch stays: skip it in later collections
+    gc.freeze()  # torch's objects stay alive: skip them in later collections
     gc.enable()
     workloads: dict[str, Workload] = {}
     for plan, job in jobs:
@@ -128,7 +128,7 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
 
 
 def _load(name: str) -> Workload:
-    """Load without garbage collection: what the user's file imports stays alive, as torch does."""
+    """Load without garbage collection: modules that the user's file imports stay alive anyway."""
     gc.disable()
     try:
         return load_workload(name)
@@ -138,13 +138,13 @@ def _load(name: str) -> Workload:
 
 
 def _events_file(job: dict[str, Any], rank: int) -> Path:
-    """Every attempt writes its own file, so nothing is overwritten."""
+    """Return the event file for this attempt: attempts never overwrite each other's events."""
     attempt = f".{job['attempt']}" if job["attempt"] else ""
     return Path(job["events"], f"rank{rank}{attempt}.jsonl")
 
 
 def _is_over(deadline: float, world_size: int) -> bool:
-    """Rank 0's clock decides for all: other ranks may read theirs slightly later."""
+    """Return whether the deadline has passed on rank 0's clock: other ranks read theirs later."""
     over = torch.tensor(time.perf_counter() > deadline)
     if world_size > 1:
         dist.broadcast(over, 0)
@@ -152,7 +152,7 @@ def _is_over(deadline: float, world_size: int) -> bool:
 
 
 def _clean_up() -> None:
-    """Reset what one training would leave to the next: memory, its peak, and the default dtype."""
+    """Reset state between runs: cached memory, the peak, and the default dtype."""
     torch.set_default_dtype(torch.float32)
     gc.collect()
     if torch.cuda.is_initialized():
@@ -163,7 +163,7 @@ def _clean_up() -> None:
 
 @dataclass
 class Record:
-    """A training's event file, and whether the training ran all of its steps."""
+    """A run's event file, and whether the run completed all of its steps."""
 
     writer: EventWriter
     complete: bool = True
@@ -173,8 +173,8 @@ class Record:
 def _open_record(
     path: Path, plan: Plan, rank: int, origin: float, offset: Offset
 ) -> Iterator[Record]:
-    """Open this rank's event file. The first event identifies the rank, the last one says how the
-    training ended."""
+    """Open this rank's event file. The first event identifies the rank; the last one says how the
+    run ended."""
     writer = EventWriter(path)
     record = Record(writer)
 
@@ -217,15 +217,15 @@ _stopping = threading.Event()
 
 
 def _stop() -> None:
-    """Runs in the side thread that listens to the launcher. A real signal wakes the main thread if
-    it sleeps or waits."""
+    """Stop the run, from the side thread that listens to the launcher. A real signal wakes the main
+    thread if it is sleeping or waiting."""
     _stopping.set()
     signal.siginterrupt(signal.SIGTERM, True)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def _raise_if_stopping() -> None:
-    """Runs in the main thread at a SIGTERM. Ignore one that does not come from the launcher."""
+    """Handle SIGTERM in the main thread. Ignore a signal that does not come from the launcher."""
     if _stopping.is_set():
         _stopping.clear()
         raise Stopped

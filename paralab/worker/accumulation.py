@@ -1,4 +1,4 @@
-"""Accumulation steps one after another: for one device, and for strategies that wrap the whole
+"""Run accumulation steps one after another, on one device or in strategies that wrap the entire
 model."""
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def accumulate(
     accumulation_steps: list[AccumulationStep],
     unsynchronized: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> torch.Tensor:
-    """Run forward and backward for every accumulation step and add up the gradients; all but the
-    last one inside `unsynchronized()`."""
+    """Run forward and backward for each accumulation step and add up the gradients. All steps but
+    the last run inside `unsynchronized()`."""
     device = context.rank.devices[0].name
     losses = []
     for number, [micro] in enumerate(accumulation_steps):

@@ -1,4 +1,4 @@
-"""From a global batch to this rank's weighted micro-batches.
+"""Turn a global batch into this rank's weighted micro-batches.
 
 global batch 64 ─► this rank's span ─► accumulation steps ─► micro-batches, each with its share
                                                              of the loss
@@ -22,11 +22,11 @@ from paralab.workload.batch import map_tensors, num_samples, take, unpack
 def load_batches(
     context: RankContext, done: int = 0
 ) -> Iterator[tuple[GlobalBatch, list[AccumulationStep]]]:
-    """Yield every global batch after the first `done`, with this rank's accumulation steps on its
+    """Yield each global batch after the first `done`, with this rank's accumulation steps on its
     first device.
 
-    Prepare one batch ahead: ranks may have to sum their weights, and the sum is then ready when it
-    is needed.
+    Prepare one batch ahead: if ranks have to sum their weights, the sum is ready when it is
+    needed.
     """
     plan, clock = context.plan, context.probe.clock
 
@@ -41,7 +41,7 @@ def load_batches(
     )
     ahead: RankBatch | None = None
     while True:
-        start = clock.now()  # host time: the host loads the data
+        start = clock.now()  # on the CPU clock: the CPU loads the data
         item = next(stream, None)
         following = RankBatch(context, *item, span(item[0])) if item else None
         context.probe.note("data", start, clock.now())
@@ -60,7 +60,7 @@ def count_samples(accumulation_steps: list[AccumulationStep]) -> int:
 
 
 class RankBatch:
-    """A rank's samples of one global batch, cut into weighted micro-batches."""
+    """A rank's samples from one global batch, split into weighted micro-batches."""
 
     def __init__(
         self, context: RankContext, batch: GlobalBatch, samples: Any, span: tuple[int, int]
@@ -69,7 +69,7 @@ class RankBatch:
         size = span[1] - span[0]
         if size:
             cuts = pieces(size, plan.accumulate, plan.micro_batches)
-        else:  # an idle rank has borrowed samples, so that it takes part in the collectives
+        else:  # an idle rank borrows samples because it must join the collectives
             cuts = [[(0, num_samples(samples))]]
         self.micro_batches = [[take(samples, *cut) for cut in step] for step in cuts]
 
@@ -80,7 +80,7 @@ class RankBatch:
 
         self.total = torch.tensor(sum(map(sum, self.weights)), dtype=torch.float64)
         if not context.rank.counts(plan.stages):
-            self.total.zero_()  # the stages of a replica have the same samples: count them once
+            self.total.zero_()  # all stages in a replica have the same samples: count them once
         self.sum: dist.Work | None = None
         if context.workload.weight is None:
             self.total.fill_(batch.size)

@@ -1,8 +1,8 @@
-"""Saving while the training goes on: torch.distributed.checkpoint (DCP), plus what it lacks.
+"""Save checkpoints while training continues: torch.distributed.checkpoint (DCP) with additions.
 
-A save copies the state aside, which is all that the training waits for. A side thread writes the
-copy, and at the very end the manifest that makes the folder a checkpoint. An error in the thread is
-raised at the next step. `paralab.worker.training_state` says what is in a checkpoint.
+Training waits only while a save copies the state. A side thread then writes the copy, and finally
+the manifest that makes the folder a checkpoint. If the thread fails, the next step raises its
+error. See `paralab.worker.training_state` for the contents of a checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed._state_dict_utils import (  # what DCP's own stagers use
+from torch.distributed._state_dict_utils import (  # DCP's own stagers use these
     _copy_state_dict,
     _create_cpu_state_dict,
 )
@@ -45,8 +45,8 @@ class Saver:
         self._saved: dict[str, Any] | None = None
 
     def prepare(self) -> None:
-        """Allocate the memory for the copies in a warm-up step: pinning a gigabyte takes half a
-        second. Also find out now if something could not be read back."""
+        """Allocate memory for the copies during a warm-up step: pinning a gigabyte takes half a
+        second. Also fail now if a checkpoint could not be loaded."""
         tensors = self.state.tensors()
         for name, tensor in tensors.items():
             if name.startswith(PICKLED):
@@ -54,18 +54,18 @@ class Saver:
                     unpickle(tensor)
                 except Exception as error:
                     raise ParalabError(
-                        f"A checkpoint of this training could not be loaded: {error}"
+                        f"A checkpoint of this run could not be loaded: {error}"
                     ) from error
         self._allocate(tensors)
 
     def begin(self, step: int, samples: int, epoch: int) -> None:
-        """Copy the state after `step` finished steps, and start the thread that writes it."""
+        """Copy the state after `step` completed steps and start the thread that writes it."""
         self.finish()
         start = self.probe.clock.now()
         tensors = self.state.tensors()
         if self.state.rank == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
-            # The other stages hold about as much.
+            # Assume that the other stages are about as large.
             stages = self.state.plan.stages if self.state.plan.schedule else 1
             require_room(self.directory, sum(t.nbytes for t in tensors.values()) * stages)
 
@@ -73,7 +73,7 @@ class Saver:
         _copy_state_dict(tensors, self._copy, non_blocking=True)
         copied = []
         for device in self.state.gpus:
-            # The kernels of the next step are queued behind the copies, so nothing has to wait.
+            # The next step's kernels are queued behind the copies, so the CPU does not wait.
             copied.append(torch.cuda.Event())
             copied[-1].record(torch.cuda.current_stream(device))
 
@@ -85,12 +85,12 @@ class Saver:
         self._thread.start()
 
     def poll(self) -> None:
-        """Raise an error of the thread; write the event of a finished save."""
+        """Raise the thread's error, or write the event for a finished save."""
         if self._thread and not self._thread.is_alive():
             self.finish()
 
     def finish(self) -> None:
-        """Wait for the save in progress."""
+        """Wait for the current save to finish."""
         if self._thread:
             self._thread.join()
             self._thread = None
@@ -118,7 +118,7 @@ class Saver:
         start: float,
         blocked: float,
     ) -> None:
-        """The side thread."""
+        """Write a checkpoint in the side thread."""
         try:
             for event in copied:
                 event.synchronize()
@@ -127,8 +127,8 @@ class Saver:
             folder = step_folder(self.directory, step)
             group = checkpoint_group(self.state.plan)
             inject_fault("write", self.state.rank, step, self.state.model)
-            # Into a new folder: DCP overwrites in place, and a rank killed halfway would leave a
-            # folder that loads but mixes two steps.
+            # Write into a new folder: DCP overwrites in place, so a rank killed halfway would leave
+            # a folder that loads but mixes two steps.
             threads = WRITERS if self.state.plan.device == "cuda" else 1
             writer = FileSystemWriter(folder, overwrite=False, thread_count=threads)
             with _without_crc():
@@ -140,7 +140,7 @@ class Saver:
                 write_manifest(folder, **about)
                 rotate(self.directory, self.keep)
             if group:
-                dist.barrier(group)  # no rank reports a checkpoint before it has a manifest
+                dist.barrier(group)  # ranks report a checkpoint only once it has a manifest
             self._saved = {
                 "step": step,
                 "blocked_seconds": round(blocked, 6),
@@ -151,8 +151,8 @@ class Saver:
             self._error = error
 
     def _require_finite(self, step: int) -> None:
-        """A step with a finite loss can leave NaN in a parameter, and training would never recover
-        from such a checkpoint."""
+        """Raise if a parameter is not finite. A step with a finite loss can leave NaN in a
+        parameter, and training would never recover from such a checkpoint."""
         for name, tensor in self._copy.items():
             values = local(tensor)
             if not name.startswith("model.") or not values.is_floating_point():
@@ -171,7 +171,7 @@ def _require_files(folder: Path) -> None:
     missing = sorted(name for name in names if not (folder / name).exists())
     if missing:
         raise ParalabError(
-            f"{folder} does not contain {missing[0]}, which another rank has written: its node "
+            f"{folder} does not contain {missing[0]}, which another rank wrote: its node "
             f"does not share {folder.parent}.",
             fix="--checkpoint DIR on a file system that all nodes share",
         )
@@ -179,8 +179,8 @@ def _require_files(folder: Path) -> None:
 
 @contextmanager
 def _without_crc() -> Iterator[None]:
-    """Skip torch's checksum: the manifest has a better one, and this one takes as long as writing.
-    The setting is global to the process, so restore it."""
+    """Skip torch's checksum: it takes as long as writing, and the manifest has a better one. The
+    setting is global to the process, so restore it."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:

@@ -1,7 +1,7 @@
-"""Marks in time, in seconds since the run's origin, on one clock for all ranks of a machine.
+"""Time marks, in seconds since the run's origin, on one clock for all ranks on a machine.
 
-On a CPU a mark is the time itself. On a GPU it is a CUDA event, resolved later: measuring must not
-make the host wait for the device where plain PyTorch would not.
+On a CPU, a mark is the time itself. On a GPU, it is a CUDA event that is resolved later. Measuring
+must not make the CPU wait for the device where plain PyTorch would not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Mark = float | torch.cuda.Event
 
 
 class Clock:
-    """The host's monotonic clock, which the processes of one machine share."""
+    """The machine's monotonic clock, which its processes share."""
 
     def __init__(self, origin_seconds: float) -> None:
         self.origin_seconds = origin_seconds
@@ -33,16 +33,16 @@ class Clock:
         return mark
 
     def release(self, marks: list[Mark]) -> None:
-        """Reuse these marks: they are resolved and no longer needed."""
+        """Recycle resolved marks that are no longer needed."""
 
 
 class CudaClock(Clock):
-    """Marks are CUDA events on the current stream of a device. Each device has a base event whose
-    host time is known.
+    """A clock whose marks are CUDA events on a device's current stream. Each device has a base
+    event whose time on the CPU clock is known.
 
-    A mark delays the next kernel launch, so it must be cheap. Events are reused, and a device's
-    index and stream are looked up once: asking torch for the current stream takes longer than
-    recording on it."""
+    A mark delays the next kernel launch, so it must be cheap. Reuse events, and look up a device's
+    index and stream once: asking torch for the current stream takes longer than recording on it.
+    """
 
     def __init__(self, origin_seconds: float, devices: list[str]) -> None:
         super().__init__(origin_seconds)
@@ -75,12 +75,12 @@ class CudaClock(Clock):
     def resolve(self, mark: Mark) -> float:
         if isinstance(mark, float):
             return mark
-        mark.synchronize()  # already past, except at the end of the run
+        mark.synchronize()  # already complete, except at the end of the run
         index = mark.device.index
         base, seconds = self._bases[index]
         resolved = float(seconds + base.elapsed_time(mark) / 1e3)
-        # CUDA returns milliseconds as a 32-bit float: exact from one mark to the next, but not from
-        # the start of a long run.
+        # CUDA returns milliseconds as a 32-bit float. That is accurate from one mark to the next,
+        # but not from the start of a long run.
         self._bases[index] = (mark, resolved)
         return resolved
 

@@ -1,8 +1,8 @@
-"""One clock for all ranks: ranks on another machine measure the offset of their clock to rank 0's.
+"""One clock for all ranks: a rank on another machine measures its clock offset from rank 0.
 
-Monotonic clocks count from a machine's start, so machines differ by days. A rank asks rank 0 for
-its time several times. Rank 0 read its clock somewhere between question and arrival, so the fastest
-round trip is the most accurate:
+Monotonic clocks count from the machine's boot, so machines differ by days. A rank asks rank 0 for
+its time several times. Rank 0 read its clock between the question and the arrival of its answer, so
+the fastest round trip is the most accurate:
 
     asked at 10.000, answered "510.020", arrived at 10.004    ->    offset 500.018 ± 0.002
 """
@@ -34,14 +34,14 @@ ALIGNED = Offset(0.0, 0.0)
 
 
 def best_offset(trips: Sequence[tuple[float, float, float]]) -> Offset:
-    """Compute the offset from the fastest of the round trips (asked, rank 0's time, arrived). Half
-    of that trip is the uncertainty."""
+    """Compute the offset from the fastest round trip (asked, rank 0's time, arrived). The
+    uncertainty is half of that trip."""
     asked, theirs, arrived = min(trips, key=lambda trip: trip[2] - trip[0])
     return Offset(theirs - (asked + arrived) / 2, (arrived - asked) / 2)
 
 
 def offset_to_rank_0() -> Offset:
-    """Measure the offset. All ranks call this; those that share rank 0's clock get zero."""
+    """Measure the offset. All ranks call this; ranks that share rank 0's clock get zero."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mark = int.from_bytes(hashlib.sha256(clock_mark().encode()).digest()[:7])
     marks = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]

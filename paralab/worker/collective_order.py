@@ -1,14 +1,14 @@
 """Make sure that all FSDP ranks gather and reduce the same units in the same order.
 
 A collective does not know what it carries. If rank 0 gathers expert 1 while rank 1 gathers expert
-2, each gets half of both and trains on without an error. So each rank tracks the order of its
-collectives. A step that repeats the last one needs no check. In the first step, and from the point
-where a step deviates, every rank asks the others before each collective what they are about to do.
-A rank that gets no answer is the only one that deviates.
+2, each gets half of both and keeps training without an error. So each rank tracks the order of its
+collectives. A step with the same order as the previous one needs no check. In the first step, and
+from the point where the order changes, each rank compares its next collective with the other ranks.
+A rank that gets no answer is the only one whose order changed.
 
     step 0   checked      gather a, gather b, reduce b, reduce a      agreed
-    step 1   the same     nothing to check
-    step 2   rank 1 is about to gather c instead of b: it asks, nobody answers, and it raises
+    step 1   the same     no check needed
+    step 2   rank 1 is about to gather c instead of b: it asks, no rank answers, and it raises
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paralab.errors import ParalabError
 from paralab.plan.sharding import BRANCHES
 from paralab.worker.groups import PATIENCE
 
-ANSWER_SECONDS = 5.0  # wait this long for the others, or two steps if that is longer
+ANSWER_SECONDS = 5.0  # wait this long for the other ranks, or two steps if longer
 DONE = "finish the step"
 
 
@@ -33,7 +33,7 @@ class CollectiveOrder:
         self.group, self.rank = group, rank
         self.step = -1
         self.agreed: list[str] = []
-        self.actions: list[str] = []  # of this step
+        self.actions: list[str] = []  # in this step
         self.asking = False
         self.began = time.monotonic()
         self.longest = 0.0
@@ -43,7 +43,7 @@ class CollectiveOrder:
         self.began = time.monotonic()
 
     def announce(self, action: str) -> None:
-        """Announce what this rank does next; raise if another rank does something else."""
+        """Announce this rank's next action; raise if another rank does something else."""
         place = len(self.actions)
         expected = self.agreed[place] if place < len(self.agreed) else DONE
         self.actions.append(action)
@@ -52,10 +52,10 @@ class CollectiveOrder:
         try:
             self._ask(action)
         except RuntimeError:
-            if self.asking:  # every rank was asking, so one of them has exited
+            if self.asking:  # all ranks were asking, so one of them has exited
                 raise
             raise self._error(
-                f"rank {self.rank} is about to {action}, the others to {expected}"
+                f"rank {self.rank} is about to {action}, but the others are about to {expected}"
             ) from None
         self.asking = True
 
@@ -72,7 +72,7 @@ class CollectiveOrder:
         mine[: len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
         every = [torch.empty_like(mine) for _ in range(self.group.size())]
         work: Any = dist.all_gather(every, mine, group=self.group, async_op=True)
-        # In the first step every rank asks, and some are still loading their model and data.
+        # All ranks ask in the first step, and some are still loading their model and data.
         patience = timedelta(seconds=max(ANSWER_SECONDS, 2 * self.longest))
         work.wait(patience if self.agreed else PATIENCE)
 
@@ -83,7 +83,9 @@ class CollectiveOrder:
             for other in every
         ]
         other = next(rank for rank, each in enumerate(actions) if each != actions[0])
-        raise self._error(f"rank 0 is about to {actions[0]}, rank {other} to {actions[other]}")
+        raise self._error(
+            f"rank 0 is about to {actions[0]}, but rank {other} is about to {actions[other]}"
+        )
 
     def _error(self, what: str) -> ParalabError:
         return ParalabError(

@@ -1,4 +1,4 @@
-"""Load and memory over time, as in `nvidia-smi` and `top`, sampled by a side thread while a rank
+"""Sample load and memory over time, like `nvidia-smi` and `top`, in a side thread while a rank
 trains."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ EVERY_SECONDS = 0.1
 
 
 class LoadSampler:
-    """Writes a `load` event every tenth of a second. It only reads system counters and never waits
-    for a device."""
+    """Writes a `load` event every tenth of a second. Only reads system counters; never waits for a
+    device."""
 
     def __init__(self, rank: RankPlan, probe: Probe) -> None:
         self.probe = probe

@@ -1,5 +1,5 @@
-"""The process groups of a launch. Several trainings share its processes, and some of them use only
-the first few ranks."""
+"""Process groups for one launch. Several runs share its processes, and some of them use only the
+first few ranks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from paralab.plan.plan import Plan
 
-PATIENCE = timedelta(minutes=10)  # how long a rank waits for another one in a collective
+PATIENCE = timedelta(minutes=10)  # how long a rank waits for another rank in a collective
 
-Key = tuple[tuple[int, ...], str, int]  # (ranks, backend, which of several groups of these)
+Key = tuple[tuple[int, ...], str, int]  # (ranks, backend, number among groups with these ranks)
 
 _groups: dict[Key, dist.ProcessGroup] = {}
 
 
 def make_groups(plans: list[Plan]) -> None:
-    """Make every group that these plans need. All ranks of a launch must make all groups in the
-    same order."""
+    """Make all groups that these plans need. All ranks in a launch must make all groups in the same
+    order."""
     for plan in plans:
         for key in _keys(plan) if plan.backend else []:
             if key not in _groups:
@@ -27,7 +27,7 @@ def make_groups(plans: list[Plan]) -> None:
 
 
 def make_checkpoint_group(plan: Plan) -> None:
-    """Make the group that writes checkpoints, while training uses the others. All ranks of a launch
+    """Make the group that writes checkpoints while training uses the others. All ranks in a launch
     must call this in the same order."""
     key = _checkpoint(plan)
     if dist.is_initialized() and key not in _groups:
@@ -48,7 +48,7 @@ def _all_ranks(plan: Plan, stage: int) -> Key:
 
 
 def _pipeline(plan: Plan, replica: int) -> Key:
-    # Number 1: messages between stages must not mix with the collectives of all ranks, which may be
+    # Number 1: messages between stages must not mix with collectives over all ranks, which may be
     # the same ranks.
     return tuple(rank.rank for rank in plan.ranks if rank.replica == replica), plan.backend or "", 1
 
@@ -66,31 +66,31 @@ def _checkpoint(plan: Plan) -> Key:
 
 
 def checkpoint_group(plan: Plan) -> dist.ProcessGroup | None:
-    """The group that writes checkpoints; None in a single process."""
+    """The group that writes checkpoints, or None in a single process."""
     return _groups.get(_checkpoint(plan))
 
 
 def checking_group(plan: Plan) -> dist.ProcessGroup:
-    """Where the ranks of fsdp compare what they are about to do, apart from doing it."""
+    """The group in which fsdp ranks compare their next collectives. It does not run them."""
     return _groups[_checking(plan)]
 
 
 def group_of(plan: Plan, stage: int = 0) -> dist.ProcessGroup:
-    """All ranks of the plan, one group per stage: the collectives of a group must come in the same
-    order on every rank, and stages finish in any order."""
+    """All ranks in the plan, one group per stage. Collectives in a group must run in the same order
+    on all ranks, but stages finish in any order."""
     return _groups[_all_ranks(plan, stage)]
 
 
 def pipeline_group(plan: Plan, replica: int) -> dist.ProcessGroup:
-    """The stages of one replica, where each is a process."""
+    """The stages of one replica, with one process per stage."""
     return _groups[_pipeline(plan, replica)]
 
 
 def mesh(plan: Plan, replica: int, stage: int) -> DeviceMesh:
-    """The ranks of several pipelines, as the rank of this replica and stage sees them:
-    micro-batches travel along "stage", and gradients are summed along "replica".
+    """Return the ranks of several pipelines as a mesh, seen from this replica and stage.
+    Micro-batches travel along "stage", and gradients are summed along "replica".
 
-        replica 0    rank 0  rank 1     2 replicas of 2 stages
+        replica 0    rank 0  rank 1     2 replicas with 2 stages each
         replica 1    rank 2  rank 3
     """
     ranks = [

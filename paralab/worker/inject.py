@@ -1,9 +1,9 @@
-"""Inject a fault into this rank: bench/faults asks for one through the environment.
+"""Inject a fault into this rank when bench/faults requests one through the environment.
 
 PARALAB_PLANT = {"kind": "kill", "rank": 1, "phase": "step", "step": 7, "mark": FILE}
 
-The mark is written just before the fault, with the time. It prevents the fault from happening again
-after a restart.
+The mark file is written just before the fault and contains the time. It prevents the fault from
+happening again after a restart.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SLOW_SECONDS = 0.3
 
 
 def inject_fault(phase: str, rank: int, step: int, model: nn.Module) -> None:
-    """Trigger the fault that was requested for this place, if there is one."""
+    """Trigger the fault requested for this phase, rank, and step, if any."""
     fault = _requested()
     if not fault or (fault["rank"], fault["phase"]) != (rank, phase) or step < fault["step"]:
         return
@@ -50,7 +50,7 @@ def _requested() -> dict[str, Any]:
 
 
 def _fill(path: Path) -> None:
-    """Fill the disk of this file."""
+    """Fill the disk that contains this file."""
     with suppress(OSError), path.open("wb") as file:
         while True:
             file.write(bytes(2**20))

@@ -1,4 +1,4 @@
-"""What only a process with torch can find out: the machine's devices, and a workload in plain
+"""Inspect what requires torch: the machine's devices, and a workload, summarized in plain
 numbers.
 
 python -m paralab.worker.inspect_workload ANSWER.json INSPECTION-AS-JSON
@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # as in a rank: a third of torch's import time
+    gc.disable()  # as in a rank: saves a third of torch's import time
 
 import json
 import os
@@ -90,7 +90,7 @@ def inspect_machine() -> Machine:
 
 
 def inspect_workload(inspection: Inspection) -> Summary:
-    """Build the workload, run it a few times on a few samples, and report what a plan must know."""
+    """Build the workload, run it briefly on a few samples, and return what a plan needs."""
     _keep_the_compiler_out()
     workload = load_workload(inspection.workload)
     gc.freeze()
@@ -154,7 +154,7 @@ def inspect_workload(inspection: Inspection) -> Summary:
 
 
 def _choose_device(device: str) -> str:
-    """Without a GPU, inspect on the CPU: the plan refuses `--device cuda` and says why."""
+    """Choose the CPU if there is no GPU: the plan then rejects `--device cuda` and says why."""
     return "cuda" if device in ("cuda", "auto") and torch.cuda.is_available() else "cpu"
 
 
@@ -167,12 +167,12 @@ def _build_model(workload: Workload, folder: Path) -> nn.Module:
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError(
-            f"The model of {workload.name} has no trainable parameter.",
+            f"The model of {workload.name} has no trainable parameters.",
             fix="a model with parameters",
         )
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         raise UsageError(
-            f"The model of {workload.name} has lazy modules, whose parameters do not exist before "
+            f"The model of {workload.name} has lazy modules, whose parameters do not exist until "
             "the first forward.",
             fix="call the model once on a sample inside model(), and return it",
         )
@@ -202,8 +202,8 @@ def _find_layers(
 
 
 def _keep_the_compiler_out() -> None:
-    """Optimizers and the FLOP counter import torch.compile, which takes a second, only to say that
-    it must not compile them. Nothing is compiled here anyway, so say it without the import. If a
+    """Keep torch.compile from being imported. Optimizers and the FLOP counter import it, which
+    takes a second, only to mark functions that it must not compile. Nothing is compiled here. If a
     torch version does this differently, an inspection takes a second longer."""
     counter: Any = getattr(flop_counter, "_FlopCounterMode", FlopCounterMode)
     for method in (torch.optim.Optimizer.add_param_group, counter.__torch_dispatch__):
@@ -221,7 +221,7 @@ def _load_batch(workload: Workload, samples: int) -> Any:
 
 
 def _run(what: str, folder: Path, call: Callable[[], Any]) -> Any:
-    """Run the user's code; report what it raises as the user's error."""
+    """Run the user's code and report any exception as the user's error."""
     try:
         return call()
     except UsageError:

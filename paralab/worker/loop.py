@@ -1,4 +1,4 @@
-"""The training loop of one rank, from top to bottom."""
+"""One rank's training loop, from top to bottom."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def train(
     extras: Extras,
     status: RankStatus | None = None,
 ) -> bool:
-    """Train as rank `rank_number` of `plan`. Return False if the launcher stopped it early."""
+    """Train as rank `rank_number` of `plan`. Return False if the launcher stopped the run early."""
     context, model = set_up_rank(workload, plan, rank_number, writer, origin)
     trace = TrainingTrace.begin(model) if extras.traced else None
     around: AbstractContextManager[None]
@@ -51,7 +51,7 @@ def train(
         progress = TrainingProgress(
             context, strategy, optimizer, extras.policy, status or RankStatus()
         )
-        # From here on, each rank draws its own random numbers (dropout).
+        # From here on, each rank draws its own random numbers for dropout.
         seed_everything((plan.seed + 1 + rank_number) % 2**32)
         with profile_steps(extras.profile, rank_number) as profile_step:
             _run_steps(progress, trace, profile_step)
@@ -64,7 +64,7 @@ def train(
 def _run_steps(
     progress: TrainingProgress, trace: TrainingTrace | None, profile_step: Callable[[], None]
 ) -> None:
-    """Run every step of the plan, or those before the launcher asks to stop."""
+    """Run all steps in the plan, or until the launcher asks to stop."""
     context, strategy, optimizer = progress.context, progress.strategy, progress.optimizer
     probe, precision, model = context.probe, context.precision, strategy.model
     losses: list[torch.Tensor] = []
@@ -94,7 +94,7 @@ def _run_steps(
         probe.end_step(loss, epoch=batch.epoch, samples=samples, skipped=not stepped)
         if batch.step % MEMORY_EVERY == 0:
             note_memory(context, strategy, optimizer)
-            context.meter.enabled = False  # count activations once: it takes time
+            context.meter.enabled = False  # count activations only once because it is slow
         if trace:
             losses.append(loss)
         profile_step()
@@ -109,13 +109,13 @@ def _run_steps(
 def _write_results(
     context: RankContext, strategy: Strategy, trace: TrainingTrace | None, extras: Extras
 ) -> None:
-    """Write the reference, the comparison with it, and the weights, if they were requested."""
+    """Write the requested results: the reference, the comparison with it, and the weights."""
     if trace and extras.save_reference:
         trace.save(extras.save_reference)
     if trace and extras.compare_with:
         comparison = compare(trace, TrainingTrace.load(extras.compare_with))
         context.probe.emit("verify", stage=context.rank.stage, **comparison)
     if extras.save_weights:
-        weights = strategy.state_dict()  # on every rank: each may hold a piece
+        weights = strategy.state_dict()  # on all ranks: each may have a shard
         if context.rank.rank == 0:
             torch.save(weights, extras.save_weights)

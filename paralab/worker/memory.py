@@ -1,5 +1,5 @@
-"""Memory of a device: from the allocator on CUDA. Virtual CPU devices share one heap, so their
-tensors are counted."""
+"""Measure device memory: the allocator reports it on CUDA. Virtual CPU devices share one heap, so
+count their tensors instead."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from paralab.workload.batch import tensors
 
 
 class ActivationMeter:
-    """Counts the bytes that autograd saves for backward, per device. This takes time, so it is done
-    in one warm-up step."""
+    """Counts the bytes that autograd saves for backward, per device. Counting is slow, so it runs
+    in only one warm-up step."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], enabled: bool) -> None:
         self.enabled = enabled
@@ -28,24 +28,24 @@ class ActivationMeter:
         self._lock = threading.Lock()
 
     def ignore(self, parameters: Iterable[nn.Parameter]) -> set[int]:
-        """Do not count parameters, which autograd saves as well. Return their addresses."""
+        """Exclude parameters, which autograd also saves. Return their addresses."""
         addresses = {parameter.untyped_storage().data_ptr() for parameter in parameters}
         self._ignored |= addresses
         return addresses
 
     def forget(self, addresses: set[int]) -> None:
-        """These parameters are freed; other tensors may be there now."""
+        """Count these addresses again: the parameters are freed, and other tensors may be there."""
         self._ignored -= addresses
 
     def ignore_only(self, parameters: Iterable[nn.Parameter]) -> None:
-        """All other parameters are freed; activations may be there now."""
+        """Exclude only these parameters: the others are freed, and activations may be there now."""
         self._ignored.clear()
         self.ignore(parameters)
 
     @contextmanager
     def counting(self, device: str, piece: Any = None) -> Iterator[None]:
-        """Count what the forward in this thread saves on this device. A `piece` can be freed before
-        the others."""
+        """Count what this thread's forward saves on this device. A `piece` can be freed before the
+        others."""
         if not self.enabled:
             yield
             return
@@ -66,7 +66,7 @@ class ActivationMeter:
         return tensor
 
     def backward_done(self, piece: Any = None) -> None:
-        """The graph (of this piece) is freed, with everything that it saved."""
+        """Drop everything that the freed graph (of this piece) had saved."""
         with self._lock:
             if piece is None:
                 self._live.clear()
@@ -90,7 +90,7 @@ def stored_bytes(value: torch.Tensor) -> int:
 def parts(
     parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, activations: int | None
 ) -> dict[str, Any]:
-    """Count the bytes of a device, by kind."""
+    """Count a device's bytes, by kind."""
     states = [
         tensor for parameter in parameters for tensor in tensors(optimizer.state.get(parameter, {}))
     ]

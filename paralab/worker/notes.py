@@ -1,4 +1,4 @@
-"""Events about what a rank holds: the first gradients, and memory by kind."""
+"""Write events about a rank's first gradients and its memory by kind."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from paralab.worker.shards import local
 
 @torch.no_grad()
 def note_gradients(context: RankContext, model: nn.Module) -> None:
-    """Count the first step's gradients that are zero (underflow) or not finite (overflow), while a
-    GradScaler's scale is still in them.
+    """Count zero (underflow) and non-finite (overflow) gradients in the first step, while they
+    still contain the GradScaler's scale.
 
-    The host waits for the device, but only once, in a warm-up step."""
+    The CPU waits for the device, but only once, in a warm-up step."""
     gradients = [_values(local(p.grad)) for p in model.parameters() if p.grad is not None]
     total = sum(gradient.numel() for gradient in gradients)
     zeros = sum(int((gradient == 0).sum()) for gradient in gradients)
     not_finite = sum(int((~gradient.isfinite()).sum()) for gradient in gradients)
 
     counts = torch.tensor([total, zeros, not_finite])
-    if context.plan.strategy == "fsdp":  # every rank has its own shards
+    if context.plan.strategy == "fsdp":  # each rank has its own shards
         dist.all_reduce(counts, group=group_of(context.plan))
 
     total, zeros, not_finite = counts.tolist()
@@ -36,18 +36,18 @@ def note_gradients(context: RankContext, model: nn.Module) -> None:
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:
-    """The numbers that are stored: a sparse gradient leaves out its zeros."""
+    """The stored values: a sparse gradient omits its zeros."""
     return gradient if gradient.layout == torch.strided else gradient.coalesce().values()
 
 
 def note_memory(context: RankContext, strategy: Strategy, optimizer: torch.optim.Optimizer) -> None:
-    """Write one `memory` event per device of this rank."""
+    """Write one `memory` event for each device on this rank."""
     devices = {device.name: device for device in context.rank.devices}
     for number, (name, device) in enumerate(devices.items()):
         parameters = strategy.device_parameters(name)
         parts = memory.parts(parameters, optimizer, context.meter.peak.get(name))
         if context.plan.strategy == "dp" and number:
-            parts["optimizer"] = 0  # only the first replica is stepped
+            parts["optimizer"] = 0  # the optimizer updates only the first replica
         parts |= strategy.transient_bytes()
 
         if context.plan.device == "cuda":

@@ -1,4 +1,4 @@
-"""Load and memory of a GPU, from the management library of NVIDIA's driver, called through ctypes:
+"""GPU load and memory from NVML, the NVIDIA driver's management library. Uses ctypes, so there is
 nothing to install."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Memory(ctypes.Structure):
 
 
 class Nvml:
-    """What `nvidia-smi` shows. `reason` says why nothing can be read; None if it can."""
+    """The values that `nvidia-smi` shows. `reason` says why NVML is unavailable, or is None."""
 
     def __init__(self, devices: list[str]) -> None:
         self.reason: str | None = None
@@ -32,7 +32,7 @@ class Nvml:
             self._check("nvmlInit_v2")
             for device in devices:
                 handle = ctypes.c_void_p()
-                # By UUID: NVML counts all GPUs, torch only those in CUDA_VISIBLE_DEVICES.
+                # By UUID: NVML numbers all GPUs, torch only those in CUDA_VISIBLE_DEVICES.
                 uuid = f"GPU-{torch.cuda.get_device_properties(torch.device(device).index).uuid}"
                 self._check("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
                 self._handles[device] = handle
@@ -40,8 +40,8 @@ class Nvml:
             self.reason = f"NVML cannot be read: {error}"
 
     def read(self, device: str) -> dict[str, Any]:
-        """Read the share of the last sampling period in which a kernel ran, and the memory in use
-        by all processes."""
+        """Read the fraction of the last sampling period during which a kernel ran, and the memory
+        that all processes use."""
         if self.reason:
             return {}
         load, memory = _Utilization(), _Memory()

@@ -1,5 +1,5 @@
-"""The optimizer and scheduler of a workload. (Not in loop.py: an inspection must not import the
-strategies.)"""
+"""Make a workload's optimizer and scheduler. (Not in loop.py, because an inspection must not import
+the strategies.)"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paralab.workload.workload import Workload
 
 
 def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
-    """Make the optimizer of this rank's parameters. Other stages' are on the meta device."""
+    """Make an optimizer for this rank's parameters. Those of other stages are on meta."""
     parameters = [parameter for parameter in model.parameters() if not parameter.is_meta]
     # A stage may have no parameters, but no optimizer accepts an empty list.
     parameters = parameters or [nn.Parameter(torch.empty(0))]
@@ -41,8 +41,8 @@ def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimize
 
 
 def make_scheduler(workload: Workload, optimizer: torch.optim.Optimizer) -> Any:
-    """Make the learning-rate scheduler, if there is one. `step()` is called after every optimizer
-    step, without arguments."""
+    """Make the learning-rate scheduler, if there is one. paralab calls `step()` without arguments
+    after each optimizer step."""
     scheduler = workload.scheduler(optimizer) if workload.scheduler else None
     if isinstance(scheduler, ReduceLROnPlateau):
         raise UsageError(

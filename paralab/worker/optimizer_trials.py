@@ -1,4 +1,4 @@
-"""What a plan must know about an optimizer, from a few steps on small matrices."""
+"""Find out what a plan needs to know about an optimizer: run a few steps on small matrices."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from paralab.workload.workload import Workload
 
 
 def state_bytes_per_byte(workload: Workload) -> float | None:
-    """Measure the optimizer's state per byte of parameters: SGD 0, with momentum 1, Adam 2. None if
-    the optimizer cannot step on a plain matrix."""
+    """Measure the optimizer state in bytes per parameter byte: 0 for SGD, 1 with momentum, 2 for
+    Adam. Return None if the optimizer cannot step on a plain matrix."""
     matrix = nn.Linear(64, 64, bias=False)
     matrix.weight.grad = torch.ones_like(matrix.weight)
     try:
@@ -28,8 +28,8 @@ def state_bytes_per_byte(workload: Workload) -> float | None:
 
 
 def mixes_rows(workload: Workload) -> bool:
-    """Does a step on an element depend on the rest of its parameter (Adafactor, Muon)? Then two
-    halves of a matrix step differently from the whole."""
+    """Return whether an element's update depends on the rest of its parameter (Adafactor, Muon). If
+    so, two halves of a matrix are updated differently from the full matrix."""
 
     def compare(start: torch.Tensor, slope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         [whole] = _train(workload, [start], [slope])
@@ -39,7 +39,7 @@ def mixes_rows(workload: Workload) -> bool:
 
 
 def mixes_parameters(workload: Workload) -> bool:
-    """Does a step on a parameter depend on other parameters (a clipped global norm)?"""
+    """Return whether a parameter's update depends on other parameters (a clipped global norm)."""
 
     def compare(start: torch.Tensor, slope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         [alone] = _train(workload, [start], [slope])
@@ -49,7 +49,7 @@ def mixes_parameters(workload: Workload) -> bool:
 
 
 def _steps_differ(compare: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> bool:
-    """Compare for small, medium, and large gradients. False if the optimizer cannot step here."""
+    """Compare small, medium, and large gradients. Return False if the optimizer cannot step."""
     torch.manual_seed(0)
     start, slope = torch.randn(8, 8), torch.randn(8, 8)
     try:
@@ -65,7 +65,7 @@ def _steps_differ(compare: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> 
 def _train(
     workload: Workload, starts: list[torch.Tensor], slopes: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Two steps with constant gradients."""
+    """Run two steps with constant gradients."""
     parameters = nn.ParameterList([nn.Parameter(start.clone()) for start in starts])
     optimizer = make_optimizer(workload, parameters)
     for _ in range(2):
@@ -77,4 +77,4 @@ def _train(
 
 @torch.no_grad()
 def _step(optimizer: torch.optim.Optimizer) -> None:
-    inspect.unwrap(type(optimizer).step)(optimizer)  # the wrapper would load torch.compile
+    inspect.unwrap(type(optimizer).step)(optimizer)  # the wrapper would import torch.compile

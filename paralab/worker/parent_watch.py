@@ -1,4 +1,4 @@
-"""A child process exits with the process that started it, which holds the other end of our standard
+"""Make a child process exit with its parent. The parent holds the other end of the child's standard
 input."""
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ ORPHANED = 130
 
 
 def end_with_the_parent(orders: Mapping[bytes, Callable[[], None]] | None = None) -> None:
-    """Exit as soon as the pipe at standard input is closed, for whatever reason. Each byte in it is
-    an order; a side thread carries it out."""
+    """Exit as soon as the standard input pipe is closed, for any reason. Each byte in it is an
+    order, which a side thread carries out."""
 
     def listen() -> None:
         while order := os.read(0, 1):
-            with suppress(Exception):  # whatever fails, this thread must continue to listen
+            with suppress(Exception):  # this thread must keep listening after any failure
                 (orders or {})[order]()
         os._exit(ORPHANED)
 

@@ -1,8 +1,8 @@
-"""Precision: fp64 and fp32 are types of the whole model, tf32 is a mode of the GPU, bf16 and fp16
+"""Precision: fp64 and fp32 are dtypes for the entire model, tf32 is a GPU mode, and bf16 and fp16
 use autocast (fp16 with a GradScaler).
 
-FSDP casts whole modules instead (MixedPrecisionPolicy), so that it also communicates in low
-precision: no autocast there.
+FSDP does not use autocast. It casts entire modules instead (MixedPrecisionPolicy), so it also
+communicates in low precision.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Precision:
     def __init__(self, plan: Plan) -> None:
         self.name, self.device_type = plan.precision, plan.device
         self.by_module = plan.strategy == "fsdp"
-        # The cache of cast weights belongs to the process: micro-batches in threads would share
-        # nodes of the graph.
+        # The cache of cast weights belongs to the process: micro-batches in different threads would
+        # share graph nodes.
         self.cache_casts = plan.device == "cuda" or plan.micro_batches == 1
         torch.set_default_dtype(torch.float32)
         # fp32 means fp32: by default, PyTorch lets cuDNN use tf32 in convolutions.
@@ -34,18 +34,18 @@ class Precision:
         self.scaler = torch.amp.GradScaler(
             plan.device, init_scale=plan.loss_scale or 1.0, enabled=plan.scaler
         )
-        # Ranks that hold different parameters and must skip the same steps.
+        # Ranks that have different parameters but must skip the same steps.
         self.agreed_over: dist.ProcessGroup | None = None
 
     def cast_model(self, model: nn.Module) -> nn.Module:
         if self.name != "fp64":
             return model
-        # Tensors that the forward creates must fit the parameters.
+        # Tensors that the forward creates must match the parameters.
         torch.set_default_dtype(torch.float64)
         return model.double()
 
     def cast_batch(self, batch: Any) -> Any:
-        """Cast floating-point inputs like the model. Under autocast, operators cast them."""
+        """Cast floating-point inputs to the model's dtype. Under autocast, operators cast them."""
         if self.name != "fp64":
             return batch
         return map_tensors(
@@ -53,7 +53,7 @@ class Precision:
         )
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Enter this in every thread that runs the model: autocast is a state of the thread."""
+        """Enter this in each thread that runs the model: autocast state is per thread."""
         if self.name not in LOW or self.by_module:
             return nullcontext()
         return torch.autocast(
@@ -64,7 +64,7 @@ class Precision:
         self.scaler.scale(loss).backward()
 
     def scale_like(self, loss: torch.Tensor) -> torch.Tensor | None:
-        """The scaler's current scale, still on the device: `get_scale()` would make the host
+        """The scaler's current scale, still on the device: `get_scale()` would make the CPU
         wait."""
         return self.scaler.scale(torch.ones_like(loss)) if self.scaler.is_enabled() else None
 
@@ -75,8 +75,8 @@ class Precision:
         self.scaler.update()
 
     def _agree(self, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
-        """Treat a gradient that is infinite on one rank as infinite on all: GradScaler checks only
-        this rank's gradients."""
+        """Treat a gradient that is infinite on one rank as infinite on all ranks: GradScaler checks
+        only this rank's gradients."""
         self.scaler.unscale_(optimizer)
         state = self.scaler._per_optimizer_states[id(optimizer)]
         flags: dict[torch.device, torch.Tensor] = state["found_inf_per_device"]

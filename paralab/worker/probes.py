@@ -1,10 +1,10 @@
-"""What a rank measures while it trains: spans of time with their numbers, collected per step and
-written when the device is done.
+"""Measure a rank during training: time spans and numbers, collected per step and written when the
+device is done.
 
-Every step writes a `step` event. The details (forward, backward, every all-reduce, …) are written
-for the first `DETAILED_STEPS` steps and then for every `DETAIL_EVERY`-th step, so that the folder
-of a long run stays small. Where details cost more than 1 % of a step (many marks on a GPU, see
-`sampled`), they are written for a sample of steps from the start.
+Each step writes a `step` event. The first `DETAILED_STEPS` steps also write details: forward,
+backward, each all-reduce, and so on. After that, only every `DETAIL_EVERY`-th step does, to keep
+the run folder small. If details would cost more than 1 % of a step (many marks on a GPU, see
+`sampled`), only a sample of steps writes them from the start.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Note = tuple[str, Mark, Mark, dict[str, Any]]
 
 
 class Arriving(NamedTuple):
-    """A number that is being copied from a device; it has arrived when the mark is past."""
+    """A number that is being copied from a device. It has arrived when the mark is past."""
 
     number: torch.Tensor
     mark: Mark
@@ -44,7 +44,7 @@ def sampled(steps: int) -> int:
 
 
 class Probe:
-    """Collects the notes of one rank. Several threads may add notes: list.append is atomic."""
+    """Collects one rank's notes. Several threads may add notes: list.append is atomic."""
 
     def __init__(self, clock: Clock, writer: EventWriter, detail_every: int = 1) -> None:
         self.detail_every = detail_every  # among the first DETAILED_STEPS
@@ -61,12 +61,12 @@ class Probe:
         return self.step % (self.detail_every if self.step < DETAILED_STEPS else DETAIL_EVERY) == 0
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Write an event that happens now."""
+        """Write an event with the current time."""
         self.writer.write([{"event": event, "time": _round(self.clock.now()), **fields}])
 
     def note(self, event: str, start: Mark, end: Mark, **fields: Any) -> None:
-        """Add an event of this step that lasted from start to end. Numbers on a device stay there
-        until it is done."""
+        """Add an event that lasted from start to end in this step. Numbers on a device stay there
+        until the device is done."""
         fields = {name: self._to_host(value) for name, value in fields.items()}
         self._notes.append((event, start, end, fields))
 
@@ -86,7 +86,7 @@ class Probe:
         self._start = self.clock.mark()
 
     def end_step(self, loss: torch.Tensor, **fields: Any) -> None:
-        """Close the step, and write all steps that the device has finished."""
+        """Close the step and write all steps that the device has finished."""
         sharded = {
             "all_gathers": self.all_gathers or None,
             "reduce_scatters": self.reduce_scatters or None,
@@ -99,7 +99,7 @@ class Probe:
             self._write_oldest()
 
     def discard(self) -> None:
-        """Drop the notes of a step that has not begun."""
+        """Drop notes for a step that has not begun."""
         self._notes = []
 
     def finish(self) -> None:
@@ -131,7 +131,7 @@ class Probe:
             marks += [start, end]
         self.clock.release(marks)
         self.writer.write(events)
-        loss, skipped = events[-1]["loss"], events[-1].get("skipped")  # the step is the last note
+        loss, skipped = events[-1]["loss"], events[-1].get("skipped")  # the last note is the step
         if self.only_finite and not skipped and not math.isfinite(loss):
             raise ParalabError(
                 f"The loss is {loss} in step {step}.",
@@ -139,8 +139,8 @@ class Probe:
             )
 
     def _to_host(self, value: Any) -> Any:
-        """Start to copy a device's number. `item()` would wait for everything in the stream, also
-        for later steps."""
+        """Start copying a number from a device. `item()` would wait for everything in the stream,
+        including later steps."""
         if not isinstance(value, torch.Tensor) or not value.is_cuda:
             return value
         number = torch.empty((), dtype=value.dtype, pin_memory=True)
@@ -149,5 +149,5 @@ class Probe:
 
 
 def _round(seconds: float) -> float:
-    """Round to microseconds: finer is noise, and every digit is written a million times."""
+    """Round to microseconds: more digits are noise, and each is written a million times."""
     return round(seconds, 6)

@@ -1,4 +1,4 @@
-"""`--profile`: record a few steps with torch.profiler, every operator and kernel, for Perfetto."""
+"""`--profile`: record all operators and kernels of a few steps with torch.profiler for Perfetto."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-# Steps 4 to 7: the first ones warm up, and one more step warms up the profiler.
+# Steps 4 to 7: the first steps are warm-up, and one more step warms up the profiler.
 FIRST, STEPS = 4, 4
 
 
 @contextmanager
 def profile_steps(folder: Path | None, rank: int) -> Iterator[Callable[[], None]]:
-    """Yield a function to call after every step."""
+    """Yield a function to call after each step."""
     if folder is None:
         yield lambda: None
         return

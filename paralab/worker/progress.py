@@ -1,4 +1,4 @@
-"""How far a training is: where it begins, when it saves, and whether it may go on."""
+"""Track a run's progress: where it begins, when it saves, and whether it continues."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ REBUILDS_BUCKETS = ("ddp", "hybrid")
 
 
 class TrainingProgress:
-    """`done` counts the finished steps; `stopped` says that the launcher ended the training early.
+    """`done` counts the finished steps; `stopped` means that the launcher ended the run early.
 
-    A training without a checkpoint policy saves nothing.
+    A run without a checkpoint policy never saves.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class TrainingProgress:
         inject_fault("start", context.rank.rank, -1, strategy.model)
 
     def begin_step(self, batch: GlobalBatch, accumulation_steps: list[AccumulationStep]) -> bool:
-        """Return whether this step may begin. The first step of a resumed training restores the
-        checkpoint."""
+        """Return whether this step may begin. A resumed run restores the checkpoint before its
+        first step."""
         if self.policy and self.policy.resume and batch.step == self.first:
             self._restore(self.policy, Path(self.policy.resume), accumulation_steps)
         if self.status.stops_before(batch.step):
@@ -66,7 +66,7 @@ class TrainingProgress:
             self.scheduler.step()
 
     def end_step(self, batch: GlobalBatch) -> None:
-        """Count the step, and save if the policy says so."""
+        """Count the step and save if the policy says so."""
         if self.saver and self.done == self.first:
             self.saver.prepare()
         self.done = batch.step + 1
@@ -80,7 +80,7 @@ class TrainingProgress:
             self.saver.poll()
 
     def finish(self) -> None:
-        """Save the last state, whether all steps are done or the launcher stopped the training."""
+        """Save the final state, whether all steps are done or the launcher stopped the run."""
         if self.saver:
             if self.done > self.saved_at:
                 self._save(self.saver)
@@ -89,7 +89,7 @@ class TrainingProgress:
 
     def _save(self, saver: Saver) -> None:
         self.status.enter("save", self.done)
-        # Raises if a loss is not finite: such a state is not worth saving.
+        # Raise if a loss is not finite: such a state is not worth saving.
         self.context.probe.finish()
         saver.begin(self.done, self.samples, self.epoch)
         self.status.enter("step", self.done)
@@ -101,8 +101,8 @@ class TrainingProgress:
         context, plan = self.context, self.context.plan
         if plan.strategy in REBUILDS_BUCKETS and not plan.schedule:
             # DDP rebuilds its buckets after the first backward pass. With three or more ranks, the
-            # buckets decide in which order numbers are added. To continue bit for bit, run one
-            # backward pass and discard it, so that the buckets are the rebuilt ones again.
+            # buckets determine the order in which numbers are added. To continue bit for bit, run
+            # one backward pass and discard it, so DDP uses the rebuilt buckets again.
             self.strategy.forward_backward(accumulation_steps)
             self.optimizer.zero_grad(set_to_none=True)
             context.probe.discard()

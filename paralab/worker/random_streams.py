@@ -1,12 +1,12 @@
 """One random stream per virtual device.
 
-torch has one generator per process and device. The threads of `dp`, `pipeline`, and `hybrid` would
-draw from it in whatever order they run, and the same command would never train the same model
-twice. So each virtual device has its own generator state. We swap it in for each operator that
-draws (torch tags them), and the order of the threads stops mattering.
+torch has one generator per process and device. The `dp`, `pipeline`, and `hybrid` threads would
+draw from it in whatever order they run, so the same command would never train the same model twice.
+Instead, each virtual device has its own generator state. We swap it in for each operator that draws
+(torch tags them), so the thread order no longer matters.
 
-Activation checkpointing saves and restores the generator's state around a block. Inside a stream it
-gets the stream's.
+Activation checkpointing saves and restores the generator state around a block. In a thread that
+uses a stream, it saves and restores that stream's state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _active = threading.local()  # .streams: (streams, current device) of this threa
 
 
 class RandomStreams:
-    """One generator state per virtual device of a rank: of the CPU's generator, or of its GPU's."""
+    """One generator state per virtual device on a rank, for the CPU generator or the GPU's."""
 
     def __init__(self, devices: int, seed: int, gpu: int | None = None) -> None:
         self.devices = devices
@@ -43,7 +43,7 @@ class RandomStreams:
 
     @contextmanager
     def drawing(self, current: Callable[[], int]) -> Iterator[None]:
-        """In this block and thread, draw from the stream of device `current()`."""
+        """Draw from the stream for device `current()` in this block and thread."""
         _follow_streams()
         before, _active.streams = getattr(_active, "streams", None), (self, current)
         try:
@@ -80,7 +80,7 @@ _get_global, _set_global = torch.get_rng_state, torch.set_rng_state
 
 
 def _place() -> tuple[list[torch.Tensor], int] | None:
-    """The list and index of this thread's state; None if it draws from the process's generator."""
+    """The list and index of this thread's state, or None if it draws from the process generator."""
     active: tuple[RandomStreams, Callable[[], int]] | None = getattr(_active, "streams", None)
     if active is None or active[0].generator is not torch.default_generator:
         return None

@@ -1,4 +1,4 @@
-"""One training as one rank sees it: its plan, its workload, and the tools of all strategies."""
+"""One rank's view of a run: its plan, its workload, and tools that all strategies share."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from paralab.workload.workload import Workload
 
 @dataclass
 class MicroBatch:
-    """Samples that pass through the model together, and their share of the global batch's loss."""
+    """Samples that pass through the model together, and their share of the global loss."""
 
     inputs: Any
     targets: Any
     share: float
 
 
-# What one accumulation step processes: one micro-batch, or several that fill a pipeline.
+# One accumulation step processes one micro-batch, or several that fill a pipeline.
 AccumulationStep = list[MicroBatch]
 
 
@@ -44,18 +44,18 @@ class RankContext:
     probe: Probe
     meter: ActivationMeter
     note_split: SplitNotes
-    streams: RandomStreams | None = None  # one per virtual device, where threads draw numbers
+    streams: RandomStreams | None = None  # one per virtual device, if threads draw numbers
 
     def drawing(self, current: Callable[[], int]) -> AbstractContextManager[None]:
-        """In this block, draw random numbers from the stream of virtual device `current()`."""
+        """Draw random numbers from the stream for virtual device `current()` in this block."""
         return self.streams.drawing(current) if self.streams else nullcontext()
 
     def weighted_loss(self, output: Any, micro: MicroBatch) -> torch.Tensor:
         """Return this micro-batch's part of the global loss: Σ share · loss is the batch's loss.
 
-        The share is the micro-batch's weight divided by the weight of the global batch. A share of
-        zero means that nothing in it is real. A mean over nothing is NaN, so return a zero that is
-        still connected to the model.
+        The share is the micro-batch's weight divided by the global batch's weight. A share of zero
+        means that the micro-batch has no real samples. A mean over no samples is NaN, so return a
+        zero that is still connected to the model.
         """
         if micro.share == 0.0:
             return torch.stack(
@@ -72,17 +72,17 @@ class Strategy(ABC):
 
     @abstractmethod
     def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
-        """Leave the gradient of the global batch in the parameters and return this rank's part of
-        the loss."""
+        """Leave the global batch's gradients in the parameters and return this rank's part of the
+        loss."""
 
     def device_parameters(self, device: str) -> list[nn.Parameter]:
         """The parameters that are on this device."""
         return list(self.model.parameters())
 
     def transient_bytes(self) -> dict[str, int]:
-        """Memory that the strategy needs for a part of a step only, by kind."""
+        """Memory that the strategy needs only during part of a step, by kind."""
         return {}
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
-        """The whole model's state on rank 0. All ranks call this: each may hold a piece."""
+        """The full model's state on rank 0. All ranks must call this: each may have a shard."""
         return {name: whole(value) for name, value in self.model.state_dict().items()}

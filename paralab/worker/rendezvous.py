@@ -1,5 +1,5 @@
-"""The rendezvous of the ranks: through a file if paralab started them on one machine, through a
-store at an address if torchrun or srun launched them."""
+"""Let all ranks rendezvous: through a file if paralab started them on one machine, or through a
+store if torchrun or srun launched them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-CONNECT_SECONDS = 300  # the slowest node of a job may start minutes after the first
+CONNECT_SECONDS = 300  # a job's slowest node may start minutes after its first
 
 
 def join_group(rendezvous: str, world_size: int, rank: int) -> None:
-    """Join the group of all ranks at `file:///PATH` or at `tcp://ADDRESS:PORT/PREFIX`."""
+    """Join all other ranks in one group at `file:///PATH` or at `tcp://ADDRESS:PORT/PREFIX`."""
     kind, _, rest = rendezvous.partition("://")
     if kind == "file":
         dist.init_process_group("gloo", rendezvous, timedelta(days=1), world_size, rank)

@@ -1,8 +1,8 @@
-"""DCP's reader without unpickling: `paralab.record.metadata` reads `.metadata` and runs nothing
+"""DCP's reader without unpickling: `paralab.record.metadata` reads `.metadata` and never runs code
 that the file names.
 
-DCP reads the tensors with `torch.load(weights_only=True)`. It would unpickle only entries that are
-not tensors, and the metadata that this reader returns has none.
+DCP reads tensors with `torch.load(weights_only=True)`. It would unpickle only non-tensor entries,
+and this reader's metadata has none.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The sequence of global batches. A seed and a sample counter determine it, not the ranks, so every
-strategy sees the same samples.
+"""The sequence of global batches. It depends only on a seed and a sample counter, not on the ranks,
+so all strategies train on the same samples.
 
-Each rank loads only its own span of every global batch. The exception is a `get_batch` function: it
-makes the whole batch on every rank from the same seed, so that any number of ranks sees the same
-samples.
+Each rank loads only its own span of a global batch. The exception is a `get_batch` function, which
+makes the full batch on all ranks from the same seed. So the samples do not depend on the number of
+ranks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from paralab.workload.workload import Workload
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which global batches there are: `samples` is the size of the data (None: endless), and `done`
-    the steps to skip."""
+    """The global batches to load: `samples` is the dataset size (None if endless), and `done` is
+    the number of steps to skip."""
 
     batch_size: int
     samples: int | None
@@ -43,14 +43,14 @@ class Sampling:
 
 
 def dataset_samples(workload: Workload) -> int | None:
-    """Return the number of samples; None for an endless `get_batch`."""
+    """Return the number of samples, or None for an endless `get_batch`."""
     data = workload.data
     if _in_memory(data):
         return num_samples(data)
     if isinstance(data, IterableDataset):  # torch gives it a __getitem__ that raises
         raise UsageError(
             f"The data of workload {workload.name} is an IterableDataset. Its samples have no "
-            "numbers, so ranks cannot share them.",
+            "indices, so ranks cannot share them.",
             fix="a map-style Dataset (with __len__ and __getitem__), or a function get_batch(n)",
         )
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
@@ -71,11 +71,11 @@ def rank_batches(
     sampling: Sampling,
     pin_memory: bool = False,
 ) -> Iterator[tuple[GlobalBatch, Any]]:
-    """Yield (global batch, this rank's samples of it), step by step.
+    """Yield (global batch, this rank's samples from it) for each step.
 
-    The span of a rank is empty if a partial last batch has fewer samples than there are replicas.
-    Such a rank gets the batch's first two samples, to be weighted with zero: it must still take
-    part in the collectives. Two, because BatchNorm refuses a single one.
+    A rank's span is empty if a partial last batch has fewer samples than there are replicas. Such a
+    rank must still join the collectives, so it gets the batch's first two samples with weight zero.
+    Two, because BatchNorm rejects a single sample.
     """
     batches = global_batches(
         sampling.batch_size, sampling.samples, sampling.steps, sampling.epochs, sampling.done
@@ -103,7 +103,7 @@ def rank_batches(
     loader: DataLoader[Any] = DataLoader(
         _SeededBatches(dataset, workload.collate or default_collate, sampling.seed),
         batch_sampler=_BatchSampler(plan, indices),
-        # Its own generator: loading must not draw from the model's random stream.
+        # Use a separate generator: loading must not draw from the model's random stream.
         generator=torch.Generator().manual_seed(sampling.seed),
         num_workers=workload.loader_workers,
         collate_fn=_identity,
@@ -132,7 +132,7 @@ def _call_get_batch(workload: Workload, batch: GlobalBatch, seed: int) -> Any:
 def _choose_samples(
     batches: list[GlobalBatch], samples: int, seed: int, wanted: Callable[[GlobalBatch], Span]
 ) -> Iterator[torch.Tensor]:
-    """Yield the indices of this rank's samples. Each epoch has its own order, from the seed."""
+    """Yield the indices of this rank's samples. The seed determines each epoch's order."""
     epoch, order = -1, torch.empty(0, dtype=torch.long)
     for batch in batches:
         if batch.epoch != epoch:
@@ -144,7 +144,7 @@ def _choose_samples(
 
 
 class _BatchSampler:
-    """Yields one list per step: (position of the batch in the training, index) of every sample."""
+    """Yields one list per step with (position of the batch in the run, index) for each sample."""
 
     def __init__(self, batches: list[GlobalBatch], indices: Iterator[torch.Tensor]) -> None:
         self.batches, self.indices = batches, indices
@@ -155,11 +155,11 @@ class _BatchSampler:
 
 
 class _SeededBatches(Dataset[Any]):
-    """Whole batches of the user's Dataset, with reproducible random numbers.
+    """Complete batches from the user's Dataset, with reproducible random numbers.
 
-    What a sample draws (augmentation) depends on the seed, the batch, and the sample. What collate
-    draws depends on the seed and the batch. So a split batch and a resumed training draw the same
-    numbers."""
+    A sample's random numbers (augmentation) depend on the seed, the batch, and the sample. The
+    random numbers in collate depend on the seed and the batch. So split batches and resumed runs
+    draw the same numbers."""
 
     def __init__(self, data: Dataset[Any], collate: Callable[[list[Any]], Any], seed: int) -> None:
         self.data, self.collate, self.seed = data, collate, seed
@@ -181,8 +181,8 @@ def _identity(batch: Any) -> Any:
 
 
 def _ignore_sigterm(worker: int) -> None:
-    """A SIGTERM to all processes of a job must not kill a DataLoader worker whose rank is finishing
-    its step to save. The worker ends with its rank."""
+    """Ignore SIGTERM in a DataLoader worker: a job-wide SIGTERM must not kill it while its rank
+    finishes its step to save. The worker exits with its rank."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 

@@ -1,4 +1,4 @@
-"""Everything that a rank needs before its first step."""
+"""Set up everything that a rank needs before its first step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from paralab.workload.workload import Workload
 
 @dataclass(frozen=True)
 class Extras:
-    """What a training reads and writes besides its events."""
+    """Files that a run reads and writes besides its events."""
 
     save_weights: Path | None = None
     save_reference: Path | None = None
@@ -44,7 +44,7 @@ class Extras:
 def set_up_rank(
     workload: Workload, plan: Plan, rank_number: int, writer: EventWriter, origin: float
 ) -> tuple[RankContext, nn.Module]:
-    """Build the model and the tools of this rank. Every rank builds the same model: same seed."""
+    """Build this rank's model and tools. All ranks use the same seed to build the same model."""
     rank = plan.ranks[rank_number]
     devices = [device.torch for device in rank.devices]
     on_gpu = plan.device == "cuda"
@@ -58,8 +58,8 @@ def set_up_rank(
     if "random" in plan.control:
         workload = replace(workload, loss=seeded_loss(workload.loss))
 
-    # Every stage of every micro-batch makes marks, and each mark delays the host that launches a
-    # GPU's kernels.
+    # Each stage makes marks for each micro-batch, and each mark delays the CPU thread that launches
+    # GPU kernels.
     many_marks = on_gpu and len(plan.stage_parts) > 1 and not plan.schedule
     clock = CudaClock(origin, devices) if on_gpu else Clock(origin)
     probe = Probe(clock, writer, sampled(plan.num_steps) if many_marks else 1)
@@ -77,8 +77,8 @@ def set_up_rank(
 
 
 def _make_streams(plan: Plan, rank_number: int) -> RandomStreams | None:
-    """Streams are needed where several threads draw from one generator: the virtual devices of a
-    CPU, or replicas that share a GPU."""
+    """Make streams if several threads draw from one generator: virtual devices on a CPU, or
+    replicas that share a GPU."""
     names = [device.torch for device in plan.ranks[rank_number].devices]
     threaded = plan.strategy == "dp" or (plan.device == "cpu" and plan.micro_batches > 1)
     shared = len(set(names)) < len(names)
@@ -88,8 +88,8 @@ def _make_streams(plan: Plan, rank_number: int) -> RandomStreams | None:
 
 
 def load_example(context: RankContext) -> Any:
-    """Load the inputs of three samples, for a proof that must know how random tensors are laid
-    out; None if it does not have to, or if the data has fewer samples."""
+    """Load the inputs of three samples for a verification that must know the layout of random
+    tensors. Return None if it does not need them, or if the data has fewer samples."""
     if "random" not in context.plan.control:
         return None
     plan, workload = context.plan, context.workload

@@ -1,4 +1,4 @@
-"""Sharded parameters (DTensors): this rank's shard, or the whole. An ordinary tensor is both."""
+"""Sharded parameters (DTensors): this rank's shard, or the full tensor. A plain tensor is both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-# Check an attribute, not the type: importing DTensor takes half a second, and only fsdp needs it.
+# Check an attribute, not the type: only fsdp needs DTensor, whose import takes half a second.
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -20,6 +20,6 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Gather the whole tensor. All ranks must call this in the same order."""
+    """Gather the full tensor. All ranks must call this in the same order."""
     sharded: Any = tensor
     return sharded.detach().full_tensor() if is_sharded(tensor) else tensor

@@ -1,4 +1,4 @@
-"""How a batch was split: events with the shape that arrives inside the model on each device."""
+"""Record how a batch was split: write the input shape that the model gets on each device."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from paralab.workload.batch import tensors
 
 
 class SplitNotes:
-    """Writes one event per device in the first step, and one whenever the shape changes."""
+    """Writes one event per device in the first step, and another whenever the shape changes."""
 
     def __init__(self, devices: list[str], probe: Probe) -> None:
         self.probe = probe
-        self.expected = Counter(devices)  # several replicas on one GPU: several events
+        self.expected = Counter(devices)  # several replicas on one GPU write several events
         self.shapes: dict[str, list[list[int]]] = {}
 
     def __call__(self, device: str, physical: torch.device, shape: torch.Size) -> None:
@@ -33,7 +33,7 @@ class SplitNotes:
             )
 
     def watch(self, model: nn.Module, device: str) -> None:
-        """Note what arrives whenever the model is called."""
+        """Note the input shape whenever the model is called."""
 
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             x = next(tensors((args, kwargs)))

@@ -1,9 +1,9 @@
-"""One stage of a model in its own process, with the user's forward unchanged.
+"""Run one pipeline stage in its own process, with the user's forward unchanged.
 
-The process calls the whole model. What comes before its stage runs on shapes alone
-(`paralab.worker.stage_shapes`). Where the stage begins, the tensors that the previous stage sent
-replace the empty ones. Where the next stage begins, an exception with the tensors to send leaves
-the call.
+The process calls the entire model. Modules before the stage run on shapes alone
+(`paralab.worker.stage_shapes`). At the start of the stage, the tensors that the previous stage sent
+replace the empty ones. At the start of the next stage, an exception that carries the tensors to
+send ends the call.
 
     the model     embed ─ block 0 ─ block 1 ─ block 2 ─ head
     this stage    (shapes only ·····)│ received → real │ cut: sent to the next stage
@@ -26,12 +26,12 @@ from paralab.workload.batch import call_model, map_tensors, tensors
 from paralab.workload.sample_draws import samples_of
 from paralab.workload.state import put_back, state_of
 
-FIX = f"{UNCUT}: the stages of a replica then share a process, and tensors may go past a cut"
+FIX = f"{UNCUT}: a replica's stages then share a process, and tensors may bypass a cut"
 
 
 class _Cut(BaseException):
-    """The next stage begins here. Not an Exception: a user's `except Exception` must not catch
-    it."""
+    """Raised where the next stage begins. Not an Exception: a user's `except Exception` must not
+    catch it."""
 
     def __init__(self, values: tuple[torch.Tensor, ...]) -> None:
         super().__init__()
@@ -52,11 +52,11 @@ class _Enter(torch.autograd.Function):
 
 
 class _Run:
-    """One micro-batch on its way through one stage."""
+    """One micro-batch passing through one stage."""
 
     def __init__(self, stage: StageModule, inputs: Any, received: tuple[torch.Tensor, ...]) -> None:
         self.stage, self.received = stage, received
-        self.returning = False  # on the way back
+        self.returning = False  # True during backward
         self.mode = ShapeMode(stage.device, stage.uses_missing)
         self.first = stage.number == 0
         self.mode.begun = self.first
@@ -69,11 +69,11 @@ class _Run:
         return self.mode.begun
 
     def begin(self, args: Any, kwargs: Any) -> Any:
-        """The stage begins: replace the arguments of the call by the received tensors."""
+        """Begin the stage: replace the call's arguments with the received tensors."""
         stage, self.mode.begun = self.stage, True
         empty = list(tensors((args, kwargs)))
         assert len(empty) == len(self.received), (
-            f"{len(empty)} tensors cross, {len(self.received)} were received"
+            f"{len(empty)} tensors cross, but {len(self.received)} were received"
         )
         enter: Any = _Enter.apply
         entered = [
@@ -88,13 +88,13 @@ class _Run:
         return map_tensors(lambda _: next(values), (args, kwargs))
 
     def cut(self, args: Any, kwargs: Any) -> _Cut:
-        """The next stage begins: collect the tensors to send."""
+        """End the stage where the next one begins: collect the tensors to send."""
         return _Cut(
             tuple(self._sendable(t).to(self.stage.wire) for t in tensors(self.real((args, kwargs))))
         )
 
     def _sendable(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor._is_view():  # torch detaches in place what it has sent
+        if tensor._is_view():  # torch detaches sent tensors in place
             tensor = tensor.clone(memory_format=torch.contiguous_format)
         else:
             tensor = tensor.contiguous()
@@ -103,20 +103,20 @@ class _Run:
         return tensor
 
     def real(self, tree: Any) -> Any:
-        """The tree with real tensors instead of meta tensors."""
+        """Replace meta tensors in the tree with real tensors."""
         return self.mode.real(tree)
 
 
 class StageModule(nn.Module):
-    """Stage `number` of the model, as a module whose parameters are those that it owns.
+    """Stage `number` of the model, as a module that has only the stage's own parameters.
 
-    Called with the tensors of the previous stage, it returns a tuple for the next one. The last
-    stage returns what `finish` makes of the model's output. The caller sets `micro_number`, whose
-    inputs are used, and `live`. A call that is not live only finds out shapes: it must not change
-    buffers.
+    Called with the previous stage's tensors, it returns a tuple for the next stage. The last stage
+    returns the result of `finish` on the model's output. Before a call, the caller sets
+    `micro_number`, which selects the inputs, and `live`. A call that is not live only determines
+    shapes and must not change buffers.
     """
 
-    active: _Run | None = None  # in this process: all of its stages share the hooks of one model
+    active: _Run | None = None  # per process: all its stages share one model's hooks
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class StageModule(nn.Module):
         super().__init__()
         self.number, self.starts = number, [stage.start for stage in stages]
         self.device, self.wire, self.finish = device, wire, finish
-        # In a list: the parameters of a submodule would count as this stage's.
+        # In a list: a submodule's parameters would count as this stage's.
         self.model = [model]
         modules = dict(model.named_modules())
         own = [modules[name] for name in stages[number].modules]
@@ -144,13 +144,13 @@ class StageModule(nn.Module):
         self.inputs: list[Any] = []  # per micro-batch
         self.runs: dict[int, _Run] = {}
         self.micro_number, self.live = 0, False
-        self.trial: _Run | None = None  # torch runs its backward pass whenever it likes
+        self.trial: _Run | None = None  # torch may run its backward pass at any time
         self.shapes: Any = None  # of the current inputs
-        self.leaves_mode: dict[Any, bool] = {}  # by shapes: no meta tensor is used inside the stage
+        self.leaves_mode: dict[Any, bool] = {}  # by shapes: the stage uses no meta tensors
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.on_entry: Callable[[torch.Tensor], None] = lambda first: None
-        # With a backward pass in two halves, the second half begins where gradients reach the
-        # stage's inputs. So they must reach them, even if everything before the stage is frozen.
+        # If the backward pass has two halves, the second half begins where gradients reach the
+        # stage's inputs. So gradients must reach them, even if everything before is frozen.
         self.splits_backward = False
         self._add_hooks(modules, stages)
         self.cache = ShapeCache(model, self._is_before) if number else None
@@ -171,7 +171,7 @@ class StageModule(nn.Module):
         return run is not None and run.stage is self and not run.begun
 
     def _at_start_of(self, start: int) -> Callable[..., Any]:
-        """The hook where this stage or the next one begins."""
+        """Return the hook for the start of this stage or the next one."""
 
         def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
             run = StageModule.active or self.trial
@@ -194,7 +194,7 @@ class StageModule(nn.Module):
             if run is not None and run.stage is self and run.begun and not run.returning:
                 raise UsageError(
                     f"The forward called {name!r} in stage {self.number} of the model, but "
-                    f"{name!r} belongs to stage {other}: the trial run took another branch.",
+                    f"{name!r} belongs to stage {other}: the trial run took a different branch.",
                     fix=FIX,
                 )
 
@@ -232,7 +232,7 @@ class StageModule(nn.Module):
             if run.begun:
                 raise
             raise UsageError(
-                f"What the model computes before {self.starts[self.number]!r} depends on more than "
+                f"The computation before {self.starts[self.number]!r} depends on more than "
                 f"shapes ({type(error).__name__}: {error}).",
                 fix=FIX,
             ) from error
@@ -249,19 +249,19 @@ class StageModule(nn.Module):
         return UsageError(
             f"The forward did not call {self.starts[number]!r} for this micro-batch, but stage "
             f"{number} of the model begins there.",
-            fix=f"split_points of the workload that every forward calls, or {FIX}",
+            fix=f"workload split_points that every forward calls, or {FIX}",
         )
 
     def uses_missing(self, shape: tuple[int, ...]) -> UsageError:
         return UsageError(
-            f"The model cannot be cut at {self.starts[self.number]!r} into processes: a tensor of "
+            f"The model cannot be cut into processes at {self.starts[self.number]!r}: a tensor of "
             f"shape {shape} is computed before it and used after it, but is not one of its "
             "arguments.",
             fix=FIX,
         )
 
     def expect(self, shapes: Any) -> None:
-        """The inputs have these shapes from now on."""
+        """Expect inputs with these shapes from now on."""
         self.shapes = shapes
         if self.cache:
             self.cache.recall(shapes)
@@ -273,8 +273,8 @@ class StageModule(nn.Module):
 
     @contextmanager
     def returning(self, micro_number: int, last: bool) -> Iterator[None]:
-        """Around a backward pass of this micro-batch: what it recomputes must be what the forward
-        computed."""
+        """Wrap a backward pass for this micro-batch: recomputed values must match the forward
+        pass."""
         StageModule.active = run = self.runs[micro_number]
         run.returning = True
         try:
@@ -286,10 +286,10 @@ class StageModule(nn.Module):
 
 
 def free_other_stages(model: nn.Module, stages: tuple[Stage, ...], owned: set[int]) -> None:
-    """Turn the parameters and buffers of other stages into meta tensors, which have shapes but no
+    """Turn other stages' parameters and buffers into meta tensors, which have shapes but no
     memory."""
     modules = dict(model.named_modules())
-    emptied: dict[int, Any] = {}  # by id, so that tied parameters stay tied
+    emptied: dict[int, Any] = {}  # by id, so tied parameters stay tied
     for number, stage in enumerate(stages):
         for name in stage.modules if number not in owned else ():
             module = modules[name]

@@ -1,5 +1,5 @@
-"""Micro-batches take turns at the stages: j enters a stage when j-1 has left it. Pure threading, no
-torch.
+"""Let micro-batches take turns at the stages: j enters a stage when j-1 has left it. Pure
+threading, no torch.
 
 forward, 2 stages, 3 micro-batches            backward
     stage 0   0 1 2                               stage 1   0 1 2
@@ -12,11 +12,11 @@ import threading
 
 
 class Aborted(Exception):
-    """Another micro-batch failed; this one only stops waiting."""
+    """Another micro-batch failed, so this one stops waiting."""
 
 
 class StageOrder:
-    """The order at every stage, for one forward or one backward sweep."""
+    """The order of micro-batches at each stage, for one forward or backward sweep."""
 
     def __init__(self, stages: int) -> None:
         self._next = [0] * stages
@@ -24,7 +24,7 @@ class StageOrder:
         self._aborted = False
 
     def enter(self, stage: int, micro: int) -> None:
-        """Wait until every earlier micro-batch has left this stage."""
+        """Wait until all earlier micro-batches have left this stage."""
         with self._changed:
             self._changed.wait_for(lambda: self._aborted or self._next[stage] == micro)
             if self._aborted:

@@ -1,9 +1,9 @@
-"""What a stage computes of the model before it: shapes, on the meta device, and values on demand.
+"""Run the part of the model before a stage: shapes on the meta device, and values on demand.
 
-Python has to walk through everything before a stage, because the user's forward is called as a
-whole. It costs no memory and no arithmetic: every operator runs on meta tensors. What depends only
-on the inputs and on no parameter (a padding mask, a branch `if x.any()`) is computed for real when
-its value is needed. Every process has the inputs.
+The user's forward is called as a unit, so Python runs everything before the stage too. This costs
+no memory and no arithmetic: all operators run on meta tensors. Values that depend only on the
+inputs, not on parameters (a padding mask, a branch `if x.any()`), are computed for real when
+needed. Each process has the inputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils._device import _device_constructors
 
 from paralab.workload.batch import map_tensors, map_tree, tensors
 
-# Methods whose result is not a tensor but depends on a tensor's values.
+# Methods that return a non-tensor that depends on the tensor's values.
 VALUES = (
     "item",
     "tolist",
@@ -34,7 +34,7 @@ VALUES = (
 
 
 class _Source:
-    """How to compute the tensor that a meta tensor stands for, once its value is needed."""
+    """A recipe for the real value of a meta tensor, computed when it is needed."""
 
     def __init__(self, func: Any, args: Any, kwargs: Any, device: torch.device) -> None:
         self.func, self.args, self.kwargs, self.device = func, args, kwargs, device
@@ -49,7 +49,7 @@ class _Source:
             if _changes_in_place(self.func):
                 args = (args[0].clone(), *args[1:])
             if self.func in _device_constructors() or "device" in kwargs:
-                # The model may have asked for its inputs' device, which is meta here.
+                # The model may have read its inputs' device, which is meta here.
                 device = kwargs.get("device")
                 if device is None or torch.device(device).type == "meta":
                     kwargs = kwargs | {"device": self.device}
@@ -82,8 +82,8 @@ def _changes_in_place(func: Any) -> bool:
 
 
 class ShapeMode(TorchFunctionMode):
-    """Until `begun`, runs every operator on meta tensors. After that, replaces meta tensors by the
-    real ones that they stand for, or raises `refuse(shape)` if another stage computes them."""
+    """Until `begun`, runs all operators on meta tensors. After that, replaces meta tensors with the
+    real ones, or raises `refuse(shape)` if another stage computes them."""
 
     def __init__(
         self, device: torch.device, refuse: Callable[[tuple[int, ...]], Exception]
@@ -92,19 +92,19 @@ class ShapeMode(TorchFunctionMode):
         self.device, self.refuse = device, refuse
         self.begun = False
         self.replaced = False  # whether a meta tensor had to be replaced
-        # By id of a meta tensor: itself (so that the id stays taken), and its source.
+        # Meta tensor id -> the tensor (keeping it alive reserves the id) and its source.
         self._sources: dict[int, tuple[torch.Tensor, _Source]] = {}
 
     def know(self, empty: torch.Tensor, value: torch.Tensor) -> None:
         self._sources[id(empty)] = (empty, _Known(value))
 
     def leave(self) -> None:
-        """Leave the mode if it is the innermost one; it may have been left already."""
+        """Leave the mode if it is still the innermost one."""
         if _get_current_function_mode() is self:
             self.__exit__(None, None, None)
 
     def real(self, tree: Any, func: Any = None) -> Any:
-        """The tree with real tensors instead of meta tensors."""
+        """Replace meta tensors in the tree with real tensors."""
 
         def replace(value: torch.Tensor) -> torch.Tensor:
             if not value.is_meta:
@@ -139,15 +139,15 @@ class ShapeMode(TorchFunctionMode):
         except (RuntimeError, NotImplementedError):
             if source is None:
                 raise
-            # The shape depends on the values, as in nonzero().
+            # The output shape depends on the values, as in nonzero().
             empty = map_tensors(lambda t: t.to("meta"), source.value())
         if source:
             self._remember(source, args, empty)
         return empty
 
     def _source_of(self, func: Any, args: Any, kwargs: Any) -> _Source | None:
-        """How to compute this call for real; None if it needs a parameter, or what another stage
-        computes."""
+        """Return how to compute this call for real, or None if it needs a parameter or another
+        stage's result."""
         unknown = False
 
         def source_of(value: torch.Tensor) -> Any:
@@ -169,11 +169,11 @@ class ShapeMode(TorchFunctionMode):
 
 
 class ShapeCache:
-    """Reuses the outputs (shapes) of submodules that run before a stage.
+    """Caches the output shapes of submodules that run before a stage.
 
-    They depend only on the shapes of the inputs, and every set of input shapes has its own entries:
-    in a sequence of lengths A, B, A, the third batch must not get B's. `is_before()` says whether
-    the current call of a submodule happens before the stage begins.
+    Output shapes depend only on input shapes, and each set of input shapes has its own entries. If
+    lengths follow the pattern A, B, A, the third batch must not get B's. `is_before()` says whether
+    a submodule is being called before the stage begins.
     """
 
     def __init__(self, model: nn.Module, is_before: Callable[[], bool]) -> None:
@@ -192,7 +192,7 @@ class ShapeCache:
                 return forward(*args, **kwargs)
             number = self.calls.get(id(module), 0)
             self.calls[id(module)] = number + 1
-            # The shapes of the arguments, too: a forward that takes another branch may pass others.
+            # Include the argument shapes: a forward that takes another branch may pass others.
             key = id(module), number, shapes_of((args, kwargs))
             if key not in self.outputs:
                 output = forward(*args, **kwargs)
@@ -214,8 +214,8 @@ class ShapeCache:
 
 
 def shapes_of(tree: Any) -> tuple[Any, ...]:
-    """What the shapes of a model's outputs depend on: the shapes and types of its tensors, and the
-    numbers and strings among them."""
+    """Return what a model's output shapes depend on: the shapes and dtypes of the tensors in the
+    tree, and its numbers and strings."""
     leaves: list[Any] = []
 
     def add(item: Any) -> None:

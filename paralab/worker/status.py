@@ -1,4 +1,4 @@
-"""How a rank reports its progress to the launcher, and how it obeys the launcher's orders."""
+"""Report a rank's progress to the launcher and carry out the launcher's orders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paralab.worker.parent_watch import end_with_the_parent
 
 
 class RankStatus:
-    """This rank's entry on the status board. Without a board it reports nothing and never stops."""
+    """This rank's entry on the status board. Without a board, it never reports or stops."""
 
     def __init__(self, board: StatusBoard | None = None, rank: int = 0) -> None:
         self.board, self.rank = board, rank
@@ -28,11 +28,11 @@ class RankStatus:
 
 
 def obey_the_launcher(dump: Path, stop: Callable[[], None]) -> None:
-    """Start a side thread that carries out the launcher's orders: write every thread's stack and
-    the last collectives to `dump`.json, or call `stop`.
+    """Start a side thread that carries out the launcher's orders: write all thread stacks and the
+    last collectives to `dump`.json, or call `stop`.
 
-    That thread cannot run while another one holds the interpreter lock. So SIGUSR2 makes Python's
-    fault handler, which does not need the lock, write the stacks to `dump`.txt.
+    This thread cannot run while another thread holds the GIL. So on SIGUSR2, Python's fault
+    handler, which does not need the GIL, writes the stacks to `dump`.txt.
     """
     if hasattr(signal, "SIGUSR2"):
         faulthandler.register(signal.SIGUSR2, dump.with_suffix(".txt").open("w"), all_threads=True)

@@ -1,9 +1,9 @@
-"""A process with torch that talks to the job's store for a launched process, which never imports
-torch itself.
+"""Talk to the job's store, in a process with torch, on behalf of a launched process that never
+imports torch.
 
 python -m paralab.worker.store_client SOCKET        (started by paralab.launch.store)
 
-One JSON object per line: {"id": 3, "do": "get", "name": "work", "seconds": 1} is answered by
+Each line is one JSON object. The answer to {"id": 3, "do": "get", "name": "work", "seconds": 1} is
 {"id": 3, "value": …} or {"id": 3, "lost": "why"}.
 """
 
@@ -33,7 +33,7 @@ class StoreClient:
         self._store: PrefixStore | None = None
 
     def open(self, address: str, port: int, prefix: str, serve: bool) -> int:
-        """Connect to the store at this address, or serve it there (port 0: any free one)."""
+        """Connect to the store at this address, or serve it there. Port 0 means any free port."""
         timeout = timedelta(seconds=CONNECT_SECONDS)
         store = TCPStore(
             address, port, None, is_master=serve, timeout=timeout, wait_for_workers=False
@@ -43,7 +43,7 @@ class StoreClient:
 
     def put(self, name: str, note: Any) -> None:
         assert self._store is not None
-        with suppress(RuntimeError):  # nobody is left to read it
+        with suppress(RuntimeError):  # no process is left to read it
             self._store.set(name, json.dumps(note))
 
     def has(self, name: str) -> bool:
@@ -51,11 +51,11 @@ class StoreClient:
         return bool(self._store.check([name]))
 
     def get(self, name: str, seconds: float) -> list[Any]:
-        """[the note], or [] if it is not there in time."""
+        """Return [the note], or [] if it does not arrive in time."""
         assert self._store is not None
         with suppress(RuntimeError):
             self._store.wait([name], timedelta(seconds=max(seconds, 0.001)))
-        # `wait` raises the same error if time runs out and if the store is gone; `check` does not.
+        # `wait` raises the same error on a timeout and when the store is gone; `check` does not.
         return [json.loads(self._store.get(name))] if self.has(name) else []
 
     def gpus(self) -> list[str]:
@@ -63,13 +63,13 @@ class StoreClient:
 
 
 def visible_gpus() -> list[str]:
-    """NVML's identifiers of the GPUs that this process sees. They tell them from all others, and
-    reading them does not touch the GPUs."""
+    """Return the NVML identifiers of the GPUs that this process sees. They are unique, and reading
+    them does not touch the GPUs."""
     number = torch.cuda.device_count() if torch.version.cuda else 0
     if not number:
         return []
     uuids: list[str] = []
-    with suppress(AttributeError, OSError):  # a private function of torch
+    with suppress(AttributeError, OSError):  # a private torch function
         uuids = torch.cuda._raw_device_uuid_nvml() or []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     words = [str(index) for index in range(number)]

@@ -1,13 +1,13 @@
-"""A process that imports torch once and forks every process that a command needs.
+"""Import torch once and fork all processes that a command needs.
 
 python -m paralab.worker.template DESCRIPTOR
     serve one command (paralab.launch.processes) at this end of a socket pair
 python -m paralab.worker.template SOCKET [MODULE…]
-    import the modules, then fork such a process for every command that connects, until stdin is
+    import the modules, then fork such a process for each command that connects, until stdin is
     closed
 
-It never computes, so it has no threads that a fork would lose. It exits when the launcher closes
-the other end of the socket.
+The process never computes, so it has no threads that a fork would lose. It exits when the launcher
+closes the other end of the socket.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from typing import Any, NoReturn
 import torch
 
 from paralab.machine import signals
-from paralab.worker import inspect_workload  # noqa: F401  # every command starts with it
+from paralab.worker import inspect_workload  # noqa: F401  # all commands start with it
 
-MODULES = {"paralab.worker": "paralab.worker.__main__"}  # what `python -m` runs for a package
+MODULES = {"paralab.worker": "paralab.worker.__main__"}  # `python -m` runs this for a package
 
 
 def main() -> NoReturn:
@@ -104,7 +104,7 @@ def _fork(channel: socket.socket, waiting: selectors.BaseSelector) -> None:
 
 
 def _become(module: Any, request: dict[str, Any], lifeline: int, log: int) -> NoReturn:
-    """Set up the forked process like one that was started directly, and run its module."""
+    """Set up the forked process as if it had been started directly, and run its module."""
     try:
         os.setsid()
         for descriptor, stream in ((lifeline, 0), (log, 1), (log, 2)):
@@ -117,7 +117,7 @@ def _become(module: Any, request: dict[str, Any], lifeline: int, log: int) -> No
             else:
                 os.environ[name] = value
         if threads := os.environ.get("OMP_NUM_THREADS", ""):
-            torch.set_num_threads(int(threads))  # torch reads it only on import
+            torch.set_num_threads(int(threads))  # torch reads the variable only on import
         random.seed()
         sys.argv = [str(module.__file__), *request["arguments"]]
         module.main()

@@ -1,17 +1,17 @@
-"""What a checkpoint contains, as one rank holds it.
+"""One rank's part of a checkpoint.
 
-Everything is a tensor under a name that does not depend on the topology, so any strategy can read
-what any other one wrote:
+Everything is a tensor whose name does not depend on the topology, so any strategy can read any
+other strategy's checkpoint:
 
     model.NAME            a parameter: replicated ones from the first replica, shards from all ranks
-    buffer.NAME           a buffer of the first replica
-    optimizer.NAME.KEY    the optimizer's state of parameter NAME
-    plain.N               the rest of the optimizer's state of rank N's parameters (pickled)
-    shared                the optimizer's settings, scheduler, and scaler (pickled)
-    rank.N                rank N's random streams, and its buffers if they are its own (pickled)
+    buffer.NAME           a buffer from the first replica
+    optimizer.NAME.KEY    optimizer state for parameter NAME
+    plain.N               other optimizer state for rank N's parameters (pickled)
+    shared                optimizer settings, scheduler, and scaler (pickled)
+    rank.N                rank N's random streams, and buffers outside the first replica (pickled)
 
-A checkpoint may come from somebody else. Reading one never runs what it contains: `SafeReader`
-reads the metadata, and `torch.load(weights_only=True)` every tensor and everything pickled.
+A checkpoint may come from someone else. Loading one never runs code in it: `SafeReader` reads the
+metadata, and `torch.load(weights_only=True)` reads all tensors and pickled values.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TrainingState:
         self.plan, self.rank, self.streams = context.plan, context.rank.rank, context.streams
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.scaler = context.precision.scaler
-        # A parameter on the meta device belongs to another rank's stage.
+        # Parameters on the meta device belong to other ranks' stages.
         self.parameters = {name: p for name, p in model.named_parameters() if not p.is_meta}
         self.first_replica = context.rank.replica == 0
         names = [device.torch for device in context.rank.devices]
@@ -59,12 +59,12 @@ class TrainingState:
 
     @property
     def buffers(self) -> State:
-        """Looked up each time: a forward may replace a buffer by a new tensor."""
+        """The model's buffers, looked up each time: a forward may replace a buffer."""
         return {name: buffer for name, buffer in self.model.named_buffers() if not buffer.is_meta}
 
     def tensors(self) -> State:
-        """The state in place, not copied. A plain tensor is in one rank's state only, because
-        copies may differ (buffers differ between replicas) and DCP would pick any."""
+        """The state in place, not copied. A plain tensor is in only one rank's state, because
+        copies may differ (replicas have different buffers) and DCP would pick any."""
         state = {f"model.{name}": parameter.detach() for name, parameter in self.parameters.items()}
         for name, values in self._optimizer_values():
             for key, value in values.items():
@@ -81,7 +81,7 @@ class TrainingState:
         return state | {f"rank.{self.rank}": _pickle(self._own())}
 
     def describe(self, step: int, samples: int, epoch: int) -> dict[str, Any]:
-        """What the manifest says besides the list of files."""
+        """Return the manifest entries other than the list of files."""
         return {
             "step": step,
             "samples_seen": samples,
@@ -92,16 +92,15 @@ class TrainingState:
         }
 
     def restore(self, folder: Path, same_topology: bool) -> None:
-        """Load the checkpoint. With another topology, keep the random streams that were just
-        seeded."""
+        """Load the checkpoint. If the topology changed, keep the newly seeded random streams."""
         try:
             self._restore(folder, same_topology)
         except (Exception, CheckpointException) as error:  # DCP's is a BaseException
-            # DCP's text is a traceback of every rank: report the first cause instead.
+            # DCP's message has a traceback for each rank: report the first cause instead.
             failures = error.failures if isinstance(error, CheckpointException) else {}
             cause = next((each for each, _ in failures.values()), error)
             why = f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"
-            if isinstance(cause, pickle.UnpicklingError):  # torch suggests loading it unchecked
+            if isinstance(cause, pickle.UnpicklingError):  # torch suggests an unsafe load
                 why = "it is damaged, or contains more than tensors and plain values"
             raise ParalabError(f"The checkpoint {folder} cannot be loaded: {why}") from error
 
@@ -121,7 +120,7 @@ class TrainingState:
             self._restore_own(unpickle(state[f"rank.{self.rank}"]))
 
     def _make_targets(self, saved: dict[str, Any], same_topology: bool) -> State:
-        """The tensors to load into; DCP reads only what is in here."""
+        """Make the tensors to load into. DCP reads only these entries."""
         state = {f"model.{name}": parameter.detach() for name, parameter in self.parameters.items()}
         state |= {f"buffer.{name}": buffer for name, buffer in self.buffers.items()}
         for name, parameter in self.parameters.items():
@@ -162,7 +161,7 @@ class TrainingState:
         }
 
     def _restore_shared(self, shared: dict[str, Any], state: State) -> None:
-        """Rebuild the optimizer's state_dict, which numbers the parameters of this rank."""
+        """Rebuild the optimizer's state_dict, which numbers this rank's parameters."""
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         plain: dict[str, dict[str, Any]] = {}
         for key in state:
@@ -175,7 +174,7 @@ class TrainingState:
         for group, saved in zip(self.optimizer.param_groups, shared["groups"], strict=True):
             groups.append({**saved, "params": list(range(number, number + len(group["params"])))})
             for parameter in group["params"]:
-                # A stage without parameters gives its optimizer an empty one without a name.
+                # In a stage without parameters, the optimizer has one empty, unnamed parameter.
                 name = names.get(id(parameter), "")
                 prefix = f"optimizer.{name}."
                 tensors = {k.removeprefix(prefix): state[k] for k in state if k.startswith(prefix)}
@@ -228,8 +227,8 @@ def unpickle(tensor: torch.Tensor) -> Any:
 
 
 def _without_numpy(value: Any) -> Any:
-    """Replace numpy's numbers (a learning rate from `np.cos`) by Python's: only those can be read
-    back safely."""
+    """Replace numpy numbers (a learning rate from `np.cos`) with Python numbers: only those can be
+    loaded safely."""
     if isinstance(value, dict):
         return {key: _without_numpy(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

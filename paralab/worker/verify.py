@@ -1,7 +1,7 @@
-"""What a training left behind, saved as a reference and compared with it.
+"""Save a run's results as a reference, or compare them with a saved reference.
 
-A trace contains the gradients of the first step, the parameters before and after, the buffers
-after, and this rank's part of every loss. The comparison is per parameter, in the units of the
+A trace contains the first step's gradients, the parameters before and after the run, the buffers
+after it, and this rank's part of each loss. The comparison is per parameter, in units of the
 tolerance (see `paralab.analyse.verify`).
 """
 
@@ -25,7 +25,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass
 class TrainingTrace:
-    """What one training left behind, on the CPU."""
+    """One run's results, on the CPU."""
 
     start: Tensors
     gradients: Tensors = field(default_factory=dict)
@@ -57,7 +57,7 @@ class TrainingTrace:
 
 
 def compare(mine: TrainingTrace, reference: TrainingTrace) -> dict[str, Any]:
-    """Compute the fields of the `parity` event. A rank that holds a part of the model compares that
+    """Compute the fields of the `parity` event. A rank that has part of the model compares that
     part."""
     absolute, relative, worst = _compare_parameters(mine, reference)
     factor, residual = _fit_factor(mine.gradients, reference.gradients)
@@ -84,13 +84,13 @@ def compare(mine: TrainingTrace, reference: TrainingTrace) -> dict[str, Any]:
 
 
 def _compare_parameters(mine: TrainingTrace, reference: TrainingTrace) -> tuple[float, float, str]:
-    """(largest absolute difference, largest difference relative to the update, its parameter)."""
+    """Return the largest absolute and relative differences, and the latter's parameter."""
     updates = {
         name: float((end - reference.start[name]).norm()) for name, end in reference.end.items()
     }
-    # A sum that nearly cancels (the gradient of a LayerNorm's weight, for example) keeps the
-    # rounding errors of its terms. So divide by the parameter's update, or by the typical update if
-    # that is larger.
+    # If a sum nearly cancels (such as the gradient of a LayerNorm weight), its terms' rounding
+    # errors remain. So divide by the parameter's update, or by the typical update if that is
+    # larger.
     typical = math.sqrt(statistics.mean(update**2 for update in updates.values()))
 
     absolute, relative, worst = 0.0, 0.0, ""
@@ -105,7 +105,7 @@ def _compare_parameters(mine: TrainingTrace, reference: TrainingTrace) -> tuple[
 
 
 def digest(parameters: Tensors) -> str:
-    """Equal on two ranks only if every parameter is equal bit for bit."""
+    """Hash the parameters. Two ranks get equal digests only if all parameters match bit for bit."""
     sha = hashlib.sha256()
     for name in sorted(parameters):
         values = parameters[name].contiguous()
@@ -115,7 +115,7 @@ def digest(parameters: Tensors) -> str:
 
 
 def _fit_factor(mine: Tensors, reference: Tensors) -> tuple[float, float]:
-    """Fit mine = c · reference. Return c, and the share of mine that it leaves unexplained."""
+    """Fit mine = c · reference. Return c and the share of mine that it does not explain."""
     names = [name for name in reference if name in mine]
     if not names:
         return 1.0, 0.0
@@ -127,12 +127,12 @@ def _fit_factor(mine: Tensors, reference: Tensors) -> tuple[float, float]:
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters on this rank."""
+    """This rank's parameters."""
     return {name: p for name, p in model.named_parameters() if not p.is_meta}
 
 
 def _buffers(model: nn.Module) -> Tensors:
-    """The buffers on this rank that a state_dict has."""
+    """This rank's buffers that are in the state_dict."""
     return {
         f"{name}.{key}" if name else key: buffer
         for name, module in model.named_modules()
@@ -144,7 +144,7 @@ def _buffers(model: nn.Module) -> Tensors:
 
 
 def _buffer_errors(mine: Tensors, reference: Tensors) -> dict[str, float | str]:
-    """The largest difference of every buffer that differs, relative to its largest value."""
+    """Return each differing buffer's largest difference, relative to its largest value."""
     errors: dict[str, float | str] = {}
     for name, value in mine.items():
         other = reference.get(name)
@@ -173,7 +173,7 @@ def _largest_difference(mine: Tensors, reference: Tensors) -> float:
 
 
 def _nan_last(value: float) -> float:
-    """Sort NaN above everything, so that a maximum does not lose it."""
+    """Sort NaN above all numbers, so a maximum keeps it."""
     return math.inf if math.isnan(value) else value
 
 
@@ -182,5 +182,5 @@ def _largest(tensor: torch.Tensor) -> float:
 
 
 def _to_json(value: float) -> float | str:
-    """JSON has neither NaN nor infinity: write them as strings."""
+    """Write NaN and infinity as strings: JSON has neither."""
     return value if value - value == 0.0 else str(value)

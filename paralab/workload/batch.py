@@ -1,5 +1,5 @@
-"""A batch is a tree of tensors: a tensor, or a tuple, list, mapping, or dataclass of trees. Samples
-lie along the first axis."""
+"""A batch is a tree of tensors: a tensor, or a tuple, list, mapping, or dataclass of trees. Dim 0
+is the sample dim."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paralab.errors import UsageError
 
 
 def map_tree(leaf: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool]) -> Any:
-    """Replace every leaf of the tree. Containers keep their type, also those of other libraries."""
+    """Replace each leaf in the tree. Containers keep their type, even other libraries' types."""
     if is_leaf(tree):
         return leaf(tree)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # a namedtuple
@@ -24,8 +24,8 @@ def map_tree(leaf: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], boo
         mapped = {key: map_tree(leaf, item, is_leaf) for key, item in tree.items()}
         if type(tree) is dict:
             return mapped
-        # Dicts with attributes (outputs of other libraries) are built from names, other mappings
-        # from a dict.
+        # Dicts with attributes (outputs from other libraries) are built from keyword arguments,
+        # other mappings from a dict.
         kind: Any = type(tree)
         return kind(**mapped) if isinstance(tree, dict) else kind(mapped)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
@@ -37,12 +37,12 @@ def map_tree(leaf: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], boo
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """Replace every tensor of the tree by function(tensor)."""
+    """Replace each tensor in the tree with function(tensor)."""
     return map_tree(function, tree, lambda item: isinstance(item, torch.Tensor))
 
 
 def tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """Yield every tensor of the tree, in the order of `map_tensors`."""
+    """Yield each tensor in the tree, in the same order as `map_tensors`."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, list | tuple):
@@ -57,25 +57,25 @@ def tensors(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def num_samples(batch: Any) -> int:
-    """Return the length of the first axis, which all tensors of a batch share."""
+    """Return the length of dim 0, which all tensors in a batch share."""
     lengths = {tensor.shape[0] if tensor.ndim else 0 for tensor in tensors(batch)}
     if len(lengths) != 1 or 0 in lengths:
         shapes = [tuple(tensor.shape) for tensor in tensors(batch)]
         raise UsageError(
-            f"The tensors of a batch have different lengths along the first axis: {shapes}.",
-            fix="put the samples along the first axis of every tensor",
+            f"The tensors in a batch have different lengths in dim 0: {shapes}.",
+            fix="make dim 0 the sample dim in every tensor",
         )
     return lengths.pop()
 
 
 def take(batch: Any, start: int, stop: int) -> Any:
-    """Return samples start … stop of a batch. Lists with one entry per sample (names, for example)
-    are sliced like tensors."""
+    """Return samples start … stop from a batch. Lists with one entry per sample (names, for
+    example) are sliced like tensors."""
     return map_tree(lambda item: item[start:stop], batch, _per_sample(num_samples(batch)))
 
 
 def filled(batch: Any, samples: int) -> Any:
-    """Return the batch with this many samples: repeat its last one, or drop the excess."""
+    """Return the batch with this many samples: repeat its last sample, or drop the excess."""
     size = num_samples(batch)
     if size >= samples:
         return batch if size == samples else take(batch, 0, samples)
@@ -89,7 +89,7 @@ def filled(batch: Any, samples: int) -> Any:
 
 
 def _per_sample(samples: int) -> Callable[[Any], bool]:
-    """Is this a tensor, or a plain list with one entry per sample?"""
+    """Make a test for leaves: a tensor, or a plain list with one entry per sample."""
 
     def is_leaf(item: Any) -> bool:
         plain_list = (
@@ -103,7 +103,7 @@ def _per_sample(samples: int) -> Callable[[Any], bool]:
 
 
 def unpack(batch: Any) -> tuple[Any, Any]:
-    """Split a batch of one of the usual forms into (input, target)."""
+    """Split a batch in one of the usual forms into (input, target)."""
     if isinstance(batch, torch.Tensor):
         return batch, batch
     if isinstance(batch, Mapping) and {"input", "target"} <= batch.keys():
@@ -116,7 +116,7 @@ def unpack(batch: Any) -> tuple[Any, Any]:
     elif isinstance(batch, list | tuple):
         kind += f" of {len(batch)}"
     raise UsageError(
-        f"A batch is {kind}; which part is the input and which the target?",
+        f"A batch is {kind}; which part is the input, and which is the target?",
         fix="unpack=lambda batch: (input, target) in the workload, or batches as (input, target) "
         'or {"input": ..., "target": ...}',
     )

@@ -1,8 +1,7 @@
-"""Can a batch of this workload be split at all?
+"""Check whether a batch can be split at all.
 
-Only if the loss of a batch is the weighted mean of the losses of its parts, and every sample has
-the output that it has in the whole batch. If not, every way of splitting a batch trains something
-else.
+Splitting works only if the batch loss is the weighted mean of its parts' losses, and each sample's
+output is the same as in the full batch. Otherwise, any split batch trains something else.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from paralab.workload.sample_draws import seeded_loss
 from paralab.workload.workload import Workload
 
 MOST_SINGLES = 16  # samples whose loss is computed alone
-Outputs = dict[str, list[torch.Tensor]]  # of every submodule, by name
+Outputs = dict[str, list[torch.Tensor]]  # outputs of each submodule, by name
 
 
 def find_split_problem(
     workload: Workload, model: nn.Module, batch: Any, kinds: tuple[str, ...]
 ) -> str | None:
-    """Say why a batch cannot be split; None if it can.
+    """Return why a batch cannot be split, or None if it can.
 
-    Compare the whole batch with its halves, with a third and the rest, and with single samples: on
-    one device, in fp64. Changes the model."""
+    Compare the full batch with its halves, with a third and the rest, and with single samples, on
+    one device in fp64. This changes the model."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -63,11 +62,11 @@ def _compare(
     whole: tuple[float, Outputs],
     edges: list[int],
 ) -> str | None:
-    """Compare the whole batch with its parts between these edges."""
+    """Compare the full batch with its parts between these edges."""
     parts = [take(batch, *edge) for edge in pairwise(edges)]
     try:
         results = [_run(workload, model, part) for part in parts]
-    except Exception:  # it may not accept a single sample; the ranks report that if they meet one
+    except Exception:  # it may reject a single sample; ranks report that if they get one
         return None
     sizes = [stop - start for start, stop in pairwise(edges)]
     weigh = workload.weight or num_samples
@@ -78,7 +77,7 @@ def _compare(
 
 
 def _run(workload: Workload, model: nn.Module, batch: Any) -> tuple[float, Outputs]:
-    """The loss, and the output of every submodule in the order in which they finish."""
+    """Return the loss, and the output of each submodule in the order in which they finish."""
     outputs: Outputs = {}
     inputs, targets = (workload.unpack or unpack)(batch)
     seed_everything(0)
@@ -98,8 +97,8 @@ def _run(workload: Workload, model: nn.Module, batch: Any) -> tuple[float, Outpu
 def _check_mean(
     whole: float, losses: list[float], weights: list[float], weighted: bool
 ) -> str | None:
-    """Say why the loss of the whole is not the weighted mean of the losses of the parts."""
-    # Ignore parts of weight zero: a mean over nothing is NaN.
+    """Return why the full batch's loss is not the weighted mean of its parts' losses."""
+    # Ignore parts with weight zero: a mean over no samples is NaN.
     counting = [(loss, w) for loss, w in zip(losses, weights, strict=True) if w]
     losses, total = [loss for loss, _ in counting], sum(weights) or 1.0
     mean = sum(loss * weight for loss, weight in counting) / total
@@ -107,7 +106,7 @@ def _check_mean(
     if abs(whole - mean) <= 1e-9 * size or not all(map(math.isfinite, [whole, *losses])):
         return None
 
-    over = "what `weight` counts" if weighted else "the samples"
+    over = "the units that `weight` counts" if weighted else "the samples"
     listed = f"{losses[0]:.6g}, …"
     if len(losses) == 2:
         listed = f"{losses[0]:.6g} and {losses[1]:.6g}"
@@ -134,7 +133,7 @@ def _check_mean(
 
 
 def _find_mixing(whole: Outputs, parts: list[Outputs], sizes: list[int]) -> str | None:
-    """Name the first submodule whose output for a sample depends on the rest of the batch."""
+    """Find the first submodule whose output for a sample depends on the rest of the batch."""
     for name, outputs in whole.items():
         same_calls = [part[name] for part in parts if len(part.get(name, [])) == len(outputs)]
         if len(same_calls) < len(sizes):
@@ -152,6 +151,6 @@ def _find_mixing(whole: Outputs, parts: list[Outputs], sizes: list[int]) -> str 
                 where = f"{name!r}" if name else "the model"
                 return (
                     f"{where} mixes the samples of a batch: the output for one sample changes by "
-                    f"{worst:.2g} if others are left out"
+                    f"{worst:.2g} if the batch lacks the others"
                 )
     return None

@@ -11,8 +11,8 @@ from paralab.errors import unknown
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A model family: the module with its `build(name, **numbers)`, and its sizes. The first size
-    is the default."""
+    """A model family: the module with its `build(name, **numbers)`, and the available sizes. The
+    first size is the default."""
 
     module: str
     about: str
@@ -57,7 +57,7 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
         ),
         "gpt": BuiltIn(
             "paralab.workload.gpt",
-            "a byte-level transformer on the source files of Python's standard library",
+            "a byte-level transformer on the source code of Python's standard library",
             _GPT,
         ),
     }
@@ -74,7 +74,7 @@ def built_in_names() -> list[str]:
 
 
 def look_up(name: str) -> tuple[BuiltIn, Mapping[str, int]]:
-    """Return the family and the numbers of a built-in workload; suggest a near match otherwise."""
+    """Return a built-in workload's family and numbers; if there is none, suggest a close match."""
     family, _, size = name.partition(":")
     if name not in built_in_names():
         raise unknown("workload", name, [*built_in_names(), "path/to/file.py:function"])
@@ -83,6 +83,6 @@ def look_up(name: str) -> tuple[BuiltIn, Mapping[str, int]]:
 
 
 def full_name(name: str) -> str:
-    """`mlp` -> `mlp:base`: one name for one thing."""
+    """Return the name with its size: `mlp` -> `mlp:base`."""
     entry, _ = look_up(name)
     return name if ":" in name else f"{name}:{next(iter(entry.sizes))}"

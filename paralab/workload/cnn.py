@@ -1,5 +1,5 @@
 """`cnn`: convolutions with BatchNorm on synthetic images. BatchNorm sees only its own replica's
-samples, so data parallelism legitimately differs from one device here."""
+samples, so data parallelism legitimately differs from a single device."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Where a model can be cut into stages, found from one run of its own forward, and how long each
-part takes.
+"""Find where a model can be cut into stages, from one run of its own forward, and measure how long
+each part takes.
 
-The call of a submodule is a clean cut if everything that was computed before it and is used after
-it passes through its arguments. A residual connection around the call, or an encoder's output that
-a later decoder uses, crosses the cut. To see that, the arguments of every call get a marker node in
-the autograd graph. A cut at marker i is clean if, from the output, no parameter used before i can
-be reached without passing marker i.
+A submodule call is a clean cut if its arguments carry everything that is computed before it and
+used after it. A residual connection around the call, or an encoder output that a later decoder
+uses, crosses the cut. To detect that, the arguments of each call get a marker node in the autograd
+graph. A cut at marker i is clean if each path in the graph from the output to a parameter used
+before i passes marker i.
 
     Sequential(a, b, Residual(c, d), e)     cuts: a | b | Residual | e
-                                            (d is not one: the residual's input crosses it)
+                                            (d is not a cut: the residual's input crosses it)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEASUREMENTS = 3
 
 
 class _Marker(torch.autograd.Function):
-    """The identity, visible in the graph; records the time in both directions."""
+    """An identity that is visible in the graph and records the time in both directions."""
 
     @staticmethod
     def forward(ctx: Any, trace: _Trace, call: int, *values: torch.Tensor) -> Any:
@@ -46,21 +46,21 @@ class _Marker(torch.autograd.Function):
         return None, None, *grads
 
 
-_MARKER_NODE: Any = _Marker._backward_cls  # the class of the nodes that _Marker leaves in the graph
+_MARKER_NODE: Any = _Marker._backward_cls  # the class of _Marker's graph nodes
 
 
 @dataclass
 class _Trace:
-    """One forward pass: the calls of submodules in order, and the resulting graph."""
+    """One forward pass: the submodule calls in order, and the resulting graph."""
 
     device: torch.device
-    names: list[str] = field(default_factory=list)  # by number of the call
+    names: list[str] = field(default_factory=list)  # by call number
     callers: list[int] = field(default_factory=list)  # the enclosing call; -1 for the model
     marked: list[bool] = field(default_factory=list)
     output: Any = None
     began: float = 0.0
     ended: float = 0.0
-    started: dict[int, float] = field(default_factory=dict)  # by number of the call
+    started: dict[int, float] = field(default_factory=dict)  # by call number
     returned: dict[int, float] = field(default_factory=dict)
 
     def now(self) -> float:
@@ -69,8 +69,8 @@ class _Trace:
         return time.perf_counter()
 
     def first_call(self, name: str) -> int:
-        """The first call that runs a module: its own, or that of its nearest parent that is called;
-        -1 for the model."""
+        """The first call that runs a module: its own call, or its nearest called parent's. -1 means
+        the model."""
         while name and name not in self.names:
             name = name.rpartition(".")[0]
         return self.names.index(name) if name else -1
@@ -84,11 +84,11 @@ def find_layers(
     sometimes: Iterable[str] = (),
     reset: Callable[[], None] = lambda: None,
 ) -> tuple[tuple[Layer, ...], str | None]:
-    """Return the parts of the model in order, and why there are no more of them.
+    """Return the model's parts in order, and the reason why there are not more.
 
     No part begins at a module that only some forwards call (`sometimes`). `reset` is called before
-    each forward and undoes what the previous one changed in the model."""
-    # A floating-point input that requires a gradient shows up in the graph, also past a cut.
+    each forward and undoes changes that the previous forward made to the model."""
+    # If a floating-point input requires a gradient, it is visible in the graph, even past a cut.
     watched = map_tensors(
         lambda t: t.detach().requires_grad_() if t.is_floating_point() else t, inputs
     )
@@ -158,8 +158,7 @@ def _run(
     only: list[int] | None = None,
     at_cut: Callable[[], None] = lambda: None,
 ) -> _Trace:
-    """Call the model with a marker before the call of every submodule, or only before the calls
-    `only`."""
+    """Call the model with a marker before each submodule call, or only before the calls `only`."""
     trace = _Trace(next(model.parameters()).device)
     stack: list[int] = []
 
@@ -198,8 +197,8 @@ def _run(
 
 
 def _find_cuts(model: nn.Module, trace: _Trace, inputs: Any) -> tuple[list[int], dict[str, str]]:
-    """Return the calls at which the model can be cut, and for other marked calls what crosses
-    them."""
+    """Return the calls at which the model can be cut. For each other marked call, return what
+    crosses it."""
     owners: dict[int, list[str]] = {}
     for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
@@ -229,7 +228,7 @@ def _find_cuts(model: nn.Module, trace: _Trace, inputs: Any) -> tuple[list[int],
 
 
 def reachable(output: Any, stop_at: int = -1) -> list[int]:
-    """Return ids of the parameters that the graph reaches from the output without passing marker
+    """Return the ids of parameters that the graph reaches from the output without passing marker
     `stop_at`."""
     parameters: list[int] = []
     visited: set[Any] = set()
@@ -248,8 +247,8 @@ def reachable(output: Any, stop_at: int = -1) -> list[int]:
 
 
 def _remove_duplicates(trace: _Trace, cuts: list[int]) -> list[int]:
-    """Keep one cut per place. A container and its first child begin at the same place; nothing is
-    before the very first one."""
+    """Keep one cut per place. A container and its first child begin at the same place. The very
+    first cut has nothing before it."""
     place: dict[int, int] = {-1: -1}
     for call, caller in enumerate(trace.callers):
         place[call] = place[caller] if call == caller + 1 else call
@@ -262,8 +261,8 @@ def _remove_duplicates(trace: _Trace, cuts: list[int]) -> list[int]:
 def _assign_modules(
     model: nn.Module, trace: _Trace, cuts: list[int]
 ) -> tuple[list[list[str]], str | None]:
-    """Return, for each part, the modules whose own parameters or buffers it holds; or why that is
-    impossible."""
+    """Return, for each part, the modules whose own parameters or buffers it contains, or why this
+    is impossible."""
     last_inside = list(range(len(trace.names)))  # the last call inside each call
     for call in reversed(range(len(trace.names))):
         if (caller := trace.callers[call]) >= 0:
@@ -278,7 +277,7 @@ def _assign_modules(
         if not parameters and not buffers:
             continue
         if name not in trace.names and not buffers and not used & set(map(id, parameters)):
-            parts[0].append(name)  # never called and not in the graph: it can be anywhere
+            parts[0].append(name)  # never called and not in the graph: it can be in any part
             continue
 
         call = trace.first_call(name)
@@ -301,10 +300,10 @@ def _count(
     cuts: list[int],
     reset: Callable[[], None],
 ) -> tuple[list[int], list[float | None]]:
-    """Count per part the bytes that autograd saves for backward, and the FLOPs of forward and
+    """Count, for each part, the bytes that autograd saves for backward and the FLOPs of forward and
     backward. The loss belongs to the last part.
 
-    Backward has twice the FLOPs of forward. None for a model with an RNN: torch cannot count it."""
+    Backward has twice the FLOPs of forward. Return None for an RNN, which torch cannot count."""
     known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     parts: list[dict[int, int]] = [{}]
     counter, marks = FlopCounterMode(display=False), [0]
@@ -337,8 +336,8 @@ def _measure(
     cuts: list[int],
     reset: Callable[[], None],
 ) -> list[float]:
-    """Measure seconds of forward + backward per part. Take the shortest of several: noise only
-    makes it longer. The first run warms up."""
+    """Measure each part's forward + backward time in seconds. Take the shortest of several runs:
+    noise only makes a run longer. The first run is a warm-up."""
     rounds: list[list[float]] = []
     for _ in range(1 + MEASUREMENTS):
         reset()
@@ -348,7 +347,7 @@ def _measure(
         value.backward()
         back = trace.now()
         forward = [trace.began, *(trace.started[cut] for cut in cuts), trace.ended]
-        # No gradient returns to a frozen beginning.
+        # If the first parts are frozen, they get no gradient.
         backward = [back, *(trace.returned.get(cut, back) for cut in cuts), turned]
         both = zip(pairwise(forward), pairwise(backward), strict=True)
         rounds.append([(f1 - f0) + (b0 - b1) for (f0, f1), (b0, b1) in both])

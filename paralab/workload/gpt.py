@@ -1,8 +1,8 @@
-"""`gpt`: a byte-level transformer on text that every machine has, the source files of Python's
+"""`gpt`: a byte-level transformer on text that is on every machine, the source code of Python's
 standard library.
 
-Samples have different lengths and are padded, so the loss of a batch is a mean over a varying
-number of bytes. Naive data parallelism averages such means and trains something else.
+Samples have different lengths and are padded, so a batch's loss is a mean over a varying number of
+bytes. Naive data parallelism averages such means and trains something else.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import nn
 
 from paralab.workload.workload import Workload
 
-PAD = 256  # one token beyond the 256 bytes
+PAD = 256  # one token after the 256 byte values
 IGNORED = -100  # the target that cross_entropy ignores
 
 
 def library_text(lengths: Iterator[int]) -> Iterator[bytes]:
-    """Yield consecutive lines of the standard library in a fixed order, cut to the next length."""
+    """Yield consecutive standard library lines in a fixed order, cut to the next length."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(folder.glob("*.py")) + sorted(folder.glob("[a-z]*/*.py")):
         if "site-packages" in path.parts or "test" in path.parts:
@@ -36,7 +36,7 @@ def library_text(lengths: Iterator[int]) -> Iterator[bytes]:
 
 
 def library_tokens(samples: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (inputs, targets) of `samples` texts of context/2 … context bytes. Start over if the
+    """Return (inputs, targets) for `samples` texts of context/2 … context bytes. Start over if the
     library is too short."""
     chance = random.Random(0)
     lengths = iter(lambda: chance.randint(context // 2, context) + 1, None)
@@ -91,12 +91,12 @@ class Block(nn.Module):
 
 
 def byte_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy per real byte."""
+    """Compute the mean cross-entropy per real byte."""
     return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten(), ignore_index=IGNORED)
 
 
 def real_bytes(batch: tuple[torch.Tensor, torch.Tensor]) -> float:
-    """Count the bytes that the loss of a batch is the mean of."""
+    """Count the bytes that a batch's loss averages over."""
     return float((batch[1] != IGNORED).sum())
 
 
@@ -117,9 +117,9 @@ def build(
         model=model,
         data=library_tokens(samples, context),
         loss=byte_loss,
-        # Not Adam: it divides every gradient by its size, so rounding errors of tiny gradients
-        # become whole steps, and fp32 could not show that two trainings are equal. SGD learns this
-        # text as well.
+        # Not Adam: it divides each gradient by its size, so rounding errors in tiny gradients
+        # become full steps, and fp32 could not show that two runs are equal. SGD also learns this
+        # text.
         optimizer=lambda parameters: torch.optim.SGD(
             parameters, lr=min(0.05, 6.4 / dim), momentum=0.9
         ),

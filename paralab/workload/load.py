@@ -1,4 +1,4 @@
-"""From a name to a `Workload`: built in, `path/to/file.py:function`, or pickled in a notebook."""
+"""Load a `Workload` by name: built in, `path/to/file.py:function`, or pickled in a notebook."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from paralab.workload.workload import Workload, as_workload
 
 
 def load_workload(reference: str) -> Workload:
-    """Build the workload that a command names. A user's mistake becomes a UsageError with their
-    lines of the traceback."""
+    """Build the workload that a command names. A user's mistake becomes a UsageError with only the
+    user's lines from the traceback."""
     if reference.startswith(PICKLED):
         path = Path(reference.removeprefix(PICKLED))
         with _importing_from(Path.cwd()):
@@ -38,7 +38,7 @@ def load_workload(reference: str) -> Workload:
 
 def _build(function: Any, shown: str, folder: Path) -> Workload:
     try:
-        with seeded(0):  # random data must be the same on every rank
+        with seeded(0):  # random data must be the same on all ranks
             value = function() if callable(function) else function
     except Exception as error:
         raise UsageError(
@@ -50,8 +50,8 @@ def _build(function: Any, shown: str, folder: Path) -> Workload:
 
 @contextmanager
 def _importing_from(*folders: Path) -> Iterator[None]:
-    """Put the user's folders first on sys.path while loading, as for a script, and last afterwards:
-    what torch imports later must not come from a file there that happens to have the same name."""
+    """Put the user's folders first on sys.path while loading, as for a script, and last afterwards.
+    Otherwise a user's file could shadow a module that torch imports later."""
     names = [str(folder.resolve()) for folder in folders]
     sys.path[:0] = names
     try:
@@ -95,10 +95,10 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def their_lines(error: BaseException, folder: Path) -> str:
-    """Trim the traceback to the frames of the user's own files."""
+    """Trim the traceback to frames from the user's own files."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_under(frame.filename, folder)]
-    if isinstance(error, SyntaxError) and not own:  # it has no frame in the file it is about
+    if isinstance(error, SyntaxError) and not own:  # it has no frame in the faulty file
         return "".join(traceback.format_exception_only(error))
     return "".join(traceback.format_list(own))
 

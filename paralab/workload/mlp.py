@@ -1,4 +1,4 @@
-"""`mlp`: the model of the practicals, linear layers of width DIM, on noisy vectors."""
+"""`mlp`: the model from the practicals, linear layers of width DIM, on noisy vectors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def build(
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
         batch_size=batch_size,
         data_path=(
-            f"synthetic: {samples} vectors of {dim} numbers in {CLASSES} classes, from a fixed seed"
+            f"synthetic: {samples} vectors of length {dim} in {CLASSES} classes, from a fixed seed"
         ),
         name=name,
     )

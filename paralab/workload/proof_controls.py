@@ -1,7 +1,7 @@
-"""Hold a forward fixed for a proof: remove what may legitimately differ, so that only the strategy
-can make a difference.
+"""Control a forward for verification: remove legitimate differences, so only the strategy can make
+a difference.
 
-dropout      switched off
+dropout      turned off
 batch_norm   normalizes with its running statistics, as in eval mode, and does not update them
 random       draws per sample (`paralab.workload.sample_draws`)
 state        makes buffers read-only, and restores attributes that the forward changes
@@ -29,18 +29,18 @@ from paralab.workload.sample_draws import (
 )
 from paralab.workload.state import State, put_back, state_of
 
-# One forward at a time: the model's state and Python's and numpy's generators belong to the
+# One forward at a time: the model state and the Python and numpy generators belong to the
 # process.
 _forward_lock = threading.RLock()
 
 
 @contextmanager
 def controlled(model: nn.Module, kinds: Iterable[str], example: Any = None) -> Iterator[None]:
-    """Hold the model's forward fixed in this block. Enter it before a strategy copies the model:
-    then the copies are held fixed as well.
+    """Control the model's forward in this block. Enter it before a strategy copies the model, so
+    the copies are controlled too.
 
-    `example` is the inputs of three samples. They show along which axis of a random tensor the
-    samples lie."""
+    `example` is the inputs of three samples. They show which dim of a random tensor is the sample
+    dim."""
     with ExitStack() as stack:
         stack.enter_context(without_dropout(model))
         if "batch_norm" in kinds:
@@ -83,7 +83,7 @@ def _frozen_batch_norm(model: nn.Module) -> Iterator[None]:
 
 
 def _hold(model: nn.Module, state: State, per_sample: bool, example: Any) -> None:
-    """Replace the forward in the class, not in the instance: a copy must call its own."""
+    """Replace the forward on the class, not the instance: a copy must call its own forward."""
     axes: Axes | None = None
     if per_sample:
         track_modules(model)
@@ -96,7 +96,7 @@ def _hold(model: nn.Module, state: State, per_sample: bool, example: Any) -> Non
 
 
 def _make_forward(kind: Any, state: State, axes: Axes | None) -> Callable[..., Any]:
-    """The forward of class `kind` with read-only state, and draws per sample unless `axes` is
+    """Make a forward for class `kind` with read-only state. It draws per sample unless `axes` is
     None."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -111,9 +111,9 @@ def _make_forward(kind: Any, state: State, axes: Axes | None) -> Callable[..., A
 
 @contextmanager
 def _read_only(model: nn.Module, state: State) -> Iterator[None]:
-    """Ignore writes into buffers, and restore attributes afterwards."""
+    """Ignore writes to buffers, and restore attributes afterwards."""
     attributes = {name: set(vars(module)) for name, module in model.named_modules()}
-    with DisableTorchFunction():  # a mode may turn these operations into shapes
+    with DisableTorchFunction():  # a mode may run these operations on shapes only
         storages = {b.untyped_storage().data_ptr() for b in model.buffers() if not b.is_meta}
     try:
         with _IgnoreWrites(storages):
@@ -122,20 +122,20 @@ def _read_only(model: nn.Module, state: State) -> Iterator[None]:
         own = {place: value for place, value in state.items() if not _is_elsewhere(model, place)}
         with DisableTorchFunction():
             put_back(model, own)
-        for name, module in model.named_modules():  # attributes that this call has created
+        for name, module in model.named_modules():  # attributes that this call created
             for key in [key for key in vars(module) if key not in attributes[name]]:
                 delattr(module, key)
 
 
 def _is_elsewhere(model: nn.Module, place: tuple[str, str]) -> bool:
-    """Is this a buffer of another process's stage?"""
+    """Return whether this is a buffer in another process's stage."""
     buffer = model.get_submodule(place[0])._buffers.get(place[1])
     return buffer is not None and buffer.is_meta
 
 
 class _IgnoreWrites(TorchDispatchMode):
-    """Ignores writes into these tensors: a statistic that is updated and used in one forward mixes
-    the samples of a batch."""
+    """Ignores writes to these tensors: a statistic that is updated and used in the same forward
+    mixes the samples of a batch."""
 
     def __init__(self, storages: set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,5 +1,5 @@
-"""Seeds for users' code: it must draw the same random numbers in every process, or ranks would not
-share their data."""
+"""Seed user code: it must draw the same random numbers in all processes, or ranks would not share
+their data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def seed_everything(seed: int, gpus: bool = True) -> None:
 
 @contextmanager
 def seeded(seed: int, position: int = 0) -> Iterator[None]:
-    """Seed every usual generator from (seed, position) in this block, and restore it afterwards."""
+    """Seed all common generators from (seed, position) in this block, and restore them after it."""
     value = (seed * 1_000_000_007 + position) % 2**32
     numpy = sys.modules.get("numpy")
     python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
@@ -42,10 +42,10 @@ def seeded(seed: int, position: int = 0) -> Iterator[None]:
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off in this process: modules, functions, attention, and recurrent layers.
+    """Turn off dropout in this process: modules, functions, attention, and recurrent layers.
 
-    Two trainings whose dropout draws different numbers cannot be compared, and a real mistake could
-    hide behind that.
+    Two runs whose dropout draws different numbers cannot be compared, and that difference could
+    hide a real mistake.
     """
     names = ["dropout", "dropout1d", "dropout2d", "dropout3d"]
     names += ["alpha_dropout", "feature_alpha_dropout"]

@@ -1,4 +1,4 @@
-"""The name of a workload: built in, `path/to/file.py:function`, or a pickle from a notebook."""
+"""Workload names: built in, `path/to/file.py:function`, or a pickle from a notebook."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ PICKLED = "pickle:"
 
 
 def names_file(reference: str) -> bool:
-    """Is this `path/to/file.py:function` rather than a built-in name?"""
+    """Return whether this is `path/to/file.py:function` rather than a built-in name."""
     return ".py" in reference or "/" in reference
 
 
 def check_reference(reference: str) -> str:
-    """Refuse what cannot be loaded, early and without torch. Return the reference with an absolute
-    path."""
+    """Reject references that cannot be loaded, early and without torch. Return the reference with
+    an absolute path."""
     if reference.startswith(PICKLED):
         return reference
     if not names_file(reference):
@@ -27,14 +27,14 @@ def check_reference(reference: str) -> str:
         raise UsageError(f"There is no file {str(path)!r}.", fix="path/to/file.py:function")
     if not colon or not attribute:
         raise UsageError(
-            f"{reference!r} names a file but no function in it.",
+            f"{reference!r} names a file but not a function in it.",
             fix=f"{reference.rstrip(':')}:function",
         )
     return f"{path.resolve()}:{attribute}"
 
 
 def user_folder(reference: str) -> Path:
-    """The folder of the user's files: show frames of a traceback from there."""
+    """The folder with the user's files. Tracebacks show only frames from there."""
     return (
         split(reference)[0].parent
         if names_file(reference) and not reference.startswith(PICKLED)

@@ -1,9 +1,9 @@
-"""Random numbers per sample: each sample draws from a seed made of its own values, so splitting a
-batch changes nothing.
+"""Draw random numbers per sample: each sample's own values determine its seed, so splitting a batch
+does not change the numbers.
 
-torch tags the operators that draw. A dispatch mode catches them and draws sample by sample. For
-that it must know along which axis of a random tensor the samples lie; calling the model with three
-samples and with two shows it.
+torch tags the operators that draw. A dispatch mode catches them and draws sample by sample. It must
+know which dim of a random tensor is the sample dim. Calling the model with three samples and then
+with two shows it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from paralab.workload.batch import call_model, map_tensors, take, tensors
 from paralab.workload.state import put_back, state_of
 
 _generator = threading.Lock()  # torch's generator belongs to the process
-# .inputs: of the current forward, if it is called with stand-ins for them
+# .inputs: the original inputs, if the current forward is called with stand-ins for them
 # .path: the modules being called; .calls: draws per module
 _thread = threading.local()
 
-Draw = tuple[str, int]  # the module that draws, and the number of the draw in this forward
+Draw = tuple[str, int]  # the module that draws, and its draw number in this forward
 
 
 class Axis(NamedTuple):
-    """Along which axis of a random tensor the samples lie, and how many entries each has there.
-    None: one draw for all samples."""
+    """The sample dim of a random tensor, and the number of entries per sample in it. None means one
+    draw for all samples."""
 
     number: int | None
     entries: int
@@ -46,7 +46,7 @@ Axes = dict[Draw, Axis]
 
 @contextmanager
 def samples_of(inputs: Any) -> Iterator[None]:
-    """The forward in this block is called with stand-ins for these inputs."""
+    """Declare that the forward in this block is called with stand-ins for these inputs."""
     before, _thread.inputs = getattr(_thread, "inputs", None), inputs
     try:
         yield
@@ -55,7 +55,7 @@ def samples_of(inputs: Any) -> Iterator[None]:
 
 
 def seeded_loss(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Make a loss draw per sample, too: from a seed made of the sample's target."""
+    """Make a loss draw per sample too, from a seed derived from the sample's target."""
 
     def seeded(output: Any, target: Any) -> Any:
         # No lock: this micro-batch still holds the last stage, and the one that holds the lock may
@@ -67,14 +67,14 @@ def seeded_loss(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def original_inputs(inputs: Any) -> Any:
-    """What these inputs of a forward stand for; usually themselves."""
+    """Return the original inputs that these inputs stand for, usually themselves."""
     original = getattr(_thread, "inputs", None)
     return inputs if original is None else original
 
 
 @contextmanager
 def draw_per_sample(inputs: Any, axes: Axes, path: str = "") -> Iterator[None]:
-    """In this block, which computes for module `path`, draw per sample of `inputs`."""
+    """Draw per sample of `inputs` in this block, which runs module `path`."""
     _thread.path, _thread.calls = [path], Counter()
     with _PerSample(_make_seeds(inputs), axes):
         random.seed(0)
@@ -84,8 +84,8 @@ def draw_per_sample(inputs: Any, axes: Axes, path: str = "") -> Iterator[None]:
 
 
 def track_modules(model: nn.Module) -> None:
-    """Track which module is being called: each counts its own draws. (A module that another process
-    computes is not called here, so one common count would differ.)"""
+    """Track which module is being called: each module counts its own draws. (A shared count would
+    differ between processes, because a module that another process computes is not called here.)"""
     for name, module in model.named_modules():
         if name:
             module.register_forward_pre_hook(_enter(name))
@@ -111,7 +111,7 @@ def _next_draw() -> Draw:
 
 
 def _make_seeds(inputs: Any) -> list[int]:
-    """A number per sample, made of its own values."""
+    """Derive one number per sample from its own values."""
     seeds: list[int] = []
     with DisableTorchFunction():
         for tensor in tensors(inputs):
@@ -129,8 +129,8 @@ def _make_seeds(inputs: Any) -> list[int]:
 
 @torch.no_grad()
 def find_axes(model: nn.Module, example: Any) -> Axes:
-    """Call the model with three samples and with two: the axis that shrinks is that of the
-    samples."""
+    """Find the sample dims: call the model with three samples and with two. The dim that shrinks is
+    the sample dim."""
     before, shapes = state_of(model), []
     with torch.random.fork_rng(devices=[]):
         for samples in (3, 2):
@@ -149,7 +149,7 @@ def find_axes(model: nn.Module, example: Any) -> Axes:
 
 
 class _Recorder(TorchDispatchMode):
-    """Records the shape of every draw."""
+    """Records the shape of each draw."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -188,7 +188,7 @@ class _PerSample(TorchDispatchMode):
 
 
 def _shape_of(args: Any, kwargs: Any) -> list[int]:
-    """The shape of the random tensor: that of the first argument, or the sizes that were given."""
+    """Return the random tensor's shape: that of the first argument, or the given sizes."""
     first = next(tensors((args, kwargs)), None)
     sizes = (list(item) for item in (*args, *kwargs.values()) if isinstance(item, list | tuple))
     return list(first.shape) if first is not None else next(sizes, [])
@@ -209,20 +209,20 @@ def _guess_axis(shape: list[int], samples: int) -> Axis:
 
 
 def _draw(func: Any, args: Any, kwargs: Any, draw: int, seeds: list[int], axis: Axis) -> Any:
-    """Run an operator that draws, once per sample or once for all."""
+    """Run a random operator once per sample, or once for all samples."""
     if func._schema.name == "aten::randperm" and seeds and args[0] % len(seeds) == 0:
-        # It would mix the samples of a batch: leave them in order.
+        # It would mix samples in a batch: leave them in order.
         return func(*args, **kwargs).sort().values
 
     first, shape = next(tensors((args, kwargs)), None), _shape_of(args, kwargs)
     device = first.device if first is not None else kwargs.get("device")
-    # Draw on the CPU, so that every device gets the same numbers.
+    # Draw on the CPU, so all devices get the same numbers.
     args_there, kwargs_there = map_tensors(lambda t: t.cpu(), (args, kwargs))
     if "device" in kwargs:
         kwargs_there["device"] = "cpu"
 
     def cut(item: Any, sample: int) -> Any:
-        """This sample's part of an argument."""
+        """Return this sample's part of an argument."""
         assert axis.number is not None
         if isinstance(item, torch.Tensor) and list(item.shape) == shape:
             return item.narrow(axis.number, sample * axis.entries, axis.entries)

@@ -1,9 +1,9 @@
-"""What FSDP gathers together: submodules that hold a good part of the parameters and are the only
-users of them.
+"""Find FSDP units: submodules that have a large share of the parameters and are the only users of
+them.
 
-A unit's parameters are whole only while it is called. So it must be called once, and nothing may
+A unit's parameters are gathered only while it is called. So it must be called once, and nothing may
 use its parameters outside that call: not another module (tied weights), and not a parent's forward
-(`F.linear(x, self.embedding.weight)`). One run of the forward shows it.
+(`F.linear(x, self.embedding.weight)`). One forward run detects such uses.
 
     GPT(embedding, blocks = ModuleList(b0, b1, … b11), norm, head)
     units: embedding, b0 … b11, head      (norm is too small)
@@ -24,18 +24,18 @@ from paralab.workload.batch import call_model, tensors
 from paralab.workload.summary import Unit
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-SMALL = 0.1  # of the largest sibling: less is not worth a collective
+SMALL = 0.1  # of the largest sibling: a smaller unit is not worth a collective
 
 
 class _ParameterUse(TorchFunctionMode):
-    """Counts the calls of submodules, and finds those whose parameters are used outside of them."""
+    """Counts submodule calls, and finds submodules whose parameters are used outside of them."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()
         self.used_outside: set[str] = set()
         self._inside: list[str] = []
-        self._owners: dict[int, set[str]] = {}  # by parameter: every submodule that contains it
+        self._owners: dict[int, set[str]] = {}  # by parameter: all submodules that contain it
         for name, module in model.named_modules(remove_duplicate=False):
             for parameter in module.parameters() if name else ():
                 self._owners.setdefault(id(parameter), set()).add(name)
@@ -44,7 +44,7 @@ class _ParameterUse(TorchFunctionMode):
         for place, parameter in model.named_parameters(remove_duplicate=False):
             places.setdefault(id(parameter), []).append(place)
         for key, names in places.items():
-            # Tied weights: a module must contain all places of the parameter.
+            # Tied weights: a module must contain all occurrences of the parameter.
             self.used_outside |= {
                 owner
                 for owner in self._owners.get(key, ())
@@ -53,7 +53,7 @@ class _ParameterUse(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if next(tensors(result), None) is not None:  # reading a size or a type does not count
+        if next(tensors(result), None) is not None:  # reading a size or dtype does not count
             for tensor in tensors((args, kwargs or {})):
                 self.used_outside |= self._owners.get(id(tensor), set()).difference(self._inside)
         return result
@@ -71,7 +71,7 @@ class _ParameterUse(TorchFunctionMode):
 
 @torch.no_grad()
 def find_units(model: nn.Module, inputs: Any) -> tuple[Unit, ...]:
-    """Find the units, in the order of the model's modules. The rest stays with the whole model."""
+    """Find the units, in the order of the model's modules. The rest stays with the root module."""
     use = _ParameterUse(model)
     with ExitStack() as hooks:
         for name, module in model.named_modules():

@@ -1,8 +1,8 @@
-"""What a forward may change in its model: buffers, plain attributes, and generators.
+"""State that a forward may change in its model: buffers, plain attributes, and generators.
 
-Examples are running statistics, a counter, or a schedule that fades in. The next call of such a
-forward has another result. Splitting a batch changes how often the forward is called and with how
-many samples, so such a model trains differently.
+Examples are running statistics, a counter, or a schedule that fades in. The next call to such a
+forward returns a different result. Splitting a batch changes how often the forward is called and
+with how many samples, so such a model trains differently.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import torch
 from torch import nn
 
 State = dict[tuple[str, str], Any]  # (module, attribute) -> value
-OWN = set(vars(nn.Module())) | {"training"}  # what every module has
+OWN = set(vars(nn.Module())) | {"training"}  # attributes of all modules
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-MOST_ITEMS = 1000  # of a container: a longer one is not a counter, and copying it takes time
+MOST_ITEMS = 1000  # in a container: a longer one is not a counter, and copying it is slow
 
 
 def state_of(model: nn.Module) -> State:
-    """Copy everything in the model that a forward may change, except parameters."""
-    copies: dict[int, torch.Tensor] = {}  # by id: a tensor with two names stays one tensor
+    """Copy all model state that a forward may change, except parameters."""
+    copies: dict[int, torch.Tensor] = {}  # by id, so a tensor with two names stays one tensor
     return {place: _copy(value, copies) for place, value in _places(model).items()}
 
 
 def changes(before: State, after: State) -> list[str]:
-    """Name what differs."""
+    """Name the entries that differ."""
     places = dict.fromkeys([*before, *after])
     return [
         ".".join(filter(None, place))
@@ -37,7 +37,7 @@ def changes(before: State, after: State) -> list[str]:
 
 
 def put_back(model: nn.Module, state: State) -> None:
-    """Restore the values of `state`. A buffer becomes a new tensor: a graph may still need the
+    """Restore the values in `state`. A buffer becomes a new tensor: a graph may still need the
     current one."""
     modules = dict(model.named_modules())
     copies: dict[int, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""A workload in plain numbers: what a plan needs to know about a model without importing torch."""
+"""Describe a workload in plain numbers, so planning does not need to import torch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Inspection:
-    """What to find out about a workload. The last three take time: find out only what is needed.
+    """The facts to find out about a workload. The last three are slow: request only what you need.
 
     samples   for the trial step; default: the workload's batch size
     threads   per device; default: all
     layers    where the model can be cut into stages
-    units     which submodules can be sharded on their own
+    units     submodules that can be sharded on their own
     proof     whether a batch can be split at all
     """
 
@@ -27,13 +27,13 @@ class Inspection:
 
 @dataclass(frozen=True)
 class Layer:
-    """A part of the model that a stage may begin with.
+    """A part of the model at which a stage may begin.
 
     name      the submodule whose call begins the part
     modules   the submodules (by name) whose parameters and buffers the part owns
-    seconds   measured forward and backward time on one device, the shortest of several
-    flops     of forward and backward: matrix products, convolutions, attention; None: not counted
-    activation_bytes_per_sample   what forward saves for backward, in fp32; None: not counted
+    seconds   measured forward and backward time on one device, the shortest of several runs
+    flops     of forward and backward: matrix products, convolutions, attention; None if not counted
+    activation_bytes_per_sample   what forward saves for backward, in fp32; None if not counted
     """
 
     name: str
@@ -46,7 +46,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Unit:
-    """A submodule whose parameters can be sharded together: whole while it is called, in shards
+    """A submodule whose parameters can be sharded together: gathered while it is called, sharded
     otherwise."""
 
     name: str
@@ -56,20 +56,21 @@ class Unit:
 @dataclass(frozen=True)
 class Summary:
     """
-    dropout        the forward draws random numbers, but not when dropout is switched off
-    random         it draws them even then
+    dropout        the forward draws random numbers, but not when dropout is off
+    random         the forward draws random numbers even when dropout is off
     unused         trainable parameters that get no gradient from the trial step or some sample
     sparse         parameters whose gradient is a sparse tensor
-    state          buffers and attributes that every forward changes, BatchNorm's aside
+    state          buffers and attributes that each forward changes, except BatchNorm's
     sometimes      submodules that only some forwards call
     scalar_output  the output contains a number that is not per sample
-    layers         empty if not inspected; `uncut_reason` says why there are no more
-    scalars        parameters without a dimension
-    whole_tensors  an optimizer step on a part of a parameter is not a part of the whole step
+    layers         empty if not inspected; `uncut_reason` says why there are not more
+    scalars        parameters without a dim
+    whole_tensors  a step on part of a parameter differs from that part of a full step
     whole_model    an optimizer step on a parameter depends on other parameters
-    split_problem  why no split of a batch has the loss of the whole; None: it has, or not inspected
-    flops_per_sample           of forward and backward; None: not counted
-    optimizer_bytes_per_byte   the optimizer's state per byte of parameters; None: unknown
+    split_problem  why split batches do not add up to the full loss; None if they do or are not
+                   inspected
+    flops_per_sample           of forward and backward; None if not counted
+    optimizer_bytes_per_byte   optimizer state in bytes per parameter byte; None if unknown
     """
 
     name: str
@@ -104,6 +105,6 @@ class Summary:
 
 
 def controls(batch_norms: int, random: bool, state: tuple[str, ...]) -> tuple[str, ...]:
-    """What a proof must hold fixed (`paralab.workload.proof_controls`)."""
+    """Return what verification must control (`paralab.workload.proof_controls`)."""
     needed = {"batch_norm": bool(batch_norms), "random": random, "state": bool(state)}
     return tuple(name for name, is_needed in needed.items() if is_needed)

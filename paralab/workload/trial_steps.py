@@ -1,4 +1,4 @@
-"""Learn what a plan must know from a few forwards on one device.
+"""Find out what a plan needs to know from a few forwards on one device.
 
 Does the forward draw random numbers, change buffers, or skip submodules? Which parameters get a
 gradient?"""
@@ -25,14 +25,14 @@ from paralab.workload.randomness import seed_everything
 from paralab.workload.state import changes, put_back, state_of
 from paralab.workload.workload import Workload
 
-BRANCH_SECONDS = 0.2  # limit for finding out which parameters single samples use
+BRANCH_SECONDS = 0.2  # time limit for finding the parameters that single samples use
 MOST_BRANCHES = 64
 OUTSIDE = "something outside the model"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The fields of a `Summary` that a trial step finds out."""
+    """The `Summary` fields that a trial step determines."""
 
     unused: tuple[str, ...]
     sparse: tuple[str, ...]
@@ -46,7 +46,7 @@ class Trial:
 
 
 class _CallCounter:
-    """Counts the calls of every submodule, forward by forward."""
+    """Counts the calls of each submodule, per forward."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -68,17 +68,17 @@ class _CallCounter:
 
     @property
     def sometimes(self) -> tuple[str, ...]:
-        """Submodules that not every forward calls equally often."""
+        """Submodules whose number of calls varies between forwards."""
         names = sorted({name for counts in self.counts for name in counts})
         return tuple(name for name in names if len({counts[name] for counts in self.counts}) > 1)
 
 
 def try_step(workload: Workload, model: nn.Module, batch: Any, more: Callable[[], Any]) -> Trial:
-    """Run forward and backward on two samples, so that mistakes show before anything starts, then
-    run a few forwards.
+    """Run forward and backward on two samples to expose mistakes before a run starts, then run a
+    few forwards.
 
-    `more` returns a larger batch, to find samples that take another branch. Leaves the model as it
-    was."""
+    `more` returns a larger batch, to find samples that take another branch. The model stays
+    unchanged."""
     split = workload.unpack or unpack
     two = take(batch, 0, 2)
     calls = _CallCounter(model)
@@ -90,7 +90,7 @@ def try_step(workload: Workload, model: nn.Module, batch: Any, more: Callable[[]
         return workload.loss(call_model(model, inputs), targets)
 
     counter = FlopCounterMode(display=False)
-    # The counter does not know a CPU's fused attention, but it knows plain matrix products.
+    # The counter does not support fused attention on a CPU, but it counts matrix products.
     with counter, sdpa_kernel(SDPBackend.MATH), _counting_batch_norms() as batch_norms:
         with calls.counting():  # forward only: activation checkpointing calls modules again
             loss = compute_loss(two)
@@ -103,7 +103,7 @@ def try_step(workload: Workload, model: nn.Module, batch: Any, more: Callable[[]
     unused = {name for name, p in trained if p.grad is None}
     sparse = [n for n, p in trained if p.grad is not None and p.grad.layout != torch.strided]
     model.zero_grad(set_to_none=True)
-    with suppress(Exception):  # the data may not have a larger batch
+    with suppress(Exception):  # the data may be too small for a larger batch
         batch = more()
     unused |= _find_unused_by_some(workload, model, batch, calls)
 
@@ -161,7 +161,7 @@ def _counting_batch_norms() -> Iterator[list[int]]:
 def _find_unused_by_some(
     workload: Workload, model: nn.Module, batch: Any, calls: _CallCounter
 ) -> set[str]:
-    """Find parameters that get no gradient from some sample: ranks would use different ones."""
+    """Find parameters that get no gradient from some samples, so ranks would use different ones."""
     trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     split = workload.unpack or unpack
     unused: set[str] = set()
@@ -170,7 +170,7 @@ def _find_unused_by_some(
         for number in range(min(num_samples(split(batch)[0]), MOST_BRANCHES)):
             if time.perf_counter() > deadline:
                 break
-            with suppress(Exception), calls.counting():  # it may not accept a single sample
+            with suppress(Exception), calls.counting():  # it may reject a single sample
                 inputs, targets = split(take(batch, number, number + 1))
                 loss = workload.loss(call_model(model, inputs), targets)
                 used = set(reachable(loss))
@@ -180,7 +180,7 @@ def _find_unused_by_some(
 
 @contextmanager
 def _settled(model: nn.Module) -> Iterator[None]:
-    """Dropout off and BatchNorm frozen; restore what the forward changes."""
+    """Turn off dropout and freeze BatchNorm; restore state that the forward changes."""
     before = state_of(model)
     with controlled(model, ["batch_norm"]):
         yield
@@ -190,12 +190,12 @@ def _settled(model: nn.Module) -> Iterator[None]:
 def _find_changes(
     model: nn.Module, loss: Callable[[int], Any], calls: _CallCounter
 ) -> tuple[bool, bool, tuple[str, ...]]:
-    """(does only dropout draw random numbers, does something else draw them, what does a forward
-    change in the model).
+    """Return whether only dropout draws random numbers, whether anything else does, and what a
+    forward changes in the model.
 
     Two calls with different seeds from the same state show whether the forward draws. Two calls in
-    a row with the same seed show what it leaves behind. BatchNorm is frozen: its statistics are
-    known to change."""
+    a row with the same seed show what state it changes. BatchNorm is frozen because its statistics
+    are known to change."""
     with _settled(model):
         first = state_of(model)
         states = []
@@ -225,7 +225,7 @@ def _find_changes(
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal; on a GPU, which may add in any order, almost equal."""
+    """Return whether both are equal, or almost equal on a GPU, which may add in any order."""
     if one.is_cuda:
         return torch.allclose(one, other, rtol=1e-6, equal_nan=True)
     return torch.equal(one.nan_to_num(), other.nan_to_num())

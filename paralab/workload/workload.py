@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 from paralab.errors import UsageError
 
-if TYPE_CHECKING:  # the reading half imports this module where torch may be missing
+if TYPE_CHECKING:  # commands that only read runs import this module without torch
     import torch
     from torch import nn
     from torch.utils.data import Dataset
 
-    Batch = Any  # a tensor, or a tuple / list / dict of tensors whose first axis counts the samples
+    Batch = Any  # a tensor, or a tuple / list / dict of tensors whose dim 0 is the sample dim
     Data = Dataset[Any] | Callable[[int], Batch] | Batch
 
 
 @dataclass
 class Workload:
-    """Everything that is needed to train a model on one device.
+    """Everything needed to train a model on one device.
 
     model       a function that returns the `nn.Module`; paralab seeds torch before calling it
-    data        tensors in memory (`(x, y)` or `{"input": x, "target": y}`, first axis = samples),
+    data        tensors in memory (`(x, y)` or `{"input": x, "target": y}`, dim 0 = samples),
                 a map-style Dataset, or a function `get_batch(n)` that returns n samples
-    loss        `loss(output, target)`: the mean over what `weight` counts
+    loss        `loss(output, target)`: the mean over the units that `weight` counts
     optimizer   `optimizer(parameters)`; default: `SGD(lr=0.01, momentum=0.9)`
-    scheduler   `scheduler(optimizer)`: stepped after every optimizer step
-    weight      `weight(batch)`: how many terms the loss of this batch is the mean of, for example
+    scheduler   `scheduler(optimizer)`: stepped after each optimizer step
+    weight      `weight(batch)`: the number of terms that this batch's loss averages over, such as
                 its unpadded tokens; default: its samples. Unequal parts of a batch then add up.
     unpack      `unpack(batch) -> (input, target)`; default: pairs, `{"input", "target"}`, or a
                 tensor that is both
@@ -55,7 +55,7 @@ class Workload:
 
 
 def as_workload(value: object, name: str) -> Workload:
-    """Convert what a user's function returned: a `Workload`, or a dict with the same names."""
+    """Convert a user function's return value: a `Workload`, or a dict with the same names."""
     known = [field.name for field in fields(Workload)]
     if isinstance(value, Mapping):
         wrong = [str(key) for key in value if key not in known]
@@ -77,7 +77,7 @@ def as_workload(value: object, name: str) -> Workload:
         hasattr(value.model, "parameters") and not isinstance(value.model, type)
     ):
         raise UsageError(
-            f"The model of workload {name} is a {type(value.model).__name__}; every rank must "
+            f"The model of workload {name} is a {type(value.model).__name__}, but each rank must "
             "build its own.",
             fix="model=a function or class that returns the nn.Module, e.g. "
             "model=lambda: MyModel(width=64)",

@@ -1,11 +1,11 @@
-"""`dp`: the real `nn.DataParallel` on CUDA. On a CPU it silently does nothing, so there we run the
-same algorithm over virtual devices.
+"""`dp`: the real `nn.DataParallel` on CUDA. On a CPU, nn.DataParallel silently does nothing, so
+there we run the same algorithm over virtual devices.
 
 scatter      split the batch as torch.chunk does: 64 over 3 -> 22 22 20
-replicate    copy the parameters to every replica, in every step
-apply        run every replica in its own thread
+replicate    copy the parameters to each replica, in each step
+apply        run each replica in its own thread
 gather       collect the outputs on device 0, which computes the loss
-(backward)   run every replica's backward in its thread, then add up the gradients on device 0
+(backward)   run each replica's backward in its thread, then add up the gradients on device 0
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class DataParallel(Strategy):
         if context.plan.device == "cuda":
             ids = [torch.device(device.torch).index for device in context.rank.devices]
             self.parallel = TimedDataParallel(context, self.model, ids)
-            # nn.DataParallel copies the module's hooks to its replicas, so this one runs inside
-            # each of them.
+            # nn.DataParallel copies the module's hooks to its replicas, so this hook runs in each
+            # of them.
             self.model.register_forward_pre_hook(self._note_split, with_kwargs=True)
         else:
             self.parallel = VirtualDataParallel(context, self.model)
@@ -49,7 +49,7 @@ class DataParallel(Strategy):
 
 class TimedDataParallel(nn.DataParallel[nn.Module]):
     """The real nn.DataParallel, with spans on the first device's clock. It adds up the gradients
-    inside the backward pass, where that cannot be timed separately."""
+    inside the backward pass, so they cannot be timed separately."""
 
     def __init__(self, context: RankContext, module: nn.Module, ids: list[int]) -> None:
         super().__init__(module, device_ids=ids)
@@ -82,7 +82,7 @@ class TimedDataParallel(nn.DataParallel[nn.Module]):
 
 
 class VirtualDataParallel(nn.Module):
-    """nn.DataParallel's algorithm over virtual devices. Replica 0 is the module itself, the others
+    """nn.DataParallel's algorithm over virtual devices. Replica 0 is the module itself; the others
     are copies."""
 
     def __init__(self, context: RankContext, module: nn.Module) -> None:
@@ -112,8 +112,8 @@ class VirtualDataParallel(nn.Module):
 
     @torch.no_grad()
     def _replicate(self) -> None:
-        """Copy parameters and buffers to the replicas. As in nn.DataParallel, this overwrites what
-        replicas other than 0 have written into their buffers (BatchNorm's statistics)."""
+        """Copy parameters and buffers to the replicas. As in nn.DataParallel, this overwrites
+        buffer updates (BatchNorm statistics) on replicas other than 0."""
         source = [*self.replicas[0].parameters(), *self.replicas[0].buffers()]
         for replica in self.replicas[1:]:
             target = [*replica.parameters(), *replica.buffers()]
@@ -134,16 +134,16 @@ class VirtualDataParallel(nn.Module):
             return call_model(replica, inputs)
 
     def _gather(self, outputs: list[Any]) -> Any:
-        """Concatenate the outputs, as one node of the graph whose backward pass runs the replicas'
-        own backward passes."""
+        """Concatenate the outputs in one graph node. Its backward pass runs each replica's own
+        backward pass."""
         flat = [list(tensors(output)) for output in outputs]
         if not flat[0]:
             raise UsageError(
                 f"The model's output is a {type(outputs[0]).__name__} without tensors, so it "
                 "cannot be gathered.",
-                fix="return tensors, or tuples, dicts or dataclasses of tensors",
+                fix="return tensors, or tuples, dicts, or dataclasses of tensors",
             )
-        connected = torch.ones((), requires_grad=True)  # so that autograd calls _Gather.backward
+        connected = torch.ones((), requires_grad=True)  # makes autograd call _Gather.backward
         gathered = iter(_Gather.apply(self, flat, connected))  # type: ignore[no-untyped-call]
         return map_tensors(lambda _: next(gathered), outputs[0])
 

@@ -1,13 +1,13 @@
 """`ddp`: one process per replica and the real DistributedDataParallel. A communication hook times
 its all-reduces.
 
-The losses are already weighted by their share of the global batch (`RankContext.weighted_loss`), so
-gradients are *summed* over ranks, not averaged. An average of means would give every rank the same
-influence, however many samples or tokens it has.
+Losses are already weighted by their share of the global batch (`RankContext.weighted_loss`), so
+gradients are *summed* over ranks, not averaged. An average of means would give each rank the same
+influence, no matter how many samples or tokens it has.
 """
 
-# No `from __future__ import annotations` here: DDP checks the annotations of a communication hook
-# at run time.
+# No `from __future__ import annotations` here: DDP checks a communication hook's annotations at run
+# time.
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -42,9 +42,9 @@ class Ddp(Strategy):
         return loss
 
     def _synchronize_always(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
-        """Every accumulation step reduces the sum so far, including what is already reduced. A mean
-        leaves that part unchanged; a sum would count it once per rank. So scale the losses up by
-        the number of ranks, and average."""
+        """Synchronize in each accumulation step. Each one reduces the sum so far, including the
+        part that is already reduced. A mean leaves that part unchanged; a sum would count it once
+        per rank. So multiply the losses by the number of ranks, and average."""
         ranks = self.context.plan.world_size
         scaled = [
             [replace(micro, share=micro.share * ranks) for micro in step]
@@ -55,11 +55,11 @@ class Ddp(Strategy):
 
 @dataclass
 class Reduction:
-    """The all-reduces of one DDP, and which parameters they have reduced in this step.
+    """One DDP module's all-reduces, and the parameters that they have reduced in this step.
 
-    DDP waits for the gradient of every parameter of a bucket. If one gets none, the bucket is never
-    reduced, and torch complains only in the next forward. By then the optimizer has already stepped
-    with gradients that differ between ranks.
+    DDP waits for the gradients of all parameters in a bucket. If one is missing, DDP never reduces
+    the bucket, and torch reports it only in the next forward. By then the optimizer has already
+    stepped with gradients that differ between ranks.
     """
 
     probe: Probe
@@ -70,7 +70,7 @@ class Reduction:
 
 
 def require_reduced(context: RankContext, model: nn.Module, reductions: list[Reduction]) -> None:
-    """Raise if a gradient of this step was not reduced. Call it after the backward passes."""
+    """Raise if a gradient was not reduced in this step. Call this after the backward passes."""
     reduced = {key for reduction in reductions for key in reduction.reduced}
     for reduction in reductions:
         reduction.reduced.clear()
@@ -86,10 +86,10 @@ def require_reduced(context: RankContext, model: nn.Module, reductions: list[Red
     if strategy == "ddp":
         where, fix = "step", "--find-unused, which allows ranks to use different parameters"
     else:
-        where = "last micro-batch of step"
+        where = "the last micro-batch of step"
         fix = "use every parameter in every micro-batch, or ddp --find-unused"
     raise ParalabError(
-        f"{strategy}: the {where} {step} of this rank did not use {names}, and DDP waits for the "
+        f"{strategy}: on this rank, {where} {step} did not use {names}, and DDP waits for the "
         "gradient of every parameter.",
         fix=fix,
     )
@@ -102,8 +102,8 @@ def wrap(
     group: dist.ProcessGroup,
     **where: int,
 ) -> tuple[DistributedDataParallel, Reduction]:
-    """Wrap the module in DDP with the plan's options and the timed all-reduce, which adds `where`
-    (e.g. stage=1) to its events."""
+    """Wrap the module in DDP with the plan's options and the timed all-reduce. `where` (such as
+    stage=1) is added to its events."""
     plan = context.plan
     ddp = DistributedDataParallel(
         module,
@@ -124,7 +124,7 @@ def timed_all_reduce(
     state: Reduction,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """Sum a bucket over the ranks. Note its size, when it was ready, and when it was done."""
+    """Sum a bucket over the ranks. Note its size, and when it was ready and done."""
     probe, group = state.probe, state.group
     state.reduced.update(map(id, bucket.parameters()))
     buffer = bucket.buffer()

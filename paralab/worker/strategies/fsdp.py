@@ -1,15 +1,15 @@
 """`fsdp`: one process per replica and the real FSDP2 (`fully_shard`). Each rank keeps a shard of
 every parameter, gradient, and optimizer state.
 
-One accumulation step of one rank with two units (blocks, for example). An all-gather makes a unit's
-parameters whole; they are freed after use:
+The diagram shows one accumulation step on one rank with two units (blocks, for example). An
+all-gather collects a unit's full parameters, which are freed after use:
 
     forward    [gather 0][ unit 0 ][gather 1][ unit 1 ]
     backward   [gather 1][ unit 1 ][gather 0][reduce-scatter 1][ unit 0 ][reduce-scatter 0]
 
-The losses are already weighted by their share of the global batch (`RankContext.weighted_loss`), so
-gradients are summed over ranks, not averaged. Importing FSDP2 takes half a second: import it where
-it is used, so that no other strategy pays for it.
+Losses are already weighted by their share of the global batch (`RankContext.weighted_loss`), so
+gradients are summed over ranks, not averaged. Importing FSDP2 takes half a second, so import it
+only where it is used: other strategies should not pay for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from paralab.worker.precision import LOW
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 from paralab.worker.shards import is_sharded
 
-# PyTorch 2.13 renamed both, and warns at the old names.
+# PyTorch 2.13 renamed both functions and warns about the old names.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -42,11 +42,11 @@ class Fsdp(Strategy):
         plan, device = context.plan, context.rank.devices[0]
         self.context = context
         self.model: Any = model.to(device.torch)
-        # Shards of models that started differently would not be any model. As in DDP, rank 0's
-        # values count.
+        # Shards of models with different initial values would not form a model. As in DDP, all
+        # ranks start from rank 0's values.
         for tensor in [*model.parameters(), *model.buffers()]:
             if tensor.is_contiguous():  # an expanded buffer cannot be received
-                # As bytes: gloo does not support every type.
+                # As bytes: gloo does not support all dtypes.
                 dist.broadcast(tensor.detach().view(-1).view(torch.uint8), 0, group_of(plan))
 
         addresses = context.meter.ignore(model.parameters())
@@ -54,7 +54,7 @@ class Fsdp(Strategy):
             Unit(name, module, *_unit_bytes(context, module))
             for name, module in _shard(context, model)
         ]
-        context.meter.forget(addresses)  # the whole parameters are freed
+        context.meter.forget(addresses)  # the full parameters are freed
 
         self.order = CollectiveOrder(checking_group(plan), context.rank.rank)
         for number, unit in enumerate(self.units):
@@ -68,14 +68,14 @@ class Fsdp(Strategy):
         unit.module.set_custom_all_gather(TimedAllGather(self.context, where, self.order))
         unit.module.set_custom_reduce_scatter(reduce_scatter)
         _report_missing_gradients(unit.module, reduce_scatter)
-        # Without the second line, FSDP asks for PREMUL_SUM, which gloo does not support.
+        # Without the second line, FSDP uses PREMUL_SUM, which gloo does not support.
         unit.module.set_gradient_divide_factor(1.0)
         unit.module.set_force_sum_reduction_for_comms(True)
 
     def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
         plan = self.context.plan
-        # Every accumulation step gathers, so every rank must run the same number. Those that a
-        # small last batch leaves out count nothing.
+        # Accumulation steps gather, so all ranks must run the same number of them. A small
+        # last batch may have fewer: add steps with weight zero.
         idle = [replace(micro, share=0.0) for micro in accumulation_steps[0]]
         missing = plan.accumulate - len(accumulation_steps)
         steps = [idle] * missing + accumulation_steps
@@ -100,16 +100,16 @@ class Fsdp(Strategy):
 
     @contextmanager
     def _unsynchronized(self) -> Iterator[None]:
-        """Gradients stay whole on every rank: no communication, but as much memory as ddp."""
+        """Keep full gradients on all ranks: no communication, but as much memory as ddp."""
         self.model.set_requires_gradient_sync(False)
         yield
         self.model.set_requires_gradient_sync(True)
 
     def transient_bytes(self) -> dict[str, int]:
-        """Bytes that are whole at the same time during a backward pass.
+        """Bytes in unsharded tensors that exist at the same time during a backward pass.
 
-        Parameters: the rest, one unit, and the unit that is prefetched. Gradients: one unit, or all
-        of them while accumulation steps do not synchronize."""
+        Parameters: those outside all units, one unit, and the prefetched unit. Gradients: one unit,
+        or all of them while accumulation steps do not synchronize."""
         plan = self.context.plan
         if plan.world_size == 1:
             return {}
@@ -126,8 +126,8 @@ class Fsdp(Strategy):
 
 @dataclass(frozen=True)
 class Unit:
-    """Parameters that are gathered together, with their sizes when they are whole. `module` is an
-    FSDPModule: torch changes its class in place."""
+    """Parameters that are gathered together, with their gathered sizes. `module` is an FSDPModule:
+    torch changes its class in place."""
 
     name: str
     module: Any
@@ -136,8 +136,8 @@ class Unit:
 
 
 def _shard(context: RankContext, model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Shard the plan's units, inner ones first, and then the whole model, which takes the rest.
-    Yield the name and the module of each."""
+    """Shard the plan's units, inner ones first, and then the entire model, which takes the rest.
+    Yield each name and module."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -166,7 +166,7 @@ def _shard(context: RankContext, model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _unit_bytes(context: RankContext, module: Any) -> tuple[int, int]:
-    """(parameters, gradients) of a unit when they are whole, without those of units inside it."""
+    """Return a unit's gathered parameter and gradient bytes, without those of nested units."""
     low = LOW.get(context.plan.precision)
     inner = {
         id(p)
@@ -180,11 +180,11 @@ def _unit_bytes(context: RankContext, module: Any) -> tuple[int, int]:
 
 
 def _exclude_from_activations(context: RankContext, module: nn.Module) -> None:
-    """Autograd also saves a unit's whole parameters. They count as gathered, not as activations."""
+    """Do not count a unit's gathered parameters, which autograd also saves, as activations."""
     addresses: set[int] = set()
 
     def before(called: nn.Module, _: Any) -> None:
-        # Registered after FSDP's own hook, so the parameters are whole here.
+        # Registered after FSDP's own hook, so the parameters are gathered here.
         if context.meter.enabled:
             whole = [p for p in called.parameters() if not is_sharded(p)]
             addresses.update(context.meter.ignore(whole))
@@ -198,8 +198,8 @@ def _exclude_from_activations(context: RankContext, module: nn.Module) -> None:
 
 
 def _report_missing_gradients(module: Any, reduce_scatter: TimedReduceScatter) -> None:
-    """Tell the reduce-scatter which of the unit's parameters have a gradient. FSDP packs only
-    those, whatever other ranks do."""
+    """Tell the reduce-scatter which parameters in the unit have a gradient. FSDP packs only those,
+    whatever other ranks do."""
     group = module._get_fsdp_state()._fsdp_param_group
     if group is None:
         return
@@ -226,20 +226,20 @@ def _report_missing_gradients(module: Any, reduce_scatter: TimedReduceScatter) -
 
 
 class _TimedCollective:
-    """A collective of one unit, in FSDP's interface for custom collectives: do what FSDP does, and
-    note it."""
+    """One unit's collective, in FSDP's interface for custom collectives. Runs FSDP's collective
+    and notes it."""
 
     def __init__(self, context: RankContext, where: dict[str, Any], order: CollectiveOrder) -> None:
         self.context, self.where, self.order = context, where, order
-        self.gradients = ""  # which parameters have a gradient, if some have none
+        self.gradients = ""  # the parameters that have a gradient, if some have none
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
     @contextmanager
     def _span(self, event: str, whole: torch.Tensor, group: dist.ProcessGroup) -> Iterator[None]:
-        """gloo blocks this thread, and nothing computes meanwhile. NCCL runs on FSDP's stream, the
-        current one here."""
+        """Time a collective. gloo blocks this thread, so nothing else computes meanwhile. NCCL runs
+        on FSDP's stream, which is the current one here."""
         probe = self.context.probe
         device = str(whole.device) if whole.is_cuda else None
         on_stream = whole.is_cuda and "nccl" in dist.get_backend(group)

@@ -1,9 +1,9 @@
-"""`hybrid`: data parallelism over processes, each of them a pipeline over its own devices.
+"""`hybrid`: data parallelism over processes, with one pipeline per process over its own devices.
 
-Every stage has its own DistributedDataParallel in its own process group: stages finish at different
+Each stage has its own DistributedDataParallel in its own process group. Stages finish at different
 times, and a collective must match the same stage's collective on the other ranks. DDP sees only the
-backward pass of the last micro-batch; until then gradients just add up. So ranks synchronize once
-per optimizer step, while earlier stages still compute.
+last micro-batch's backward pass; until then, gradients just add up. So ranks synchronize once per
+optimizer step, while earlier stages still compute.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Hybrid(Strategy):
     def __init__(self, context: RankContext, model: nn.Module) -> None:
         self.pipeline = PipelineThreads(context, model, before_last_backward=self._arm)
         self.context, self.model = context, model
-        self.replicated: dict[int, nn.Module] = {}  # by stage; none for a frozen stage
+        self.replicated: dict[int, nn.Module] = {}  # by stage, without frozen stages
         self.reductions: list[Reduction] = []
         for stage in range(context.plan.stages):
             parameters = self.pipeline.stage_parameters(stage)
@@ -40,14 +40,14 @@ class Hybrid(Strategy):
         return self.pipeline.device_parameters(device)
 
     def _arm(self, stage: int) -> None:
-        """Call the forward of the stage's DDP: that makes it synchronize the next backward pass."""
+        """Call the stage's DDP forward, which makes DDP synchronize the next backward pass."""
         if stage in self.replicated:
             with torch.enable_grad():
                 self.replicated[stage]()
 
 
 class _ParameterHolder(nn.Module):
-    """The parameters of a stage, for DDP to synchronize. The user's model computes."""
+    """A stage's parameters, for DDP to synchronize. The user's model does the computing."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         super().__init__()

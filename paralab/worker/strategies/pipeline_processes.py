@@ -1,10 +1,10 @@
-"""`pipeline` and `hybrid` with --schedule: one process per stage, in the order of
-torch.distributed.pipelining's schedules.
+"""`pipeline` and `hybrid` with --schedule: one process per stage, using the schedules in
+torch.distributed.pipelining.
 
-All micro-batches must have the same shape there. So we pad them with copies of their last sample to
-the size of the largest micro-batch of a full batch, and the loss sees only the real samples.
-Gradients add up over micro-batches and accumulation steps. At the end of an optimizer step they are
-summed over the replicas of the same stage, in buckets.
+These schedules need micro-batches with equal shapes. So we pad each micro-batch with copies of its
+last sample to the largest micro-batch size in a full batch. The loss sees only the real samples.
+Gradients add up over micro-batches and accumulation steps. At the end of an optimizer step, they
+are summed in buckets over all replicas of the stage.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SCHEDULES: dict[str, Any] = {
     "zero-bubble": ScheduleInterleavedZeroBubble,
 }
 BUCKET_MB = 25.0  # DDP's default
-MOST_SCHEDULES = 4  # cached, with their buffers, for inputs of different shapes
+MOST_SCHEDULES = 4  # cached with their buffers, one per set of input shapes
 
 
 class PipelineProcesses(Strategy):
@@ -66,14 +66,14 @@ class PipelineProcesses(Strategy):
 
         context.meter.ignore_only(self.device_parameters())
         self.width = widest(rank.samples_per_step, plan.accumulate, plan.micro_batches)
-        self.schedules: dict[Any, tuple[Any, list[_TimedStage]]] = {}  # by shapes of the inputs
+        self.schedules: dict[Any, tuple[Any, list[_TimedStage]]] = {}  # by input shapes
         self.micros: list[MicroBatch] = []
         self.losses: list[torch.Tensor] = []
         if plan.scaler:
             context.precision.agreed_over = group_of(plan)
 
     def device_parameters(self, device: str = "") -> list[nn.Parameter]:
-        """All parameters of this rank: it has one device."""
+        """All parameters on this rank, which has one device."""
         return [parameter for module in self.modules for parameter in module.own_parameters]
 
     def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
@@ -82,7 +82,7 @@ class PipelineProcesses(Strategy):
         for number, micros in enumerate(accumulation_steps):
             self.micros = micros
             inputs = [filled(micro.inputs, self.width) for micro in micros]
-            # A small last batch has fewer micro-batches: add copies, which count nothing.
+            # A small last batch has fewer micro-batches: add copies with weight zero.
             inputs += [inputs[-1]] * (num_micros - len(inputs))
 
             schedule, stages = self._schedule_for(inputs[0])
@@ -98,8 +98,8 @@ class PipelineProcesses(Strategy):
         return torch.stack(self.losses).sum()
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
-        """The whole model's state on rank 0, gathered from the stages of the first replica; None on
-        the other ranks."""
+        """The full model's state on rank 0, gathered from the first replica's stages. None on the
+        other ranks."""
         context = self.context
         if context.rank.replica:
             return None
@@ -113,7 +113,7 @@ class PipelineProcesses(Strategy):
         return {name: together[name] for name in self.model.state_dict()}
 
     def _schedule_for(self, inputs: Any) -> tuple[Any, list[_TimedStage]]:
-        """The schedule for inputs of these shapes, which decide the sizes of its buffers."""
+        """Return the schedule for these input shapes, which determine its buffer sizes."""
         key = shapes_of(inputs)
         for module in self.modules:
             module.expect(key)
@@ -141,7 +141,7 @@ class PipelineProcesses(Strategy):
         return schedule, stages
 
     def _finish(self, output: Any, micro_number: int, live: bool) -> torch.Tensor:
-        """The end of the last stage: compute the loss of the micro-batch's real samples."""
+        """Finish the last stage: compute the loss over the micro-batch's real samples."""
         if micro_number < len(self.micros):
             micro = self.micros[micro_number]
             real = num_samples(micro.inputs)
@@ -158,15 +158,15 @@ class PipelineProcesses(Strategy):
 
     @torch.no_grad()
     def _sum_over_replicas(self) -> None:
-        """Sum the gradients over the replicas of this stage, in flat buckets."""
+        """Sum the gradients over all replicas of this stage, in flat buckets."""
         plan = self.context.plan
         if plan.rank_replicas < 2:
             return
         limit = (plan.bucket_mb or BUCKET_MB) * 2**20
         for number, parameters in enumerate(buckets(self.device_parameters(), limit)):
             # Another replica may have a gradient where this one has none, and all must send the
-            # same size. So append one flag per parameter. A parameter that no replica uses stays
-            # without a gradient; otherwise weight decay would move it.
+            # same size. So append one flag per parameter. A parameter that no replica uses gets no
+            # gradient; otherwise weight decay would change it.
             flags = [parameter.grad is not None for parameter in parameters]
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
             flat = torch.cat([*(g.flatten() for g in gradients), gradients[0].new_tensor(flags)])
@@ -214,7 +214,7 @@ class _TimedStage(PipelineStage):
             with context.meter.counting(self.name, piece=(module.number, fwd_chunk_id)):
                 output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         except RuntimeError as error:
-            raise error.__cause__ or error from None  # torch wraps what the model raised
+            raise error.__cause__ or error from None  # torch wraps the model's exception
         finally:
             module.micro_number, module.live = 0, False
         self._note("forward", start, fwd_chunk_id)
@@ -234,7 +234,7 @@ class _TimedStage(PipelineStage):
             )
         if full_backward:
             self.context.meter.backward_done((self.module.number, bwd_chunk_id))
-        # torch leaves all of the first stage's backward to its weight pass.
+        # torch runs the first stage's entire backward in its weight pass.
         if full_backward or not self.is_first:
             self._note("backward", start, bwd_chunk_id)
 
@@ -259,8 +259,8 @@ class _TimedStage(PipelineStage):
 
 @contextmanager
 def _explain_checkpointing() -> Iterator[None]:
-    """Activation checkpointing recomputes a block from its start. If a cut is inside the block, the
-    start is in another process."""
+    """Explain a failure in activation checkpointing, which recomputes a block from its start. If a
+    cut is inside the block, the start is in another process."""
     try:
         yield
     except Exception as error:
@@ -270,12 +270,12 @@ def _explain_checkpointing() -> Iterator[None]:
         raise UsageError(
             "A stage begins inside a checkpointed block (torch.utils.checkpoint). The backward "
             "pass would have to recompute the start of the block, which is in another process.",
-            fix=f"split_points of the workload that are whole blocks: {UNCUT}",
+            fix=f"workload split_points that are entire blocks: {UNCUT}",
         ) from error
 
 
 def _cut_off_copies(output: Any, real: int, width: int) -> Any:
-    """Keep the real samples of an output whose micro-batch was padded."""
+    """Keep only the real samples in the output of a padded micro-batch."""
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.ndim and tensor.shape[0] == width:
@@ -291,7 +291,7 @@ def _cut_off_copies(output: Any, real: int, width: int) -> Any:
 
 
 def buckets(parameters: list[nn.Parameter], limit_bytes: float) -> list[list[nn.Parameter]]:
-    """Group trainable parameters by type, up to `limit_bytes` per bucket. A larger parameter gets
+    """Group trainable parameters by dtype, up to `limit_bytes` per bucket. A larger parameter gets
     its own bucket."""
     groups: list[list[nn.Parameter]] = []
     room, dtype = 0.0, None

@@ -2,11 +2,11 @@
 unchanged.
 
 A stage begins when a certain submodule is called. A hook there moves the tensors to the stage's
-device, through an autograd node (`_Crossing`) that also sees the backward pass come back. With one
+device, through an autograd node (`_Crossing`) that also runs in the backward pass. With one
 micro-batch this is model parallelism: one device works at a time. With several it is a pipeline
 (GPipe: all forward passes, then all backward passes):
 
-    on CPUs   every micro-batch runs in its own thread and waits for its turn (`StageOrder`);
+    on CPUs   each micro-batch runs in its own thread and waits for its turn (`StageOrder`);
     on GPUs   one thread is enough: kernels are queued, and each device works through its own queue.
 """
 
@@ -28,8 +28,8 @@ from paralab.workload.batch import call_model, map_tensors, tensors
 
 
 class PipelineThreads(Strategy):
-    """Calls `before_last_backward(stage)` when the last micro-batch of a step begins a stage's
-    backward pass."""
+    """Calls `before_last_backward(stage)` when a step's last micro-batch begins a stage's backward
+    pass."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class PipelineThreads(Strategy):
         self.current = threading.local()  # .passage: the micro-batch that this thread runs
         self._place()
 
-        # Threads only where devices are made of cores. Stages that share a device would block each
+        # Use threads only on virtual CPU devices. Stages that share a device would block each
         # other.
         plan = context.plan
         self.threads: ThreadPoolExecutor | None = None
@@ -54,7 +54,7 @@ class PipelineThreads(Strategy):
             )
 
     def _place(self) -> None:
-        """Move every stage to its device, and hook the modules where a stage begins."""
+        """Move each stage to its device, and hook the modules where a stage begins."""
         modules = dict(self.model.named_modules())
         for stage, part in enumerate(self.context.plan.stage_parts):
             for name in part.modules:
@@ -62,7 +62,7 @@ class PipelineThreads(Strategy):
                 for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
                     tensor.data = tensor.data.to(device)
                 if len(set(self.devices)) > 1:
-                    # What reaches a module past the main path (a mask, for example) must follow.
+                    # Tensors outside the main path (a mask, for example) must move too.
                     module.register_forward_pre_hook(_move_to(device), with_kwargs=True)
             if stage:
                 modules[part.start].register_forward_pre_hook(
@@ -73,8 +73,8 @@ class PipelineThreads(Strategy):
         def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
             passage: Passage | None = getattr(self.current, "passage", None)
             device = self.devices[stage]
-            # Not a step forward: activation checkpointing calls the module again on the way back,
-            # or the forward calls it twice or out of order.
+            # The micro-batch does not advance if activation checkpointing calls the module again
+            # during backward, or if the forward calls it twice or out of order.
             if passage is None or passage.returning or stage <= passage.stage:
                 return move((args, kwargs), device)
 
@@ -112,12 +112,12 @@ class PipelineThreads(Strategy):
             self._sweep([passage.backward for passage in passages], passages)
             self.context.meter.backward_done()
             losses += [passage.finish() for passage in passages]
-        # To the first device, where the marks of the step are: once they are past, the loss has
-        # arrived.
+        # Move the loss to the first device, which records the step's marks: once they are past, the
+        # loss has arrived.
         return torch.stack(losses).sum().to(self.devices[0])
 
     def _sweep(self, calls: list[Callable[[], None]], passages: list[Passage]) -> None:
-        """Run all micro-batches in one direction: in threads that take turns, or one by one."""
+        """Run all micro-batches in one direction, in threads that take turns or one by one."""
         if self.threads is None:
             for call in calls:
                 call()
@@ -136,13 +136,13 @@ class PipelineThreads(Strategy):
 
         futures = [self.threads.submit(guarded, call) for call in calls]
         errors = [error for future in futures if (error := future.exception())]
-        if errors:  # the cause, not a thread that only stopped waiting
+        if errors:  # raise the cause, not the error of a thread that stopped waiting
             raise min(errors, key=lambda error: isinstance(error, Aborted))
 
 
 def move(tree: Any, device: torch.device, copy: bool = False) -> Any:
-    """Move every tensor of the tree. The host waits only on the way to a CPU, where it reads them
-    itself."""
+    """Move all tensors in the tree. The CPU waits only if they move to the CPU, because it reads
+    them there."""
     return map_tensors(
         lambda tensor: tensor.to(device, non_blocking=device.type == "cuda", copy=copy), tree
     )
@@ -156,7 +156,7 @@ def _move_to(device: torch.device) -> Callable[..., Any]:
 
 
 class Passage:
-    """One micro-batch on its way through the stages, forward and back."""
+    """One micro-batch passing through the stages, forward and back."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class Passage:
             output = call_model(pipeline.model, inputs)
 
             if self.stage < last_stage:
-                # A branch skipped stages, and other micro-batches wait for their turn there.
+                # A branch skipped stages where other micro-batches wait for their turn.
                 self.forward_to(last_stage)
                 output = move(output, pipeline.devices[-1])
             targets = move(self.micro.targets, pipeline.devices[-1])
@@ -195,7 +195,7 @@ class Passage:
         self._leave("forward")
 
     def forward_to(self, stage: int) -> None:
-        """Pass through every stage on the way: micro-batches take turns at each."""
+        """Pass through all stages up to this one: micro-batches take turns at each."""
         while self.stage < stage:
             self._counting.__exit__(None, None, None)
             self._leave("forward")
@@ -209,7 +209,7 @@ class Passage:
             self.pipeline.before_last_backward(self.stage)
         with self.context.drawing(lambda: self.stage):
             self.context.precision.backward(self.loss)
-        self.backward_to(0)  # the first stages may be frozen: no gradient reaches them
+        self.backward_to(0)  # the first stages may be frozen, so no gradient reaches them
         self._leave("backward")
 
     def backward_to(self, stage: int) -> None:
@@ -260,9 +260,9 @@ class _Crossing(torch.autograd.Function):
     def forward(
         ctx: Any, passage: Passage, stage: int, device: torch.device, *values: torch.Tensor
     ) -> Any:
-        """`stage` is where the values come from."""
+        """Move values from `stage` to `device`."""
         ctx.passage, ctx.stage, ctx.came_from = passage, stage, [value.device for value in values]
-        # Always copy: an output that is its input would not be a node of the graph, and the model
+        # Always copy: an output that is the input itself would not be a graph node, and the model
         # may not change a view in place.
         return tuple(move(value, device, copy=True) for value in values)
 

@@ -1,4 +1,4 @@
-"""`single`: the whole model on one device."""
+"""`single`: the entire model on one device."""
 
 from __future__ import annotations
 

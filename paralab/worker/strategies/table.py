@@ -15,7 +15,8 @@ from paralab.worker.strategies.single import Single
 
 
 def make_strategy(context: RankContext, model: nn.Module) -> Strategy:
-    """`mp` is a pipeline of one micro-batch; --schedule gives every stage its own process."""
+    """Make the plan's strategy. `mp` is a pipeline with one micro-batch. With --schedule, each
+    stage has its own process."""
     if context.plan.schedule:
         return PipelineProcesses(context, model)
     match context.plan.strategy:
