@@ -1,8 +1,8 @@
-"""What a page or a terminal shows, as plain data: a document of sections whose blocks are tables,
-answers, and charts.
+"""Plain data types for everything that a page or a terminal shows. A document has sections, and a
+section has blocks: tables, answers, and charts.
 
-An analysis makes a `Document`; the terminal, Markdown, and the HTML page each render it. Times are
-seconds, sizes are bytes. A number that is unknown is None, and the text next to it says why.
+An analysis creates a `Document`; the terminal, Markdown, and the HTML page each render it. Times
+are in seconds, sizes in bytes. An unknown number is None, and the text next to it says why.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import msgspec
 
 from paralab.record.types import Record
 
-# The numbers behind a sentence: the sentence chooses the names, and values have any JSON type.
+# The numbers behind a sentence, by name. Each sentence chooses its names; a value can have any JSON
+# type.
 Evidence = dict[str, Any]
 
 
 class _Block(Record, frozen=True, tag_field="block", tag=str.lower):
-    """In JSON, `block` says which kind of block it is: `table`, `bars`, …"""
+    """In JSON, `block` names the kind of block: `table`, `bars`, …"""
 
 
 class Cell(Record, frozen=True):
-    """The text, and the number behind it. A measured number has a spread, p10 … p90 or an interval;
-    a number without one is exact: a count, a split, a name."""
+    """A table cell: its text and the number behind it. A measured number has a spread: p10 … p90 or
+    a confidence interval. A number without a spread is exact (a count, a split)."""
 
     text: str
     value: Any = None
@@ -39,29 +40,29 @@ class Table(_Block, frozen=True):
 
 
 class Answer(_Block, frozen=True):
-    """A question, its answer in one or two sentences, and the numbers behind it. `verdict`: for a
-    yes-or-no question."""
+    """A question, its answer in one or two sentences, and the numbers behind it. `verdict` is set
+    only for yes-or-no questions."""
 
     question: str
     text: str
     evidence: Evidence
     verdict: bool | None = None
-    terms: tuple[str, ...] = ()  # words of which a right answer has one each: "backward|gradient"
-    choice: str | None = None  # which of several, where that is the question
-    prediction: str = ""  # what a student expected before measuring
+    terms: tuple[str, ...] = ()  # a right answer contains one word from each: "backward|gradient"
+    choice: str | None = None  # the chosen alternative, for a which-one question
+    prediction: str = ""  # the student's prediction before measuring
 
 
 class Bar(Record, frozen=True):
     label: str
     value: float | None
-    low: float | None = None  # the ends of the error bar
+    low: float | None = None  # error bar limits
     high: float | None = None
     text: str = ""  # printed next to the bar
 
 
 class Bars(_Block, frozen=True):
-    """Horizontal bars with error bars. `reference`: a line at this value (1.0 = as fast as one
-    device)."""
+    """Horizontal bars with error bars. `reference` draws a line at this value (1.0 is as fast as
+    one device)."""
 
     title: str
     bars: tuple[Bar, ...]
@@ -76,7 +77,8 @@ class Group(Record, frozen=True):
 
 
 class Distribution(_Block, frozen=True):
-    """Every measured value as a dot, with median and quartiles: one row per group, one common axis."""
+    """Each measured value as a dot, with median and quartiles. One row per group, on a common
+    axis."""
 
     title: str
     groups: tuple[Group, ...]
@@ -85,7 +87,7 @@ class Distribution(_Block, frozen=True):
 
 
 class Span(Record, frozen=True):
-    """A span on a lane of the timeline. `exposed`: the device waits for communication."""
+    """A span on a timeline lane. `exposed` means that the device is waiting for communication."""
 
     lane: int
     kind: str  # forward, backward, all_reduce, optimizer, wait, data, scatter, replicate, …
@@ -97,7 +99,7 @@ class Span(Record, frozen=True):
 
 
 class Timeline(_Block, frozen=True):
-    """Lanes (rank 0 · cpu:0, rank 0 · communication, …) over one time axis with zoom."""
+    """Lanes (rank 0 · cpu:0, rank 0 · communication, …) on one time axis that can zoom."""
 
     title: str
     lanes: tuple[str, ...]
@@ -108,11 +110,11 @@ class Timeline(_Block, frozen=True):
 
 class Part(Record, frozen=True):
     label: str
-    pieces: tuple[int, ...]  # samples of each pass or micro-batch; their sum is the part's share
+    pieces: tuple[int, ...]  # samples per pass or micro-batch; they add up to this device's samples
 
 
 class Split(_Block, frozen=True):
-    """A batch drawn to scale over the devices."""
+    """A batch split over the devices, drawn to scale."""
 
     title: str
     total: int
@@ -128,7 +130,8 @@ class Line(Record, frozen=True):
 
 
 class Lines(_Block, frozen=True):
-    """Curves over a common x: losses, load and memory over time, step time over bucket size."""
+    """Curves with a common x axis: losses, load and memory over time, step time over bucket
+    size."""
 
     title: str
     lines: tuple[Line, ...]
@@ -140,10 +143,11 @@ class Lines(_Block, frozen=True):
 
 
 class Slot(Record, frozen=True):
-    """One piece of work in a pipeline: which stage, which micro-batch, forward or backward, and when.
+    """One cell of a pipeline schedule: the stage, the micro-batch, forward or backward, and the
+    time.
 
-    part     which part of the model, if the stage has several
-    weights  the part of a backward pass that only the weights need
+    part     the index of the model part, if the stage has several parts
+    weights  True for the half of a backward pass that computes weight gradients
     """
 
     stage: int
@@ -156,7 +160,8 @@ class Slot(Record, frozen=True):
 
 
 class Schedule(_Block, frozen=True):
-    """The pipeline as a grid with one row per stage, measured and ideal. The gaps are the bubble."""
+    """The pipeline schedule as a grid with one row per stage, measured and ideal. Gaps are the
+    bubble."""
 
     title: str
     stages: tuple[str, ...]
@@ -177,8 +182,8 @@ class Section(Record, frozen=True):
 
 
 class Finding(Record, frozen=True):
-    """One sentence of the verdict, with the numbers behind it. `kind`: fastest, cost, limit, next,
-    warning, same."""
+    """One verdict sentence, with the numbers behind it. `kind` is fastest, cost, limit, next,
+    warning, or same."""
 
     kind: str
     text: str
@@ -190,6 +195,6 @@ class Document(Record, frozen=True):
     subtitle: str
     findings: tuple[Finding, ...]
     sections: tuple[Section, ...]
-    # Machine, versions, command: what the numbers depend on.
+    # The numbers depend on these: machine, versions, command.
     facts: tuple[tuple[str, str], ...] = ()
     run_folder: str | None = None

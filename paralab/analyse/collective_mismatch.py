@@ -1,13 +1,14 @@
-"""Ranks that wait for each other in different collectives. All of them arrived, and the network is
-fine.
+"""Detect ranks that wait for each other in different collectives. All ranks arrived, and the
+network is fine.
 
-Collectives are matched by their number in a group, not by name:
+Collectives are matched by their sequence number in a process group, not by name:
 
     group 0   number 7        number 8                      the ranks differ at number 8
     rank 0    all_reduce      reduce_scatter, waits
     rank 1    all_reduce      all_gather, waits
 
-If the flight recorder has no entries (send and recv over gloo), the stacks show the kinds.
+If the flight recorder has no entries (send and recv over gloo), the stack traces show the kind of
+collective.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from itertools import combinations
 
 from paralab.analyse.stack_dumps import StackDump, Wait
 
-# Every rank contributes the same number of values.
+# Collectives in which each rank contributes the same number of values.
 SAME_SIZE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 POINT_TO_POINT = ("send", "recv")
 EVERYBODY = "0"  # the default group
@@ -37,9 +38,9 @@ class Mismatch:
         elsewhere = ""
         if str(mine) == str(its):
             elsewhere = (
-                " of another group"
+                " in another group"
                 if mine.group != its.group
-                else " at another line"
+                else " on another line"
                 if len(set(self.lines)) > 1
                 else ""
             )
@@ -49,7 +50,8 @@ class Mismatch:
 
 
 def find_mismatch(dumps: list[StackDump]) -> Mismatch | None:
-    """The first mismatch. Of more than two ranks, the one that differs from most comes first."""
+    """Return the first mismatch. With more than two ranks, the rank that differs from most others
+    comes first."""
     found = list(_mismatches(dumps))
     if not found:
         return None
@@ -76,7 +78,8 @@ def _mismatches(dumps: list[StackDump]) -> Iterator[Mismatch]:
 def _in_one_group(
     one: StackDump, other: StackDump, mine: Wait, its: Wait
 ) -> tuple[Wait, Wait] | None:
-    """The same number, but another kind, another size, or another line."""
+    """Find a collective with the same number on both ranks but a different kind, size, or source
+    line."""
     theirs = {
         (entry.group, entry.collective_seq_id): (entry.wait, entry.is_open)
         for entry in other.numbered
@@ -107,7 +110,8 @@ def _in_one_group(
 
 
 def _wait_for_each_other(one: StackDump, other: StackDump, mine: Wait, its: Wait) -> bool:
-    """In two groups that both belong to, each at a number that the other has not reached."""
+    """Check whether each rank waits in a group that both belong to, at a number that the other rank
+    has not reached."""
     if mine.group is None or its.group is None or mine.group == its.group:
         return False
 
@@ -121,8 +125,8 @@ def _wait_for_each_other(one: StackDump, other: StackDump, mine: Wait, its: Wait
 
 
 def _on_the_stacks(dumps: list[StackDump], mine: Wait, its: Wait) -> bool:
-    """Without numbers: two ranks can only wait for each other. With more ranks, different kinds may
-    belong to different groups."""
+    """Decide without sequence numbers. With two ranks, they can only be waiting for each other.
+    With more ranks, different kinds may belong to different groups."""
     if len(dumps) > 2 or (mine.group and its.group):
         return False
     if {mine.kind, its.kind} <= set(POINT_TO_POINT):

@@ -1,5 +1,5 @@
-"""Configurations side by side, from an experiment's folder alone: what each took, its speed-up over
-the first one, and how sure that is."""
+"""Compare configurations using only an experiment folder: their step times, their speed-up over the
+first one, and its confidence interval."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ R = TypeVar("R", bound=Record)
 
 
 class SpeedUp(Record, frozen=True, kw_only=True):
-    """In samples per second: `value`, between `low` and `high` with 95 % confidence (None: too few
-    rounds)."""
+    """Speed-up in samples per second. The true value lies between `low` and `high` with 95 %
+    confidence (None if there are too few rounds)."""
 
     value: float
     low: float | None
@@ -43,7 +43,7 @@ class SpeedUp(Record, frozen=True, kw_only=True):
 
 
 class Row(Record, frozen=True, kw_only=True):
-    """One configuration that was measured, all rounds together. Counts per step are per rank."""
+    """One measured configuration, with all rounds combined. Counts per step are per rank."""
 
     name: str
     command: str
@@ -58,7 +58,7 @@ class Row(Record, frozen=True, kw_only=True):
     ranks: list[Rank]
     batch: Batch
     step_seconds: Spread
-    round_seconds: list[float]  # median step of each round
+    round_seconds: list[float]  # median step time in each round
     round_seconds_per_sample: list[float]
     total_seconds: float | None
     samples_per_second: float | None
@@ -77,20 +77,20 @@ class Row(Record, frozen=True, kw_only=True):
     remarks: list[str]
     differences: list[str]
     runs: list[str]
-    verify: Verification | None  # None: not checked
-    speed_up: SpeedUp | None = None  # None: it trains another workload than the baseline
+    verify: Verification | None  # None if not checked
+    speed_up: SpeedUp | None = None  # None if it trains a different workload than the baseline
     efficiency: float | None = None  # speed-up per device
-    loss_difference: float | None = None  # largest difference from the baseline, relative
+    loss_difference: float | None = None  # largest relative difference from the baseline
 
     @property
     def ratio(self) -> SpeedUp:
-        """The speed-up where all rows train the same workload."""
+        """The speed-up, for comparisons in which all configurations train the same workload."""
         assert self.speed_up is not None, self.name
         return self.speed_up
 
 
 class FailedRow(Record, frozen=True, kw_only=True):
-    """A configuration that failed; `runs` are the rounds before that."""
+    """A configuration that failed. `runs` are the rounds completed before the failure."""
 
     name: str
     command: str
@@ -100,7 +100,7 @@ class FailedRow(Record, frozen=True, kw_only=True):
 
 
 class Comparison(Record, frozen=True, kw_only=True):
-    """docs/metrics.md defines the numbers."""
+    """A comparison of configurations. docs/metrics.md defines the numbers."""
 
     kind: str
     about: About
@@ -120,7 +120,7 @@ class Comparison(Record, frozen=True, kw_only=True):
 
 
 class Measured(Planned, frozen=True, kw_only=True):
-    """What came of a planned configuration; `runs` are its whole rounds."""
+    """A planned configuration and its outcome. `runs` are the complete rounds."""
 
     error: str | None
     verify: Verification | None = None
@@ -134,7 +134,7 @@ class Outcome(Record, frozen=True, kw_only=True):
 
 
 def comparison_of(folder: Path) -> Comparison:
-    """What `compare --json` prints."""
+    """Return the comparison that `compare --json` prints."""
     manifest = read_experiment(folder)
     path = folder / "outcome.json"
     if path.exists():
@@ -145,8 +145,8 @@ def comparison_of(folder: Path) -> Comparison:
 
 
 def _salvage(folder: Path, planned: list[Planned]) -> Outcome:
-    """The outcome of an experiment whose launcher was killed: the rounds that every configuration
-    completed."""
+    """Recover the outcome of an experiment whose launcher was killed. Use only rounds that all
+    configurations completed."""
 
     def is_whole(run: str) -> bool:
         exists = (folder / run / "manifest.json").exists()
@@ -172,7 +172,8 @@ def _salvage(folder: Path, planned: list[Planned]) -> Outcome:
 
 
 def comparison_of_runs(folders: Sequence[Path]) -> Comparison:
-    """Single runs as one comparison: one round, so differences have no interval."""
+    """Combine single runs into one comparison. It has only one round, so differences have no
+    confidence interval."""
     manifests = [Recording.read(folder).manifest for folder in folders]
     workloads = list(dict.fromkeys(manifest.workload.name for manifest in manifests))
     if len(workloads) > 1:
@@ -190,7 +191,7 @@ def comparison_of_runs(folders: Sequence[Path]) -> Comparison:
                 command=shlex.join(["paralab", *manifest.command[1:]]),
                 request=_request_of(manifest.plan),
                 runs=[str(folder)] if result.steps else [],
-                error=None if result.steps else f"no step was finished ({result.status})",
+                error=None if result.steps else f"no step finished ({result.status})",
             )
         )
     first = manifests[0]
@@ -209,7 +210,7 @@ def comparison_of_runs(folders: Sequence[Path]) -> Comparison:
 
 
 def _request_of(plan: Plan) -> Request:
-    """What a plan was made from, as far as the plan has it."""
+    """Reconstruct the configuration behind a plan, as far as the plan records it."""
     names = {field.name for field in fields(Plan)} & {field.name for field in fields(Request)}
     return Request(**{name: getattr(plan, name) for name in names})
 
@@ -227,7 +228,7 @@ def _compare(folder: Path, manifest: ExperimentManifest, outcome: Outcome) -> Co
                     name=each.name,
                     command=each.command,
                     request=each.request,
-                    error=each.error or "no step was finished",
+                    error=each.error or "no step finished",
                     runs=each.runs,
                 )
             )
@@ -250,11 +251,11 @@ def _compare(folder: Path, manifest: ExperimentManifest, outcome: Outcome) -> Co
 
 
 def _row(folder: Path, configuration: Measured, results: list[Result]) -> Row:
-    """One configuration: its rounds together."""
+    """Combine the rounds of one configuration."""
     recordings = [Recording.read(folder / run) for run in configuration.runs]
     first = results[0]
     seconds = [step for recording in recordings for step in recording.step_seconds]
-    # The events of a damaged run have lost steps that its result.json still knows.
+    # In a damaged run, the events lack steps that result.json still contains.
     damaged = len(results) == 1 and first.steps > len(recordings[0].steps)
     times = first.step_seconds if damaged or not seconds else spread(seconds)
     assert times is not None, configuration.name
@@ -284,7 +285,7 @@ def _row(folder: Path, configuration: Measured, results: list[Result]) -> Row:
         all_gathers_per_step=first.all_gathers_per_step or 0.0,
         reduce_scatters_per_step=first.reduce_scatters_per_step or 0.0,
         bytes_per_step=first.bytes_per_step or 0.0,
-        peak_bytes=results[-1].peak_bytes,  # the same in every round
+        peak_bytes=results[-1].peak_bytes,  # the same in all rounds
         metrics=_metrics(results),
         losses=first.losses,
         splits=first.splits,
@@ -299,8 +300,8 @@ def _row(folder: Path, configuration: Measured, results: list[Result]) -> Row:
 
 
 def _against(row: Row, baseline: Row) -> Row:
-    """The row with its speed-up in samples per second, its efficiency, and how far its losses are
-    from the baseline's."""
+    """Add the speed-up in samples per second, the efficiency, and the loss difference from the
+    baseline."""
     if row.request.workload != baseline.request.workload:
         return row
     ratio = speed_up(baseline.round_seconds_per_sample, row.round_seconds_per_sample)
@@ -317,8 +318,8 @@ def _against(row: Row, baseline: Row) -> Row:
 def loss_difference(
     losses: Sequence[float | None], expected: Sequence[float | None]
 ) -> float | None:
-    """The largest relative difference over the steps that both have. None if a loss that should be
-    finite is not: no number says how far off that is."""
+    """Return the largest relative loss difference over the steps that both sides have. Return None
+    if a loss is not finite where it should be: no number can express that difference."""
     pairs = [(a, b) for a, b in zip(losses, expected, strict=False) if b]
     if any(a is None for a, _ in pairs):
         return None
@@ -326,7 +327,8 @@ def loss_difference(
 
 
 def _metrics(results: list[Result]) -> Metrics:
-    """The medians over the rounds. A straggler must be the same rank in most of them."""
+    """Return the medians over the rounds. A rank is a straggler only if it is one in most
+    rounds."""
     rounds = [result.metrics for result in results]
     medians = _medians(rounds)
     late = [each.straggler for each in rounds if each.straggler]
@@ -341,7 +343,7 @@ def _metrics(results: list[Result]) -> Metrics:
 
 
 def _medians(values: Sequence[R]) -> R:
-    """The same record with the median of every number; anything else is the first one's."""
+    """Return a record with the median of each number. Other fields come from the first record."""
     changes = {}
     for name in values[0].__struct_fields__:
         known = [field for value in values if (field := getattr(value, name)) is not None]
@@ -350,7 +352,7 @@ def _medians(values: Sequence[R]) -> R:
 
 
 def _median_field(values: Sequence[Any]) -> Any:
-    """The median of numbers, of the fields of records, or of the items of lists."""
+    """Return the median of numbers, record fields, or list items."""
     first = values[0] if values else None
     if isinstance(first, Record):
         return _medians(values)

@@ -1,15 +1,15 @@
-"""Is it faster, and how sure is that? Ratios measured side by side in rounds, with their 95 %
-interval.
+"""Decide whether one configuration is faster than another, using ratios within rounds and a 95 %
+confidence interval.
 
-A noisy machine slows whole stretches of time, so two set-ups are compared within each round and the
-rounds are averaged:
+A noisy machine slows down long stretches of time. Two configurations are therefore compared within
+each round, and the ratios are averaged over the rounds:
 
     round      1      2      3            ratio  a/b   1.98   2.05   2.01
-    a       50 ms  90 ms  52 ms           (round 2 was slow for both: the ratio does not see it)
+    a       50 ms  90 ms  52 ms           (round 2 was slow for both, so the ratio is unaffected)
     b       25 ms  44 ms  26 ms           mean 2.01, interval 1.93 … 2.10: b is faster
 
-Logarithms are averaged, so that "twice as fast" and "half as fast" are equally far from 1;
-Student's t widens the interval for the few rounds there are.
+We average logarithms, so "twice as fast" and "half as fast" are equally far from 1. Student's t
+widens the interval when there are few rounds.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Student's t, two-sided 95 %, by degrees of freedom; beyond the table it stays above 1.96 by
-# little.
+# Student's t, two-sided 95 %, by degrees of freedom. Beyond the table, it is slightly above 1.96.
 T95 = (
     math.inf,
     12.706,
@@ -40,15 +39,15 @@ T95 = (
     2.131,
     2.120,
 )
-FEWEST = 3  # rounds: with two, Student's t gives an interval too wide to say anything
-SMALLEST = 0.01  # a difference below 1 % does not count, however certain it is
+FEWEST = 3  # rounds; with two, the interval is too wide to be useful
+SMALLEST = 0.01  # ignore differences below 1 %, however certain
 SAME = 0.1  # an interval within ±10 % of 1 rules out any difference that matters
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast: `value`, between `low` and `high` with 95 % confidence (None: too few
-    rounds)."""
+    """A speed-up. The true value lies between `low` and `high` with 95 % confidence (None if there
+    are too few rounds)."""
 
     value: float
     low: float | None
@@ -56,7 +55,8 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """`no difference` is a result; `too noisy` says that these rounds give none."""
+        """The verdict in words. `no difference` is a result; `too noisy` means that the rounds
+        cannot decide."""
         if self.low is None or self.high is None:
             return "too few rounds"
         if self.low > 1 and self.value > 1 + SMALLEST:
@@ -67,24 +67,25 @@ class Ratio:
 
     @property
     def is_faster(self) -> bool | None:
-        """None if the rounds cannot tell."""
+        """Whether it is faster, or None if the rounds cannot tell."""
         if self.verdict in ("too few rounds", "too noisy"):
             return None
         return self.verdict == "faster"
 
     def reaches(self, goal: float) -> bool | None:
-        """Is the true ratio at least GOAL? None if the goal lies inside the interval."""
+        """Return whether the true ratio is at least `goal`, or None if `goal` lies inside the
+        interval."""
         if self.low is None or self.high is None:
             return None
         return True if self.low >= goal else False if self.high < goal else None
 
     def choose(self, faster: str, slower: str) -> str | None:
-        """The name of the faster side; None if there is no difference, or none that shows."""
+        """Return the name of the faster side, or None if there is no measurable difference."""
         return {"faster": faster, "slower": slower}.get(self.verdict)
 
 
 def speed_up(before: Sequence[float], after: Sequence[float]) -> Ratio:
-    """Of seconds measured in the same rounds: before / after."""
+    """Return the speed-up before / after. Both are seconds measured in the same rounds."""
     logs = [math.log(b / a) for b, a in zip(before, after, strict=True)]
     mean = statistics.mean(logs)
     if len(logs) < FEWEST:

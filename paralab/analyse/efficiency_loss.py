@@ -1,8 +1,8 @@
-"""Where the time went that a perfect split would have saved.
+"""Explain why a step takes longer than a perfect split would.
 
-perfect   n devices take 1/n of one device's step for the same batch (or as long for n times the
-          batch)
-lost      everything beyond that, divided into the measured times that caused it
+perfect   n devices take 1/n of one device's step time for the same batch (or the same time for an
+          n times larger batch)
+lost      all time beyond that, split by measured cause
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ def perfect_seconds(row: Row, one: Row) -> float:
 
 
 def _work(row: Row, one: Row) -> float:
-    """Samples per device relative to `one`."""
+    """Return the samples per device relative to `one`."""
     return row.batch.size / one.batch.size / (row.devices / one.devices)
 
 
 def losses_of(row: Row, one: Row) -> dict[str, float]:
-    """Seconds per step lost against a perfect split, by cause. `one`: the configuration to compare
-    with."""
+    """Return the seconds per step lost against a perfect split, by cause. `one` is the
+    configuration to compare with."""
     mine, theirs = row.metrics, one.metrics
     work = _work(row, one)
 

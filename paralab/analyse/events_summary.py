@@ -1,8 +1,8 @@
-"""What the events of one run show beyond its metrics: passes, DataParallel's copies, and when in
-the backward pass a bucket is ready.
+"""Summarize what a run's events show beyond its metrics: passes, DataParallel copies, and when each
+bucket is ready in the backward pass.
 
-One synchronized step of a rank with three micro-batches in two stages. The all-reduce of a stage
-may start only in its last backward pass:
+One synchronized step on one rank, with three micro-batches and two stages. A stage's all-reduce can
+start only in its last backward pass:
 
     stage 0                         [B0][B1][   B2  ]
     stage 1            [B0][B1][  B2  ]
@@ -21,7 +21,7 @@ from paralab.record.types import Record
 
 
 class Passes(Record, frozen=True, kw_only=True):
-    """How often the model ran in one step; samples go through all stages in one pass."""
+    """How often the model ran in one step. In one pass, samples go through all stages."""
 
     forward: int
     backward: int
@@ -30,7 +30,7 @@ class Passes(Record, frozen=True, kw_only=True):
 
 
 class Copying(Record, frozen=True, kw_only=True):
-    """One kind of DataParallel's copies, per step."""
+    """One kind of DataParallel copy, per step."""
 
     seconds: float
     bytes: int | None
@@ -38,8 +38,8 @@ class Copying(Record, frozen=True, kw_only=True):
 
 
 class BucketStart(Record, frozen=True, kw_only=True):
-    """When an all-reduce started, as a share of the backward pass around it: 0 its start, 1 its
-    end."""
+    """When an all-reduce started, as a fraction of the surrounding backward pass (0 is its start, 1
+    its end)."""
 
     stage: int
     bytes: int
@@ -49,7 +49,7 @@ class BucketStart(Record, frozen=True, kw_only=True):
 
 
 class EventsSummary(Record, frozen=True, kw_only=True):
-    """Of rank 0 and the last step, except times: those are medians over all timed steps."""
+    """A summary of the last step on rank 0. Times are medians over all timed steps."""
 
     passes: Passes
     copying: dict[str, Copying]
@@ -130,7 +130,7 @@ def bucket_start(event: Collective, spans: Sequence[Span]) -> BucketStart:
 
 
 def reduces_by_pass(spans: Sequence[Span]) -> list[int]:
-    """All-reduces that started in each accumulation step: with no_sync() 0 0 0 2."""
+    """Count the all-reduces that started in each accumulation step: 0 0 0 2 with no_sync()."""
     backward = [span for span in spans if span.event == "backward"]
     counts = []
     for number in sorted({span.accumulation or 0 for span in backward}):

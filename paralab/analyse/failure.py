@@ -1,4 +1,5 @@
-"""Why a run failed: the rank and the error that came first, not the ranks that only noticed."""
+"""Find the root cause of a failed run: the rank and error that came first, not the ranks that
+failed as a consequence."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from paralab.record.events import End, Error
 from paralab.record.reader import read_events
 from paralab.record.status_board import LEFT_EARLY, UNSEEN
 
-# What a rank reports when another one is gone or did not arrive. Never the cause.
+# Errors that a rank reports when another rank died or did not arrive. They are never the cause.
 GONE = re.compile(
     r"onnection (?:closed|reset) by peer|Broken pipe|ncclRemoteError"
     r"|remote process (?:has )?exited|Socket closed|ECONNRESET"
@@ -52,11 +53,11 @@ def root_cause(
     gone: Sequence[int] = (),
     words: Mapping[int, str] | None = None,
 ) -> Cause:
-    """The first error that is not a consequence of another rank's end; else a rank that ended
-    without an error; else the rank that the others waited for.
+    """Return the first error that is not a consequence of another rank's exit. If there is none,
+    return a rank that exited without an error, or else the rank that the others waited for.
 
-    An exit code None is a rank that the launcher ended. `gone`: ranks whose end nobody saw.
-    `words`: errors that ranks could not write to the run folder."""
+    An exit code of None means that the launcher ended the rank. `gone` lists ranks whose exit
+    nobody observed. `words` maps a rank to an error that it could not write to the run folder."""
     events = read_events(folder, attempt)
     errors = [(e, rank) for rank, list_ in events.items() for e in list_ if isinstance(e, Error)]
     written = {rank for _, rank in errors}
@@ -82,7 +83,7 @@ def root_cause(
         if code is not None and rank not in explained:
             return cause(rank, _describe_exit(code), last_lines(logs / f"rank{rank}.txt"))
     if None in exit_codes:
-        what = "did not arrive where the other ranks waited for it, and was ended"
+        what = "did not arrive where the other ranks waited for it, so it was stopped"
         return cause(exit_codes.index(None), what)
     if errors:
         return cause(errors[0][1], errors[0][0].error)
@@ -90,7 +91,7 @@ def root_cause(
 
 
 def _describe_exit(code: int) -> str:
-    """Of a rank that wrote no error."""
+    """Describe the exit of a rank that wrote no error."""
     if code == LEFT_EARLY:
         return "exited with code 0 before its work was done"
     if code == UNSEEN:
@@ -101,8 +102,8 @@ def _describe_exit(code: int) -> str:
 
 
 def is_victim(error: Error) -> bool:
-    """Whether the error is a lost connection between ranks. A connection of the user's script (a
-    download) may be lost as well."""
+    """Return whether the error is a lost connection between ranks. The user's script may also lose
+    a connection (during a download, for example)."""
     if not VICTIMS.search(error.error):
         return False
     trace = error.traceback
@@ -110,5 +111,5 @@ def is_victim(error: Error) -> bool:
 
 
 def last_lines(log: Path, number: int = 8) -> str:
-    """The end of a process's output; empty if the file is missing."""
+    """Return the last lines of a process's output, or an empty string if the file is missing."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-number:]) if log.exists() else ""

@@ -1,5 +1,5 @@
-"""Charts of a run as data, from its folder: the timeline, the pipeline schedule, load and memory
-over time, the batch split."""
+"""Create chart data from a run folder: the timeline, the pipeline schedule, load and memory over
+time, and the batch split."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from paralab.units import plural
 KINDS = {
     "replica_forward": "forward",
     "replica_backward": "backward",
-}  # a replica's work is drawn like any other
-MOST_SPANS = 600  # of one timeline: keeps the page small
+}  # draw a replica's work like any other work
+MOST_SPANS = 600  # per timeline, to keep the page small
 MOST_POINTS = 300
 GAP_SECONDS = 0.1  # between two runs on one time axis
 
@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 
 def timeline(recording: Recording, steps: int = 2) -> Timeline | None:
-    """The last measured steps of every rank: what each device did, and when each bucket was
-    transferred. Time 0 is the start of the first one."""
+    """Draw the last measured steps on all ranks: each device's work and each bucket's transfer.
+    Time 0 is the start of the first drawn step."""
     detailed = [recording.step(number) for number in recording.detailed]
     for number in range(min(steps, len(detailed)), 0, -1):
         found = _timeline(recording, detailed[-number:])
@@ -86,8 +86,8 @@ def _timeline(recording: Recording, steps: list[list[Step]]) -> Timeline:
 
 
 def _work(own: list[SpanEvent], devices: list[str], base: int, origin: float) -> list[Span]:
-    """What the devices did. If replicas have spans, the process's forward and backward only
-    contain them."""
+    """Return each device's work. If replicas have their own spans, drop the process's forward
+    and backward spans that contain them."""
     replicas = {event.event for event in own} & KINDS.keys()
     clipped = dict(zip((id(e) for e in own if e.event == "backward"), computing(own), strict=True))
     found = []
@@ -102,7 +102,8 @@ def _work(own: list[SpanEvent], devices: list[str], base: int, origin: float) ->
 
 
 def _exposed(recording: Recording, rank: int, step: int, base: int, origin: float) -> list[Span]:
-    """When the rank's first device only waits: for a slower rank, or for a transfer."""
+    """Return the spans in which the rank's first device only waits for a slower rank or a
+    transfer."""
     own = recording.spans(rank, step)
     busy = [(e.start, e.end) for e in own if e.event in ("forward", "optimizer")] + computing(own)
     busy = without(busy, blocked(own))
@@ -150,8 +151,8 @@ def _between(event: SpanEvent, steps: list[list[Step]]) -> bool:
 
 
 def schedule(recording: Recording) -> Schedule | None:
-    """One pass of the last measured step through the stages of the first replica, and the ideal
-    one."""
+    """Draw one pass of the last measured step through the first replica's stages, and the ideal
+    schedule."""
     plan = recording.plan
     stages, micro_batches, name = plan.stages, plan.micro_batches, plan.schedule
     if stages < 2 or not recording.detailed:
@@ -205,16 +206,16 @@ def schedule(recording: Recording) -> Schedule | None:
 IDEAL = {
     "gpipe": "In the ideal schedule (GPipe), all forward and backward passes take the same time.",
     "1f1b": "In the ideal schedule (1F1B), all forward and backward passes take the same time.",
-    "interleaved": "In the ideal schedule, all passes take the same time. Every stage has two parts of "
+    "interleaved": "In the ideal schedule, all passes take the same time. Each stage has two parts of "
     "the model; a prime marks passes of the second part.",
     "zero-bubble": "In the ideal schedule, forward, input, and weight passes take the same time. A "
-    "prime marks the second part of a stage. Nothing needs the gradient of the model's input, so the "
+    "prime marks the second part of a stage. The model's input needs no gradient, so the "
     "first part has only weight passes.",
 }
 
 
 def ideal_slots(stages: int, micro_batches: int, name: str = "gpipe") -> list[Slot]:
-    """Every pass in the order of the schedule, each one slot long.
+    """Return all passes in schedule order, each one slot long.
 
     gpipe, 2 stages, 3 micro-batches    stage 0   F0 F1 F2 ·· ·· B0 B1 B2
                                         stage 1   ·· F0 F1 F2 B0 B1 B2 ··
@@ -227,7 +228,7 @@ def ideal_slots(stages: int, micro_batches: int, name: str = "gpipe") -> list[Sl
 
 
 def load_lines(recordings: Sequence[Recording], title: str = "load") -> Lines | None:
-    """NVML's load of every GPU; without a GPU, the cores that every rank used."""
+    """Draw each GPU's load as reported by NVML or, without a GPU, the cores that each rank used."""
     lines: Curves = {}
     for rank, time, event in _samples(recordings):
         for gpu in event.devices:
@@ -239,15 +240,13 @@ def load_lines(recordings: Sequence[Recording], title: str = "load") -> Lines | 
             lines.setdefault(f"rank {rank} · cores", []).append((time, event.cpu_share))
     on_gpu = any("NVML" in name for name in lines)
     y, unit = (
-        ("share of the time in which a kernel runs", "share")
-        if on_gpu
-        else ("cores in use", "number")
+        ("share of time with a running kernel", "share") if on_gpu else ("cores in use", "number")
     )
     return _lines(title, lines, y, unit)
 
 
 def memory_lines(recordings: Sequence[Recording], title: str = "memory") -> Lines | None:
-    """The memory that the allocator holds on every GPU; without a GPU, the memory of every process."""
+    """Draw the memory allocated on each GPU or, without a GPU, each process's memory."""
     lines: Curves = {}
     for rank, time, event in _samples(recordings):
         for gpu in event.devices:
@@ -260,8 +259,8 @@ def memory_lines(recordings: Sequence[Recording], title: str = "memory") -> Line
 
 
 def _samples(recordings: Sequence[Recording]) -> Iterator[tuple[int, float, Load]]:
-    """(rank, seconds, `load` event) of several runs on one time axis, without the time between
-    them."""
+    """Yield (rank, seconds, `load` event) for several runs on one time axis, without the time
+    between runs."""
     offset = 0.0
     for recording in recordings:
         times = [event.time for event in recording.of(Load)]
@@ -278,30 +277,30 @@ def _lines(title: str, lines: Curves, y: str, unit: str) -> Lines | None:
 
 
 def thin(points: Sequence[T]) -> Sequence[T]:
-    """At most `MOST_POINTS`, evenly spaced."""
+    """Return at most `MOST_POINTS` points, evenly spaced."""
     step = -(-len(points) // MOST_POINTS)
     return points[:: step or 1]
 
 
 def loss_lines(rows: Sequence[Row]) -> Lines | None:
-    """The losses of all configurations: if they train the same, one curve hides the others."""
+    """Draw the losses of all configurations. If they train the same, one curve hides the others."""
     lines = []
     for row in rows:
         points = [(float(step), loss) for step, loss in enumerate(row.losses) if loss is not None]
         if points:
             lines.append(Line(row.name, tuple(thin(points))))
     return (
-        Lines("Loss", tuple(lines), "optimizer step", "loss of the global batch", "number")
+        Lines("Loss", tuple(lines), "optimizer step", "global batch loss", "number")
         if lines
         else None
     )
 
 
 def split(batch: Batch, ranks: Sequence[Rank]) -> Split:
-    """The batch over the devices that share it, divided into passes and micro-batches."""
+    """Draw the batch split over devices, divided into passes and micro-batches."""
     parts = []
     for rank in ranks:
-        if rank.stage:  # the stages of a replica see the same samples
+        if rank.stage:  # all stages in a replica process the same samples
             continue
         if rank.roles[0].startswith("replica "):  # DataParallel: one process, one share per replica
             pieces = [

@@ -1,4 +1,4 @@
-"""Which rank hangs, why, and where, from the stack dumps of all ranks."""
+"""Find which rank hangs, why, and where, using the stack dumps from all ranks."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from paralab.analyse.stack_dumps import StackDump
 STATES = {
     "T": "is stopped (SIGSTOP or Ctrl-Z)",
     "t": "is stopped by a debugger",
-    "D": "waits for a disk that does not respond",
+    "D": "is waiting for a disk that does not respond",
 }
 
 
 @dataclass(frozen=True)
 class Hang:
-    """`kind`: stopped, blocked (the interpreter), mismatch, behind, network, or slow."""
+    """The cause of a hang. `kind` is stopped, blocked (the interpreter), mismatch, behind, network,
+    or slow."""
 
     kind: str
     rank: int
     why: str  # "is stopped …"
     where: str | None
-    waiting: str | None  # what the others wait for
+    waiting: str | None  # the collective that the others wait in
     mismatch: Mismatch | None = None
 
 
 def find_hang(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
-    """The rank that causes the hang. `late`: ranks that exceeded their deadline."""
+    """Return the rank that causes the hang. `late` lists the ranks that exceeded their deadline."""
     dumps = [StackDump.read(folder, rank) for rank in range(ranks)]
     waiting = next((text for dump in dumps if (text := _waiting(dump))), None)
 
@@ -51,7 +52,9 @@ def find_hang(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
     if behind is not None:
         return hang("behind", dumps[behind], "did not arrive where the other ranks wait for it")
     if all(dump.waits_in for dump in dumps) and len(dumps) > 1:
-        why = "waits in a collective that all ranks have reached, so the network is the suspect"
+        why = (
+            "waits in a collective that all ranks have reached, so the network is the likely cause"
+        )
         return hang("network", dumps[0], why)
 
     busy = [dump for dump in dumps if dump.waits_in is None and dump.rank in late]
@@ -60,12 +63,13 @@ def find_hang(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
 
 
 def _find_behind(dumps: list[StackDump]) -> int | None:
-    """The rank that has reached fewer collectives of a group than another one that waits there."""
+    """Return the rank that has reached fewer collectives in a group than another rank that waits
+    there."""
     for dump in dumps:
         wait = dump.waits_in
         if wait is None or wait.group is None:
             continue
-        # Only ranks of this group: another stage has other groups.
+        # Only ranks in this group: other stages have other groups.
         reached = [
             (other.arrived(wait.group), other.rank)
             for other in dumps

@@ -1,4 +1,4 @@
-"""What a run or an experiment was asked to do, as its folder says it."""
+"""Read run and experiment manifests: what the command was asked to do."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class RunManifest(_Manifest, frozen=True, kw_only=True):
 
 
 class About(Record, frozen=True, kw_only=True):
-    """What an experiment is beyond its configurations: a practical and its parts."""
+    """An experiment's practical and parts, if it has any."""
 
     practical: str | None = None  # 5, 6, 7, 10, handbook
     parts: tuple[int, ...] = ()
-    variant: str = ""  # the student for whom seed and sizes were chosen
+    variant: str = ""  # the student that the seed and sizes are for
     predictions: dict[str, str] = msgspec.field(default_factory=dict)  # by part and question
 
 
@@ -46,7 +46,7 @@ class LeftOut(Record, frozen=True, kw_only=True):
 
 
 class Planned(Record, frozen=True, kw_only=True):
-    """A configuration of an experiment; `runs` are its run folders, one per round."""
+    """A planned configuration. `runs` are its run folders, one per round."""
 
     name: str
     command: str
@@ -69,7 +69,8 @@ class TuneManifest(_Manifest, frozen=True, kw_only=True):
 
 
 def kind_of(folder: Path) -> str:
-    """`run`, `compare`, `scale`, `tune`, `verify`, `practical`, `slurm`, …"""
+    """Return the kind of folder: `run`, `compare`, `scale`, `tune`, `verify`, `practical`, `slurm`,
+    …"""
     return str(read_manifest(folder).get("kind", "run"))
 
 

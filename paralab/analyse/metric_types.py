@@ -1,4 +1,4 @@
-"""The metrics of a run as types; docs/metrics.md defines every number."""
+"""Types for run metrics. docs/metrics.md defines each number."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from paralab.record.types import Record
 
 
 class Parts(Record, frozen=True, kw_only=True):
-    """What a step consists of, in seconds; None if no details of a step were kept."""
+    """The parts of a step, in seconds. None if no step details were recorded."""
 
     forward_seconds: float | None
     backward_seconds: float | None
@@ -24,7 +24,7 @@ class RankParts(Parts, frozen=True, kw_only=True):
 
 
 class Bucket(Record, frozen=True, kw_only=True):
-    """One collective of the last measured step, on rank 0's clock."""
+    """One collective in the last measured step, on rank 0's clock."""
 
     kind: str
     stage: int
@@ -36,24 +36,25 @@ class Bucket(Record, frozen=True, kw_only=True):
 
 
 class Straggler(Record, frozen=True, kw_only=True):
-    """The rank that the others wait for, step after step."""
+    """The rank that the other ranks wait for in most steps."""
 
     rank: int
     waited_seconds: float
     share_of_step: float
-    last_in: int  # steps in which it was the last one
-    of: int  # steps
+    last_in: int  # number of steps in which it was last
+    of: int  # number of steps
 
 
 class Bubble(Record, frozen=True, kw_only=True):
-    """Idle share of the stages between the first forward and the last backward pass."""
+    """The fraction of time that stages are idle between the first forward and the last backward
+    pass."""
 
     measured: float
     ideal: float
 
 
 class Busy(Record, frozen=True, kw_only=True):
-    """How long a device worked, per step and as a share of the step."""
+    """A device's busy time, per step and as a share of the step."""
 
     rank: int
     device: str
@@ -76,7 +77,7 @@ class MeanLoad(Record, frozen=True, kw_only=True):
 
 
 class Flops(Record, frozen=True, kw_only=True):
-    """Model FLOP/s: the arithmetic that the model needs, divided by the step time."""
+    """Model FLOP/s: the FLOPs that the model needs, divided by the step time."""
 
     per_second: float | None
     share_of_peak: float | None
@@ -86,7 +87,7 @@ class Flops(Record, frozen=True, kw_only=True):
 
 
 class GradientCounts(Record, frozen=True, kw_only=True):
-    """Gradients of the first step, of the first replica."""
+    """Gradient counts in the first step, on the first replica."""
 
     total: int
     zeros: int
@@ -95,13 +96,13 @@ class GradientCounts(Record, frozen=True, kw_only=True):
 
 
 class Metrics(Parts, frozen=True, kw_only=True):
-    """None if a number cannot be known; `not_measured` has the reason."""
+    """All metrics of a run. An unknown number is None, and `not_measured` has the reason."""
 
     steps_measured: int
-    overlap: float | None  # share of the communication that is hidden behind computation
-    communication_share: float | None  # of the step
+    overlap: float | None  # share of communication hidden behind computation
+    communication_share: float | None  # as a share of the step
     exposed_share: float | None
-    keeps_rule: bool | None  # communication below a tenth of the step
+    keeps_rule: bool | None  # True if communication takes less than a tenth of the step
     data_seconds: float | None
     data_wait_seconds: float | None
     per_rank: list[RankParts]
@@ -109,7 +110,7 @@ class Metrics(Parts, frozen=True, kw_only=True):
     straggler: Straggler | None
     bubble: Bubble | None
     busy: list[Busy]
-    balance: float | None  # busy time of the first device over the mean of the others
+    balance: float | None  # the first device's busy time over the mean of the others
     load: MeanLoad
     flops: Flops
     gradients: GradientCounts | None

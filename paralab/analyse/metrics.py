@@ -1,16 +1,17 @@
-"""Where the time of a step went, from the run folder alone. docs/metrics.md defines every number.
+"""Compute how a run spends its step time, using only the run folder. docs/metrics.md defines each
+number.
 
-One step of one DDP rank with two buckets. The other rank is slower: its bucket 1 is ready only
-at `w`.
+One step on one DDP rank with two buckets. The other rank is slower: its bucket 1 is ready only at
+`w`.
 
     device     [ forward ][      backward      ]                       [optimizer]
     bucket 0                  [ready ··· done]
     bucket 1                               [ready ····· w ······ done]
                                            |waiting    |transferring |
-                                                ^ exposed: the device computes nothing
+                                                ^ exposed: the device is idle
 
-A bucket is *transferred* from the moment its last rank is ready. Before that, a rank *waits* for a
-slower one. Whatever happens while the device computes costs nothing; the rest is exposed.
+A bucket's *transfer* starts when its last rank is ready. Before that, a rank *waits* for a slower
+one. Communication is free while the device computes; the rest is exposed.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from paralab.analyse.utilization import count_gradients, mean_load, model_flops
 from paralab.plan.schedules import ideal_bubble
 from paralab.record.events import COLLECTIVES, REDUCES, Collective, Span, Step
 
-IN_PROCESS = ("scatter", "replicate", "gather", "reduce")  # DataParallel's copies
+IN_PROCESS = ("scatter", "replicate", "gather", "reduce")  # DataParallel copies
 RULE = 0.10  # the handbook's rule of thumb: communication below a tenth of the step
-LATE_SHARE = 0.10  # a rank is a straggler if the others wait for it a tenth of a step …
-LATE_STEPS = 0.70  # … and in most of the steps
+LATE_SHARE = 0.10  # a rank is a straggler if the others wait a tenth of a step for it …
+LATE_STEPS = 0.70  # … in most steps
 
-# kind of collective, stage, bucket (or unit of shards), which time in the step
+# collective, stage, bucket (or FSDP unit), and its count within the step
 BucketKey = tuple[str, int, int, int]
 
 
@@ -92,7 +93,7 @@ def metrics_of(recording: Recording) -> Metrics:
 
 
 def _rank_step(recording: Recording, rank: int, step: int) -> dict[str, float]:
-    """Where one rank's time of one step went, in seconds, by the names of `Parts`."""
+    """Return how one rank spent one step, in seconds, using the names in `Parts`."""
     spans = recording.spans(rank, step)
     waits: list[Interval] = []
     forward, backward, optimizer = (
@@ -128,8 +129,8 @@ def _intervals(spans: Sequence[Span], *names: str) -> list[Interval]:
 
 
 def blocked(spans: Sequence[Span]) -> list[Interval]:
-    """When the rank could not compute even inside a pass: FSDP's collectives over gloo hold the
-    thread that runs the model."""
+    """Return the intervals in which the rank could not compute even inside a pass: FSDP collectives
+    over gloo block the thread that runs the model."""
     return union([span.interval for span in collectives(spans) if span.blocking])
 
 
@@ -138,10 +139,10 @@ def collectives(spans: Sequence[Span]) -> list[Collective]:
 
 
 def computing(spans: Sequence[Span]) -> list[Interval]:
-    """The backward passes without the wait at their end.
+    """Return the backward passes without the wait at their end.
 
-    DDP ends a synchronized backward pass by waiting for its buckets. The computation ended when the
-    last bucket was ready, since a backward pass computes nothing but gradients.
+    DDP ends a synchronized backward pass by waiting for its buckets. Its computation ends when the
+    last bucket is ready, since a backward pass computes only gradients.
     """
     passes = [span for span in spans if span.event == "backward"]
     last: dict[int, Span] = {}
@@ -164,7 +165,8 @@ def computing(spans: Sequence[Span]) -> list[Interval]:
 def transfers_and_waits(
     recording: Recording, rank: int, step: int
 ) -> tuple[list[Interval], list[Interval]]:
-    """(when this rank's buckets were transferred, when it only waited for a slower rank)."""
+    """Return two interval lists: when this rank's buckets were transferred, and when it only waited
+    for a slower rank."""
     ready = last_ready(recording, step)
     transfers, waits = [], []
     for key, span in _keyed(recording.spans(rank, step)).items():
@@ -175,7 +177,7 @@ def transfers_and_waits(
 
 
 def last_ready(recording: Recording, step: int) -> dict[BucketKey, float]:
-    """When the last rank was ready to reduce each bucket."""
+    """Return the time when the last rank was ready to reduce each bucket."""
     ready: dict[BucketKey, float] = {}
     for rank in range(recording.world_size):
         for key, span in _keyed(recording.spans(rank, step)).items():
@@ -184,8 +186,8 @@ def last_ready(recording: Recording, step: int) -> dict[BucketKey, float]:
 
 
 def _keyed(spans: Sequence[Span]) -> dict[BucketKey, Collective]:
-    """Collectives by a key that is the same on every rank. The order in which they finish may
-    differ."""
+    """Index collectives by a key that all ranks share. Ranks may finish them in different
+    orders."""
     times: Counter[tuple[str, int, int]] = Counter()
     keyed = {}
     for span in sorted(collectives(spans), key=lambda span: span.start):
@@ -196,20 +198,20 @@ def _keyed(spans: Sequence[Span]) -> dict[BucketKey, Collective]:
 
 
 def _loading(recording: Recording, rank: int) -> list[float]:
-    """Seconds of loading on the host, for every timed step."""
+    """Return the data loading seconds on the CPU, for each timed step."""
     steps = recording.of(Step, rank)[recording.warm_up :]
     first = steps[0].step if steps else 0
     return [span.seconds for span in recording.named("data", rank) if span.step >= first]
 
 
 def _gaps(recording: Recording, rank: int) -> list[float]:
-    """Seconds between two steps, in which the device had nothing to do."""
+    """Return the seconds between consecutive steps, when the device was idle."""
     steps = recording.of(Step, rank)[recording.warm_up :]
     return [max(0.0, after.start - before.end) for before, after in pairwise(steps)]
 
 
 def _buckets(recording: Recording, measured: list[int]) -> list[Bucket]:
-    """Every collective of the last measured step, on rank 0's clock."""
+    """Return all collectives in the last measured step, on rank 0's clock."""
     if not measured:
         return []
     step = measured[-1]
@@ -236,11 +238,12 @@ def _buckets(recording: Recording, measured: list[int]) -> list[Bucket]:
 def find_straggler(
     recording: Recording, measured: list[int], waiting: list[list[float]], step_seconds: float
 ) -> Straggler | None:
-    """The rank that the others wait for in most steps. `waiting[step][rank]`: exposed waiting."""
+    """Return the rank that the others wait for in most steps. `waiting[step][rank]` is exposed
+    waiting."""
     if recording.world_size < 2 or not measured:
         return None
-    # A rank is late relative to the ranks it reduces with: if a stage is a process, those are the
-    # same stage of the other replicas.
+    # A rank is late relative to the ranks it reduces with. If each stage is a process, those are
+    # the ranks with the same stage in other replicas.
     stages = {rank.rank: rank.stage for rank in recording.plan.ranks}
     last: Counter[int] = Counter()
     for step in measured:
@@ -278,11 +281,11 @@ def _bubble(recording: Recording, measured: list[int]) -> Bubble | None:
 
 
 def pipelines_of(recording: Recording, step: int) -> list[list[Span]]:
-    """What the stages of every replica did in a step: the spans of one rank, or of several if each
-    stage is a process.
+    """Return the spans of each replica's stages in a step. They come from one rank, or from several
+    if each stage is a process.
 
-    Ranks of one pipeline synchronize after their passes, each when it is done; what the others
-    compute meanwhile is not clipped."""
+    Ranks in one pipeline synchronize after their passes, each when it is done. Work on other ranks
+    during that time is not clipped."""
     if not recording.plan.schedule:
         return [recording.spans(rank, step) for rank in range(recording.world_size)]
     replicas: dict[int, list[Span]] = {}
@@ -294,7 +297,7 @@ def pipelines_of(recording: Recording, step: int) -> list[list[Span]]:
 
 
 def pass_bubbles(spans: Sequence[Span], stages: int) -> list[float]:
-    """The idle share of the stages in every accumulation step."""
+    """Return the bubble in each accumulation step."""
     shares = []
     for number in sorted({span.accumulation or 0 for span in spans if span.micro is not None}):
         mine = [s for s in spans if (s.accumulation or 0) == number or s.event in COLLECTIVES]
@@ -306,7 +309,7 @@ def pass_bubbles(spans: Sequence[Span], stages: int) -> list[float]:
 
 
 def _busy(recording: Recording, measured: list[int]) -> list[Busy]:
-    """How long each device of each rank had work."""
+    """Return how long each device on each rank was busy."""
     lengths = [recording.seconds_of(recording.step(step)) for step in measured]
     found = []
     for rank in recording.plan.ranks:
@@ -323,8 +326,8 @@ def _busy(recording: Recording, measured: list[int]) -> list[Busy]:
 
 
 def _device_seconds(recording: Recording, rank: int, step: int, device: str, first: bool) -> float:
-    """How long a device computed, copied, and updated. Spans without a device (copies, the
-    optimizer) belong to the first one."""
+    """Return how long a device computed, copied, and updated. Spans without a device (copies, the
+    optimizer) count for the first device."""
     spans = recording.spans(rank, step)
     if recording.plan.strategy == "dp" and recording.plan.device == "cpu":
         mine = [s for s in spans if s.device == device]
@@ -336,10 +339,10 @@ def _device_seconds(recording: Recording, rank: int, step: int, device: str, fir
 
 
 def _balance(recording: Recording, measured: list[int]) -> float | None:
-    """Busy time of the first device over the mean of the others: 1 is balanced, more means that
-    device 0 does more."""
+    """Return the first device's busy time divided by the mean of the others. 1 is balanced; more
+    than 1 means that device 0 does more work."""
     if recording.plan.strategy == "dp" and recording.plan.device == "cuda":
-        return None  # the events do not show what the replicas on other GPUs do; NVML's load does
+        return None  # events do not cover replicas on other GPUs; NVML's load does
     seconds = [device.seconds for device in _busy(recording, measured)]
     known = [value for value in seconds if value is not None]
     if len(known) < 2 or len(known) < len(seconds):

@@ -1,4 +1,4 @@
-"""Numbers as parts of a sentence: how many times as fast and how sure that is, shares, lists."""
+"""Format numbers for use in a sentence: speed-ups with their intervals, shares, lists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paralab.units import plural, seconds
 
 
 def machine_words(comparison: Comparison) -> str:
-    """What the rows were trained on: `1 GPU (NVIDIA H200)`, `2 cores of AMD EPYC`, or both."""
+    """Describe the hardware: `1 GPU (NVIDIA H200)`, `2 cores of AMD EPYC`, or both."""
     machine, used = comparison.machine, {row.device for row in comparison.rows}
     words = []
     if machine.gpus and (used & {"cuda", "auto"} or not used):
@@ -27,7 +27,7 @@ def factor(value: float) -> str:
 
 
 def interval(ratio: Ratio) -> str:
-    """`(1.80–1.95)`, or that there were too few rounds."""
+    """Return `(1.80–1.95)`, or a note that there were too few rounds."""
     if ratio.low is None or ratio.high is None:
         return "(too few rounds for an interval)"
     return f"({factor(ratio.low)}–{factor(ratio.high)})"
@@ -41,8 +41,8 @@ def share(value: float | None) -> str:
 
 
 def collectives_per_step(row: Row | Result) -> str:
-    """`2 all-reduces`; with shards `7 all-gathers and 4 reduce-scatters`; empty with one
-    process."""
+    """Return `2 all-reduces`; with FSDP, `7 all-gathers and 4 reduce-scatters`; with one process,
+    an empty string."""
     counts = {
         "all-reduce": row.all_reduces_per_step,
         "all-gather": row.all_gathers_per_step,

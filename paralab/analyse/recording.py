@@ -1,4 +1,4 @@
-"""A run folder, read once: its manifest, its events per rank, and the steps that every rank
+"""Read a run folder once: its manifest, the events per rank, and the steps that all ranks
 finished."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paralab.record.events import Event, Resume, Span, Step
 from paralab.record.reader import read_events, read_status
 from paralab.record.types import convert, read_manifest
 
-# Steps left out of the timings if there are enough: allocation, DDP's rebuilt buckets.
+# Leave these steps out of timings if there are enough others: allocation, DDP's rebuilt buckets.
 WARM_UP = 3
 
 E = TypeVar("E", bound=Event)
@@ -27,7 +27,7 @@ class Recording:
     folder: Path
     manifest: RunManifest
     events: dict[int, list[Event]]
-    damaged: dict[int, int] = field(default_factory=dict)  # rank -> lines that cannot be used
+    damaged: dict[int, int] = field(default_factory=dict)  # rank -> number of unreadable lines
 
     @classmethod
     def read(cls, folder: Path) -> Recording:
@@ -56,7 +56,7 @@ class Recording:
 
     @cached_property
     def steps(self) -> list[list[Step]]:
-        """The steps that every rank finished: for each, one `Step` per rank."""
+        """The steps that all ranks finished, with one `Step` per rank."""
         per_rank = [
             {event.step: event for event in self.of(Step, rank)} for rank in range(self.world_size)
         ]
@@ -68,18 +68,18 @@ class Recording:
         return {step[0].step: step for step in self.steps}
 
     def step(self, number: int) -> list[Step]:
-        """A step by its number; a resumed training does not start with 0."""
+        """Return a step by its number. A resumed run does not start at 0."""
         return self._by_number[number]
 
     @property
     def begun_at(self) -> int:
-        """The first step of this run: 0, or the step of the checkpoint that it resumed from."""
+        """The first step of this run: 0, or the step of the checkpoint it resumed from."""
         steps = [event.step for event in self.of(Step)] + [e.step for e in self.of(Resume)]
         return min(steps, default=0)
 
     @property
     def reached(self) -> int:
-        """How many steps of the training are done, including those before this run."""
+        """The number of finished steps, including steps before this run."""
         return max((step[0].step + 1 for step in self.steps), default=self.begun_at)
 
     @property
@@ -87,22 +87,22 @@ class Recording:
         return WARM_UP if len(self.steps) >= 3 * WARM_UP else max(0, min(1, len(self.steps) - 1))
 
     def seconds_of(self, step: list[Step]) -> float:
-        """A step lasts from its first rank's start to its slowest rank's end."""
+        """Return the step time, from the first rank's start to the slowest rank's end."""
         return max(event.end for event in step) - min(event.start for event in step)
 
     @property
     def step_seconds(self) -> list[float]:
-        """The lengths of the timed steps."""
+        """The duration of each timed step."""
         return [self.seconds_of(step) for step in self.timed]
 
     @property
     def timed(self) -> list[list[Step]]:
-        """The steps that are measured: those after the warm-up."""
+        """The measured steps: those after the warm-up."""
         return self.steps[self.warm_up :]
 
     @property
     def detailed(self) -> list[int]:
-        """The numbers of the timed steps whose details were kept."""
+        """The numbers of the timed steps with recorded details."""
         return [step[0].step for step in self.timed if self.spans(0, step[0].step)]
 
     @cached_property
@@ -115,16 +115,17 @@ class Recording:
         return found
 
     def spans(self, rank: int, step: int) -> list[Span]:
-        """What a rank did in a step; empty if the details of the step were not kept."""
+        """Return a rank's spans in a step, or an empty list if the step's details were not
+        recorded."""
         return self._spans.get((rank, step), [])
 
     def of(self, kind: type[E], rank: int | None = None) -> list[E]:
-        """All events of a type, of one rank or of all."""
+        """Return all events of one type, for one rank or for all."""
         ranks = self.events.values() if rank is None else [self.events.get(rank, [])]
         return [event for events in ranks for event in events if isinstance(event, kind)]
 
     def named(self, name: str, rank: int) -> list[Span]:
-        """All spans of a rank with this name."""
+        """Return all spans with this name on one rank."""
         return [span for span in self.of(Span, rank) if span.event == name]
 
     @property

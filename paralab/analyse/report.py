@@ -1,4 +1,4 @@
-"""The document of a comparison or of a single run: its tables and charts, from the folder alone."""
+"""Create the report document for a comparison or a single run, using only its folder."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from paralab.units import plural, rate, seconds, size
 
 Chart = Timeline | Schedule | Split | Lines
 CLOCK = (
-    "Every rank and device on one clock. Hatched: exposed communication; dotted: waiting for a "
-    "slower rank. Zoom in, hover."
+    "All ranks and devices on one clock. Hatched: exposed communication; dotted: waiting for a "
+    "slower rank. Zoom in and hover for details."
 )
 COLUMNS = (
     "configuration",
@@ -50,11 +50,11 @@ COLUMNS = (
     "communication",
     "same training",
 )
-COMPARED = ("speed-up", "efficiency", "same training")  # columns that a single run does not need
+COMPARED = ("speed-up", "efficiency", "same training")  # omitted for a single run
 
 
 def report(comparison: Comparison, folder: Path, more: Sequence[Section] = ()) -> Document:
-    """The full report of an experiment. `more`: sections after the first table."""
+    """Return the full report for an experiment. `more` sections follow the first table."""
     rows = comparison.rows
     recordings = {row.name: [Recording.read(folder / run) for run in row.runs] for row in rows}
     subtitle = rows[0].name if len(rows) == 1 else plural(len(rows), "configuration")
@@ -116,7 +116,7 @@ def _side_by_side(
             tuple(speed),
             "times",
             1.0,
-            "Error bars: 95 % confidence interval over the rounds.",
+            "Error bars show the 95 % confidence interval over the rounds.",
         ),
         Bars("Scaling efficiency: speed-up per device", tuple(efficient), "share", 1.0),
     )
@@ -130,7 +130,7 @@ def _side_by_side(
 
 
 def _remarks(rows: Sequence[Row]) -> str:
-    """What is virtual or shared, once below every table of timings."""
+    """List virtual or shared devices in one note below the timing table."""
     named: dict[str, list[str]] = {}
     for row in rows:
         for remark in row.remarks:
@@ -142,7 +142,7 @@ def _remarks(rows: Sequence[Row]) -> str:
         for remark, names in named.items()
     ]
     how = (
-        "step time: median of all steps; speed-up: mean over the rounds, in samples per second"
+        "step time: median over all steps; speed-up: mean over the rounds, in samples per second"
         if len(rows) > 1
         else ""
     )
@@ -171,8 +171,8 @@ def _row(row: Row) -> tuple[Cell, ...]:
 
 
 def same_training(row: Row) -> str:
-    """`equal`; `equal, loss ±2e-05` (equal in fp64, and how far bf16 moved the loss); `equal apart
-    from BatchNorm`; `differs`."""
+    """Return `equal`; `equal, loss ±2e-05` (equal in fp64; bf16 changes the loss by this much);
+    `equal apart from BatchNorm`; or `differs`."""
     if row.verify is None:
         return "not checked"
     if not row.verify.equal:
@@ -188,7 +188,7 @@ def same_training(row: Row) -> str:
 
 
 def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> list[Section]:
-    """The charts, grouped by kind."""
+    """Create the chart sections, grouped by kind."""
     last = {name: list_[-1] for name, list_ in recordings.items()}
 
     def all_of(draw: Callable[[Row], Chart | None]) -> tuple[Block, ...]:
@@ -212,7 +212,7 @@ def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> li
             "One row per stage, numbered by micro-batch. The gaps are the bubble.",
         ),
         Section(
-            "How the batch is split", splits, "To scale: every piece is one pass or micro-batch."
+            "How the batch is split", splits, "To scale: each piece is one pass or micro-batch."
         ),
         Section("Memory", (_memory(rows),)),
         Section("Load and memory over time", (*load, *memory), "All rounds, one after the other."),
@@ -244,13 +244,13 @@ def _memory(rows: Sequence[Row]) -> Table:
         for memory in row.peak_bytes
     ]
     note = (
-        "counted: from the tensors. allocator: the peak that CUDA's allocator saw; it does not "
-        "list activations separately."
+        "counted: added up from the tensors. allocator: the peak that CUDA's allocator reports; it "
+        "does not list activations separately."
     )
     return Table("Peak memory per device, and what uses it", columns, tuple(cells), note)
 
 
-# What only fsdp holds: the field, and its name in the table.
+# Memory that only fsdp uses: field -> column name.
 FSDP_MEMORY = {"gathered": "gathered temporarily", "unreduced": "gradients not yet reduced"}
 
 
@@ -286,7 +286,7 @@ def _verify(rows: Sequence[Row]) -> Table:
             )
         )
     note = (
-        "Every parameter after training in fp64, compared with a single device; and the losses of "
-        "the timed runs."
+        "All parameters after training in fp64 are compared with a single device. The losses come "
+        "from the timed runs."
     )
     return Table("", columns, tuple(cells), note)

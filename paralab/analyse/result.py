@@ -1,4 +1,4 @@
-"""The numbers of a run, from its folder alone: what `paralab run --json` prints."""
+"""Compute the run result that `paralab run --json` prints, using only the run folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Rank(Record, frozen=True, kw_only=True):
     node: str
     pid: int | None
     devices: list[str]
-    roles: list[str]  # of its devices: `replica 0`, `stage 1`
+    roles: list[str]  # one per device: `replica 0`, `stage 1`
     virtual: bool
     shared: bool
     samples_per_step: int
@@ -55,16 +55,17 @@ class Spread(Record, frozen=True, kw_only=True):
 
 
 class Saves(Record, frozen=True, kw_only=True):
-    """The checkpoints that were saved, as rank 0 saw them."""
+    """Saved checkpoints, as seen by rank 0."""
 
     number: int
     last: str
-    blocked_seconds: float  # per save: training waits
+    blocked_seconds: float  # per save, while training waits
     seconds: float
 
 
 class PeakMemory(Record, frozen=True, kw_only=True):
-    """Peak memory of a device. `how`: CUDA's allocator measured it, or we counted the tensors."""
+    """A device's peak memory. `how` tells whether CUDA's allocator measured it or we counted the
+    tensors."""
 
     rank: int
     device: str
@@ -80,7 +81,7 @@ class PeakMemory(Record, frozen=True, kw_only=True):
 
 
 class Split(Record, frozen=True, kw_only=True):
-    """The input that a device saw inside the model in the first step."""
+    """The input that reached a device inside the model in the first step."""
 
     rank: int
     device: str
@@ -89,7 +90,7 @@ class Split(Record, frozen=True, kw_only=True):
 
 
 class SlurmInfo(Record, frozen=True, kw_only=True):
-    """What Slurm reports about the job."""
+    """Slurm's information about the job."""
 
     number: int
     state: str
@@ -101,7 +102,8 @@ class SlurmInfo(Record, frozen=True, kw_only=True):
 
 
 class Result(Record, frozen=True, kw_only=True):
-    """docs/run-folder.md explains the fields. Unknown is None, and a warning says why."""
+    """The result of a run. docs/run-folder.md explains the fields. An unknown value is None, and a
+    warning says why."""
 
     schema: int
     strategy: str
@@ -138,33 +140,34 @@ class Result(Record, frozen=True, kw_only=True):
     differences: list[str]
     run_folder: str
     warnings: list[str]
-    wall_seconds: float | None = None  # including the start of the processes
+    wall_seconds: float | None = None  # including process start-up
     report: str | None = None  # the page, if one was written
     slurm: SlurmInfo | None = None
 
 
 def result_of(folder: Path) -> Result:
-    """The result of a run, computed from its events.
+    """Compute the result of a run from its events.
 
-    If some events cannot be read, the numbers of result.json are used instead: they were computed
-    when all events were there."""
+    If some events cannot be read, use the numbers in result.json, which were computed from all
+    events."""
     recording = Recording.read(folder)
     saved = _saved_result(folder)
     if not recording.damaged and (saved is None or saved.steps <= len(recording.steps)):
         return _compute(recording)
     lost = [
-        f"{plural(lines, 'line')} of rank {rank}'s events cannot be read"
+        f"{plural(lines, 'line')} in rank {rank}'s events cannot be read"
         for rank, lines in recording.damaged.items()
     ]
     if saved is None:
         computed = _compute(recording)
         return replace(computed, warnings=[*computed.warnings, *lost])
-    lost.append("the numbers are those of result.json, because the events are damaged")
+    lost.append("the numbers come from result.json, because the events are damaged")
     return replace(saved, run_folder=str(folder), warnings=[*saved.warnings, *lost])
 
 
 def _saved_result(folder: Path) -> Result | None:
-    """What was written when the run ended; None if it is not there, or not whole."""
+    """Read the result.json written at the end of the run. Return None if it is missing or
+    incomplete."""
     try:
         return convert(read_object(folder / "result.json"), Result, folder / "result.json")
     except UsageError:
@@ -220,7 +223,7 @@ def _compute(recording: Recording) -> Result:
 def _warnings(
     recording: Recording, losses: list[float], skipped: int, failures: list[Failure]
 ) -> list[str]:
-    """What a reader should know before trusting the numbers."""
+    """List what a reader should know before trusting the numbers."""
     steps, planned = recording.steps, recording.plan.num_steps
     warnings = []
     if len(steps) == 1:
@@ -235,7 +238,7 @@ def _warnings(
         before = plural(recording.begun_at, "step")
         warnings.append(f"resumed: the first {before} ran before this run")
     if recording.reached < planned:
-        warnings.append(f"only {recording.reached} of {planned} steps were finished")
+        warnings.append(f"only {recording.reached} of {planned} steps finished")
     warnings += [f"attempt {each.attempt + 1} failed: {each.problem}" for each in failures]
     if skipped:
         warnings.append(
@@ -297,18 +300,19 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def _between(steps: list[list[Step]]) -> float:
-    """From the first step's start to the last one's end, over all ranks."""
+    """Return the seconds from the first step's start to the last step's end, over all ranks."""
     return max(event.end for event in steps[-1]) - min(event.start for event in steps[0])
 
 
 def _samples_per_second(timed: list[list[Step]]) -> float | None:
-    """Loading included: samples over the wall-clock time in which they were trained on."""
+    """Return samples per second of wall-clock training time, including data loading."""
     elapsed = _between(timed) if timed else 0.0
     return sum(event.samples for step in timed for event in step) / elapsed if elapsed else None
 
 
 def _samples_per_step(timed: list[list[Step]]) -> float | None:
-    """Samples that were trained on: fewer than the batch size if an epoch has fewer samples."""
+    """Return the samples trained on per step. This is less than the batch size if an epoch has
+    fewer samples."""
     return _mean([sum(event.samples for event in step) for step in timed])
 
 
@@ -317,7 +321,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _memory(recording: Recording) -> list[PeakMemory]:
-    """The last value of every device of every rank."""
+    """Return the last value for each device on each rank."""
     last: dict[tuple[int, str], PeakMemory] = {}
     for rank in recording.events:
         for event in recording.of(Memory, rank):

@@ -1,4 +1,4 @@
-"""More devices: throughput per device, and where the missing part of the speed-up went."""
+"""Report scaling to more devices: throughput per device, and why the speed-up is not perfect."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from paralab.analyse.phrases import capital
 from paralab.analyse.verdict import times_as_fast
 from paralab.units import plural, rate, seconds
 
-GOOD = 0.9  # of the perfect speed-up
+GOOD = 0.9  # fraction of the perfect speed-up
 
 
 def explain_crowding(row: Row, cores: int) -> str | None:
-    """Why compute got slower, if too few cores are the reason."""
+    """Explain slower compute, if too few cores are the reason."""
     if not any("share cores" in remark for remark in row.remarks):
         return None
     used = [share for share in row.metrics.load.cores_per_rank if share is not None]
@@ -47,8 +47,8 @@ def section(comparison: Comparison) -> Section:
             )
             for row in rows[1:]
         ),
-        "Slower compute: forward and backward took longer than the share of the batch explains "
-        "(fixed cost of a pass, shared cores, memory bandwidth).",
+        "Slower compute: forward and backward took longer than their share of the batch explains "
+        "(fixed cost per pass, shared cores, memory bandwidth).",
     )
     return Section("Scaling", (table, lost, *_charts(rows, one)))
 
@@ -71,7 +71,7 @@ def _charts(rows: list[Row], one: Row) -> tuple[Lines, Bars]:
     )
     return (
         Lines("Speed-up over devices", (perfect, measured), "devices", "times as fast", "number"),
-        Bars("Samples per second and device", per_device, "samples/s"),
+        Bars("Samples per second per device", per_device, "samples/s"),
     )
 
 
@@ -98,7 +98,8 @@ def _row(row: Row, one: Row, cores: int) -> tuple[Cell, ...]:
 
 
 def findings(comparison: Comparison) -> tuple[Finding, ...]:
-    """The speed-up should approach the number of devices; the evidence names what is missing."""
+    """Compare each speed-up with the number of devices. The evidence names the causes of the
+    gap."""
     found: list[Finding] = []
     for row in comparison.rows[1:]:
         one, cores = comparison.rows[0], comparison.machine.cores
@@ -120,6 +121,6 @@ def findings(comparison: Comparison) -> tuple[Finding, ...]:
         )
         text += f" The rest went into {named}."
         if why := explain_crowding(row, cores):
-            text += f" {capital(why)}: devices that take each other's cores cannot be faster."
+            text += f" {capital(why)}: devices that compete for cores cannot run faster."
         found.append(Finding("limit", text, evidence))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Where a rank was when the launcher lost patience: its stack, and torch's flight recorder."""
+"""Read the stack and the flight recorder that a rank dumped when the launcher's deadline passed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIBRARIES = (
     "threading.py",
     "concurrent/futures",
 )
-# What a rank can wait in: a function of torch.distributed, or what the flight recorder calls it.
+# Collectives by their torch.distributed function name or flight recorder name.
 KIND = re.compile(
     r"_?(?:monitored_)?i?(reduce_scatter|all_?reduce|all_?gather|all_?to_?all|broadcast|barrier"
     r"|scatter|gather|reduce|send|recv)"
@@ -40,7 +40,8 @@ class Frame(Record, frozen=True, kw_only=True):
 
 
 class FlightEntry(Record, frozen=True, kw_only=True):
-    """A collective in torch's flight recorder. `process_group`: its name and description."""
+    """A collective in torch's flight recorder. `process_group` is the group's name and
+    description."""
 
     process_group: list[str]
     profiling_name: str
@@ -70,7 +71,8 @@ class FlightEntry(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Wait:
-    """What a rank waits in. Without the flight recorder only the kind is known, from the stack."""
+    """The collective that a rank waits in. Without the flight recorder, only its kind is known,
+    from the stack."""
 
     kind: str
     values: int | None = None
@@ -85,8 +87,8 @@ class Wait:
 
 @dataclass(frozen=True)
 class StackDump:
-    """What one rank answered. `stack`: its main thread, outermost call first; empty if it did not
-    answer."""
+    """One rank's answer. `stack` is its main thread, outermost call first, or empty if the rank did
+    not answer."""
 
     rank: int
     asked: bool
@@ -94,7 +96,7 @@ class StackDump:
     answered: bool
     stack: list[Frame]
     collectives: list[FlightEntry]
-    fault: str  # what the fault handler wrote
+    fault: str  # the fault handler's output
 
     @classmethod
     def read(cls, folder: Path, rank: int) -> StackDump:
@@ -103,7 +105,7 @@ class StackDump:
         stacks = answer.get("stacks")
         return cls(
             rank=rank,
-            # The launcher of another node asks only the ranks of that node.
+            # Each node's launcher asks only the ranks on that node.
             asked=(folder / f"rank{rank}.state").exists(),
             state=_read_object(folder / f"rank{rank}.state").get("state"),
             answered=bool(answer),
@@ -114,7 +116,7 @@ class StackDump:
 
     @property
     def where(self) -> str | None:
-        """The innermost line of the user's code; else of paralab's; else any."""
+        """The innermost line in the user's code, or else in paralab's, or else in any code."""
         if not self.stack:
             return _faulted_at(self.fault)
         skipped = (*LIBRARIES, *OURS, "<string>")
@@ -130,8 +132,8 @@ class StackDump:
 
     @property
     def calls(self) -> str | None:
-        """The kind of collective that the main thread is in, from its stack. (gloo records a
-        reduce_scatter as an all_reduce.)"""
+        """The kind of collective that the main thread is in, according to its stack. (gloo records
+        a reduce_scatter as an all_reduce.)"""
         for frame in reversed(self.stack):
             file = frame.file.replace("\\", "/")
             if "torch/distributed" in file and (kind := _kind(frame.function)):
@@ -142,12 +144,13 @@ class StackDump:
 
     @property
     def numbered(self) -> list[FlightEntry]:
-        """Without sends and receives: their numbers do not match between ranks."""
+        """Flight recorder entries except sends and receives, whose numbers do not match between
+        ranks."""
         return [entry for entry in self.collectives if not entry.is_p2p]
 
     @property
     def waits_in(self) -> Wait | None:
-        """The collective that this rank has started and not finished."""
+        """The collective that this rank has started but not finished."""
         unfinished = [entry for entry in self.collectives if entry.is_open]
         if unfinished and _is_waiting(self.stack):
             last = unfinished[-1].wait
@@ -155,7 +158,7 @@ class StackDump:
         return Wait(self.calls) if self.calls else None
 
     def arrived(self, group: str) -> int:
-        """The number of the last collective of a group that this rank has reached."""
+        """Return the number of the last collective that this rank reached in a group."""
         numbers = [entry.collective_seq_id for entry in self.numbered if entry.group == group]
         return max(numbers, default=0)
 
@@ -168,15 +171,15 @@ def _kind(name: str) -> str | None:
 
 
 def _is_waiting(stack: list[Frame]) -> bool:
-    """The main thread is inside torch.distributed, or in autograd, which waits for DDP's
+    """Return whether the main thread is inside torch.distributed, or in autograd waiting for DDP
     buckets."""
     waits = ("wait", "_engine_run_backward", "synchronize", "barrier")
     return any("distributed" in frame.file or frame.function in waits for frame in stack[-3:])
 
 
 def _faulted_at(fault: str) -> str | None:
-    """The innermost line of the main thread in a fault handler's text (innermost call first, the
-    main thread last)."""
+    """Return the main thread's innermost line from the fault handler's output, which lists the
+    innermost call first and the main thread last."""
     main = fault.rpartition("hread")[2].splitlines()[1:]
     lines = [line.strip() for line in main if line.strip().startswith("File ")]
     own = [line for line in lines if not any(part in line for part in (*LIBRARIES, *OURS))]
@@ -184,7 +187,8 @@ def _faulted_at(fault: str) -> str | None:
 
 
 def _read_object(path: Path) -> JsonObject:
-    """Empty if the file is missing or damaged: the rank may have died while it wrote."""
+    """Read a JSON object. Return an empty one if the file is missing or damaged: the rank may have
+    died while writing it."""
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -193,7 +197,8 @@ def _read_object(path: Path) -> JsonObject:
 
 
 def _convert(value: object, to: type[list[R]]) -> list[R]:
-    """Empty if it does not fit: the flight recorder's format is private to torch."""
+    """Convert a value. Return an empty list if it does not fit: the flight recorder's format is
+    private to torch."""
     try:
         return msgspec.convert(value, to)
     except msgspec.ValidationError:

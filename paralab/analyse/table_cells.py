@@ -1,5 +1,5 @@
-"""Numbers as cells of a table: the text, the value, and the spread that a repetition may have. A
-count has no spread."""
+"""Create table cells from numbers: the text, the value, and the spread over repetitions. A count
+has no spread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def name(text: object) -> Cell:
 
 
 def exact(number: float | None, why_not: str = "") -> Cell:
-    """A count."""
+    """Create a cell for a count."""
     if number is None:
         return missing(why_not)
     whole = int(number) if float(number).is_integer() else round(float(number), 3)
@@ -38,7 +38,7 @@ def duration(value: float | None, why_not: str = "") -> Cell:
 
 
 def held_bytes(value: float | None, why_not: str = "") -> Cell:
-    """Counted bytes, which are the same in every run."""
+    """Create a cell for counted bytes, which are the same in all runs."""
     return missing(why_not) if value is None else Cell(size(value), int(value))
 
 
@@ -51,7 +51,7 @@ def per_second(value: float | None) -> Cell:
 
 
 def ratio(of: Ratio | None, why_not: str = "") -> Cell:
-    """`1.87 (1.80–1.95)`: how many times as fast."""
+    """Create a speed-up cell: `1.87 (1.80–1.95)`."""
     if of is None:
         return missing(why_not)
     low, high = (of.value, of.value) if of.low is None or of.high is None else (of.low, of.high)
@@ -63,10 +63,10 @@ def split(sizes: Sequence[int]) -> Cell:
 
 
 def words(text: object) -> Cell:
-    """Text that a student may phrase differently (a goal), or that changes in every run (a process
-    id)."""
+    """Create a cell for text that students may phrase differently (a goal) or that changes between
+    runs (a process id)."""
     return Cell(str(text))
 
 
 def yes_no(value: bool | None) -> Cell:
-    return Cell("cannot be told" if value is None else "yes" if value else "no", value)
+    return Cell("unclear" if value is None else "yes" if value else "no", value)

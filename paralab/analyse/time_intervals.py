@@ -1,4 +1,4 @@
-"""Sets of moments as sorted, disjoint intervals: what overlaps, and what is exposed.
+"""Time intervals, sorted and disjoint: compute what overlaps and what is exposed.
 
 compute   ████████████····        union      ████████████████
 transfer  ······██████████        overlap    ······██████····     both at once
@@ -24,8 +24,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def without(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list[Interval]:
-    """The part of the first that is not in the second: [(0, 10)] without [(2, 4)] -> [(0, 2), (4,
-    10)]."""
+    """Remove the second set from the first: [(0, 10)] without [(2, 4)] -> [(0, 2), (4, 10)]."""
     left = union(intervals)
     for cut_start, cut_end in union(removed):
         left = [
@@ -42,17 +41,17 @@ def length(intervals: Iterable[Interval]) -> float:
 
 
 def lanes(spans: Sequence[Interval], nested: bool) -> list[int]:
-    """The lane of every span: the first one in which it neither crosses another nor, unless
-    `nested`, lies within one.
+    """Assign each span to a lane: the first one in which it does not cross another span. Unless
+    `nested`, it must not lie within another span either.
 
-    a ├──────────┤                    nested: a and b share lane 0 (b is a part of a), c crosses a: lane 1
+    a ├──────────┤                    nested: a and b share lane 0 (b is inside a), c crosses a: lane 1
     b   ├───┤                         apart:  b and c have their own lanes, d comes after a: lane 0
     c          ├─────┤
     d                  ├──┤
     """
     found = [0] * len(spans)
-    open_ends: list[list[float]] = []  # per lane: the ends of the open spans, the innermost last
-    # If two start together, the longer one comes first: it can contain the other.
+    open_ends: list[list[float]] = []  # per lane: the ends of open spans, innermost last
+    # If two spans start together, the longer one comes first because it can contain the other.
     for number in sorted(
         range(len(spans)), key=lambda number: (spans[number][0], -spans[number][1])
     ):

@@ -1,4 +1,4 @@
-"""Tables of where the time of a step goes: its parts, communication, buckets, load."""
+"""Tables that show where step time goes: its parts, communication, buckets, load."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def where_time_goes(rows: Sequence[Row]) -> Section:
         "data wait": "data_wait_seconds",
     }
     time = Table(
-        "Seconds of an optimizer step (median over steps, mean over ranks)",
+        "Seconds per optimizer step (median over steps, mean over ranks)",
         ("configuration", "step p10", "step p90", *parts),
         tuple(_time_row(row, parts) for row in rows),
-        "Exposed: the device computes nothing and waits. The stages of a pipeline work at the same "
-        "time, so forward and backward are the time in which any stage works.",
+        "Exposed: the device waits instead of computing. Pipeline stages work at the same time, so "
+        "forward and backward are the time in which any stage works.",
     )
     columns = (
         "configuration",
@@ -43,7 +43,7 @@ def where_time_goes(rows: Sequence[Row]) -> Section:
         "bubble (ideal)",
     )
     communication = Table(
-        "Communication per optimizer step and rank",
+        "Communication per rank and optimizer step",
         columns,
         tuple(_communication_row(row) for row in rows),
     )
@@ -56,7 +56,7 @@ def where_time_goes(rows: Sequence[Row]) -> Section:
 
 
 def _buckets(rows: Sequence[Row]) -> tuple[Table, ...]:
-    """When each bucket was reduced within the step."""
+    """Create the table that shows when each bucket was reduced within the step."""
     cells = []
     for row in rows:
         for bucket in row.metrics.buckets:
@@ -76,7 +76,7 @@ def _buckets(rows: Sequence[Row]) -> tuple[Table, ...]:
             )
     columns = ("configuration", "bucket", "size", "ready after", "of the step", "transfer")
     note = (
-        "On rank 0, in the last step of each round: when the bucket was ready, counted from the "
+        "On rank 0, in the last step of each round: when the bucket was ready, measured from the "
         "start of the step, and how long its transfer took."
     )
     return (Table("When the collectives happen", columns, tuple(cells), note),) if cells else ()

@@ -1,10 +1,10 @@
-"""A run as a Chrome trace, which ui.perfetto.dev and chrome://tracing open: every rank and device
-on one clock.
+"""Export a run as a Chrome trace for ui.perfetto.dev or chrome://tracing, with all ranks and
+devices on one clock.
 
-A rank is a process of the trace; its threads are *lanes*: the steps, the loading, one per device,
-one for communication. Spans of one lane must be nested or disjoint; one that crosses another goes
-to a further lane of the same name. Arrows (flows) show what waited for what: the same all-reduce on
-all ranks, a micro-batch from stage to stage, a batch from scatter to gather.
+A rank is a process in the trace. Its threads are *lanes*: the steps, data loading, one per device,
+one for communication. Spans in a lane must be nested or disjoint; a span that crosses another one
+goes to an additional lane with the same name. Arrows (flows) show dependencies: an all-reduce
+across ranks, a micro-batch from stage to stage, a batch from scatter to gather.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paralab.record.events import (
     SplitShape,
 )
 
-# A line of Chrome's trace format, whose keys depend on its phase `ph`.
+# An event in Chrome's trace format. Its keys depend on its phase `ph`.
 TraceEvent = dict[str, Any]
 
 STEPS, LOADING, COMMUNICATION = "steps", "data loading", "communication"
@@ -38,14 +38,15 @@ NOT_ARGUMENTS = (
     "end",
     "time",
     "device",
-)  # the slice has them: its name, its place, its lane
-# Thread ids are unique in the whole trace: viewers disagree on whether they belong to a process.
+)  # already in the slice: its name, position, and lane
+# Thread ids are unique in the entire trace: viewers disagree on whether ids are per process.
 TIDS_PER_PID = 1000
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A span at its place in the trace. Whole microseconds, so that adjacent spans stay adjacent."""
+    """A span at its position in the trace. Times are integer microseconds, so adjacent spans stay
+    adjacent."""
 
     event: Span
     rank: int
@@ -55,13 +56,13 @@ class Slice:
 
     @property
     def last_us(self) -> int:
-        """The last microsecond that is certainly inside: at its end, the next slice may have
-        started."""
+        """The last microsecond inside the slice. At its end, the next slice may have started."""
         return self.end_us - 1
 
 
 def trace_of(folder: Path) -> TraceEvent:
-    """The trace, from the manifest and the events alone; it lacks what a killed run did not write."""
+    """Create the trace using only the manifest and the events. A killed run's trace lacks unwritten
+    events."""
     recording = Recording.read(folder)
     manifest, plan, events = recording.manifest, recording.plan, recording.events
     found: list[TraceEvent] = []
@@ -77,8 +78,8 @@ def trace_of(folder: Path) -> TraceEvent:
     found += [_complete(slice_) for slice_ in slices]
     found += _loss(recording)
     found += _flows(slices, {rank.rank: rank.replica for rank in plan.ranks})
-    # Names first, then by time. At the same time: the longer slice first, since it contains the
-    # other, and arrows after their slices.
+    # Names come first, then events by time. At equal times, the longer slice comes first because it
+    # contains the other, and arrows follow their slices.
     found.sort(key=lambda event: (event.get("ts", -1), -event.get("dur", 0)))
     return {
         "traceEvents": found,
@@ -103,7 +104,7 @@ def _us(seconds: float) -> int:
 def _placed(
     rank: int, events: list[Event], devices: list[str]
 ) -> tuple[list[Slice], dict[int, str]]:
-    """The slices of a rank, and its lanes: thread id -> name, in display order."""
+    """Return a rank's slices and its lanes (thread id -> name, in display order)."""
     by_lane: dict[str, list[Span]] = {
         name: [] for name in (STEPS, LOADING, *devices, COMMUNICATION)
     }
@@ -113,7 +114,7 @@ def _placed(
     slices: list[Slice] = []
     names: dict[int, str] = {}
     for name, list_ in by_lane.items():
-        # A device's clock may be a microsecond off, but no span has a negative length.
+        # A device clock may be off by a microsecond, but a span's length is never negative.
         times = [(start := _us(event.start), max(start, _us(event.end))) for event in list_]
         numbers = lanes(times, nested=name != COMMUNICATION)
         tids = [
@@ -134,7 +135,7 @@ def _lane(event: Span, first_device: str) -> str:
         return STEPS if event.event == "step" else LOADING
     if event.event in COLLECTIVES:
         return COMMUNICATION
-    # scatter, gather, optimizer: the work of the rank's first device
+    # scatter, gather, and optimizer run on the rank's first device
     return event.device or first_device
 
 
@@ -165,7 +166,8 @@ def _complete(slice_: Slice) -> TraceEvent:
 
 
 def _arguments(event: Event) -> TraceEvent:
-    """The event's other fields. JSON has no NaN, and a viewer would reject the whole file."""
+    """Return the event's other fields. JSON has no NaN, and a viewer would reject the entire
+    file."""
     return {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in event.known.items()
@@ -174,10 +176,10 @@ def _arguments(event: Event) -> TraceEvent:
 
 
 def _instants(rank: int, events: list[Event], tids: dict[str, int]) -> Iterator[TraceEvent]:
-    """Inputs of devices, and errors of the process.
+    """Yield instants for device inputs and process errors.
 
-    Both are on the lane of the steps: on a device's lane, Perfetto would attach the arrow of the
-    surrounding pass to the instant.
+    Both appear on the steps lane. On a device lane, Perfetto would attach the surrounding pass's
+    arrow to the instant.
     """
     for event in events:
         if isinstance(event, SplitShape):
@@ -199,9 +201,9 @@ def _instants(rank: int, events: list[Event], tids: dict[str, int]) -> Iterator[
 
 
 def _counters(rank: int, events: list[Event]) -> Iterator[TraceEvent]:
-    """Load and memory of the process and its devices over time. Unknown values draw nothing.
+    """Yield load and memory over time for the process and its devices. Unknown values are skipped.
 
-    Perfetto shows a counter's name and unit as one phrase, so the units are words that follow the
+    Perfetto shows a counter's name and unit as one phrase, so each unit is worded to follow the
     name.
     """
 
@@ -219,8 +221,8 @@ def _counters(rank: int, events: list[Event]) -> Iterator[TraceEvent]:
 
     for event in events:
         if isinstance(event, Load):
-            yield from counter("load of the process", event, "in cores", event.cpu_share)
-            yield from counter("memory of the process", event, "in bytes", event.rss_bytes)
+            yield from counter("process load", event, "in cores", event.cpu_share)
+            yield from counter("process memory", event, "in bytes", event.rss_bytes)
             for device in event.devices:
                 name = device.device
                 yield from counter(f"load {name}", event, "as a share", device.utilization)
@@ -235,7 +237,7 @@ def _counters(rank: int, events: list[Event]) -> Iterator[TraceEvent]:
 
 
 def _loss(recording: Recording) -> Iterator[TraceEvent]:
-    """The loss of the batch, at the time when the last rank finished the step; shown with rank 0."""
+    """Yield the batch loss when the last rank finishes the step. It is shown on rank 0."""
     for step in recording.steps:
         loss = sum(event.loss for event in step)
         if math.isfinite(loss):
@@ -250,7 +252,7 @@ def _loss(recording: Recording) -> Iterator[TraceEvent]:
 
 
 def _flows(slices: list[Slice], replica_of: dict[int, int]) -> list[TraceEvent]:
-    """All arrows, numbered."""
+    """Return all arrows, numbered."""
     chains = [("all-reduce", chain) for chain in _collectives(slices)]
     chains += [("micro-batch", chain) for chain in _stage_to_stage(slices, replica_of)]
     chains += [("replica", chain) for chain in _scatter_to_gather(slices)]
@@ -261,7 +263,7 @@ def _flows(slices: list[Slice], replica_of: dict[int, int]) -> list[TraceEvent]:
 
 
 def _by_key(slices: Iterable[Slice], *names: str) -> dict[tuple[Any, ...], list[Slice]]:
-    """Slices of these events by (event, rank, step, accumulation, stage, micro, bucket,
+    """Index the slices of these events by (event, rank, step, accumulation, stage, micro, bucket,
     replica)."""
     fields = ("step", "accumulation", "stage", "micro", "bucket", "replica")
     found: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
@@ -274,8 +276,8 @@ def _by_key(slices: Iterable[Slice], *names: str) -> dict[tuple[Any, ...], list[
 
 
 def _collectives(slices: list[Slice]) -> Iterator[list[Slice]]:
-    """The same bucket of the same step on all ranks, in the order in which they were ready: the
-    first one waits for the last."""
+    """Yield the slices of one bucket in one step on all ranks, ordered by when they were ready: the
+    first waits for the last."""
     same: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
     for (kind, _, *key), list_ in _by_key(slices, *COLLECTIVES).items():
         for occurrence, slice_ in enumerate(list_):
@@ -285,14 +287,14 @@ def _collectives(slices: list[Slice]) -> Iterator[list[Slice]]:
 
 
 def _stage_to_stage(slices: list[Slice], replica_of: dict[int, int]) -> Iterator[list[Slice]]:
-    """A micro-batch leaves a stage and arrives in the next one, on any rank: forward in order,
-    backward in reverse."""
+    """Connect each stage that a micro-batch leaves with the next one, on any rank: forward in
+    order, backward in reverse."""
     for event, direction in (("forward", 1), ("backward", -1)):
         found: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
         for (_, rank, step, accumulation, stage, micro, *_), list_ in _by_key(
             slices, event
         ).items():
-            # The half of a backward pass that computes weight gradients sends nothing on.
+            # The half of a backward pass that computes weight gradients does not send anything.
             found[replica_of[rank], step, accumulation, stage, micro] += [
                 s for s in list_ if not s.event.weights
             ]
@@ -303,8 +305,7 @@ def _stage_to_stage(slices: list[Slice], replica_of: dict[int, int]) -> Iterator
 
 
 def _scatter_to_gather(slices: list[Slice]) -> Iterator[list[Slice]]:
-    """Emulated DataParallel, once per pass: the batch is split, goes through the replicas, and is
-    gathered."""
+    """Connect scatter, the replicas, and gather in emulated DataParallel, once per pass."""
     per_step: dict[tuple[int, int], dict[str, list[Slice]]] = defaultdict(lambda: defaultdict(list))
     for slice_ in slices:
         if slice_.event.event in ("scatter", "replica_forward", "gather"):
@@ -317,14 +318,14 @@ def _scatter_to_gather(slices: list[Slice]) -> Iterator[list[Slice]]:
 
 
 def _arrow(id_: int, name: str, chain: list[Slice]) -> list[TraceEvent]:
-    """Start, steps and finish of one arrow. A viewer binds each to the slice around it, and time
-    must not run backwards:
+    """Create the start, steps, and finish of one arrow. A viewer attaches each to the slice around
+    it, and time must not run backward:
 
         leaves   when the second starts, or in the first one's last microsecond if that is earlier
         arrives  when the slice begins, but not before the arrow has left
 
-    Where that is not possible (less than a microsecond long, or over before the other began) there
-    is no arrow.
+    There is no arrow where that is impossible: a slice is shorter than a microsecond, or ends
+    before the other one starts.
     """
     if len(chain) < 2 or any(slice_.last_us < slice_.start_us for slice_ in chain):
         return []

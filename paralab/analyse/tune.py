@@ -1,5 +1,5 @@
-"""What a search found, from its folder: the command to use, how much faster it is than the default,
-and how sure that is."""
+"""Read the result of a search from its folder: the command to use, its speed-up over the default,
+and the confidence interval."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from paralab.errors import UsageError
 from paralab.record.types import Record
 from paralab.units import seconds
 
-DEFAULT_MB = 25.0  # PyTorch's default bucket size, for its place on the curve
+DEFAULT_MB = 25.0  # PyTorch's default bucket size, to plot the default on the curve
 HIGH = ("fp32", "fp64")
 
 
 class Tuned(Record, frozen=True, kw_only=True):
-    """A configuration of the final rung."""
+    """A configuration measured in the final rung."""
 
     name: str
     command: str
@@ -39,7 +39,8 @@ class Tuned(Record, frozen=True, kw_only=True):
 
 
 class CurvePoint(Record, frozen=True, kw_only=True):
-    """One bucket size, everything else as in the default; None: PyTorch's default size."""
+    """One bucket size, with all other options at their defaults. None means PyTorch's default
+    size."""
 
     bucket_mb: float | None
     buckets: float
@@ -49,8 +50,8 @@ class CurvePoint(Record, frozen=True, kw_only=True):
 
 
 class TuneResult(Record, frozen=True, kw_only=True):
-    """What `tune --json` prints: the fastest configuration that trains the same as the default, and
-    the fastest one in low precision, if that is faster still."""
+    """The result that `tune --json` prints: the fastest configuration that trains the same as the
+    default, and the fastest one in low precision if that is faster still."""
 
     kind: str
     default: Tuned
@@ -92,7 +93,8 @@ def choice_of(folder: Path) -> TuneResult:
 
 
 def rungs_of(folder: Path) -> list[Path]:
-    """The rungs that were started; the last one is the final, unless the search was stopped."""
+    """Return the rungs that were started. The last one is the final rung, unless the search was
+    stopped."""
     found = sorted(folder.glob("rung*/manifest.json"))
     if not found:
         raise UsageError(
@@ -121,7 +123,7 @@ def _tuned(row: Row) -> Tuned:
 
 
 def curve(rung: Path) -> list[CurvePoint]:
-    """Step time and exposed communication over the bucket size."""
+    """Return step time and exposed communication by bucket size."""
     rows = comparison_of(rung).rows
     points = [
         CurvePoint(
@@ -176,11 +178,11 @@ def _sections(choice: TuneResult) -> list[Section]:
         ),
     )
     note = (
-        "One round each; the final rounds decide. Small buckets: a fixed cost for each one. Large "
-        "buckets: no computation left to hide them behind."
+        "One round each; the final rounds decide. Small buckets each add a fixed cost. Large "
+        "buckets leave no computation to hide behind."
     )
     chart = Lines(
-        "Step time over the bucket size",
+        "Step time over bucket size",
         lines,
         "bucket size in MB",
         "per optimizer step",
@@ -209,8 +211,8 @@ def findings(choice: TuneResult) -> tuple[Finding, ...]:
         found = [Finding("fastest", text, evidence | speed)]
     if low:
         text = (
-            f"In low precision `{low.name}` is {times_as_fast(low.speed_up)}; its losses differ by "
-            f"up to {low.loss_difference or 0.0:.0e} (relative). Use: `{low.command}`"
+            f"In low precision, `{low.name}` is {times_as_fast(low.speed_up)}; its losses differ "
+            f"by up to {low.loss_difference or 0.0:.0e} (relative). Use: `{low.command}`"
         )
         moved = {"speed_up": low.speed_up.to_dict(), "loss_difference": low.loss_difference}
         found.append(Finding("next", text, moved))

@@ -1,5 +1,5 @@
-"""How busy the machine was: load of cores and GPUs, model FLOP/s, and the gradients of the first
-step."""
+"""Measure how busy the machine was: core and GPU load, model FLOP/s, and the first step's
+gradients."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def _while_training(recording: Recording, moment: float) -> bool:
 
 
 def model_flops(recording: Recording, step_seconds: float | None) -> Flops:
-    """Divided by the step time, whatever the machine computed in fact."""
+    """Divide the model's FLOPs by the step time, whatever the machine actually computed."""
     plan, machine = recording.plan, recording.manifest.machine
     per_sample = recording.manifest.workload.flops_per_sample
     if not per_sample or not step_seconds:
-        why = "FLOPs were not counted: recurrent layers, or no matrix product at all"
+        why = "FLOPs were not counted: the model has recurrent layers or no matrix products"
         return Flops(per_second=None, share_of_peak=None, not_measured=why)
     per_second = per_sample * plan.batch_size / step_seconds
     devices = {device.torch for rank in plan.ranks for device in rank.devices}

@@ -1,5 +1,5 @@
-"""The verdict on a comparison in plain words, each sentence with its numbers: the fastest, its
-cost, its limit, and what to try."""
+"""Write a comparison's verdict in plain words, each sentence with its numbers: the fastest
+configuration, its cost, its limit, and what to try next."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paralab.analyse.phrases import capital, collectives_per_step
 from paralab.analyse.verify import apart_from
 from paralab.units import plural, seconds, size
 
-BUSY = 0.85  # of its cores: with less, another program uses the machine
+BUSY = 0.85  # share of its cores; below this, another program uses the machine
 
 
 def verdict(comparison: Comparison) -> tuple[Finding, ...]:
@@ -43,7 +43,7 @@ def verdict(comparison: Comparison) -> tuple[Finding, ...]:
 
 
 def is_same_training(row: Row) -> bool | None:
-    """True: equal. False: it differs. None: not checked."""
+    """Return True if equal, False if it differs, or None if not checked."""
     return None if row.verify is None else row.verify.equal
 
 
@@ -68,10 +68,10 @@ def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
         "too_noisy_to_tell": unsure,
     }
     step = seconds(best.step_seconds.median)
-    also = f" As fast: {', '.join(equally)}." if equally else ""
+    also = f" Equally fast: {', '.join(equally)}." if equally else ""
     also += f" Too noisy to tell: {', '.join(unsure)}." if unsure else ""
     if best.ratio.low is None:
-        text = f"`{best.name}` has the shortest step, {step}. Too few rounds to say how sure it is."
+        text = f"`{best.name}` has the shortest step, {step}. Too few rounds for an interval."
         return Finding("fastest", text, evidence)
     if best is baseline:
         text = f"Nothing is measurably faster than `{best.name}`: {step} per step.{also}"
@@ -82,7 +82,7 @@ def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
 
 
 def largest_memory(row: Row) -> int | None:
-    """Of the fullest device."""
+    """Return the peak bytes on the device that uses the most memory."""
     return max((memory.bytes for memory in row.peak_bytes), default=None)
 
 
@@ -91,10 +91,10 @@ def _cost(row: Row, baseline: Row) -> Finding:
     devices, processes = plural(row.devices, "device"), plural(row.processes, "process")
     parts = [f"`{row.name}` uses {devices} in {processes}"]
     if mine and one:
-        parts.append(f"{size(mine)} on its fullest device, `{baseline.name}` {size(one)}")
+        parts.append(f"{size(mine)} on its fullest device (`{baseline.name}`: {size(one)})")
     if row.bytes_per_step:
         moved = f"{collectives_per_step(row)}, {size(row.bytes_per_step)} in total,"
-        parts.append(f"{moved} per optimizer step and rank")
+        parts.append(f"{moved} per rank and optimizer step")
     evidence = {
         "devices": row.devices,
         "peak_bytes": mine,
@@ -106,7 +106,7 @@ def _cost(row: Row, baseline: Row) -> Finding:
 
 
 def shares(row: Row) -> dict[str, float]:
-    """What a step consists of, as shares of it, the largest first."""
+    """Return the parts of a step as shares of it, largest first."""
     metrics, step = row.metrics, row.step_seconds.median
     parts = {
         "compute": metrics.compute_seconds,
@@ -120,14 +120,14 @@ def shares(row: Row) -> dict[str, float]:
 
 
 def _consists(row: Row) -> Finding:
-    """What the step of a single run consists of."""
+    """Describe the parts of a single run's step."""
     parts = [f"{share:.0%} {name}" for name, share in shares(row).items() if share >= 0.01]
-    text = f"A step of `{row.name}` takes {seconds(row.step_seconds.median)}: {', '.join(parts)}."
+    text = f"`{row.name}` takes {seconds(row.step_seconds.median)} per step: {', '.join(parts)}."
     return Finding("limit", text, {"shares": shares(row)})
 
 
 def _limit(row: Row, baseline: Row) -> Finding:
-    """Where the time went that a perfect split over the devices would have saved."""
+    """Explain the gap to a perfect split over the devices."""
     step, name = row.step_seconds.median, row.name
     perfect, causes = perfect_seconds(row, baseline), losses_of(row, baseline)
     largest = max(causes, key=lambda cause: causes[cause])
@@ -144,7 +144,7 @@ def _limit(row: Row, baseline: Row) -> Finding:
         return Finding("limit", text, evidence)
 
     lost = seconds(causes[largest])
-    if perfect >= step:  # the baseline's own work is spread no better
+    if perfect >= step:  # the baseline does not split its work better
         text = f"The largest cost of `{name}` is {largest}: {lost} of {seconds(step)} per step."
     else:
         text = (
@@ -158,7 +158,7 @@ def _limit(row: Row, baseline: Row) -> Finding:
 
 
 def tune_command(row: Row) -> str:
-    """The search for the same training: the options that decide it are kept."""
+    """Return the tune command for the same training. It keeps the options that affect training."""
     kept = ["workload", "replicas", "stages", "batch_size", "precision", "device", "seed"]
     if row.strategy != "hybrid":
         kept.remove("stages")
@@ -171,7 +171,7 @@ def tune_command(row: Row) -> str:
 
 
 def _next(row: Row, rows: list[Row]) -> list[Finding]:
-    """What to change, as far as the numbers say so."""
+    """Suggest changes that the numbers support."""
     metrics, step, found = row.metrics, row.step_seconds.median, []
     share, exposed = metrics.communication_share or 0.0, metrics.exposed_share or 0.0
     costs = {"communication_share": share, "exposed_share": exposed}
@@ -189,15 +189,15 @@ def _next(row: Row, rows: list[Row]) -> list[Finding]:
     if row.strategy == "fsdp" and exposed >= RULE:
         text = (
             f"Moving shards takes {share:.0%} of the step, and {exposed:.0%} of the step is "
-            "exposed: every pass gathers every parameter twice. Fewer passes per step "
-            "(`--accumulate`) gather less. If the whole model fits on a device, `ddp` gathers "
-            "nothing."
+            "exposed: each pass gathers each parameter twice. Fewer passes per step "
+            "(`--accumulate`) gather less. If the entire model fits on one device, `ddp` does not "
+            "gather at all."
         )
         found.append(Finding("next", text, costs))
     if row.strategy == "dp" and not any(o.strategy == "ddp" and o.accumulate == 1 for o in rows):
         text = (
-            "Try `ddp` instead of `dp`: it does not copy the model in every step, and no device "
-            "collects the gradients of the others."
+            "Try `ddp` instead of `dp`: it does not copy the model in each step, and no device "
+            "collects the other devices' gradients."
         )
         evidence = {"communication_share": share, "balance": metrics.balance}
         found.append(Finding("next", text, evidence))
@@ -205,19 +205,19 @@ def _next(row: Row, rows: list[Row]) -> list[Finding]:
         text = (
             f"The stages are idle {metrics.bubble.measured:.0%} of the time "
             f"({metrics.bubble.ideal:.0%} is ideal for these micro-batches). Use more "
-            "`--micro-batches`, or more equal stages (`paralab plan` shows their times)."
+            "`--micro-batches`, or more balanced stages (`paralab plan` shows their times)."
         )
         found.append(Finding("next", text, metrics.bubble.to_dict()))
     if late := metrics.straggler:
         text = (
-            f"Rank {late.rank} is slower than the others, which wait {late.share_of_step:.0%} of "
-            "every step for it."
+            f"Rank {late.rank} is slower than the others, which wait for it "
+            f"{late.share_of_step:.0%} of each step."
         )
         found.append(Finding("next", text, late.to_dict()))
     wait = metrics.data_wait_seconds or 0.0
     if wait > 0.05 * step:
         text = (
-            f"Between steps the device waits {seconds(wait)} for data. Use more loader workers, or "
+            f"Between steps, the device waits {seconds(wait)} for data. Use more loader workers, or "
             "a cheaper transform."
         )
         found.append(Finding("next", text, {"data_wait_seconds": wait}))
@@ -227,14 +227,14 @@ def _next(row: Row, rows: list[Row]) -> list[Finding]:
 def _same(rows: list[Row]) -> list[Finding]:
     checked = [(row, row.verify) for row in rows if row.verify is not None]
     if not checked:
-        return [Finding("same", "Nothing was verified: these trainings may differ.", {})]
+        return [Finding("same", "No configuration was verified; they may train differently.", {})]
     equal = [check for _, check in checked if check.equal]
     excused = [check.excused for check in equal if check.excused and apart_from(check)]
     tolerance = checked[0][1].tolerance
     largest = max((check.max_difference or 0.0 for check in equal), default=0.0)
     text = (
         f"{len(equal)} of {plural(len(checked), 'configuration')} train like one device (fp64, "
-        f"largest difference of a parameter {largest:.1e})."
+        f"largest parameter difference {largest:.1e})."
     )
     if excused:
         reasons = "; ".join(excused[0].reasons)
@@ -255,7 +255,8 @@ def _same(rows: list[Row]) -> list[Finding]:
 
 
 def _busy(baseline: Row) -> list[Finding]:
-    """A single device waits for nobody: if it did not get its cores, another program had them."""
+    """Warn if another program used the machine. A single device never waits for a rank, so missing
+    core time went to another program."""
     cores, asked = baseline.metrics.load.cores_per_rank[0], baseline.threads_per_device
     on_gpu = bool(baseline.peak_bytes) and baseline.peak_bytes[0].how != "counted"
     if baseline.strategy != "single" or cores is None or cores > BUSY * asked or on_gpu:
@@ -268,7 +269,7 @@ def _busy(baseline: Row) -> list[Finding]:
 
 
 def _warnings(rows: list[Row]) -> list[Finding]:
-    """Losses that are not finite, steps that were skipped or not finished."""
+    """Warn about losses that are not finite and steps that were skipped or unfinished."""
     return [
         Finding("warning", f"`{row.name}`: {warning}.", {})
         for row in rows

@@ -1,13 +1,12 @@
-"""Is it the same training? The outcome for one configuration, from what its ranks measured against
-a single device.
+"""Decide whether a configuration trains like a single device, from the differences that its ranks
+measured.
 
-    fp64   every parameter within 1e-10 of the single device's
-    fp32   every parameter within 1e-5 of its update: norm of the difference over norm of the
-           tensor's update (or of a typical tensor's update, if that is larger: sums that cancel
-           keep the rounding of their terms)
+    fp64   each parameter is within 1e-10 of the single device's
+    fp32   each parameter is within 1e-5 of its update: the norm of the difference over the norm of
+           the tensor's update (or a typical tensor's update, if larger: sums that cancel keep
+           their terms' rounding errors)
 
-Losses, buffers, and the gradients of the first step must meet the same tolerance, relative to their
-size.
+Losses, buffers, and first-step gradients must meet the same tolerance, relative to their size.
 """
 
 from __future__ import annotations
@@ -23,39 +22,40 @@ from paralab.record.types import Record
 from paralab.units import plural
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "tf32": 1e-5, "bf16": 1e-5, "fp16": 1e-5}
-# How far rounding may move the gradients of the first step, relative to the largest gradient.
+# The largest change that rounding may cause in first-step gradients, relative to the largest one.
 ROUNDING = {"fp64": 1e-10, "fp32": 1e-4, "tf32": 0.1, "bf16": 0.5, "fp16": 0.5}
 
 
 class _Differences(Record, frozen=True, kw_only=True):
     equal: bool
-    max_difference: float | None  # of a parameter; None: not finite, or it failed
+    max_difference: float | None  # of a parameter; None if not finite or the run failed
     gradient_difference: float | None
     loss_difference: float | None
-    buffers: dict[str, float | None]  # those that differ
+    buffers: dict[str, float | None]  # only buffers that differ
     tolerance: float
     measure: str
 
 
 class Excuse(_Differences, frozen=True, kw_only=True):
-    """How far the training as requested is from a single device, and the known reasons."""
+    """How far training as configured differs from a single device, and the known reasons."""
 
     reasons: list[str]
 
 
 class Verification(_Differences, frozen=True, kw_only=True):
-    """Does a configuration train like a single device? `control` was held fixed on both sides."""
+    """Whether a configuration trains like a single device. `control` lists what was held fixed on
+    both sides."""
 
     steps: int
     worst_parameter: str | None
     cause: str | None  # why it differs
-    serious: bool  # a mistake whatever else is wrong
+    serious: bool  # always a mistake
     control: tuple[str, ...] = ()
     excused: Excuse | None = None
 
 
 class VerifyOptions(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What distinguishes a configuration from the others."""
+    """Options that distinguish a configuration from the others."""
 
     workload: str
     batch_size: int
@@ -81,7 +81,8 @@ class Skipped(Record, frozen=True, kw_only=True):
 
 
 class VerifyResult(Record, frozen=True, kw_only=True):
-    """What `verify --json` prints. `passed`: every configuration that ran is equal."""
+    """The result that `verify --json` prints. `passed` means that all configurations that ran are
+    equal."""
 
     strategy: str
     workloads: list[str]
@@ -91,7 +92,7 @@ class VerifyResult(Record, frozen=True, kw_only=True):
     configurations: list[Verified]
     skipped: list[Skipped]
     dropout: str
-    state: dict[str, list[str]]  # workload -> what its forward changes in every call
+    state: dict[str, list[str]]  # workload -> state that each forward call changes
     seconds: float
     run_folder: str
 
@@ -99,9 +100,9 @@ class VerifyResult(Record, frozen=True, kw_only=True):
 def judge(
     precision: str, ranks: Sequence[Verify], split_problem: str | None = None
 ) -> Verification:
-    """The differences, whether they are within the tolerance, and the cause if they are not.
+    """Return the differences, whether they are within tolerance, and the cause if they are not.
 
-    `split_problem`: what a single device found wrong with the loss or the model."""
+    `split_problem` describes what a single device found wrong with the loss or the model."""
     tolerance = TOLERANCE[precision]
     losses = [
         sum(float(rank.losses[step]) for rank in ranks) for step in range(len(ranks[0].losses))
@@ -142,7 +143,7 @@ def judge(
 
 
 def failed_verification(precision: str, error: str) -> Verification:
-    """The outcome for a configuration whose run failed."""
+    """Return the outcome for a configuration whose run failed."""
     return Verification(
         equal=False,
         steps=0,
@@ -159,10 +160,10 @@ def failed_verification(precision: str, error: str) -> Verification:
 
 
 def with_excuse(proof: Verification, plan: Plan, asked: Verification | None) -> Verification:
-    """The outcome for a configuration that differs from one device for a known reason.
+    """Return the outcome for a configuration that differs from one device for a known reason.
 
-    `proof` ran with the reason removed and decides; `asked` ran as requested and gives the size of
-    the difference. An excuse covers only what it explains: see `_inexcusable`."""
+    `proof` ran without the known reason and decides the outcome. `asked` ran as configured and
+    measures the difference. An excuse covers only what it explains: see `_inexcusable`."""
     if asked is None:
         return proof
     excuse = Excuse(
@@ -176,15 +177,15 @@ def with_excuse(proof: Verification, plan: Plan, asked: Verification | None) -> 
 
 
 def _inexcusable(proof: Verification, precision: str, asked: Verification) -> str | None:
-    """What no known reason explains: a failed run, ranks with different parameters, gradients
-    beyond rounding."""
+    """Return a difference that no known reason explains: a failed run, ranks with different
+    parameters, gradient differences beyond rounding."""
     if asked.serious:
-        return f"as requested ({precision}), {asked.cause}"
+        return f"as configured ({precision}), {asked.cause}"
     gradients = asked.gradient_difference
     if not proof.control and gradients is not None and gradients > ROUNDING[precision]:
         return (
-            f"in {precision} the gradients of the first step differ by {gradients:.2g}, more than "
-            "rounding explains. In fp64 they are equal, so the forward depends on the precision"
+            f"in {precision}, the first step's gradients differ by {gradients:.2g}, more than "
+            "rounding explains. They are equal in fp64, so the forward depends on the precision"
         )
     return None
 
@@ -192,12 +193,13 @@ def _inexcusable(proof: Verification, precision: str, asked: Verification) -> st
 CONTROLS = {
     "batch_norm": "BatchNorm",
     "random": "random numbers",
-    "state": "what its forward changes",
+    "state": "state that the forward pass changes",
 }
 
 
 def apart_from(proof: Verification) -> str:
-    """`BatchNorm and random numbers`: what was held fixed, if it makes a difference; else empty."""
+    """Return what was held fixed if it makes a difference (`BatchNorm and random numbers`), or an
+    empty string."""
     if not proof.excused or proof.excused.equal:
         return ""
     return " and ".join(CONTROLS[kind] for kind in proof.control) or "rounding"
@@ -205,7 +207,7 @@ def apart_from(proof: Verification) -> str:
 
 def _measure(precision: str) -> str:
     relative = "" if precision == "fp64" else ", relative to its update"
-    return f"largest difference of a parameter{relative}"
+    return f"largest parameter difference{relative}"
 
 
 def _parameter_error(rank: Verify, precision: str) -> float:
@@ -214,7 +216,8 @@ def _parameter_error(rank: Verify, precision: str) -> float:
 
 
 def _buffers(ranks: Sequence[Verify], tolerance: float) -> dict[str, float]:
-    """Buffers that differ from one device's, with the largest difference on any rank."""
+    """Return buffers that differ from the single device's, with the largest difference on any
+    rank."""
     found: dict[str, float] = {}
     for rank in ranks:
         for name, error in rank.buffer_errors.items():
@@ -230,7 +233,7 @@ def _cause(
     tolerance: float,
     split_problem: str | None,
 ) -> str:
-    """Why the trainings differ; what is certain comes first."""
+    """Explain why training differs. Certain causes come first."""
     first = ranks[0]
     if found := split_problem or _serious(ranks, differences):
         return found
@@ -238,16 +241,16 @@ def _cause(
     if abs(factor - 1.0) > 1e-3 and residual < 1e-4:
         return (
             f"wrong scale: {factor:.4g} × the single device's gradient in the first step, so the "
-            "loss of a part is not weighted by its share of the batch"
+            "parts' losses are not weighted by their share of the batch"
         )
     if loss_errors and loss_errors[0] > tolerance:
         return (
-            "the loss of the first step already differs: other samples, other weights of the "
-            "parts, or another forward pass"
+            "the loss of the first step already differs: different samples, part weights, or "
+            "forward pass"
         )
     if differences["gradients"] > tolerance:
         return (
-            "the gradients of the first step differ, the loss does not: the gradients of the parts "
+            "the first step's gradients differ but its loss does not: the parts' gradients "
             "are not added up correctly"
         )
     extra = sorted({name for rank in ranks for name in rank.extra_gradients})
@@ -259,7 +262,7 @@ def _cause(
     late = next((step for step, error in enumerate(loss_errors) if error > tolerance), None)
     if late is not None:
         return (
-            f"the first step is equal; from step {late} on the losses differ "
+            f"the first step is equal; from step {late} on, the losses differ "
             "(data, partial batches, optimizer, state)"
         )
     if differences["parameters"] > tolerance:
@@ -272,9 +275,9 @@ def _cause(
 
 
 def _serious(ranks: Sequence[Verify], differences: dict[str, float]) -> str | None:
-    """What is a mistake whatever else is wrong."""
+    """Return a mistake that is certain whatever else is wrong."""
     if any(not math.isfinite(value) for name, value in differences.items() if name != "buffers"):
-        return "a loss, gradient or parameter is not finite"
+        return "a loss, gradient, or parameter is not finite"
     missing = sorted({name for rank in ranks for name in rank.missing_gradients})
     if missing:
         return f"no gradient for {', '.join(missing[:3])}: the loss does not reach these parameters"
@@ -289,19 +292,19 @@ def _serious(ranks: Sequence[Verify], differences: dict[str, float]) -> str | No
 
 
 def _diverged(ranks: Sequence[Verify]) -> bool:
-    """Do ranks that hold the same parameters (all of them, or those of one stage) end with
-    different ones?"""
+    """Return whether ranks that hold the same parameters (all of them, or one stage's) end with
+    different values."""
     return len({(rank.stage, rank.digest) for rank in ranks}) > len({rank.stage for rank in ranks})
 
 
 def _uncompared(ranks: Sequence[Verify]) -> int:
-    """Parameters of the reference that no rank has compared."""
+    """Return the number of reference parameters that no rank compared."""
     held = {rank.stage: rank.compared for rank in ranks if rank.compared is not None}
     return max(0, ranks[0].of - sum(held.values())) if held else 0
 
 
 def _largest(values: Iterable[float]) -> float:
-    """The maximum; one NaN makes it NaN."""
+    """Return the maximum, or NaN if any value is NaN."""
     found = list(values)
     return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
 
@@ -311,7 +314,7 @@ def _finite(value: float) -> float | None:
 
 
 def outcome(proof: Verification) -> str:
-    """`equal`, `equal apart from BatchNorm`, `DIFFERS`."""
+    """Return `equal`, `equal apart from BatchNorm`, or `DIFFERS`."""
     if not proof.equal:
         return "DIFFERS"
     return f"equal apart from {reason}" if (reason := apart_from(proof)) else "equal"
@@ -322,7 +325,8 @@ def size_of(difference: float | None) -> str:
 
 
 def headline(result: VerifyResult) -> str:
-    """`48 of 54 configurations train like one device …; 6 did not run`: all are counted."""
+    """Return `48 of 54 configurations train like one device …; 6 did not run`. It counts all
+    configurations."""
     ran, skipped = result.configurations, result.skipped
     equal = [each for each in ran if each.equal]
     apart = [each for each in equal if apart_from(each)]
@@ -340,7 +344,7 @@ def headline(result: VerifyResult) -> str:
 
 
 def skipped_by_reason(result: VerifyResult) -> list[tuple[str, int, str]]:
-    """(strategies, number of configurations, reason): each reason once."""
+    """Return (strategies, number of configurations, reason), with each reason once."""
     by_reason: dict[str, list[str]] = {}
     for each in result.skipped:
         schedule = f" --schedule {each.options.schedule}" if each.options.schedule else ""

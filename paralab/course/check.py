@@ -1,7 +1,7 @@
-"""Grade a sheet against the run it was filled in from: right, wrong, missing, or not judged.
+"""Grade a sheet against its run: each item is right, wrong, missing, or not judged.
 
-A cell of a table is right if it agrees with the run: counts, splits, and names exactly, times
-within p10–p90 of the run, widened by the tolerance. An answer is judged by the facts in the
+A table cell is right if it agrees with the run. Counts, splits, and names must match exactly; times
+must be within the run's p10–p90, widened by the tolerance. An answer is judged by the facts in the
 template: yes or no, the choice, the numbers, and the key terms. An answer that states none of them
 is left for a human to read and never counts as checked.
 """
@@ -23,7 +23,7 @@ from paralab.units import seconds, size
 
 Status = Literal["right", "wrong", "missing", "not judged"]
 
-UNITS = {  # the kind of a number, and the factor of each unit
+UNITS = {  # kind of number -> unit -> factor
     "number": dict.fromkeys(("", "×", "x", "times"), 1.0),
     "time": {
         **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
@@ -46,15 +46,15 @@ FACTORS = {unit: (kind, value) for kind, units in UNITS.items() for unit, value 
 DIGITS = r"[-+]?\d[\d,.]*(?:[eE][-+]?\d+)?"
 NUMBER = re.compile(rf"^[~≈]?\s*({DIGITS})\s*([^\d\s(]*)\s*(?:\(.*\))?$")
 IN_TEXT = re.compile(rf"({DIGITS})\s*(%|×|[A-Za-zµμ]+)?")
-ROUNDING = 0.05  # a rounded number may be off by this share of the value at most
+ROUNDING = 0.05  # maximum rounding error, as a share of the value
 EMPTY = ("", "…", "...", "-", "–", "—", "?", "_")
 YES = {"yes": True, "ja": True, "oui": True, "sí": True, "si": True}
 YES_NO = {**YES, "no": False, "nein": False, "non": False}
-CLOSE = 0.6  # how similar two questions must be to be the same one
+CLOSE = 0.6  # minimum similarity at which two questions count as the same
 
 
 class Item(Record, frozen=True, kw_only=False):
-    """One cell or one answer, graded."""
+    """One graded cell or answer."""
 
     part: int
     place: str  # `step time of single`, or the question
@@ -76,7 +76,7 @@ class Grade:
         return list(dict.fromkeys(item.part for item in self.items))
 
     def points(self, part: int | None = None) -> tuple[int, int]:
-        """(earned, possible). What was not judged gives and costs nothing."""
+        """Return (earned, possible) points. Items that were not judged do not count."""
         judged = [self.count(s, part) for s in ("right", "wrong", "missing")]
         return judged[0], sum(judged)
 
@@ -86,13 +86,13 @@ class Grade:
 
 
 def grade(text: str, document: Document, tolerance: float) -> Grade:
-    """Hold a sheet against the document of a run."""
+    """Grade a sheet against a run's document."""
     written = parse(text)
     expected = {_number(section.title): section for section in document.sections}
     if not written.keys() & expected.keys():
         raise UsageError(
-            f"The sheet has none of the parts of {document.title!r}.",
-            fix="a sheet made by `paralab practical N --blank FILE`, with its headings",
+            f"The sheet has no part of {document.title!r}.",
+            fix="use a sheet from `paralab practical N --blank FILE`, and keep its headings",
         )
     items: list[Item] = []
     for number, section in expected.items():
@@ -105,7 +105,7 @@ def grade(text: str, document: Document, tolerance: float) -> Grade:
                 items.append(_grade_answer(number, block, _find_answer(block, own), tolerance))
     grade = Grade(tuple(items))
     if not grade.count("right") and not grade.count("wrong"):
-        raise UsageError("The sheet is empty: no cell is filled in and no question answered.")
+        raise UsageError("The sheet is empty: fill in its cells and answer its questions.")
     return grade
 
 
@@ -118,7 +118,7 @@ def _number(title: str) -> int:
 def _pair_tables(
     tables: Sequence[Table], written: Sequence[list[list[str]]]
 ) -> list[list[list[str]]]:
-    """For each expected table the written one with the most columns in common."""
+    """Pair each expected table with the written table that has the most columns in common."""
     left = list(written)
     pairs: list[list[list[str]]] = []
     for table in tables:
@@ -158,7 +158,8 @@ def _grade_table(
 
 
 def _find_answer(answer: Answer, own: WrittenPart) -> str:
-    """By its letter or number (`a)`, `Q1`), else the most similar question."""
+    """Find a written answer by its letter or number (`a)`, `Q1`), or else by the most similar
+    question."""
     label = _label(answer.question)
     for question, text in own.answers.items():
         if label and _label(question) == label:
@@ -197,7 +198,7 @@ def _grade_answer(part: int, answer: Answer, given: str, tolerance: float) -> It
 
 
 def _false_fact(answer: Answer, given: str, tolerance: float) -> str:
-    """What the answer states that the run contradicts; empty if nothing."""
+    """Return what the answer states but the run contradicts, or an empty string."""
     if answer.verdict is not None:
         said = yes_or_no(given)
         if said is None:
@@ -209,7 +210,7 @@ def _false_fact(answer: Answer, given: str, tolerance: float) -> str:
     numbers = _stated(given)
     by_numbers = answer.verdict is None and not answer.choice and _flat(answer.evidence)
     if numbers and by_numbers and not _matching(answer, given, tolerance):
-        return f"none of these numbers is the run's: {answer.text}"
+        return f"none of these numbers matches the run: {answer.text}"
     return ""
 
 
@@ -218,12 +219,12 @@ def yes_or_no(text: str) -> bool | None:
 
 
 def _has_term(term: str, text: str) -> bool:
-    """One of `copy|gather`, anywhere in the text."""
+    """Return whether the text contains one of the alternatives in a term such as `copy|gather`."""
     return any(word.lower() in text.lower() for word in term.split("|"))
 
 
 def _flat(evidence: Any) -> list[float]:
-    """Every number of the evidence."""
+    """Return all numbers in the evidence."""
     if isinstance(evidence, dict):
         return [number for value in evidence.values() for number in _flat(value)]
     if isinstance(evidence, list | tuple):
@@ -233,7 +234,8 @@ def _flat(evidence: Any) -> list[float]:
 
 
 def _stated(text: str) -> list[float]:
-    """The numbers in a sentence, in seconds, bytes, or shares where they have a unit."""
+    """Return the numbers in a sentence, converted to seconds, bytes, or shares if they have a
+    unit."""
     found = []
     for digits, unit in IN_TEXT.findall(text):
         number = read_number(digits.rstrip(".,"))
@@ -244,7 +246,7 @@ def _stated(text: str) -> list[float]:
 
 
 def _matching(answer: Answer, given: str, tolerance: float) -> list[float]:
-    """The numbers of the run that the answer states: counts exactly, the rest within tolerance."""
+    """Return the run's numbers that the answer states: counts exactly, others within tolerance."""
     stated = _stated(given)
 
     def same(known: float) -> bool:
@@ -256,7 +258,7 @@ def _matching(answer: Answer, given: str, tolerance: float) -> list[float]:
 
 
 def contradiction(given: str, cell: Cell, tolerance: float) -> str:
-    """Why a cell cannot be right; empty if it can."""
+    """Explain why a cell is wrong. Return an empty string if it may be right."""
     if cell.value is None or _plain(given) == _plain(cell.text):
         return ""
     if isinstance(cell.value, bool):
@@ -265,7 +267,7 @@ def contradiction(given: str, cell: Cell, tolerance: float) -> str:
     if isinstance(cell.value, str):
         return "" if _same_words(given, cell.value) else _other_words(given, cell.value)
     pieces = re.split(r"\s+and\s+|\s*;\s*", given)
-    if len(pieces) > 1:  # `94 % and 66 %`: a number per device
+    if len(pieces) > 1:  # `94 % and 66 %`: one number per device
         return next(
             (reason for piece in pieces if (reason := contradiction(piece, cell, tolerance))), ""
         )
@@ -275,14 +277,14 @@ def contradiction(given: str, cell: Cell, tolerance: float) -> str:
 def _compare_number(given: str, cell: Cell, tolerance: float) -> str:
     number, step, kind = parsed(given)
     if number is None:
-        return f"{given!r} is not a number with a unit that we know"
+        return f"{given!r} is not a number with a known unit"
     known = parsed(cell.text)[2]
     if known and kind != known and {kind, known} != {"number", "share"}:
-        return f"this is a {kind}, the run has a {known}"
+        return f"this is a {kind}, but the run has a {known}"
     step = min(step, 2 * ROUNDING * abs(cell.value))
     if cell.low is None or cell.high is None:
         exact = number == cell.value or abs(number - cell.value) <= step / 2 * 1.001
-        return "" if exact else "this is a count, so it must be equal"
+        return "" if exact else "a count must match exactly"
     low, high = sorted((cell.low * (1 - tolerance), cell.high * (1 + tolerance)))
     if low - step / 2 <= number <= high + step / 2:
         return ""
@@ -292,7 +294,8 @@ def _compare_number(given: str, cell: Cell, tolerance: float) -> str:
 
 
 def _same_words(given: str, known: str) -> bool:
-    """The same numbers in the same order and no other word: `32, 32` for `32/32`."""
+    """Return whether both have the same numbers in the same order and no other words: `32, 32`
+    matches `32/32`."""
     mine, theirs = (re.findall(r"[^\W\d_]+|\d+", _plain(words)) for words in (given, known))
     mine, theirs = ([word for word in words if word != "and"] for words in (mine, theirs))
     numbers = [[word for word in words if word.isdigit()] for words in (mine, theirs)]
@@ -307,12 +310,13 @@ def _other_words(given: str, known: str) -> str:
         sum(int(digits[:18]) for digits in re.findall(r"\d+", words)) for words in (given, known)
     )
     if mine == theirs:
-        return "the sum is right, the parts are not"
-    return f"it adds up to {mine}, the batch has {theirs}"
+        return "the sum is right, but the parts are not"
+    return f"it adds up to {mine}, but the batch has {theirs}"
 
 
 def parsed(words: str) -> tuple[float | None, float, str]:
-    """`34.6 ms` -> (0.0346, 0.0001, "time"): the number, what its last digit is worth, its kind."""
+    """Parse `34.6 ms` into (0.0346, 0.0001, "time"): the number, the value of its last digit, and
+    its kind."""
     found = NUMBER.match(words.replace("`", "").strip())
     if not found or found[2].lower() not in FACTORS:
         return None, 0.0, ""
@@ -327,7 +331,7 @@ def parsed(words: str) -> tuple[float | None, float, str]:
 
 
 def read_number(digits: str) -> float | None:
-    """`1,768` is 1768, `39,7` is 39.7, `1.234,5` is 1234.5."""
+    """Parse a number with separators: `1,768` is 1768, `39,7` is 39.7, and `1.234,5` is 1234.5."""
     try:
         number = float(_with_point(digits))
     except (OverflowError, ValueError):
@@ -353,7 +357,7 @@ def _with_spread(cell: Cell) -> str:
 
 
 def _like(value: float, cell: Cell) -> str:
-    """A number in the unit of a cell."""
+    """Format a number in a cell's unit."""
     unit = cell.text.partition(" ")[2].split(" ")[0]
     if unit in ("s", "ms", "µs"):
         return seconds(value)
@@ -363,5 +367,5 @@ def _like(value: float, cell: Cell) -> str:
 
 
 def _plain(words: str) -> str:
-    """Without case, code marks, and extra spaces."""
+    """Return the text in lower case, without code marks and extra spaces."""
     return " ".join(words.replace("`", "").replace("*", "").lower().split())

@@ -1,4 +1,4 @@
-"""Grade a folder of sheets, and write the class in the format of a grading system."""
+"""Grade a folder of sheets, and export the grades for a grading system."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from paralab.record.types import Record
 
 @dataclass(frozen=True)
 class Submission:
-    """One student: the grade, or why there is none."""
+    """One student's submission, with the grade or the reason why there is none."""
 
     student: str
     grade: Grade | None
     problem: str = ""
-    speed_ups: Mapping[str, float] | None = None  # by configuration, against the first one
+    speed_ups: Mapping[str, float] | None = None  # by configuration, relative to the first one
     timings: tuple[float, ...] = ()
 
     @property
@@ -43,25 +43,28 @@ class Submission:
 
 
 def grade_one(sheet: Path, run: Path, tolerance: float) -> Submission:
-    """One sheet against one run; a problem with either is an error."""
+    """Grade one sheet against one run. A problem with either raises an error."""
     try:
         text = sheet.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"Cannot read {sheet}: {error}.",
-            fix="a Markdown file, such as `paralab practical N --blank FILE` writes",
+            fix="use a Markdown file, such as one from `paralab practical N --blank FILE`",
         ) from error
     return Submission(sheet.stem, grade(text, document_of(run), tolerance))
 
 
 def grade_class(folder: Path, name: str, tolerance: float) -> list[Submission]:
-    """A student is a folder with a sheet (*.md) and a run folder, or NAME.md next to NAME/."""
+    """Grade each student in a folder. A student is a subfolder with a sheet (*.md) and a run
+    folder, or NAME.md next to NAME/."""
     students = sorted(
         {path.stem if path.suffix == ".md" else path.name for path in folder.iterdir()}
     )
     found = [_submission(folder, student, name, tolerance) for student in students]
     if not found:
-        raise UsageError(f"{folder} is empty.", fix="a folder per student with sheet.md and a run")
+        raise UsageError(
+            f"{folder} is empty.", fix="add a folder per student with sheet.md and a run"
+        )
     return found
 
 
@@ -88,16 +91,16 @@ def _sheet_of(folder: Path, student: str) -> Path:
 
 
 def _run_of(folder: Path, name: str) -> Path:
-    """The run of this practical in or below a folder."""
+    """Find the run for this practical in or below a folder."""
     manifests = [folder / "manifest.json", *sorted(folder.glob("*/manifest.json"))]
     for manifest in manifests:
         if manifest.exists() and name_of(manifest.parent) == name:
             return manifest.parent
-    raise UsageError(f"{folder.name} has no run of practical {name}.")
+    raise UsageError(f"{folder.name} has no run for practical {name}.")
 
 
 def same_timings(submissions: Sequence[Submission]) -> list[list[str]]:
-    """Students whose runs have identical timings: two runs never do."""
+    """Group students whose runs have identical timings, which never happens by chance."""
     by_timings = defaultdict(list)
     for submission in submissions:
         if submission.timings:
@@ -106,7 +109,8 @@ def same_timings(submissions: Sequence[Submission]) -> list[list[str]]:
 
 
 def speed_up_spread(submissions: Sequence[Submission]) -> dict[str, tuple[float, float, float]]:
-    """(lowest, median, highest) speed-up of each configuration over the machines of the class."""
+    """Return the (lowest, median, highest) speed-up for each configuration over the students'
+    machines."""
     values: dict[str, list[float]] = defaultdict(list)
     for submission in submissions:
         for name, value in (submission.speed_ups or {}).items():
@@ -123,7 +127,7 @@ class StudentGrade(Record, frozen=True, kw_only=True):
 
 
 class SpeedUps(Record, frozen=True, kw_only=True):
-    """Of one configuration, over the machines of the class."""
+    """The speed-ups for one configuration, over the students' machines."""
 
     low: float
     median: float
@@ -131,7 +135,7 @@ class SpeedUps(Record, frozen=True, kw_only=True):
 
 
 class ClassReport(Record, frozen=True, kw_only=True):
-    """What `practical check --json` prints, for one sheet or for a class."""
+    """The report that `practical check --json` prints, for one sheet or for a class."""
 
     students: list[StudentGrade]
     speed_ups: dict[str, SpeedUps]
@@ -175,7 +179,7 @@ def as_csv(submissions: Sequence[Submission]) -> str:
 
 
 def _inert(text: str) -> str:
-    """A cell that a spreadsheet does not take for a formula."""
+    """Escape a cell so a spreadsheet does not interpret it as a formula."""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
 
 
@@ -201,7 +205,7 @@ def as_junit(submissions: Sequence[Submission]) -> str:
 
 
 def as_gradescope(submissions: Sequence[Submission]) -> str:
-    """results.json of Gradescope's autograder; for a class, one per student."""
+    """Return results.json for Gradescope's autograder. For a class, return one per student."""
     results = {}
     for s in submissions:
         earned, possible = s.points
@@ -224,7 +228,8 @@ def as_gradescope(submissions: Sequence[Submission]) -> str:
 
 
 def as_classroom50(submissions: Sequence[Submission]) -> str:
-    """result.json of Classroom 50 (schema classroom50/result/v1); for a class, one per student."""
+    """Return result.json for Classroom 50 (schema classroom50/result/v1). For a class, return one
+    per student."""
     environment = {
         "classroom": "CLASSROOM",
         "assignment": "ASSIGNMENT",
@@ -261,7 +266,7 @@ def _one_or_all(results: dict[str, Any]) -> Any:
 
 
 def _output(grade: Grade, part: int) -> str:
-    """What is not right in a part, a line each."""
+    """List the items in a part that are not right, one per line."""
     lines = [
         f"{item.place}: {item.status}" + (f" ({item.reason})" if item.reason else "")
         for item in grade.items

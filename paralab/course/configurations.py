@@ -1,4 +1,4 @@
-"""The configurations of each practical: a short key for templates, a label, and what to train."""
+"""Define each practical's configurations: a short key for templates, a label, and what to train."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ Requests = dict[str, Request]
 
 @dataclass(frozen=True)
 class Practical:
-    """One sheet of the course: what it trains by default, with which configurations, how long."""
+    """One practical: its default workload, its configurations, and the number of rounds and
+    steps."""
 
     name: str
     title: str
@@ -61,7 +62,7 @@ class Practical:
     requests: Callable[[Request, Machine, Summary], Requests]
     rounds: int
     steps: int
-    optional: frozenset[str] = frozenset()  # left out where the machine cannot train them
+    optional: frozenset[str] = frozenset()  # left out if the machine cannot train them
 
     @property
     def template(self) -> str:

@@ -1,4 +1,4 @@
-"""What a practical measured: its rows by key, with what the events of their last round show."""
+"""Provide a practical's measurements by key, together with an event summary from the last round."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paralab.course.configurations import KEYS, LABELS
 
 
 class Measured(Row, frozen=True, kw_only=True):
-    """A configuration of the practical, as a template sees it."""
+    """A practical's configuration, as seen by a template."""
 
     key: str
     observed: EventsSummary
@@ -30,7 +30,7 @@ class Measurements:
 
     @cached_property
     def rows(self) -> dict[str, Measured]:
-        """The configurations that trained to the end."""
+        """The configurations that completed training."""
         found = {}
         for row in self.comparison.rows:
             key = KEYS[row.name]
@@ -39,13 +39,13 @@ class Measurements:
         return found
 
     def why_not(self, key: str) -> str:
-        """Why a configuration has no numbers."""
+        """Explain why a configuration has no numbers."""
         reasons = {each.name: each.reason for each in self.comparison.left_out}
         reasons |= {each.name: f"it failed: {each.error}" for each in self.comparison.failed}
         return reasons.get(LABELS[key], "this run did not include it")
 
     def speed_up(self, before: str, after: str) -> Ratio:
-        """How many times as fast the second one is, from the rounds in which both ran."""
+        """Return the speed-up from `before` to `after`, using the rounds in which both ran."""
         return speed_up(self.rows[before].round_seconds, self.rows[after].round_seconds)
 
     def recordings(self, key: str) -> list[Recording]:
@@ -53,13 +53,13 @@ class Measurements:
         return [Recording.read(self.folder / run) for run in runs]
 
     def notes(self, keys: Sequence[str]) -> str:
-        """What is virtual, emulated, or shared in these runs, and how memory was counted."""
+        """Note what is virtual, emulated, or shared in these runs, and how memory was counted."""
         rows = [self.rows[key] for key in keys if key in self.rows]
         if not rows:
             return ""
         remarks = dict.fromkeys(remark for row in rows for remark in row.remarks)
         counted = rows[0].peak_bytes[0].how != "allocator"
-        memory = "memory is counted tensors" if counted else "memory is the allocator's peak"
+        memory = "memory is counted from tensors" if counted else "memory is the allocator's peak"
         text = "; ".join([*remarks, memory])
         return text[:1].upper() + text[1:] + "."
 
@@ -69,6 +69,7 @@ class Measurements:
 
 
 def sharing(row: Row) -> str:
-    """Why more devices cannot be faster on this machine; empty if they can."""
+    """Explain why more devices cannot be faster on this machine. Return an empty string if they
+    can."""
     starts = ("the devices share", "shared:")
     return next((remark for remark in row.remarks if remark.startswith(starts)), "")

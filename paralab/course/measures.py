@@ -1,4 +1,4 @@
-"""What a sheet can show of a run: the columns of its tables, and the filters of its sentences."""
+"""Define what a sheet can show: table columns, and filters for sentences."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from paralab.course.measurements import Measured, Measurements, sharing
 from paralab.units import plural, seconds, size
 
 EQUALLY = 1.1  # loads within 10 % count as equal
-Column = Callable[[Measurements, Measured, str], Cell]  # the string: the key of the base
+Column = Callable[[Measurements, Measured, str], Cell]  # the string is the base configuration's key
 
 
 def arrived(row: Measured) -> list[int]:
-    """The samples that arrived inside the model, per device: counted by a hook, not planned."""
+    """Return the samples that arrived inside the model, per device. A hook counts them; they are
+    not planned values."""
     return [int(entry.shape[0]) for entry in row.splits]
 
 
@@ -33,12 +34,12 @@ def memory(row: Measured) -> int:
 
 
 def busy_shares(row: Measured) -> list[float]:
-    """How much of a step each device works; GPU utilization where NVML measured it."""
+    """Return the share of a step that each device works, or GPU utilization if NVML measured it."""
     gpu = [float(entry.utilization) for entry in row.metrics.load.gpu]
     if len(gpu) > 1:
         return gpu
     if row.strategy == "dp" and row.metrics.balance is None:
-        return []  # the replicas run inside one call of nn.DataParallel
+        return []  # the replicas run inside one nn.DataParallel call
     return [entry.share for entry in row.metrics.busy if entry.share is not None]
 
 
@@ -48,19 +49,20 @@ def copying(row: Measured, kind: str) -> float | None:
 
 
 def copying_seconds(row: Measured) -> float:
-    """What DataParallel copies in one step; 0 where it runs inside torch's own calls."""
+    """Return the seconds that DataParallel copies in one step, or 0 if the copies run inside torch
+    calls."""
     return sum(float(part.seconds) for part in row.observed.copying.values())
 
 
 def micro_sizes(row: Measured) -> str:
-    """Samples of the micro-batches of rank 0: `8`, or `3/3/2` where they differ."""
+    """Return the micro-batch sizes on rank 0: `8`, or `3/3/2` if they differ."""
     samples, number = row.ranks[0].samples_per_step, row.batch.micro_batches
     sizes = [samples // number + (piece < samples % number) for piece in range(number)]
     return str(sizes[0]) if len(set(sizes)) == 1 else split_words(sizes)
 
 
 def device_numbers(row: Measured) -> list[int]:
-    """`cuda:0` and `cuda:2` of rank 0, then those of rank 1: 0, 2, 1, 3."""
+    """Return device numbers rank by rank: 0, 2, 1, 3 if rank 0 has `cuda:0` and `cuda:2`."""
     names = [device for rank in row.ranks for device in rank.devices]
     return [int(name.partition(":")[2] or 0) for name in names]
 
@@ -70,7 +72,7 @@ def own_devices(row: Measured) -> int:
 
 
 def gradients(row: Measured) -> GradientCounts:
-    assert row.metrics.gradients, "every run counts the gradients of its first step"
+    assert row.metrics.gradients, "each run counts the gradients in its first step"
     return row.metrics.gradients
 
 
@@ -89,7 +91,7 @@ def balance(row: Measured) -> float | None:
 
 
 def rank_losses(row: Measured) -> list[float]:
-    """The mean loss of each rank's own samples in the first step."""
+    """Return the mean loss over each rank's own samples in the first step."""
     parts = zip(row.observed.loss_parts, row.ranks, strict=True)
     return [part * row.batch.size / rank.samples_per_step for part, rank in parts]
 
@@ -199,7 +201,7 @@ def table(
     columns: Sequence[str],
     base: str = "",
 ) -> Table:
-    """A row per configuration."""
+    """Create a table with a row per configuration."""
     rows = []
     for key in keys:
         filled = _cells(lab, key, columns, base or keys[0]) if lab else [EMPTY] * len(columns)
@@ -215,7 +217,7 @@ def facing_table(
     base: str = "",
     goals: Sequence[str] = (),
 ) -> Table:
-    """A column per configuration."""
+    """Create a table with a column per configuration."""
     if lab and not any(key in lab.rows for key in keys):
         return Table(title, (), ())
     rows = []
@@ -282,7 +284,7 @@ def rank_table(lab: Measurements | None, title: str, key: str, columns: Sequence
 def device_table(
     lab: Measurements | None, title: str, keys: Sequence[str], columns: Sequence[str]
 ) -> Table:
-    """A row per device. The GPU load has a column only where NVML measured it."""
+    """Create a table with a row per device. It has a GPU load column only if NVML measured it."""
     if lab is None:
         lines = [
             (cells.name(f"{LABELS[key]}: device {number}"), *[EMPTY] * len(columns))
@@ -310,7 +312,7 @@ def _device(row: Measured, place: int, columns: Sequence[str]) -> list[Cell]:
         "busy share": lambda: cells.measured_share(
             busy[place].share if place < len(busy) else None, "the replicas run inside one call"
         ),
-        "GPU load": lambda: cells.measured_share(load.get(entry.device), "NVML does not tell"),
+        "GPU load": lambda: cells.measured_share(load.get(entry.device), "NVML does not report it"),
     }
     return [made[name]() for name in columns]
 
@@ -330,11 +332,11 @@ def bucket_table(lab: Measurements | None, title: str, key: str) -> Table:
         )
         for number, (seen, timed) in enumerate(pairs)
     ]
-    return Table(title, columns, tuple(lines), "Rank 0, the last step.")
+    return Table(title, columns, tuple(lines), "Rank 0, last step.")
 
 
 COPYING = {
-    "replicate": "copies the model to every device",
+    "replicate": "copies the model to each device",
     "scatter": "splits the input",
     "gather": "collects the outputs on device 0",
     "reduce": "adds up the gradients on device 0",
@@ -356,7 +358,7 @@ def copying_table(lab: Measurements | None, title: str, keys: Sequence[str]) -> 
 
 
 def facts_table(lab: Measurements | None, title: str) -> Table:
-    """The handbook's verification checkpoint: what the run depends on."""
+    """Create the handbook's verification checkpoint: the facts that the run depends on."""
     lines = [
         (cells.name(name), cells.words(text))
         for name, text in (facts(lab.comparison) if lab else ())
@@ -424,7 +426,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "first_is_busier": lambda row: _first_is_busier(busy_shares(row)),
     "first_is_bottleneck": lambda row: _waits_for_first(row),
     "balanced": lambda row: None if balance(row) is None else balance(row) < EQUALLY,  # type: ignore[operator]
-    "why_no_load": lambda row: "the replicas run inside one call of nn.DataParallel",
+    "why_no_load": lambda row: "the replicas run inside one nn.DataParallel call",
     "sharing": sharing,
     "micro_sizes": micro_sizes,
     "own_devices": own_devices,
@@ -453,7 +455,7 @@ def _more_balanced(lab: Measurements, before: str, after: str) -> bool | None:
 
 
 def _alone(lab: Measurements, row: Measured) -> float:
-    """What device 0 does while the others wait: copying and the optimizer."""
+    """Return the seconds that device 0 works while the others wait: copying and the optimizer."""
     return copying_seconds(row) + (row.metrics.optimizer_seconds or 0.0)
 
 
@@ -467,7 +469,7 @@ def _growth(lab: Measurements, keys: Sequence[str]) -> dict[str, float | None]:
 
 
 def _same_pattern(lab: Measurements, keys: Sequence[str]) -> bool:
-    """Do all configurations run the same passes and all-reduces?"""
+    """Return whether all configurations run the same passes and all-reduces."""
     seen = {
         (row.observed.passes.forward, row.observed.passes.backward, row.all_reduces_per_step)
         for row in (lab.rows[key] for key in keys)
@@ -475,15 +477,15 @@ def _same_pattern(lab: Measurements, keys: Sequence[str]) -> bool:
     return len(seen) == 1
 
 
-# What low precision gains where the hardware has it; docs/h200.md has the command and the machine.
+# Low precision gains on hardware that supports it. docs/h200.md has the command and the machine.
 ON_A_GPU = (
-    "On one NVIDIA H200, gpt:124m trains 8.5× as fast in bf16 as in fp32, with 7.4 instead of "
-    "11.7 GiB (docs/h200.md)."
+    "On one NVIDIA H200, gpt:124m trains 8.5× as fast in bf16 as in fp32, using 7.4 GiB instead "
+    "of 11.7 GiB (docs/h200.md)."
 )
 
 
 def _on_a_gpu(lab: Measurements, what: str) -> str:
-    return "" if lab.on_gpu else f" A CPU cannot show the speed of low precision. {ON_A_GPU}"
+    return "" if lab.on_gpu else f" A CPU cannot show low-precision speed-ups. {ON_A_GPU}"
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {

@@ -1,4 +1,5 @@
-"""`paralab practical`: measure the configurations of a sheet in one launch, and fill it in."""
+"""Run `paralab practical`: measure a sheet's configurations in one launch, and fill in the
+sheet."""
 
 from __future__ import annotations
 
@@ -40,10 +41,11 @@ def run(
     out: Path | None = None,
     say: Print = lambda line: None,
 ) -> tuple[Document, Path]:
-    """Train what the practical (or one part) needs; return the filled sheet and its folder."""
+    """Train the configurations that the practical (or one part) needs. Return the filled sheet and
+    its folder."""
     practical = find(name)
     parts = choose_parts(practical, part)
-    say("looking at the machine and the workload")
+    say("inspecting the machine and the workload")
     base = replace(base, workload=check_reference(base.workload))
     if variant:
         base = vary(base, variant)
@@ -75,7 +77,7 @@ def run(
 
 
 def choose_parts(practical: Practical, part: int | None) -> list[int]:
-    """All parts, or the one that was asked for."""
+    """Return all parts, or only the chosen one."""
     known = list(fill(practical.template, None, None).needs)
     if part is not None and part not in known:
         raise UsageError(
@@ -85,7 +87,7 @@ def choose_parts(practical: Practical, part: int | None) -> list[int]:
 
 
 def vary(base: Request, student: str) -> Request:
-    """Another seed and batch size for every student, so that no two sheets are equal."""
+    """Choose a different seed and batch size for each student, so no two sheets are equal."""
     number = int.from_bytes(hashlib.sha256(student.encode()).digest()[:4], "big")
     batch = base.batch_size or VARIANT_BATCHES[number % len(VARIANT_BATCHES)]
     return replace(base, seed=number, batch_size=batch)
@@ -96,21 +98,21 @@ def require_variant(folder: Path, student: str | None) -> None:
     if student is not None and made_for != student:
         whose = f"for {made_for!r}" if made_for else "without --variant"
         raise UsageError(
-            f"{folder} was run {whose}; --variant {student} was expected.",
+            f"{folder} was run {whose}, not with --variant {student}.",
             fix=f"the run folder of {student}",
         )
 
 
 def blank(name: str, part: int | None = None) -> Document:
-    """The sheet to hand out. It needs no run and contains no solution."""
+    """Return the sheet to hand out. It needs no run and contains no solutions."""
     practical = find(name)
     sheet = fill(practical.template, None, choose_parts(practical, part))
-    subtitle = "Fill in every cell. Start an answer with Yes or No if that is the question."
+    subtitle = "Fill in each cell. Start the answer to a yes-or-no question with Yes or No."
     return Document(sheet.title, subtitle, (), tuple(sheet.sections))
 
 
 def document(comparison: Comparison, folder: Path) -> Document:
-    """The filled sheet of a finished run."""
+    """Return the filled sheet for a finished run."""
     about, lab = comparison.about, Measurements(comparison, folder)
     sheet = fill(find(about.practical or "").template, lab, about.parts or None)
     size = f"{plural(len(lab.rows), 'configuration')}, {plural(comparison.rounds, 'round')}"
@@ -127,18 +129,18 @@ def document(comparison: Comparison, folder: Path) -> Document:
 def document_of(folder: Path) -> Document:
     if name_of(folder) is None:
         raise UsageError(
-            f"{folder} is not a run of a practical.", fix="a folder made by `paralab practical`"
+            f"{folder} is not a practical run.", fix="a folder created by `paralab practical`"
         )
     return document(comparison_of(folder), folder)
 
 
 def name_of(folder: Path) -> str | None:
-    """The practical that a folder is a run of; None for any other run."""
+    """Return the practical that a run folder belongs to, or None for any other run."""
     return about_of(folder).practical
 
 
 def newest(name: str, root: Path = Path("runs")) -> Path:
-    """The newest run of a practical under runs/."""
+    """Return the newest run of a practical under runs/."""
     found = root.glob("*_practical_*/manifest.json")
     for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
         if name_of(path.parent) == name:
@@ -150,7 +152,8 @@ def newest(name: str, root: Path = Path("runs")) -> Path:
 
 
 def _findings(comparison: Comparison) -> tuple[Finding, ...]:
-    """Is it the same training everywhere, what is missing, and what limits the timings?"""
+    """Report whether all configurations train the same, what is missing, and what limits the
+    timings."""
     findings = [finding for finding in verdict(comparison) if finding.kind in ("same", "warning")]
     shared = [row for row in comparison.rows if sharing(row)]
     if shared:

@@ -1,4 +1,4 @@
-"""Ask for predictions before a practical is measured: people learn from what surprises them."""
+"""Ask for predictions before measuring a practical: people learn from surprises."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paralab.analyse.blocks import Answer, Block, Document
 
 
 def ask(sheet: Document, prompt: Callable[..., Any] = click.prompt) -> dict[str, str]:
-    """A prediction for each question of a blank sheet; an empty line skips it."""
+    """Ask for a prediction for each question on a blank sheet. An empty line skips it."""
     predictions = {}
     for section in sheet.sections:
         questions = [block.question for block in section.blocks if isinstance(block, Answer)]
@@ -26,7 +26,7 @@ def ask(sheet: Document, prompt: Callable[..., Any] = click.prompt) -> dict[str,
 
 
 def add_predictions(document: Document, predictions: Mapping[str, str]) -> Document:
-    """Each answer of the document, with what was predicted in front of it."""
+    """Add each prediction to its answer in the document."""
 
     def with_prediction(title: str, block: Block) -> Block:
         said = isinstance(block, Answer) and predictions.get(f"{title} | {block.question}")

@@ -1,8 +1,8 @@
-"""A student's sheet, read: its parts with their tables and answers.
+"""Parse a student's sheet into parts with tables and answers.
 
-Headings may be shortened ("Part 3"), questions may lose their wording ("a)"), and tables may come
-in any order. A bold or heading line that no table follows is a question; the text below it is the
-answer.
+Headings may be shortened ("Part 3"), questions may be reduced to a letter ("a)"), and tables may
+come in any order. A bold line or a heading without a table below it is a question; the text below
+it is the answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from html import unescape
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-# Only headings and tables have a structure here; "zero" leaves lists and quotes as text.
+# Parse only headings and tables; "zero" leaves lists and quotes as text.
 MARKDOWN = MarkdownIt("zero").enable(["heading", "table"])
 BOLD = re.compile(r"\*\*(.+?)\*\*(.*)", re.DOTALL)
 PART = re.compile(r"^\s*part\s+(\d+)\b", re.IGNORECASE)
@@ -29,7 +29,7 @@ class WrittenPart:
 
 
 def parse(text: str) -> dict[int, WrittenPart]:
-    """The parts of a sheet by number."""
+    """Return a sheet's parts by number."""
     parts: dict[int, WrittenPart] = {}
     current: WrittenPart | None = None
     question: str | None = None
@@ -42,7 +42,7 @@ def parse(text: str) -> dict[int, WrittenPart]:
             continue
         elif isinstance(content, list):
             if question is not None and not current.answers[question]:
-                del current.answers[question]  # it was the title of the table
+                del current.answers[question]  # it was the table's title
             current.tables.append(content)
             question = None
         elif kind in ("heading", "bold"):
@@ -54,7 +54,7 @@ def parse(text: str) -> dict[int, WrittenPart]:
 
 
 def _pieces(tokens: list[Token]) -> Iterator[tuple[str, str | list[list[str]]]]:
-    """(heading | bold | text | table, its words or its rows), in the order of the sheet."""
+    """Yield (heading | bold | text | table, its text or its rows), in sheet order."""
     place = 0
     while place < len(tokens):
         token = tokens[place]
@@ -75,7 +75,7 @@ def _pieces(tokens: list[Token]) -> Iterator[tuple[str, str | list[list[str]]]]:
 
 
 def _paragraph(inline: Token) -> Iterator[tuple[str, str]]:
-    """A paragraph may start with its question in bold and go on with the answer."""
+    """Split a paragraph that may start with its question in bold and continue with the answer."""
     text = _words(inline)
     if found := BOLD.match(text):
         yield "bold", found[1].strip()

@@ -1,13 +1,15 @@
 """Fill a practical's sheet from a run, or leave it blank for students.
 
-A sheet is a Markdown template (templates/*.md.j2) that a teacher can edit or translate. It calls:
+A sheet is a Markdown template (templates/*.md.j2) that a teacher can edit or translate. It uses
+these calls:
 
     {% call part(3, "Compare", needs=["single", "dp2"]) %}      a part and its configurations
     {{ table("Title", ["single", "dp2"], ["step time"]) }}      a row per configuration
     {% call answer("a) Is it faster?", verdict=…, numbers=…) %} a question and its answer
 
 Configurations are variables (`dp2.step_seconds.median`), measures.py lists the columns, and the
-filters below format numbers. On a blank sheet every value is `BLANK`, which prints as nothing.
+filters below format numbers. On a blank sheet, each value is `BLANK`, which prints as an empty
+string.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ DRAW: Mapping[str, Callable[[Measurements, str], Block | None]] = {
 
 
 class Blank:
-    """A value that is not known: falsy, empty when printed, and contagious."""
+    """An unknown value: falsy, empty when printed, and contagious."""
 
     def _blank(self, *arguments: Any, **options: Any) -> Any:
         return self
@@ -67,8 +69,8 @@ BLANK = Blank()
 class Sheet:
     """Collects what a template defines while it renders."""
 
-    lab: Measurements | None  # None: blank
-    parts: Sequence[int] | None = None  # None: all
+    lab: Measurements | None  # None for a blank sheet
+    parts: Sequence[int] | None = None  # None for all
     title: str = ""
     sections: list[Section] = field(default_factory=list)
     needs: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -87,7 +89,7 @@ class Sheet:
         *,
         caller: Callable[[], str],
     ) -> str:
-        """One part of the practical. Without a configuration it needs, it says why."""
+        """Add one part. If a configuration that it needs is missing, the part says why."""
         self.needs[number] = (*needs, *likes)
         if self.parts is not None and number not in self.parts:
             return ""
@@ -114,7 +116,7 @@ class Sheet:
         *,
         caller: Callable[[], str],
     ) -> str:
-        """A question. On a blank sheet the answer is not even evaluated."""
+        """Add a question. On a blank sheet, the answer is not even evaluated."""
         if self.lab is None:
             self.blocks.append(Answer(question, "", {}))
             return ""
@@ -132,13 +134,13 @@ class Sheet:
         return ""
 
     def table(self, make: Callable[..., Table]) -> Callable[..., str]:
-        """`make` as a template calls it."""
+        """Wrap `make` for use in a template."""
 
         @wraps(make)
         def add(*arguments: Any, **options: Any) -> str:
             table = make(self.lab, *arguments, **options)
             if any(isinstance(b, Table) and b.note == table.note for b in self.blocks):
-                table = replace(table, note="")  # once per part is enough
+                table = replace(table, note="")  # one note per part is enough
             if table.rows:
                 self.blocks.append(table)
             return ""
@@ -155,7 +157,7 @@ class Sheet:
 
 
 def fill(name: str, lab: Measurements | None, parts: Sequence[int] | None) -> Sheet:
-    """Render templates/NAME.md.j2 with the measurements, or blank."""
+    """Render templates/NAME.md.j2 with measurements, or blank."""
     sheet = Sheet(lab, parts)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("paralab.course", "templates"),
@@ -182,7 +184,7 @@ def fill(name: str, lab: Measurements | None, parts: Sequence[int] | None) -> Sh
 
 
 def _variables(environment: jinja2.Environment, name: str) -> set[str]:
-    """The variables that a template reads: a blank sheet knows none of them."""
+    """Return the variables that a template reads. On a blank sheet, they are all unknown."""
     from jinja2.meta import find_undeclared_variables
 
     assert environment.loader
@@ -196,7 +198,7 @@ def _of(lab: Measurements | None, make: Callable[..., Any]) -> Callable[..., Any
             return BLANK
         try:
             made = make(lab, *arguments)
-        except KeyError:  # a configuration that did not run here
+        except KeyError:  # this configuration did not run here
             return BLANK
         return BLANK if made is None else made
 

@@ -1,7 +1,7 @@
-"""Bars with error bars, and every measured value as a dot: one labeled row each, over one common
-axis.
+"""Draw bars with error bars, and distributions with a dot per measured value. Each has one labeled
+row, on a common axis.
 
-Labels are left of the rows, or above them if there is little room.
+Labels go to the left of the rows, or above them if there is little room.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from paralab.show.svg import (
 )
 from paralab.units import measure
 
-GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread dots evenly and the same in every render
+GOLDEN = 0.6180339887  # multiples modulo 1 spread dots evenly and deterministically
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the rows of a chart are: labels end at `left`, and the numbers on the right start at
+    """The row layout of a chart. Labels end at `left`; the numbers on the right start at
     `right`."""
 
     labels: list[str]
     width: int
     top: float
-    height: float  # of a row, without the label above it
-    above: float  # px for a label above a row
+    height: float  # row height, without the label above it
+    above: float  # px reserved for a label above a row
     left: float
     right: float
 
@@ -61,7 +61,7 @@ class Rows:
 
 
 def rows(labels: list[str], width: int, top: float, height: float, numbers: list[str]) -> Rows:
-    """`numbers` are printed to the right of the rows, in bold."""
+    """Lay out the rows. `numbers` are printed to the right of the rows, in bold."""
     right = width - max((width_of(words, bold=True) for words in numbers), default=0) - 16
     if width == NARROW:
         return Rows(labels, width, top, height - 4, above=20, left=6, right=right)
@@ -70,8 +70,8 @@ def rows(labels: list[str], width: int, top: float, height: float, numbers: list
 
 
 def draw_bars(bars: Bars, name: str, width: int) -> str:
-    """Horizontal bars from zero, the value at the end of the bar, a dashed line at the
-    reference."""
+    """Draw horizontal bars from zero, with the value at the end of each bar and a dashed reference
+    line."""
     if not bars.bars:
         return nothing()
     words = [bar.text or measure(bar.value, bars.unit) for bar in bars.bars]
@@ -135,7 +135,7 @@ def _range(low: float | None, high: float | None, unit: str) -> str:
 
 
 def draw_distribution(distribution: Distribution, name: str, width: int) -> str:
-    """Dots, a box from quartile to quartile, a bar at the median."""
+    """Draw dots, a box from the first to the third quartile, and a bar at the median."""
     values = [known(group.values) for group in distribution.groups]
     if not any(values):
         return nothing()
@@ -176,7 +176,8 @@ def draw_distribution(distribution: Distribution, name: str, width: int) -> str:
 
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:
-    """First quartile, median, third quartile, interpolated: of 1 2 3 4 5 they are 2, 3, and 4."""
+    """Return the first quartile, median, and third quartile, interpolated. For 1 2 3 4 5, they are
+    2, 3, and 4."""
     if len(values) == 1:
         return values[0], values[0], values[0]
     first, median, third = statistics.quantiles(values, n=4, method="inclusive")
@@ -184,7 +185,8 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
 
 
 def _dots(values: list[float], x: Axis, middle: float) -> str:
-    """Spread vertically so that equal values do not hide each other; the height means nothing."""
+    """Draw dots, spread vertically so equal values do not hide each other. The height has no
+    meaning."""
     shifts = ((n * GOLDEN % 1 - 0.5) * 22 for n in range(len(values)))
     dots = (
         f"M{x.scale(value):.1f} {middle + shift:.1f}h0"

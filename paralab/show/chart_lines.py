@@ -1,6 +1,7 @@
-"""Curves over a common x, each with its color and dash, and a band around it if it has one.
+"""Draw curves with a common x axis. Each has a color, a dash pattern, and optionally a band around
+it.
 
-The page's script finds the nearest values under the pointer; `data-plot` says where the axes are.
+The page's script finds the nearest values under the pointer; `data-plot` holds the axis positions.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ DASHES = (
     "4 2",
     "1 3",
     "6 2 1 2",
-)  # eight curves on top of each other must stay visible
-MOST_DOTS = 24  # a curve of few points shows them
-MOST_POINTS = 400  # more than the plot has pixels: the curve gets thinned
+)  # eight overlapping curves must stay visible
+MOST_DOTS = 24  # draw dots only on curves with at most this many points
+MOST_POINTS = 400  # thin curves with more points than this
 
 
 def lines_legend(lines: Lines) -> str:
@@ -89,8 +90,8 @@ def _drawable(x: float, log_x: bool) -> bool:
 
 
 def _plain_axis(values: list[float], left: float, right: float) -> Axis:
-    """An axis that ends at the first and the last value, not at ticks: a curve should fill its
-    plot."""
+    """Create an axis that ends at the first and last values, not at ticks, so that a curve fills
+    its plot."""
     round_ended = axis(
         values, "number", left, right, from_zero=False, about=int((right - left) // 75)
     )
@@ -102,7 +103,8 @@ def _plain_axis(values: list[float], left: float, right: float) -> Axis:
 
 
 def _draw(line: Line, number: int, under: str, log_x: bool, x: Scale, y: Scale) -> str:
-    """The band, the curve, and its points if there are few. An unknown value interrupts the curve."""
+    """Draw the band, the curve, and its points if there are few. An unknown value interrupts the
+    curve."""
     places = [
         (x(px) if _drawable(px, log_x) else math.nan, y(py) if known([py]) else math.nan)
         for px, py in line.points
@@ -131,7 +133,7 @@ def _draw(line: Line, number: int, under: str, log_x: bool, x: Scale, y: Scale) 
 
 
 def path(places: list[tuple[float, float]]) -> str:
-    """`M0 0L1 2…`; a point that is not finite starts a new path."""
+    """Return an SVG path such as `M0 0L1 2…`. A point that is not finite starts a new segment."""
     written, pen = [], "M"
     for x, y in places:
         if not (math.isfinite(x) and math.isfinite(y)):
@@ -143,7 +145,8 @@ def path(places: list[tuple[float, float]]) -> str:
 
 
 def thin(places: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The lowest and the highest of every few neighbors: fewer points, but every peak stays."""
+    """Thin out points, keeping the lowest and highest in each group of neighbors so that peaks
+    survive."""
     if len(places) <= MOST_POINTS:
         return places
     group = math.ceil(len(places) / (MOST_POINTS / 2))
@@ -157,7 +160,8 @@ def thin(places: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _under(number: int, several: bool) -> str:
-    """The first of several curves is a broad shadow, so equal curves on top of it stay visible."""
+    """Draw the first of several curves as a broad shadow, so equal curves on top of it stay
+    visible."""
     return " under" if several and number == 0 else ""
 
 

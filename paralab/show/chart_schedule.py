@@ -1,7 +1,7 @@
-"""The pipeline as two grids with one row per stage: as measured, on a time axis, and the ideal one,
-in slots.
+"""Draw the pipeline schedule as two grids with one row per stage: the measured one on a time axis,
+and the ideal one in slots.
 
-Whatever no cell covers is the bubble. It is hatched, so that it does not look like empty paper.
+Areas without a cell are the bubble. They are hatched to distinguish them from the background.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _grid(shape: Rows, slots: tuple[Slot, ...], title: str, unit: str) -> str:
         at = shape.left + tick * px_per_unit
         if (
             at <= shape.right - 30 or tick == x_axis.ticks[-1][0]
-        ):  # the last one has the unit and needs room to its left
+        ):  # the last label includes the unit and needs room to its left
             anchor, place = ("middle", at) if at < shape.right - 20 else ("end", shape.width)
             drawn.append(
                 text(
@@ -117,12 +117,12 @@ def _cell(slot: Slot, x: float, middle: float, width: float, unit: str) -> str:
 
 
 def _label(slot: Slot) -> str:
-    """The micro-batch, with a prime in the second part of a stage."""
+    """Return the micro-batch number, with a prime for the stage's second part."""
     return f"{slot.micro}{'′' * slot.part}"
 
 
 def _row(schedule: Schedule, stage: int) -> str:
-    """`stage 0 does F0 F1 B0 B1`, ordered by time."""
+    """Return `stage 0 does F0 F1 B0 B1`, ordered by time."""
     slots = sorted(
         (slot for slot in schedule.measured or schedule.ideal if slot.stage == stage),
         key=lambda slot: slot.start,

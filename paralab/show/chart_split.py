@@ -1,5 +1,5 @@
-"""A batch drawn to scale: all of it on top, and below it the pieces that every device gets, at
-their place in the batch."""
+"""Draw a batch to scale. The top row is the full batch; below it, each device's pieces appear at
+their position in the batch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def draw_split(split: Split, name: str, width: int) -> str:
 
 
 def _piece(samples: int, x: float, middle: float, width: float, look: str) -> str:
-    """A box with its number of samples, if the number fits."""
+    """Draw a box with its sample count, if the number fits."""
     if samples <= 0:
         return ""
     tip = element("title", f"{samples} samples")
@@ -63,8 +63,8 @@ def _piece(samples: int, x: float, middle: float, width: float, look: str) -> st
 
 
 def _sum(pieces: tuple[int, ...]) -> str:
-    """`22`, `8 + 8 + 6 = 22`, `4 × 16 = 64`: equal pieces are counted; many unequal pieces are only
-    added up."""
+    """Return `22`, `8 + 8 + 6 = 22`, or `4 × 16 = 64`. Equal pieces are counted; for many unequal
+    pieces, only their number and sum appear."""
     total = str(sum(pieces))
     if len(pieces) < 2:
         return total

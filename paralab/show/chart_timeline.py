@@ -1,9 +1,9 @@
-"""What every device did, and when: one lane per device and one per communication, over one time
-axis.
+"""Draw what each device did and when, with one lane per device and one for communication, on one
+time axis.
 
-This version is complete on paper and without scripts. The page's script lays out the same
-rectangles again for the part that the reader zooms to; `data-index` connects a rectangle with its
-span in the page's data.
+This version works on paper and without scripts. The page's script lays out the same rectangles
+again for the part that the reader zooms into; `data-index` links a rectangle to its span in the
+page's data.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from paralab.units import plural, seconds
 WIDTH, SIDE = (
     860,
     8,
-)  # the picture, and the px left free at either side so that the outer tick labels fit
+)  # px: the picture, and free space on each side for the outer tick labels
 LANE_NAME, BAR, GAP = 18, 22, 10  # heights, in px
-TOP = 26  # px for the numbers of the steps
+TOP = 26  # px for the step numbers
 AXIS = 44
 
 
@@ -85,9 +85,9 @@ def draw_timeline(timeline: Timeline, name: str) -> str:
 
 
 def rows_of(timeline: Timeline, tolerance: float) -> tuple[list[int], list[int]]:
-    """The row of every span inside its lane, and the number of rows of every lane. Overlapping
-    spans are on different rows: forward 0–4, backward 4–9, all-reduce 6–11 on one lane -> rows 0,
-    0, 1. An overlap below `tolerance` is noise of the clock."""
+    """Return each span's row within its lane, and the number of rows per lane. Overlapping spans
+    get different rows: forward 0–4, backward 4–9, all-reduce 6–11 on one lane -> rows 0, 0, 1. An
+    overlap below `tolerance` is clock noise."""
     rows = [0] * len(timeline.spans)
     ends: list[list[float]] = [[] for _ in timeline.lanes]
     for index in sorted(
@@ -104,7 +104,7 @@ def rows_of(timeline: Timeline, tolerance: float) -> tuple[list[int], list[int]]
 
 
 def _lane_tops(depths: list[int]) -> tuple[list[float], float]:
-    """Where the first row of every lane starts, and where the last lane ends."""
+    """Return the y position of each lane's first row, and the bottom of the last lane."""
     tops, y = [], float(TOP)
     for depth in depths:
         tops.append(y + LANE_NAME)
@@ -146,7 +146,7 @@ def _steps(timeline: Timeline, begin: float, px_per_second: float, bottom: float
 
 
 def _time_axis(extent: float, bottom: float) -> list[str]:
-    """Times count from the start of the chart."""
+    """Draw the time axis, which starts at 0 at the beginning of the chart."""
     x = axis([0, extent], "seconds", SIDE, WIDTH - SIDE, from_zero=True, about=8)
     px_per_second = (WIDTH - 2 * SIDE) / extent
     drawn = []
@@ -157,12 +157,12 @@ def _time_axis(extent: float, bottom: float) -> list[str]:
             drawn.append(text(words, at, bottom + 18, "tick", "middle"))
     return [
         *drawn,
-        text(f"{x.unit} from the beginning", WIDTH - SIDE, bottom + 36, "axis-name", "end"),
+        text(f"{x.unit} from the start", WIDTH - SIDE, bottom + 36, "axis-name", "end"),
     ]
 
 
 def _told(timeline: Timeline, extent: float) -> str:
-    """The chart in words: how long each lane did what."""
+    """Describe the chart in words: how long each lane spent on each kind of work."""
     lanes = []
     for number, lane in enumerate(timeline.lanes):
         spent: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Where output goes: results to stdout, progress and remarks to stderr."""
+"""Consoles for output: results go to stdout, progress and notes to stderr."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rich.table import Table
 
 from paralab.show.visible import visible
 
-PIPED_WIDTH = 120  # a pipe or a file has no width; rich would use 80
+PIPED_WIDTH = 120  # pipes and files have no width; rich would use 80
 
 
 class VisibleConsole(Console):
-    """Makes control characters in printed text visible; rich's own control codes are separate
+    """Shows control characters in printed text as symbols; rich's own control codes are separate
     segments."""
 
     def render(
@@ -37,7 +37,7 @@ errors = _console(stderr=True)
 
 
 def show_table(table: Table) -> None:
-    """Print a table, without trailing blanks if it goes to a file or a pipe."""
+    """Print a table. If stdout is a file or a pipe, strip trailing spaces."""
     if console.is_terminal:
         console.print(table)
         return
@@ -48,7 +48,7 @@ def show_table(table: Table) -> None:
 
 
 def plain_table(*columns: str, right: tuple[str, ...] = (), header: bool = True) -> Table:
-    """A table without lines; the columns named in `right` contain numbers."""
+    """Create a table without lines. The columns named in `right` contain numbers."""
     table = Table(
         box=None, show_header=header, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim"
     )
@@ -58,7 +58,7 @@ def plain_table(*columns: str, right: tuple[str, ...] = (), header: bool = True)
 
 
 def fact_table() -> Table:
-    """A table with two columns: a name and its value."""
+    """Create a table with two columns: a name and its value."""
     table = plain_table("what", "value", header=False)
     table.columns[0].style = "dim"
     return table

@@ -1,4 +1,4 @@
-"""A document in the terminal: the verdict, then its tables and answers. Charts are only on the
+"""Print a document in the terminal: the verdict, then tables and answers. Charts appear only on the
 page."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from paralab.show.page import cell_words, numeric_columns
 
 STYLE = {"warning": "red", "next": "cyan", "fastest": "green", "same": "green"}
 BAR_WIDTH = 40
-DETAILS = ("per device", "efficiency")  # columns that a terminal has no room for
+DETAILS = ("per device", "efficiency")  # omitted in a terminal for lack of room
 
 
 def print_document(document: Document) -> None:
@@ -38,7 +38,7 @@ def print_document(document: Document) -> None:
 
 
 def print_summary(document: Document) -> None:
-    """The first table, narrow enough for a terminal, and the verdict."""
+    """Print the first table, narrow enough for a terminal, and the verdict."""
     console.print(
         f"[bold]{escape(document.title)}[/]  [dim]{escape(document.subtitle)}[/]", soft_wrap=True
     )
@@ -83,7 +83,7 @@ def print_answer(answer: Answer) -> None:
 
 
 def print_bars(bars: Bars) -> None:
-    """Bars made of characters, on one scale."""
+    """Print bars made of characters, all on one scale."""
     known = [bar.value for bar in bars.bars if bar.value is not None]
     if not known:
         return

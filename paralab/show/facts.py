@@ -16,14 +16,15 @@ class WorkloadEntry(Record, frozen=True, kw_only=True):
 
 
 class Catalog(Record, frozen=True, kw_only=True):
-    """What `list --json` prints."""
+    """The catalog that `list --json` prints."""
 
     strategies: dict[str, str]
     workloads: dict[str, WorkloadEntry]
 
 
 class Environment(Record, frozen=True, kw_only=True):
-    """What `env --json` prints. Precisions and backends are `usable`, or `not usable: reason`."""
+    """The environment that `env --json` prints. A precision or backend is `usable` or `not usable:
+    reason`."""
 
     machine: Machine
     precisions: dict[str, dict[str, str]]  # by device
@@ -74,9 +75,7 @@ def print_environment(found: Environment) -> None:
                 f"{gpu.name}, {size(gpu.memory_bytes)}, compute capability {capability}",
             )
     else:
-        table.add_row(
-            "gpu", f"none: {machine.no_gpu_reason}; devices are shares of the CPU's cores"
-        )
+        table.add_row("gpu", f"none: {machine.no_gpu_reason}; devices are shares of the CPU")
     table.add_row(
         "versions",
         f"Python {machine.python}, torch {machine.torch}, CUDA {machine.cuda or 'none'}",

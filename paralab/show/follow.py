@@ -1,7 +1,7 @@
-"""Follow a run through its event files while it trains: what every rank has done so far, as plain
+"""Follow a run through its event files while it trains, and provide each rank's progress as plain
 numbers.
 
-Shares and times are those of the last `RECENT_STEPS` steps. What is not known (yet) is None.
+Shares and times cover the last `RECENT_STEPS` steps. Unknown values are None.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from paralab.record.types import convert, read_manifest
 
 RECENT_STEPS = 20
 WORK = ("forward", "backward")
-# Inside `forward` and `backward`, which then wait for all replicas.
+# These run inside `forward` and `backward`, which wait for all replicas.
 REPLICA_WORK = ("replica_forward", "replica_backward")
 
 
 class Share(NamedTuple):
-    """A load between 0 and 1 (more if a process uses more cores than it was given), and how it was
-    measured."""
+    """A load and how it was measured. It is between 0 and 1, or more if a process exceeds its
+    cores."""
 
     value: float
     measure: str
 
 
 class Held(NamedTuple):
-    """Memory in use, how much there is, and what was counted."""
+    """Memory in use, its capacity, and how it was measured."""
 
     bytes: int
     capacity_bytes: int | None
@@ -46,7 +46,7 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """A finished step of one rank with its details, if they were kept."""
+    """A finished step on one rank, with its details if recorded."""
 
     event: StepEvent
     details: list[Span]
@@ -65,18 +65,18 @@ class Step:
 
 @dataclass
 class RankProgress:
-    """One rank so far."""
+    """One rank's progress so far."""
 
     plan: RankPlan
     threads_per_device: int
     machine: Machine
     started: Start | None = None
-    losses: list[float] = field(default_factory=list)  # its parts of them
+    losses: list[float] = field(default_factory=list)  # this rank's part of each loss
     samples: int = 0
     load: Load | None = None
     _memory: dict[str, Memory] = field(default_factory=dict)
     _recent: deque[Step] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    _details: list[Span] = field(default_factory=list)  # of the unfinished step
+    _details: list[Span] = field(default_factory=list)  # details of the unfinished step
 
     @property
     def devices(self) -> list[str]:
@@ -103,7 +103,7 @@ class RankProgress:
 
     @property
     def data_seconds(self) -> float | None:
-        """Seconds of loading per step; the rank waits for it."""
+        """Data loading seconds per step, while the rank waits."""
         return (
             statistics.median(step.covered_by(("data",)) for step in self._recent)
             if self._recent
@@ -112,7 +112,7 @@ class RankProgress:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Seconds from the end of a step to the end of the next one."""
+        """Seconds from the end of one step to the end of the next."""
         if len(self._recent) < 2:
             return None
         first, last = self._recent[0].event.end, self._recent[-1].event.end
@@ -120,13 +120,13 @@ class RankProgress:
 
     @property
     def communication_share(self) -> float | None:
-        """The share of a step in which a collective was running, hidden behind the backward pass or
-        not."""
+        """The share of a step during which a collective was running, whether or not the backward
+        pass hides it."""
         return self._share_of_steps(lambda step: step.covered_by(COLLECTIVES))
 
     def load_of(self, device: str) -> Share | None:
-        """What the driver or the system reports; else the share of a step in which the device ran a
-        pass."""
+        """Return the load that the driver or the system reports, or else the share of a step that
+        the device spent in passes."""
         gpu = self._gpu(device)
         if gpu and gpu.utilization is not None:
             return Share(gpu.utilization, "GPU load")
@@ -146,8 +146,8 @@ class RankProgress:
         return statistics.mean(loads) if loads else None
 
     def memory_of(self, device: str) -> Held | None:
-        """The memory of the process if the device is one process; else what the allocator or our
-        count says."""
+        """Return the process's memory if the process runs only this device, or else the memory that
+        the allocator reports or we counted."""
         capacity, event = self._capacity(device), self._memory.get(device)
         if device.startswith("cuda"):
             gpu = self._gpu(device)
@@ -162,7 +162,7 @@ class RankProgress:
         return Held(event.bytes, capacity, "tensors") if event else None
 
     def _is_the_process(self, device: str) -> bool:
-        """Whether the device is a CPU device with a process of its own, so the process's numbers
+        """Return whether the device is a CPU device with its own process, so the process's numbers
         apply to it."""
         return not device.startswith("cuda") and len(self.devices) == 1
 
@@ -186,7 +186,7 @@ class RankProgress:
 
 
 class Follower:
-    """All ranks of a run, as far as they have written their events."""
+    """All ranks in a run, up to the events they have written."""
 
     def __init__(self, plan: Plan, folder: RunFolder) -> None:
         self.plan = plan
@@ -195,7 +195,7 @@ class Follower:
         self.ranks = [
             RankProgress(rank, plan.threads_per_device, self.machine) for rank in plan.ranks
         ]
-        self.losses: list[float] = []  # of the steps that all ranks have finished
+        self.losses: list[float] = []  # one per step that all ranks have finished
         self._tails = [Tail(folder.events / f"rank{rank.rank}.jsonl") for rank in plan.ranks]
         self._first_start, self._last_end = float("inf"), 0.0
 
@@ -238,6 +238,6 @@ class Follower:
 
     @property
     def cores_used(self) -> float | None:
-        """Cores of the host that all ranks use in total."""
+        """The number of CPU cores that all ranks use in total."""
         shares = [rank.load.cpu_share for rank in self.ranks if rank.load]
         return sum(shares) if len(shares) == len(self.ranks) else None

@@ -1,4 +1,4 @@
-"""The live view: how far the run is, and what every rank and device is doing, redrawn in place
+"""The live view: the run's progress and the activity of each rank and device, redrawn in place
 during training.
 
 Bars are characters, so the view also works without colors. On a narrow terminal, columns shrink or
@@ -22,15 +22,16 @@ from paralab.show.console import plain_table
 from paralab.show.follow import Follower, Held, RankProgress, Share
 from paralab.units import rate, seconds, size
 
-REDRAW_SECONDS = 0.25  # four times a second is enough for people
+REDRAW_SECONDS = 0.25  # four times per second is enough for a human reader
 UNKNOWN = "–"
 BLOCKS = "▁▂▃▄▅▆▇█"
-# Columns of the terminal that everything, bars for memory, and the samples need.
+# Minimum terminal widths for all columns, memory bars, and sample counts.
 WIDE, MEDIUM, NARROW = 112, 76, 66
 
 
 class LiveView:
-    """Redrawn by `update`, not by a thread, so that Ctrl-C never leaves a half-drawn frame."""
+    """The live view. `update` redraws it without a thread, so Ctrl-C never leaves a half-drawn
+    frame."""
 
     def __init__(self, follower: Follower, console: Console) -> None:
         self.follower, self.console = follower, console
@@ -44,8 +45,8 @@ class LiveView:
             self.live.refresh()
 
     def stop(self) -> None:
-        """Leave the last frame on the screen, including what the ranks wrote at the end, and
-        restore the cursor."""
+        """Leave the final frame on the screen, including the ranks' last events, and restore the
+        cursor."""
         self.follower.poll()
         self.live.stop()
 
@@ -54,7 +55,7 @@ class LiveView:
 
 
 def frame(follower: Follower, elapsed_seconds: float, width: int) -> Group:
-    """One frame: three lines about the whole run, and a row per rank and device."""
+    """Create one frame: three lines about the run, and a row per rank and device."""
     return Group(Text(), *_header(follower, elapsed_seconds, width), _table(follower, width))
 
 
@@ -80,7 +81,7 @@ def _header(follower: Follower, elapsed_seconds: float, width: int) -> list[Text
 
 
 def _table(follower: Follower, width: int) -> Table:
-    """A column is named after how it was measured, if all rows agree."""
+    """Create the table. If all rows agree on how a column was measured, that is its title."""
     rows = [(rank, device) for rank in follower.ranks for device in rank.devices]
     loads = [rank.load_of(device) for rank, device in rows]
     held = [rank.memory_of(device) for rank, device in rows]
@@ -94,7 +95,7 @@ def _table(follower: Follower, width: int) -> Table:
     table = plain_table("rank", "device", load_name, memory_name, *names, right=("rank", *names))
     table.padding = (0, 2 if width >= MEDIUM else 1, 0, 0)
     for (rank, device), load, memory in zip(rows, loads, held, strict=True):
-        numbers = own.pop(rank.plan.rank, None)  # once, next to the rank's first device
+        numbers = own.pop(rank.plan.rank, None)  # only once, next to the rank's first device
         who, cells = (str(rank.plan.rank), numbers.values()) if numbers else ("", [""] * len(names))
         table.add_row(who, device, _load(load, width), _memory(memory, width), *cells)
     for column in table.columns:
@@ -103,7 +104,7 @@ def _table(follower: Follower, width: int) -> Table:
 
 
 def _of_rank(rank: RankProgress, width: int, with_communication: bool) -> dict[str, str]:
-    """column -> its content: the numbers of the process, not of a device."""
+    """Return column -> text for numbers that belong to the process, not to a device."""
     share = rank.communication_share
     communication = {
         "communication" if width >= WIDE else "comm.": UNKNOWN if share is None else f"{share:.0%}"
@@ -140,13 +141,13 @@ def _memory(memory: Held | None, width: int) -> Text:
 
 
 def _bar(share: float, cells: int, colour: str) -> tuple[tuple[str, str], tuple[str, str]]:
-    """`███░░░`: a value above 0 always shows, and a value above 1 fills the bar."""
+    """Draw `███░░░`. A value above 0 is always visible, and a value above 1 fills the bar."""
     full = min(cells, max(0, math.ceil(share * cells - 0.5), 1 if share > 0 else 0))
     return ("█" * full, colour), ("░" * (cells - full), "dim")
 
 
 def sparkline(values: Sequence[float], cells: int) -> str:
-    """The whole run in this many characters, each the mean of its part. Values that are not finite
+    """Draw the run in this many characters, each the mean of its part. Values that are not finite
     leave a gap.
 
         [4, 3, 2, 1] in 4 cells  ->  █▆▃▁

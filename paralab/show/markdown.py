@@ -1,5 +1,5 @@
-"""A document as Markdown: a lab sheet to hand in, or text to paste into an issue. Charts are only
-on the page.
+"""Render a document as Markdown: a lab sheet to hand in, or text to paste into an issue. Charts
+appear only on the page.
 
 A document may contain text from someone else's run folder, so everything is escaped: no HTML, no
 links, one line per text.
@@ -13,8 +13,8 @@ from paralab.analyse.blocks import Answer, Document, Table
 from paralab.show.page import cell_words, numeric_columns
 from paralab.show.visible import visible
 
-# Entities, because a backslash before one of ours would undo a backslash. What is not a tag, a cell
-# or a link needs none.
+# Use entities, because a backslash in the text would cancel an escaping backslash. Only characters
+# that form tags, cells, or links need escaping.
 UNSAFE = re.compile(r"<|\||\](?=[(\[:])")
 
 

@@ -1,4 +1,5 @@
-"""The document of any paralab folder: a run, a comparison, a scaling, a tuning, a sheet."""
+"""Create the document for any paralab folder: a run, a comparison, a scaling experiment, a search,
+a sheet."""
 
 from __future__ import annotations
 
@@ -27,20 +28,20 @@ from paralab.record.types import convert, read_object
 
 
 def document_of(folder: Path) -> Document:
-    """The document of one folder, computed from its events."""
+    """Return the document for one folder, computed from its events."""
     kind = kind_of(folder)
     if kind == "run":
         return document_of_runs([folder])
     if kind not in DOCUMENTS:
         raise UsageError(
-            f"This paralab does not know the kind of {folder}: {kind!r}.",
+            f"This paralab version cannot read {folder}: its kind is {kind!r}.",
             fix="install a newer paralab",
         )
     return DOCUMENTS[kind](folder)
 
 
 def document_of_runs(folders: Sequence[Path]) -> Document:
-    """Single runs side by side."""
+    """Return a document that shows single runs side by side."""
     return report(comparison_of_runs(folders), Path())
 
 
@@ -66,7 +67,7 @@ def _tune(folder: Path) -> Document:
 
 
 def _verify(folder: Path) -> Document:
-    """The configurations of `verify`, from its result."""
+    """Create the document for `verify` from its result."""
     path = folder / "result.json"
     if not path.exists():
         raise UsageError(f"verify in {folder} did not finish.", fix="run paralab verify again")
@@ -107,7 +108,7 @@ def _verify_row(each: Verified) -> tuple[Cell, ...]:
 
 
 def _slurm(folder: Path) -> Document:
-    """The last start of a Slurm job: a requeued job trains again."""
+    """Open the last attempt of a Slurm job: a requeued job trains again."""
     runs = [
         (manifest.stat().st_mtime, manifest.parent)
         for manifest in folder.glob("run-*/manifest.json")

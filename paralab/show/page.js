@@ -1,5 +1,5 @@
-// What paper cannot do: themes, a block's JSON, values under the pointer, and a timeline with zoom.
-// All numbers come from the one copy of the data in the page, and all text is set as text, never as
+// Interactive features: themes, a block's JSON, values under the pointer, and a zoomable timeline.
+// All numbers come from the page's single copy of the data, and all text is set as text, never as
 // markup.
 "use strict";
 (() => {
@@ -99,7 +99,7 @@
     for (const id of links.keys()) watcher.observe(document.getElementById(id));
   }
 
-  // Keep short arrays on one line: JSON.stringify puts every number of a curve on its own line.
+  // Keep short arrays on one line: JSON.stringify puts each number in a curve on its own line.
   function pretty(value, indent = "") {
     const line = JSON.stringify(value), inner = `${indent}  `;
     if (indent.length + line.length <= 96 || typeof value !== "object") return line;
@@ -120,7 +120,7 @@
       button.addEventListener("click", async () => {
         try {
           await navigator.clipboard.writeText(shown.textContent);
-        } catch {  // no clipboard without a secure origin: select it for the browser's copy command
+        } catch {  // without a secure origin there is no clipboard: select the text for the copy command
           getSelection().selectAllChildren(shown);
           document.execCommand("copy");
         }
@@ -130,7 +130,7 @@
     }
   }
 
-  // Curves: a line across the plot at the nearest x, and every curve's value there.
+  // Curves: a line across the plot at the nearest x, and each curve's value there.
   function curves(svg) {
     const holder = svg.closest(".curves");
     const block = blockOf(holder), plot = JSON.parse(svg.dataset.plot);
@@ -164,14 +164,14 @@
     holder.addEventListener("blur", hide);
     holder.addEventListener("keydown", (event) => {
       const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (!move || !svg.clientWidth) return;  // only the drawing that is displayed
+      if (!move || !svg.clientWidth) return;  // only the displayed drawing
       event.preventDefault();
       show(at < 0 ? 0 : at + move);
     });
   }
 
-  // The timeline: the page has all of it; this lays out the same rectangles for the visible part.
-  const SIDE = 8, MOST = 20000;  // px free on both sides; the maximum zoom
+  // The timeline: the page contains all rectangles; this code lays out the visible ones again.
+  const SIDE = 8, MOST = 20000;  // free px on each side; maximum zoom
   function timeline(holder) {
     const svg = holder.querySelector("svg[data-begin]");
     if (!svg) return;
@@ -180,7 +180,7 @@
     const begin = Number(svg.dataset.begin), end = Number(svg.dataset.end), height = svg.viewBox.baseVal.height;
     const view = { begin, end };
     let width = 0, current = -1, waiting = false;
-    for (const bar of bars) bar.querySelector("title")?.remove();  // the tooltip says more
+    for (const bar of bars) bar.querySelector("title")?.remove();  // the tooltip shows more
 
     const toX = (time) => SIDE + (time - view.begin) / (view.end - view.begin) * (width - 2 * SIDE);
     const toTime = (x) => view.begin + (x - SIDE) / (width - 2 * SIDE) * (view.end - view.begin);
@@ -232,7 +232,7 @@
         ticks.append(draw("line", { class: "grid", x1: x, x2: x, y1: bottom, y2: bottom + 5 }));
         ticks.append(draw("text", { class: "tick", x: clamp(x, half, width - half), y: bottom + 18, "text-anchor": "middle" }, shown));
       }
-      ticks.append(draw("text", { class: "axis-name", x: width - SIDE, y: bottom + 36, "text-anchor": "end" }, `${unit} from the beginning`));
+      ticks.append(draw("text", { class: "axis-name", x: width - SIDE, y: bottom + 36, "text-anchor": "end" }, `${unit} from the start`));
     }
     const relay = () => { if (!waiting) { waiting = true; requestAnimationFrame(lay); } };
 
@@ -307,7 +307,7 @@
     }
     svg.addEventListener("wheel", (event) => {
       const whole = view.end - view.begin >= end - begin;
-      if (event.deltaY === 0 || (whole && event.deltaY > 0)) return;  // everything is visible already: scroll the page
+      if (event.deltaY === 0 || (whole && event.deltaY > 0)) return;  // everything is already visible: scroll the page
       event.preventDefault();
       zoom(Math.exp(-clamp(event.deltaY, -240, 240) * 0.0025), event.clientX - svg.getBoundingClientRect().left);
     }, { passive: false });
@@ -340,7 +340,7 @@
     spanTable(holder, block, begin);
   }
 
-  // Every span as text, created on demand.
+  // All spans as text, created on demand.
   function spanTable(holder, block, begin) {
     const details = holder.closest(".block").querySelector(".span-table");
     details.addEventListener("toggle", () => {

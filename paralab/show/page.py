@@ -1,8 +1,8 @@
-"""The page: one self-contained HTML file that opens from a disk, a mail, or a web server, and needs
-no network.
+"""Render the page: one self-contained HTML file that opens from a disk, an email, or a web server
+and needs no network.
 
-The document's JSON is in the page once; the script shows parts of it on demand. Tables, answers,
-and charts are written here, so they work without scripts, on paper, and in the source.
+The page contains the document's JSON once; the script shows parts of it on demand. Tables, answers,
+and charts are rendered here, so they work without scripts, on paper, and in the source.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ UNITS = {
     "seconds": "seconds",
     "bytes": "bytes",
     "share": "share",
-}  # the last word of a name is its unit
-MOST_LISTED = 12  # of a list of numbers; the JSON has all
+}  # a name's last word is its unit
+MOST_LISTED = 12  # numbers per list; the JSON has all of them
 
 
 def render(document: Document) -> str:
-    """The whole page. The same document gives the same bytes."""
+    """Render the complete page. The same document always gives the same bytes."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -96,7 +96,7 @@ def write_report(folder: Path, document: Document | None = None) -> Path:
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise ParalabError(
-            f"{page} cannot be written: {error.strerror}.",
+            f"Cannot write {page}: {error.strerror}.",
             fix=f"paralab show {folder} --report FILE",
         ) from error
     return page
@@ -107,12 +107,12 @@ def _file(name: str) -> str:
 
 
 def draw(block: Block, name: str) -> Markup:
-    """A chart with its legend. All charts except the timeline, which the script fits to its place,
-    are drawn for a desktop and for a phone."""
+    """Draw a chart with its legend. Each chart is drawn for a desktop and for a phone, except the
+    timeline, which the script fits to its place."""
     if isinstance(block, Timeline):
         return Markup(timeline_legend(block) + draw_timeline(block, name))
     wide, narrow = (DRAW[type(block)](block, f"{name}-{width}", width) for width in (WIDE, NARROW))
-    if "<svg" not in wide:  # there is nothing to draw
+    if "<svg" not in wide:  # nothing to draw
         return Markup(wide)
     key = (
         lines_legend(block)
@@ -125,15 +125,15 @@ def draw(block: Block, name: str) -> Markup:
 
 
 def embedded(value: Any) -> str:
-    """JSON for a script element: without `<`, so nothing in it can end the element."""
+    """Return JSON for a script element. It contains no `<`, so it cannot end the element."""
     return json.dumps(
         plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False
     ).replace("<", "\\u003c")
 
 
 def plain(value: Any) -> Any:
-    """A value that JSON can represent. A number that is not finite is unknown; other objects become
-    text."""
+    """Convert a value to one that JSON can represent. A number that is not finite becomes null;
+    other objects become text."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -148,15 +148,15 @@ def value_json(cell: Cell) -> str:
 
 
 def cell_words(cell: Cell) -> str:
-    """The text of a cell; without one, its value, or `not measured`."""
+    """Return a cell's text, or else its value, or else `not measured`."""
     if cell.text:
         return cell.text
     return "not measured" if cell.value is None else str(cell.value)
 
 
 def numeric_columns(table: Table) -> list[bool]:
-    """Whether a column contains numbers and is aligned right: at least one number, and otherwise
-    only unknowns."""
+    """Return which columns are numeric and right-aligned. They have at least one number, and all
+    other cells are unknown."""
     columns = [
         [row[n].value for row in table.rows if n < len(row)] for n in range(len(table.columns))
     ]
@@ -171,12 +171,12 @@ def numeric_columns(table: Table) -> list[bool]:
 
 
 def prose(words: str) -> Markup:
-    """Escaped text, with `code` as a code element."""
+    """Return escaped text, with `code` as a code element."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(words))))
 
 
 def evidence(numbers: Evidence) -> Markup:
-    """The names and numbers of an evidence, nested ones indented. `data-value` has the exact
+    """Render evidence as names and numbers, with nested ones indented. `data-value` has the exact
     number."""
     return (
         Markup("<dl>")
@@ -189,7 +189,7 @@ def _item(name: str, value: Any) -> Markup:
     if isinstance(value, dict):
         shown: Markup | str = evidence(value)
     elif isinstance(value, (list, tuple)):
-        more = f", … ({len(value)} in all)" if len(value) > MOST_LISTED else ""
+        more = f", … ({len(value)} in total)" if len(value) > MOST_LISTED else ""
         shown = (
             ", ".join(_words(name, item) for item in value[:MOST_LISTED]) + more
             if value
@@ -221,5 +221,6 @@ def _words(name: str, value: Any) -> str:
 
 
 def _unit(name: str) -> str:
-    """`step_seconds` is in seconds, `peak_bytes` in bytes, anything else a number."""
+    """Return a name's unit: seconds for `step_seconds`, bytes for `peak_bytes`, otherwise a
+    number."""
     return UNITS.get(name.rpartition("_")[2], "number")

@@ -1,14 +1,15 @@
-"""How each kind of work looks, the same in every chart: a color of the style sheet and a texture.
+"""Colors and textures for each kind of work, the same in all charts.
 
-The texture shows the kind where color cannot: compute is plain or faintly striped, communication is
-striped, waiting is dotted, and exposed communication is hatched in the warning color.
+Textures distinguish the kinds where color cannot: compute is plain or faintly striped,
+communication is striped, waiting is dotted, and exposed communication is hatched in the warning
+color.
 """
 
 from __future__ import annotations
 
 from paralab.show.svg import element
 
-# kind -> what the legend says, and how its stripes run
+# kind -> legend text and stripe direction
 LEGEND = {
     "forward": ("forward", "plain"),
     "backward": ("backward", "slope"),
@@ -47,8 +48,8 @@ def fill(kind: str) -> str:
 
 
 def textures() -> str:
-    """All patterns, once per page, in an SVG without a size. (A pattern in an SVG that is not
-    displayed does not paint.)"""
+    """Return all patterns, once per page, in an SVG without a size. (Browsers do not paint patterns
+    from an SVG that is not displayed.)"""
     return element(
         "svg",
         element("defs", *map(_texture, LEGEND)),
@@ -78,7 +79,7 @@ def _texture(kind: str) -> str:
 
 
 def swatch(kind: str) -> tuple[str, str]:
-    """An entry of a legend: a swatch and the name of the kind."""
+    """Return a legend entry: a swatch and the name of the kind."""
     box = element(
         "rect", class_=f"span is-{kind}", x=0.5, y=0.5, width=25, height=11, rx=2, fill=fill(kind)
     )

@@ -1,4 +1,4 @@
-"""A run in the terminal: before it the plan as a sentence and a table, after it what it cost."""
+"""Show a run in the terminal: first the plan as a sentence and a table, then the result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paralab.units import count, plural, rate, seconds, size
 
 
 def print_sentence(plan: Plan, workload: str) -> None:
-    """Print the plan as a sentence, with what is virtual, shared, or different."""
+    """Print the plan as a sentence, and note what is virtual, shared, or different."""
     devices = (
         "virtual devices"
         if any(d.virtual for rank in plan.ranks for d in rank.devices)
@@ -61,7 +61,7 @@ def print_ranks(plan: Plan, pids: dict[int, int] | None = None) -> None:
 
 
 def print_stages(plan: Plan) -> None:
-    """Print the estimated time and memory of every stage."""
+    """Print each stage's estimated time and memory."""
     loads = stage_loads(plan)
     if not loads:
         return
@@ -101,7 +101,7 @@ def print_reasons(plan: Plan) -> None:
 
 
 def print_result(result: Result, show: tuple[str, ...]) -> None:
-    """Print what the run cost."""
+    """Print the result of the run: loss, times, memory, and communication."""
     if "splits" in show:
         for split in result.splits:
             virtual = "" if split.device == split.physical else f" (virtual: {split.physical})"
@@ -123,18 +123,18 @@ def print_result(result: Result, show: tuple[str, ...]) -> None:
     )
     table.add_row(
         "total time",
-        f"{seconds(result.total_seconds)} training, {seconds(result.wall_seconds)} including the "
-        "start of the processes",
+        f"{seconds(result.total_seconds)} training, {seconds(result.wall_seconds)} including "
+        "process start-up",
     )
     table.add_row("samples/s", rate(result.samples_per_second))
     for memory in result.peak_bytes:
         names = ("parameters", "gradients", "optimizer", "activations", "gathered", "unreduced")
         parts = " + ".join(f"{name} {size(memory[name])}" for name in names if memory[name])
-        how = "peak, of it" if memory.how == "allocator" else "="
+        how = "peak, including" if memory.how == "allocator" else "="
         table.add_row(f"memory {memory.device}", f"{size(memory.bytes)} {how} {parts}")
     if collectives := collectives_per_step(result):
         total = f"{size(result.bytes_per_step)} in total"
-        table.add_row("synchronization", f"{collectives}, {total}, per optimizer step and rank")
+        table.add_row("synchronization", f"{collectives}, {total}, per rank and optimizer step")
     else:
         one = (
             "one replica" if result.grid.replicas == 1 and len(result.ranks) > 1 else "one process"
@@ -143,18 +143,18 @@ def print_result(result: Result, show: tuple[str, ...]) -> None:
     for what, words in metric_lines(result):
         table.add_row(what, words)
     if saves := result.saves:
-        each = f"{plural(saves.number, 'checkpoint')}, the last one {escape(saves.last)}"
+        each = f"{plural(saves.number, 'checkpoint')}, the last is {escape(saves.last)}"
         table.add_row(
             "saved", f"{each}; a save pauses training for {seconds(saves.blocked_seconds)}"
         )
     table.add_row("run folder", escape(result.run_folder))
     show_table(table)
-    for warning in result.warnings[len(result.remarks) :]:  # the plan's remarks are above already
+    for warning in result.warnings[len(result.remarks) :]:  # the plan's remarks are already above
         console.print(f"[yellow]note:[/] {escape(warning)}", soft_wrap=True)
 
 
 def metric_lines(result: Result) -> Iterator[tuple[str, str]]:
-    """Where the time of a step went, as far as it was measured; docs/metrics.md defines the
+    """Yield where step time went, as far as it was measured. docs/metrics.md defines the
     numbers."""
     metrics = result.metrics
     if metrics.communication_seconds:

@@ -1,5 +1,5 @@
-"""What the terminal shows during a run: a progress bar or the live view; without a terminal, a line
-per tenth of the run."""
+"""Show a run in the terminal: a progress bar or the live view. Without a terminal, print a line per
+tenth of the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class View(Protocol):
 
 
 class Screen:
-    """Prints the plan, and opens a view once all ranks have started."""
+    """Prints the plan, then opens a view once all ranks have started."""
 
     def __init__(self, show: tuple[str, ...], live: bool = False, looking: bool = True) -> None:
         self.show, self.live = show, live
@@ -36,8 +36,8 @@ class Screen:
             self.looking.start()
 
     def watch(self, plan: Plan, folder: RunFolder) -> Callable[[], None]:
-        """Print the plan; return the function to call at every poll. Called again if Slurm restarts
-        the job."""
+        """Print the plan and return the function to call at each poll. It is called again if Slurm
+        restarts the job."""
         self.close()
         self.view = None
         print_sentence(plan, plan.workload.rpartition("/")[2])
@@ -49,7 +49,7 @@ class Screen:
             self._rank_started(event)
         if (
             self.view is None and self.follower.all_started
-        ):  # only now: printing next to a live view would break it
+        ):  # not earlier: printing next to a live view would break it
             print_ranks(
                 self.follower.plan,
                 {rank.plan.rank: rank.started.pid for rank in self.follower.ranks if rank.started},
@@ -104,7 +104,8 @@ class Bar:
 
 
 class Lines:
-    """A line per tenth of the run; with --live also the load and the communication of every rank."""
+    """Prints a line per tenth of the run. With --live, it includes each rank's load and
+    communication."""
 
     def __init__(self, follower: Follower, with_ranks: bool) -> None:
         self.follower, self.with_ranks, self.tenths = follower, with_ranks, 0
@@ -125,4 +126,4 @@ class Lines:
         return found
 
     def stop(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""

@@ -1,4 +1,4 @@
-"""Grades in the terminal: one sheet in detail, or a table of the class."""
+"""Print grades in the terminal: one sheet in detail, or a table for the class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLORS = {"wrong": "red", "missing": "yellow", "not judged": "dim"}
 
 
 def print_grade(grade: Grade | None) -> None:
-    """Every item that is not right, then the points of each part."""
+    """Print each item that is not right, then the points for each part."""
     assert grade is not None
     for item in grade.items:
         if item.status != "right" and (item.status != "not judged" or item.written):
@@ -28,7 +28,9 @@ def print_grade(grade: Grade | None) -> None:
     show_table(table)
     earned, possible = grade.points()
     human = plural(grade.count("not judged"), "entry").replace("entrys", "entries")
-    console.print(f"{earned} of {possible} points; {human} for a human to read.", soft_wrap=True)
+    console.print(
+        f"{earned} of {possible} points; {human} left for a human to grade.", soft_wrap=True
+    )
 
 
 def _print_item(item: Item) -> None:
@@ -45,7 +47,7 @@ def _print_item(item: Item) -> None:
 
 
 def print_class(submissions: Sequence[Submission]) -> None:
-    """A line per student, the speed-ups of the class, and runs that look copied."""
+    """Print a line per student, the speed-ups in the class, and runs that look copied."""
     columns = ("student", "points", "wrong", "missing", "not judged", "problem")
     table = plain_table(*columns, right=("points",))
     for s in submissions:

@@ -1,8 +1,8 @@
-"""SVG written by hand: escaped elements, scales, axes with ticks at round numbers.
+"""Write SVG by hand: escaped elements, scales, axes with ticks at round numbers.
 
-The page needs six kinds of charts. They must open without a network, print, and be accessible.
-Plain SVG does that in a few kilobytes; a chart library adds megabytes and draws nothing without
-scripts. Colors are CSS variables of the page.
+The page needs six kinds of charts that work offline, print well, and are accessible. Plain SVG does
+that in a few kilobytes; a chart library adds megabytes and cannot draw without scripts. Colors are
+CSS variables defined in the page.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
-# Mean width of a character of 13 px text in a wide font: good enough to see if a label fits.
+# Mean character width of 13 px text in a wide font: accurate enough to decide if a label fits.
 CHARACTER_PX = 7.5
 BOLD = 1.12  # how much wider bold text is
 WIDE, NARROW = (
     800,
     330,
-)  # every chart is drawn for a desktop and for a phone; the style sheet shows one of them
-STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # distances between ticks that are easy to read
+)  # each chart is drawn for a desktop and for a phone; the style sheet shows one of them
+STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # tick distances that are easy to read
 
 
 def number(value: float) -> str:
-    """A coordinate, rounded to a tenth of a pixel to keep the file small."""
+    """Format a coordinate, rounded to a tenth of a pixel to keep the file small."""
     short = f"{value:.1f}".removesuffix(".0")
     return "0" if short == "-0" else short
 
 
 def element(name: str, *content: str, **attributes: str | float | None) -> str:
-    """`element("rect", class_="bar", x=0)`: content is markup, attributes are escaped here, and
-    None omits an attribute."""
+    """Create an element: `element("rect", class_="bar", x=0)`. Content is markup, attributes are
+    escaped here, and None omits an attribute."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value) if isinstance(value, str) else number(value)}"'
         for key, value in attributes.items()
@@ -47,7 +47,7 @@ def text(
     anchor: str | None = None,
     tip: str = "",
 ) -> str:
-    """Text at a point. `tip` appears on hover: the full text of a shortened label."""
+    """Draw text at a point. `tip` appears on hover: the full text of a shortened label."""
     title = element("title", escape(tip)) if tip else ""
     return element("text", title + escape(words), class_=class_, x=x, y=y, text_anchor=anchor)
 
@@ -57,7 +57,7 @@ def width_of(words: str, bold: bool = False) -> float:
 
 
 def label(words: str, x: float, y: float, room: float, anchor: str = "end") -> str:
-    """A label, shortened if it does not fit."""
+    """Draw a label, shortened if it does not fit."""
     fits = max(int(room / CHARACTER_PX), 2)
     short = words if len(words) <= fits else words[: fits - 1].rstrip() + "…"
     return text(short, x, y, "label", anchor, tip="" if short == words else words)
@@ -72,8 +72,8 @@ def picture(
     *content: str,
     **attributes: str | None,
 ) -> str:
-    """A whole chart with its text alternative. `--w` lets the style sheet limit the scale, so that
-    the text keeps its size."""
+    """Create a complete chart with its text alternative. `--w` lets the style sheet limit scaling,
+    so the text keeps its size."""
     head = element("title", escape(title), id=f"{name}-title") + element(
         "desc", escape(description), id=f"{name}-desc"
     )
@@ -92,8 +92,8 @@ def picture(
 
 
 def legend(entries: Iterable[tuple[str, str]]) -> str:
-    """(swatch, text) pairs as HTML next to the chart: HTML wraps on a phone, a drawn legend would
-    be cut."""
+    """Create a legend from (swatch, text) pairs. It is HTML, which wraps on a phone; a drawn legend
+    would be cut off."""
     items = (
         f'<li><svg viewBox="0 0 26 12" aria-hidden="true">{swatch}</svg>{escape(words)}</li>'
         for swatch, words in entries
@@ -106,19 +106,19 @@ def nothing(why: str = "not measured") -> str:
 
 
 def known(values: Iterable[float | None]) -> list[float]:
-    """The values that are finite numbers."""
+    """Return the values that are finite numbers."""
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def round_step(rough: float) -> float:
-    """The next round distance: 0.13 -> 0.2, 30 -> 50."""
+    """Round up to a readable tick distance: 0.13 -> 0.2, 30 -> 50."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(step * power for step in STEPS if step * power >= rough * 0.999)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From numbers to pixels, along one axis."""
+    """Maps numbers to pixels along one axis."""
 
     low: float
     high: float
@@ -136,7 +136,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Axis:
-    """A scale with its ticks: (value, label). `unit` is the unit of the labels."""
+    """A scale with its ticks as (value, label) pairs. `unit` is the label unit."""
 
     scale: Scale
     ticks: tuple[tuple[float, str], ...]
@@ -144,8 +144,7 @@ class Axis:
 
 
 def shown_unit(unit: str, largest: float) -> tuple[float, str]:
-    """How many display units one unit is, and the name of the display unit: 0.05 seconds are shown
-    in ms."""
+    """Return a conversion factor and the display unit's name: 0.05 seconds are shown in ms."""
     if unit == "seconds":
         return next(
             (factor, name)
@@ -169,7 +168,8 @@ def axis(
     from_zero: bool,
     about: int = 5,
 ) -> Axis:
-    """An axis that contains all values and ends at ticks. Without values it goes from 0 to 1."""
+    """Create an axis that contains all values and ends at ticks. Without values, it goes from 0 to
+    1."""
     found = list(values)
     low, high = (min(found), max(found)) if found else (0.0, 1.0)
     if from_zero:
@@ -185,8 +185,8 @@ def axis(
 
 
 def log_axis(values: Iterable[float], start_px: float, end_px: float) -> Axis:
-    """A logarithmic axis with ticks at 1, 2, 5 times powers of ten, or only at the powers if there
-    are many."""
+    """Create a logarithmic axis with ticks at 1, 2, and 5 times powers of ten, or only at powers of
+    ten if there would be many ticks."""
     found = [value for value in values if value > 0]
     low, high = (min(found), max(found)) if found else (1.0, 10.0)
     if low == high:
@@ -203,7 +203,7 @@ def tick_text(value: float) -> str:
 
 
 def bottom_axis(x: Axis, top: float, bottom: float, name: str = "") -> str:
-    """Grid lines, tick labels, and the name of the axis, below a plot."""
+    """Draw grid lines, tick labels, and the axis name below a plot."""
     lines = (
         element("line", class_="grid", x1=x.scale(tick), x2=x.scale(tick), y1=top, y2=bottom)
         for tick, _ in x.ticks
@@ -221,7 +221,7 @@ def bottom_axis(x: Axis, top: float, bottom: float, name: str = "") -> str:
 
 
 def with_unit(x: Axis) -> list[tuple[float, str]]:
-    """The tick labels, with the unit after the last one: `0 20 40 60 ms`."""
+    """Return the tick labels, with the unit after the last one: `0 20 40 60 ms`."""
     return [
         (tick, f"{words} {x.unit}".rstrip() if tick == x.ticks[-1][0] else words)
         for tick, words in x.ticks

@@ -1,9 +1,9 @@
-"""A run for TensorBoard: its numbers per step and over time, read from the run folder after the
-run.
+"""Export a finished run to TensorBoard: its numbers per step and over time, read from the run
+folder.
 
-One sub-folder per run, named like the run folder, so that runs appear side by side. Every point has
-the time at which it was measured. We write TensorBoard's record format directly: its
-EventFileWriter imports TensorFlow if that is installed.
+Each run gets a subfolder named like its run folder, so runs appear side by side. Each point has the
+time of its measurement. We write TensorBoard's record format directly: its EventFileWriter imports
+TensorFlow if that is installed.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from paralab.record.events import COLLECTIVES, Event, Load, Memory, Span, Start,
 class Point(NamedTuple):
     tag: str
     step: int
-    seconds: float  # since the launch, as in the events
+    seconds: float  # since launch, as in the events
     value: float
 
 
 def require_tensorboard() -> None:
-    """Fail before the run starts, not at its end."""
+    """Check for tensorboard before the run starts, not at its end."""
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError(
-            "--tensorboard needs the package tensorboard, which is not installed.",
+            "--tensorboard needs the tensorboard package, which is not installed.",
             fix='pip install "paralab[tensorboard]"',
         )
 
 
 def write_tensorboard(folder: Path, directory: Path) -> Path:
-    """Write the run in `folder` to a new sub-folder of `directory`; return that."""
+    """Write the run in `folder` to a new subfolder of `directory`, and return the subfolder."""
     from tensorboard.compat.proto.event_pb2 import Event as Record
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
@@ -68,7 +68,7 @@ def write_tensorboard(folder: Path, directory: Path) -> Path:
 
 
 def points_of(recording: Recording) -> Iterator[Point]:
-    """Every number with its step and its time."""
+    """Yield each number with its step and its time."""
     previous_end = None
     for number, step in enumerate(recording.steps):
         start, end = min(event.start for event in step), max(event.end for event in step)
@@ -93,8 +93,8 @@ def points_of(recording: Recording) -> Iterator[Point]:
 
 
 def _per_detailed_step(rank: int, events: list[Event]) -> Iterator[Point]:
-    """The loss scale, which all ranks share, and the time in which at least one collective was
-    running, for the steps whose details were kept."""
+    """Yield the loss scale, which all ranks share, and the time with at least one running
+    collective, for steps with recorded details."""
     under_way: list[tuple[float, float]] = []
     for event in events:
         if not isinstance(event, Span):
@@ -111,7 +111,7 @@ def _per_detailed_step(rank: int, events: list[Event]) -> Iterator[Point]:
 
 
 def _over_time(rank: int, events: list[Event]) -> Iterator[Point]:
-    """Memory and load, at the last step that the rank had written at that time."""
+    """Yield memory and load, at the last step that the rank had written at that time."""
     step = 0
     for event in events:
         if isinstance(event, Step):
@@ -134,7 +134,7 @@ def _over_time(rank: int, events: list[Event]) -> Iterator[Point]:
 
 
 def _launched_unix_seconds(recording: Recording) -> float:
-    """When the clock of the events was zero. Without a started rank there are no events either."""
+    """Return when the event clock was zero. If no rank started, there are no events either."""
     starts = (event.unix_seconds - event.time for event in recording.of(Start))
     return next(starts, 0.0)
 
@@ -145,7 +145,7 @@ def _sentence(manifest: RunManifest) -> str:
 
 
 def _new_folder(directory: Path, name: str) -> Path:
-    """A new folder: TensorBoard would draw two runs of the same name as one line."""
+    """Create a new folder: TensorBoard would draw two runs with the same name as one line."""
     target, number = directory / name, 2
     while target.exists():
         target, number = directory / f"{name}_{number}", number + 1

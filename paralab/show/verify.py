@@ -1,4 +1,4 @@
-"""The result of `verify` in the terminal: one line per configuration, and the verdict."""
+"""Print the `verify` result in the terminal: one line per configuration, and the verdict."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def _as_requested(each: Verified) -> str:
 
 
 def _reasons(result: VerifyResult) -> list[str]:
-    """Every reason once: why configurations differ, and what was held fixed."""
+    """List each reason once: why configurations differ, and what was held fixed."""
     found = [f"differs: {each.cause}" for each in result.configurations if each.cause]
     if result.dropout != "none":
-        found.append(f"dropout was {result.dropout}: it draws other numbers when the work is split")
+        found.append(f"dropout was {result.dropout}: splitting the work changes its random numbers")
     largest: dict[str, float] = {}
     for each in result.configurations:
         found += [f"held fixed: {why}" for why in (each.excused.reasons if each.excused else [])]
@@ -67,7 +67,7 @@ def _reasons(result: VerifyResult) -> list[str]:
     ]
     for workload, names in result.state.items():
         found.append(
-            f"stateful forward: {workload} changes {', '.join(names)} in every call, and may "
+            f"stateful forward: {workload} changes {', '.join(names)} in each call, and may "
             f"behave differently after the {plural(result.steps, 'step')} checked here (--steps N "
             "checks more)"
         )

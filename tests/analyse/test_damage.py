@@ -78,7 +78,7 @@ def test_a_lost_line_is_counted_and_the_rest_is_used(tmp_path):
     assert recording.damaged == {1: 1}
     assert len(recording.steps) == before["steps"] - 1
     told = [finding["text"] for finding in show(folder)["findings"] if finding["kind"] == "warning"]
-    assert any("1 line of rank 1" in text for text in told), told
+    assert any("1 line in rank 1" in text for text in told), told
 
 
 def test_a_missing_file_is_made_good_by_the_result(tmp_path):

@@ -319,8 +319,8 @@ def test_instants_are_on_a_lane_without_arrows():
 def test_load_becomes_counters_and_the_unknown_draws_nothing(pipeline):
     counters = {e["name"]: (e["ts"], e["args"]) for e in phase(trace_of(pipeline), "C")}
     assert counters == {
-        "load of the process": (20_000, {"in cores": 0.97}),
-        "memory of the process": (20_000, {"in bytes": 300}),
+        "process load": (20_000, {"in cores": 0.97}),
+        "process memory": (20_000, {"in bytes": 300}),
         "load cuda:0": (20_000, {"as a share": 0.5}),
         "memory cuda:0 allocated": (20_000, {"in bytes": 200}),
         "loss": (25_000, {"of the batch": 0.5}),
