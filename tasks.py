@@ -1,7 +1,7 @@
-"""Every task of this repository, with nothing but Python: `python3 tasks.py TASK` or `make TASK`.
+"""Run this repository's tasks with plain Python: `python3 tasks.py TASK` or `make TASK`.
 
-The first task creates a virtual environment in .venv and installs the tested versions of everything
-the project needs (constraints.txt).
+The first task creates a virtual environment in .venv and installs the tested version of each
+dependency (constraints.txt).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = str(BIN / "python")
 
-# Debian's package, and the command that it provides
+# Debian package -> the command it provides
 SYSTEM = {"chromium": "chromium", "iproute2": "ip", "slurm-wlm": "sbatch", "munge": "munge"}
 
 TASKS = {
     "setup": "create .venv and install paralab with all development tools",
     "demo": "compare eight configurations of a small transformer on this machine and write a page",
-    "test": "lint and all tests; with --quick only the tests that start no processes (a minute)",
+    "test": "lint and all tests; --quick skips tests that start processes (takes a minute)",
     "lint": "ruff and mypy",
-    "bench": "compare paralab with handwritten loops; measure its overhead, and tune on a slow link",
-    "faults": "inject every fault and report whether training survives (30 min; more as root)",
+    "bench": "compare paralab with hand-written loops, and run tune over a slow link",
+    "faults": "inject each fault and report whether training survives (30 min; more as root)",
     "docs": "write docs/doctor/ from the doctor's catalog and docs/schema/ from the types",
     "screenshots": "run a comparison and take the screenshots for the README",
-    "gpu": "run every CUDA path on one GPU and print a table (with this Python, if it has torch)",
+    "gpu": "run every CUDA path on one GPU and print tables (with this Python if it has torch)",
 }
 
 
@@ -39,7 +39,7 @@ def run(*command: str) -> None:
 
 
 def run_together(*commands: tuple[str, ...]) -> None:
-    """Run commands at the same time. If one fails, exit with its code when all have ended."""
+    """Run commands at the same time. If one fails, exit with its code after all have ended."""
     running = []
     for command in commands:
         print("$ " + " ".join(command).replace(str(ROOT) + os.sep, ""), flush=True)
@@ -50,7 +50,7 @@ def run_together(*commands: tuple[str, ...]) -> None:
 
 
 def setup() -> None:
-    """Install once, and again when the list of packages has changed."""
+    """Install once, and again after the package list changes."""
     wanted = hashlib.sha256(
         b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))
     ).hexdigest()
@@ -80,15 +80,15 @@ def demo() -> None:
 
 
 def system() -> None:
-    """Install Chromium, iproute2, and Slurm for the tests that need a browser, a rate-limited link,
-    or a cluster. Without them those tests are skipped."""
+    """Install Chromium, iproute2, and Slurm for tests that need a browser, a rate-limited link, or
+    a cluster. Without these packages, pytest skips those tests."""
     missing = [package for package, command in SYSTEM.items() if not shutil.which(command)]
     if not missing:
         return
     if not shutil.which("apt-get") or os.geteuid():
         print(
             f"Not installed (needs root and apt-get): {', '.join(missing)}. "
-            "The tests that need them are skipped.",
+            "pytest skips the tests that need them.",
             flush=True,
         )
         return
@@ -123,8 +123,8 @@ def test() -> None:
         return
     lint()
     system()
-    # The tests of a file share launches, so a file stays in one process. tests/conftest.py sorts
-    # the files. Three processes for two cores, because many tests wait.
+    # Tests in one file share launches, so each file stays in one process. tests/conftest.py sorts
+    # the files. Two cores get three processes because many tests wait.
     run(*PYTEST, "--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder", *arguments)
 
 
@@ -170,7 +170,7 @@ def gpu() -> None:
 
 
 def main() -> None:
-    if sys.version_info < (3, 11):  # noqa: UP036 (so that an older Python explains itself)
+    if sys.version_info < (3, 11):  # noqa: UP036 (an older Python must print this message)
         sys.exit(f"paralab needs Python 3.11 or newer; this is {sys.version.split()[0]}.")
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in TASKS:

@@ -1,6 +1,6 @@
-"""Measured communication against a cable's rate: one line per rate, measured ÷ (bytes ÷ rate).
+"""Compare measured communication with a known link rate: print measured ÷ (bytes ÷ rate) per rate.
 
-python bench/cable.py      (root, iproute2)
+python bench/cable.py      (needs root and iproute2)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RATES = (100, 400, 1000)  # Mbit/s
 def main() -> None:
     reason = why_not()
     if reason:
-        print(f"cable: left out, it {reason}")
+        print(f"cable: skipped, because it {reason}")
         return
     for rate in RATES:
         with link(rate) as (options, environment), tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""What saving costs: the same training with a checkpoint every 50 steps and without one, in turns.
+"""Measure the cost of saving: alternate the same run with and without a checkpoint every 50 steps.
 
     python bench/checkpoint.py [WORKLOAD [PRECISION [STEPS]]]
 
-The ratio is of the time from step 10 to the last one, so that it holds every wait for a save but
-not the start.
+The ratio compares the time from step 10 to the last step. It includes every wait for a save, but
+not the startup.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def main() -> None:
     whole = statistics.median(save["seconds"] for save in saves)
     print(
         f"single, {workload}, {precision}, {steps} steps, a save every {EVERY}: {statistics.median(ratios):.4f} of the time "
-        f"without ({min(ratios):.4f}-{max(ratios):.4f}); {statistics.median(plain):.1f} s; a save takes {whole:.2f} s and holds up "
-        f"the host for {blocked * 1e3:.1f} ms",
+        f"without saves ({min(ratios):.4f}-{max(ratios):.4f}), which is {statistics.median(plain):.1f} s; "
+        f"a save takes {whole:.2f} s and blocks the host for {blocked * 1e3:.1f} ms",
         flush=True,
     )
 

@@ -1,15 +1,15 @@
-"""What it costs a training to be observed by the doctor: steps with and without, in turns, in the
-same ranks.
+"""Measure what the doctor costs a run: alternate observed and unobserved steps in the same ranks.
 
-    python bench/doctor.py [WIDTH …]          two CPU ranks, DDP; one line per width of the model: how much longer a step takes
+    python bench/doctor.py [WIDTH …]          two CPU ranks with DDP
     python bench/doctor.py cuda [WIDTH …]     two ranks that share a GPU, over gloo
 
-The first steps, of which everything is watched, are not counted; those that follow are. What else
-goes on changes the time of a step by far more than observing does, but seldom from one step to the
-next: so each is held against its neighbour, and the median of the differences is taken: what a
-light step costs. What the rare watched ones cost on the average is added, by their own clock. The
-interval holds the median with 95 % certainty. ReferenceRuns it: what observing takes in a step by
-its own clock, and the share of a core that the watching process takes.
+The script prints one line per model width: how much longer an observed step takes.
+The first steps, which the doctor watches in full, do not count. Machine noise changes step times
+far more than observing does, but rarely from one step to the next. So the script compares each step
+with its neighbor and takes the median difference, which is the cost of a light step. It adds the
+mean cost of the rare fully watched steps, as timed by the doctor itself. The interval contains the
+median with 95 % confidence. The output also has the doctor's own timing per step, and the share of
+a core that the watching process uses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 WIDTHS = (256, 512, 1024, 2048)
-SECONDS = 120  # of measuring, for each width
+SECONDS = 120  # measuring time per width
 BATCH = 64
 
 
@@ -65,8 +65,8 @@ def main(device: str, widths: tuple[int, ...]) -> None:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Of the median, by the places of the values in order: of n, about sqrt(n) to both sides of the
-    middle."""
+    """Return the median's confidence interval: the sorted values about sqrt(n) places below and
+    above the middle."""
     ordered, middle, aside = sorted(values), len(values) / 2, 0.98 * len(values) ** 0.5
     return ordered[max(0, int(middle - aside))], ordered[min(len(values) - 1, int(middle + aside))]
 
@@ -100,7 +100,7 @@ def rank(device: str, width: int, folder: str) -> None:
     def batches() -> Iterator[list[torch.Tensor]]:
         for epoch in itertools.count():
             sampler.set_epoch(epoch)
-            was, observed.on = observed.on, True  # else none of this pass would be seen
+            was, observed.on = observed.on, True  # otherwise the doctor would miss this epoch
             iterator = iter(loader)
             observed.on = was
             yield from iterator
@@ -115,25 +115,25 @@ def rank(device: str, width: int, folder: str) -> None:
         loss.backward()
         optimizer.step()
         if device == "cuda":
-            torch.cuda.synchronize()  # else what the host does would hide behind the device
+            torch.cuda.synchronize()  # otherwise device work would hide host work
         return time.perf_counter() - began
 
     for _ in range(128):
         step()
     begun = torch.tensor(
         statistics.mean(step() for _ in range(64))
-    )  # rank 0's clock decides how many there are
+    )  # rank 0's clock determines the number of steps
     dist.broadcast(begun, 0)
     more, plain, budget = [], [], observed.budget
     spent, paused = budget.all_spent, time.perf_counter_ns()
     for number in range(int(SECONDS / 2 / float(begun))):
         seconds = {}
-        for on in (True, False) if number % 2 else (False, True):  # neither always comes first
+        for on in (True, False) if number % 2 else (False, True):  # alternate which one comes first
             observed.on = on
             if on and budget._began is not None:
                 budget._began += (
                     time.perf_counter_ns() - paused
-                )  # while off, its clock stands still
+                )  # its clock stops while observing is off
             seconds[on] = step()
             if on:
                 paused = time.perf_counter_ns()
@@ -149,7 +149,7 @@ def rank(device: str, width: int, folder: str) -> None:
         own = (budget.all_spent - spent) / len(more) / 1e3
         print(
             f"width {width:5}: step {usual * 1e3:6.2f} ms, observed {times:.3f}x ({least:.3f} to {most:.3f}, {len(more)} pairs), "
-            f"of it {rare / usual:.3f} in watched steps, one in {budget.every}; own clock {own:.0f} us a step",
+            f"including {rare / usual:.3f} for watched steps, one in {budget.every}; own clock {own:.0f} us per step",
             flush=True,
         )
     dist.destroy_process_group()

@@ -1,11 +1,11 @@
-"""Every CUDA path on one GPU, as short tables.
+"""Run every CUDA path on one GPU and print short tables.
 
     make gpu
 
-Comparisons (real nn.DataParallel with repeated device ids, two ranks on one GPU over gloo, tf32,
-bf16 and fp16 with a GradScaler, stages, NVML's load), a practical, proofs, the cost of measuring,
-and the tests marked `gpu`. The pages and results are kept in the folder named by the variable KEEP,
-if it is set.
+The script runs comparisons, a practical, verifications, the overhead benchmark, and the tests
+marked `gpu`. The comparisons cover real nn.DataParallel with repeated device ids, two ranks on one
+GPU over gloo, tf32, bf16, fp16 with a GradScaler, stages, and NVML load. If the environment
+variable KEEP names a folder, the script copies pages and results there.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def main() -> None:
             if result:
                 print((out / "sheet.md").read_text(), flush=True)
                 keep(out, f"practical{number}")
-        # Proofs and tests compare, they do not time: they can share the GPU.
+        # Verifications and tests do not measure time, so they can share the GPU.
         tests = (
             None
             if short

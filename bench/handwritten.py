@@ -1,11 +1,11 @@
-"""The training that paralab is measured against: a loop written by hand, with no events, no
-weights, no hooks.
+"""The baseline for paralab's overhead: a hand-written training loop without events, loss weights,
+or hooks.
 
     python bench/handwritten.py WORKLOAD BATCH STEPS PRECISION                                     one device
     torchrun --nproc_per_node=2 bench/handwritten.py WORKLOAD BATCH STEPS PRECISION                DDP
 
-Prints the seconds of every step as JSON (rank 0). On a GPU blocks of steps are timed, with one
-synchronization at their end.
+Rank 0 prints the seconds per step as JSON. On a GPU, the script times blocks of steps, with one
+synchronization at the end of each block.
 """
 
 import json
@@ -59,7 +59,7 @@ def main() -> None:
         elif step % BLOCK == BLOCK - 1:
             torch.cuda.synchronize()
             seconds += [(time.perf_counter() - start) / BLOCK] * BLOCK
-    if ranks > 1:  # a step lasts until its slowest rank is done, as in paralab's numbers
+    if ranks > 1:  # a step ends when its slowest rank finishes, as in paralab's numbers
         slowest = torch.tensor(seconds)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         seconds = slowest.tolist()

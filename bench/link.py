@@ -1,5 +1,5 @@
-"""Two hosts on one machine: network namespaces joined by a cable (a veth pair) of a known rate.
-Needs root and iproute2.
+"""Simulate two nodes on one machine: network namespaces joined by a link (a veth pair) with a known
+rate. Needs root and iproute2.
 
 with link(mbit_per_second=200) as options:
     paralab run ddp --replicas 2 *options
@@ -13,29 +13,25 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-INTERFACE = "eth0"  # of each host; gloo must be told which one to use
-BURST_BYTES = (
-    256 * 1024
-)  # what may pass at once: more than one packet that the kernel has joined together (64 KB)
+INTERFACE = "eth0"  # on each node; GLOO_SOCKET_IFNAME makes gloo use it
+BURST_BYTES = 256 * 1024  # tbf's burst: larger than one packet merged by the kernel (64 KB)
 
 
 def why_not() -> str | None:
-    """Why namespaces cannot be made here; None: they can."""
+    """Return why this machine cannot create network namespaces, or None if it can."""
     if not shutil.which("ip") or not shutil.which("tc"):
         return "needs ip and tc (iproute2)"
     if os.geteuid():
-        return "needs root, to make network namespaces"
+        return "needs root to create network namespaces"
     name = f"paralab-try-{os.getpid()}"
     tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     subprocess.run(["ip", "netns", "del", name], capture_output=True)
-    return (
-        f"network namespaces cannot be made: {tried.stderr.strip()}" if tried.returncode else None
-    )
+    return f"cannot create network namespaces: {tried.stderr.strip()}" if tried.returncode else None
 
 
 @contextmanager
 def link(mbit_per_second: float) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Rank r lives on host r. Yields the options and the environment for paralab."""
+    """Put rank r on node r. Yield paralab's options and environment."""
     base = f"pl{os.getpid()}"
     try:
         for rank in (0, 1):

@@ -1,12 +1,12 @@
-"""What measuring costs: the step with probes and without them, in turns, and the time that probes
-and side threads take.
+"""Measure the cost of measuring: alternate steps with and without probes, and time probes and side
+threads.
 
     python bench/measuring.py [WORKLOAD [PRECISION [STEPS]]]
 
-One process trains. Without probes nothing is marked, noted, written or sampled. The ratio is what a
-user pays; where it drowns in the machine's noise, the second figure bounds it: every call that
-notes something is timed on its own, timers included. (On a GPU that figure also holds the time a
-call waits for room in the device's queue, so there only the ratio counts.)
+One process trains. Without probes, it does not mark, record, write, or sample anything. The ratio
+is the cost that a user pays. If machine noise hides the ratio, the second number bounds the cost:
+it times each recording call separately, including the timers. (On a GPU, that number also includes
+waiting for room in the device queue, so only the ratio counts there.)
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ inside = threading.local()
 
 
 class Quiet(probes.Probe):
-    """A probe that notes nothing."""
+    """A probe that does not record anything."""
 
     detailed = False
 
@@ -73,8 +73,8 @@ class NoSampler:
 
 
 def stopwatch(probe_class: type, marks: list[float]) -> type:
-    """The probe, which also looks at the clock after the warm-up and at the end, with the device
-    idle."""
+    """Return a probe class that also reads the clock after warm-up and at the end, while the device
+    is idle."""
 
     class Watched(probe_class):
         def end_step(self, loss, **fields):

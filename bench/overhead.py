@@ -1,10 +1,9 @@
-"""What paralab costs beside a loop written by hand: step time, start-up, and the size of the
-record.
+"""Compare paralab with a hand-written loop: step time, startup time, and run folder size.
 
     make bench
 
-Both sides train the same model on the same batch size, in turns, so that a noisy machine disturbs
-both. A ratio is the median over the rounds; its spread is the smallest and the largest one.
+Both sides train the same model with the same batch size and alternate, so noise affects both. The
+ratio is the median over the rounds; parentheses show the smallest and largest.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ WARM_UP = 3
 def handwritten(
     ranks: int, workload: str, batch: int, steps: int, precision: str
 ) -> tuple[float, float]:
-    """(median step, wall clock) of the hand-written loop."""
+    """Run the hand-written loop and return (median step seconds, wall seconds)."""
     launcher = (
         ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
         if ranks > 1
@@ -50,7 +49,7 @@ def handwritten(
 def paralab(
     ranks: int, workload: str, batch: int, steps: int, precision: str
 ) -> tuple[float, float, Path]:
-    """(median step, wall clock, run folder) of paralab."""
+    """Run paralab and return (median step seconds, wall seconds, run folder)."""
     strategy = ["ddp", "--replicas", str(ranks)] if ranks > 1 else ["single"]
     options = [
         "--workload",
@@ -80,7 +79,7 @@ def paralab(
 
 
 def environment() -> dict[str, str]:
-    """One thread per rank on both sides: the same device in every comparison."""
+    """Return an environment with one thread per rank, so both sides use the same device."""
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
@@ -106,13 +105,13 @@ def compare(
     print(
         f"{title:<42} hand-written {statistics.median(theirs) * 1e3:7.2f} ms   paralab {statistics.median(ours) * 1e3:7.2f} ms   "
         f"ratio {statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f})   "
-        f"start to end {statistics.median(walls):+.2f} s",
+        f"entire command {statistics.median(walls):+.2f} s",
         flush=True,
     )
 
 
 def long_run() -> None:
-    """Ten thousand steps: how large is the folder, how much memory and time do the events take?"""
+    """Train for ten thousand steps and print the run folder size, memory growth, and time."""
     _, wall, folder = paralab(2, "mlp:tiny", 32, 10_000, "fp32")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     events = map(json.loads, (folder / "events" / "rank0.jsonl").read_text().splitlines())

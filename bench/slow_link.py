@@ -1,8 +1,9 @@
-"""`paralab tune` over a slow link: does it beat or equal DDP's default on three different models?
+"""Run `paralab tune` over a slow link: does it match or beat DDP's default on three models?
 
-    python bench/slow_link.py      (root, iproute2)
+    python bench/slow_link.py      (needs root and iproute2)
 
-Two hosts (network namespaces) on a cable; one line per model, then its curve over the bucket size.
+Two nodes (network namespaces) share a rate-limited link. The script prints one line per model, then
+the model's bucket-size curve.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from bench.link import link, why_not  # noqa: E402
 
-# model, and the rate in Mbit/s at which its communication is about as long as its computing
+# model, and the rate in Mbit/s at which communication takes about as long as computation
 MODELS = (("mlp", 1000), ("gpt", 100), ("cnn", 20))
 
 
 def main() -> None:
     reason = why_not()
     if reason:
-        print(f"slow_link: left out, it {reason}")
+        print(f"slow_link: skipped, because it {reason}")
         return
     for model, rate in MODELS:
         with link(rate) as (options, environment), tempfile.TemporaryDirectory() as folder:

@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parent / "schema"
 
 
 def pages() -> dict[str, str]:
-    """file name -> content"""
+    """Return file name -> content."""
     return {
         file_name(output): json.dumps(schema_of(output), indent=1, ensure_ascii=False) + "\n"
         for output in OUTPUTS

@@ -42,7 +42,7 @@ def write_report() -> Path:
 
 
 def shoot(page: Page, block: Locator, name: str) -> None:
-    """Save one block of the page. Blocks are chosen by their kind, so that new titles do not break
+    """Save a screenshot of one block. Callers select blocks by kind, so new titles do not break
     this script."""
     box = block.bounding_box()
     assert box, f"{name}: this page has no such block"

@@ -1,4 +1,4 @@
-"""Run the commands in docs/tour.md again and put their new output there.
+"""Run the commands in docs/tour.md again and update their outputs.
 
     python docs/tour.py                 all of them (about ten minutes on two cores)
     python docs/tour.py doctor plan     only commands that contain one of these words
@@ -6,10 +6,10 @@
 A comment above a block says how much of the output to keep:
 
     <!-- output: 3 … 2 -->              the first 3 lines and the last 2
-    <!-- output: 4 …/speed-up/ 5 -->    the first 4 lines, and 5 from the first that has `speed-up`
+    <!-- output: 4 …/speed-up/ 5 -->    the first 4 lines, and 5 from the first with `speed-up`
 
-Commands run in one scratch folder, in the order of the page, so `paralab show runs/…` shows the run
-before it. Blocks without a comment stay as they are.
+Commands run in one scratch folder, in page order, so `paralab show runs/…` shows the previous run.
+Blocks without a comment stay unchanged.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ SECONDS = 400
 
 
 def scratch_folder(page: str) -> Path:
-    """A folder with what the commands need: the page's mine.py, a script that is fine, and a script
-    that hangs."""
+    """Create a folder with the files that the commands need: the page's mine.py, a correct script,
+    and a script that hangs."""
     folder = Path(tempfile.mkdtemp(prefix="tour"))
     for workload in re.findall(r"```python\n# mine\.py\n(.*?)```", page, re.DOTALL):
         (folder / "mine.py").write_text(workload)
@@ -49,7 +49,7 @@ def scratch_folder(page: str) -> Path:
 
 
 def run(command: str, folder: Path) -> list[str]:
-    """The lines that a command prints on stdout, without the paths of this machine."""
+    """Run a command and return its output lines without this machine's paths."""
     runs = sorted(folder.glob("runs/*"), key=lambda path: path.stat().st_mtime)
     words = shlex.split(
         command.partition("   #")[0].replace("runs/…", str(runs[-1] if runs else ""))
@@ -76,7 +76,7 @@ def run(command: str, folder: Path) -> list[str]:
 
 
 def shorten(lines: list[str], first: int, last: int, mark: str | None) -> list[str]:
-    """Keep the first lines, and the last ones or those from `mark` on; wrap the long ones."""
+    """Keep the first lines, plus the last lines or the lines from `mark` on. Wrap long lines."""
     start = max(first, len(lines) - last)
     if mark:
         start = next((n for n, line in enumerate(lines) if n >= first and mark in line), start)

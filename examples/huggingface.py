@@ -1,11 +1,12 @@
-"""A model from another library: a small GPT-2 from Hugging Face transformers, not pretrained.
+"""Train a model from another library: a small, untrained GPT-2 from Hugging Face transformers.
 
     pip install transformers
     paralab run ddp --replicas 2 --workload examples/huggingface.py:workload
     paralab verify all --workload examples/huggingface.py:workload
 
-The model is unchanged. Its embedding and output layer are not tied (`tie_word_embeddings=False`):
-pipeline stages cannot share a parameter, and paralab would refuse the model and say why.
+The model code is unchanged. Its embedding and output layer are not tied
+(`tie_word_embeddings=False`), because pipeline stages cannot share a parameter. paralab would
+refuse a tied model and explain why.
 """
 
 import torch
@@ -26,7 +27,7 @@ def model() -> nn.Module:
 
 
 def loss(output: object, tokens: torch.Tensor) -> torch.Tensor:
-    """Predict every token from the tokens before it."""
+    """Return the loss for predicting each token from the tokens before it."""
     predicted = output.logits[:, :-1]  # type: ignore[attr-defined]
     return nn.functional.cross_entropy(predicted.flatten(0, 1), tokens[:, 1:].flatten())
 

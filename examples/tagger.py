@@ -3,9 +3,9 @@
     paralab run ddp --replicas 2 --workload examples/tagger.py:workload
     paralab verify all --workload examples/tagger.py:workload
 
-The task: mark every number that is larger than the one before it. Sequences are padded to the
-longest one in their batch, and the loss is a mean over real positions. `weight` counts them, so
-that paralab can add up unequal parts of a batch correctly.
+The task is to mark each number that is larger than the previous one. `pad` pads sequences to the
+longest one in their batch, and the loss is a mean over real positions. `weight` counts the real
+positions, so paralab can correctly add up unequal parts of a batch.
 """
 
 import torch
@@ -20,7 +20,7 @@ PADDING = -100
 
 
 class Sequences(Dataset):
-    """Item i is the same in every process, because i is its seed."""
+    """Sequences in which item i is the same in every process, because i is its seed."""
 
     def __len__(self) -> int:
         return 2000

@@ -1,10 +1,10 @@
-"""The handbook's `train_with_ddp(config)`: a complete training with DistributedDataParallel.
+"""The handbook's `train_with_ddp(config)`: a complete DistributedDataParallel training script.
 
     torchrun --nproc_per_node=2 examples/train_with_ddp.py --epochs 3
-    python examples/train_with_ddp.py                                  # alone: a group of one
+    python examples/train_with_ddp.py                                  # a group of one rank
 
-Set up, build and wrap the model, train for some epochs on {"input", "target"} batches, log on rank
-0 only, and clean up even if something fails. `batch_size` counts the samples of all ranks together.
+The script joins the process group, wraps the model, and trains on {"input", "target"} batches. Only
+rank 0 logs, and cleanup runs even after an error. `batch_size` counts samples over all ranks.
 """
 
 import argparse
@@ -29,12 +29,12 @@ class Config:
     learning_rate: float = 0.05
     features: int = 32
     train_samples: int = 2048
-    validation_samples: int = 301  # on purpose not a multiple of the ranks or the batch
+    validation_samples: int = 301  # deliberately not a multiple of the ranks or the batch
     seed: int = 0
 
 
 class NoisySine(Dataset[Batch]):
-    """y = sin(w . x) + noise; the same on every rank, because the seed is the same."""
+    """y = sin(w . x) + noise. Every rank uses the same seed, so all ranks have the same data."""
 
     def __init__(self, samples: int, features: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -51,7 +51,7 @@ class NoisySine(Dataset[Batch]):
 
 
 def set_up() -> torch.device:
-    """Join torchrun's process group (or a group of one) and choose this rank's device."""
+    """Join torchrun's process group (or create a group of one) and choose this rank's device."""
     gpus, local_rank = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", 0))
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     own_gpu = gpus >= local_ranks  # NCCL refuses two ranks on one GPU
@@ -91,7 +91,7 @@ def validation_loss(
 
 
 def train_with_ddp(config: Config) -> float:
-    """Train and return the last validation loss, the same number on every rank."""
+    """Train and return the last validation loss, which is the same on every rank."""
     device = set_up()
     try:
         world_size = dist.get_world_size()
@@ -117,7 +117,7 @@ def train_with_ddp(config: Config) -> float:
         loss = validation_loss(network, validation_data, share, device)
         log(f"before training | validation loss {loss:.6f}")
         for epoch in range(config.epochs):
-            sampler.set_epoch(epoch)  # otherwise every epoch has the same order
+            sampler.set_epoch(epoch)  # otherwise each epoch has the same order
             for batch in loader:
                 output = model(batch["input"].to(device))
                 train_loss = nn.functional.mse_loss(output, batch["target"].to(device))
@@ -134,7 +134,7 @@ def train_with_ddp(config: Config) -> float:
         time.sleep(0.3)  # torch 2.13, gloo: a rank that exits right after a collective can abort
         return loss
     finally:
-        dist.destroy_process_group()  # even after an error, so that other ranks do not wait
+        dist.destroy_process_group()  # even after an error, so other ranks do not wait
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Practical 5, parts 2 to 7: the same training with `nn.DataParallel`, showing how it splits.
+"""Practical 5, parts 2 to 7: train with `nn.DataParallel` and show how it splits the batch.
 
     python practicals/practical5_dp.py
     REPLICAS=3 python practicals/practical5_dp.py        # 64 samples over 3 devices: 22 / 22 / 20
@@ -52,7 +52,7 @@ class Net(nn.Sequential):
 
 
 class VirtualDataParallel(nn.Module):
-    """The algorithm of `nn.DataParallel` without GPUs: every virtual device is a thread."""
+    """The `nn.DataParallel` algorithm without GPUs. Each virtual device is a thread."""
 
     def __init__(self, module: nn.Module, replicas: int) -> None:
         super().__init__()
@@ -68,12 +68,12 @@ class VirtualDataParallel(nn.Module):
         copies = [{name: p.clone() for name, p in parameters.items()} for _ in chunks]
         # 3. parallel apply
         outputs = list(self.threads.map(functional_call, self.replicas, copies, chunks))
-        # 4. gather; backward then sums the gradients of the copies on device 0
+        # 4. gather; backward then sums the copies' gradients on device 0
         return torch.cat(outputs)
 
 
 def memory() -> str:
-    if GPUS:  # device 0 also holds the optimizer, all outputs and the summed gradients
+    if GPUS:  # device 0 also holds the optimizer, all outputs, and the summed gradients
         peaks = [torch.cuda.max_memory_allocated(i) >> 20 for i in range(GPUS)]
         return ", ".join(f"{peak} MiB on cuda:{i}" for i, peak in enumerate(peaks))
     if resource is None:

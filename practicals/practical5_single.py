@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 BATCH_SIZE = int(os.environ.get("BATCH_SIZE", 64))  # samples per optimizer step
-DIM = int(os.environ.get("DIM", 512))  # features of one sample
+DIM = int(os.environ.get("DIM", 512))  # features per sample
 STEPS = int(os.environ.get("STEPS", 30))  # optimizer steps
 resource = importlib.import_module("resource") if os.name == "posix" else None  # process memory
 
@@ -30,7 +30,7 @@ next_sample = 0
 
 
 def get_batch(batch_size: int, dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the next `batch_size` samples. The task: shift the features by one place."""
+    """Return the next `batch_size` samples. The task is to shift the features by one place."""
     global next_sample
     x = DATA[(next_sample + torch.arange(batch_size)) % len(DATA), :dim].to(device)
     next_sample += batch_size
@@ -54,7 +54,7 @@ class Net(nn.Sequential):
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the GPU: it queues work, and the clock must not stop before the queue is empty."""
+    """Wait until the GPU has finished its queued work, so the clock does not stop too early."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -3,8 +3,8 @@
     torchrun --nproc_per_node=2 practicals/practical6_ddp.py
     BUCKET_MB=4 torchrun --nproc_per_node=2 practicals/practical6_ddp.py     # smaller, more buckets
 
-Each rank prints its rank, share, and memory. Rank 0 also prints which buckets were all-reduced, and
-when.
+Each process prints its rank, share, and memory. Rank 0 also prints which buckets DDP all-reduced,
+and when.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 BATCH_SIZE = int(os.environ.get("BATCH_SIZE", 64))  # samples per optimizer step, over all ranks
 DIM = int(os.environ.get("DIM", 512))
 STEPS = int(os.environ.get("STEPS", 30))
-BUCKET_MB = float(os.environ.get("BUCKET_MB", 25))  # size at which DDP closes a bucket of gradients
+BUCKET_MB = float(os.environ.get("BUCKET_MB", 25))  # size at which DDP closes a gradient bucket
 resource = importlib.import_module("resource") if os.name == "posix" else None  # process memory
 # The same data as in practical5_single.py.
 DATA = torch.randn(4096, DIM, generator=torch.Generator().manual_seed(1))
@@ -39,7 +39,7 @@ def get_batch(batch_size: int, dim: int, device: torch.device) -> tuple[torch.Te
 
 
 def set_up() -> torch.device:
-    """Join the other ranks and choose this rank's device. Without torchrun: a group of one."""
+    """Join the process group (without torchrun, a group of one) and choose this rank's device."""
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     gpus = torch.cuda.device_count()
@@ -52,7 +52,7 @@ def set_up() -> torch.device:
     ranks = f"Rank: {dist.get_rank()} | Local Rank: {local_rank}"
     ranks += f" | World size: {dist.get_world_size()}"
     shared = " (shared by the ranks)" if gpus < local_ranks else ""
-    # One write per line, so that lines of two ranks cannot mix.
+    # One write per line, so lines from two ranks cannot mix.
     place = f"Device: {device}{shared} | Process: {os.getpid()} | {backend}"
     print(f"{ranks} | {place}\n", end="", flush=True)
     return device
@@ -78,10 +78,10 @@ def main() -> None:
     model = DDP(network.to(device), bucket_cap_mb=BUCKET_MB)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     loss_fn = nn.MSELoss()
-    launched: list[tuple[int, float]] = []  # (bytes, time) of the all-reduces of the current step
+    launched: list[tuple[int, float]] = []  # (bytes, time) of each all-reduce in the current step
 
     def watch(group: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """DDP calls this during backward, as soon as the last gradient of a bucket is ready."""
+        """Record an all-reduce. DDP calls this in backward when a bucket is complete."""
         launched.append((bucket.buffer().nbytes, time.perf_counter()))
         return allreduce_hook(group, bucket)  # DDP's default: average over the ranks
 
@@ -103,7 +103,7 @@ def main() -> None:
 
     x, y = get_batch(BATCH_SIZE // dist.get_world_size(), DIM, device)
     final_loss = loss_fn(model.module(x), y).detach() / world_size
-    dist.all_reduce(final_loss)  # the mean over the ranks, which have equally many samples
+    dist.all_reduce(final_loss)  # the mean over the ranks, which have equal sample counts
     weights = sum(p.double().sum().item() for p in model.parameters())
     share = f"my share: {len(x)} of {BATCH_SIZE} samples"
     sums = f"sum of weights {weights:.9f}"

@@ -5,8 +5,8 @@
 
 The optimizer updates the weights once every ACCUM_STEPS steps. With `no_sync()`, gradients stay
 local until then (the ranks print different norms) and are all-reduced once. Without it, every
-`backward()` runs an all-reduce. The result is the same for any ACCUM_STEPS with equally many
-optimizer steps.
+`backward()` runs an all-reduce. The result is the same for any ACCUM_STEPS if the number of
+optimizer steps is the same.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def get_batch(batch_size: int, dim: int, device: torch.device) -> tuple[torch.Te
 
 
 def set_up() -> torch.device:
-    """Join the other ranks and choose this rank's device. Without torchrun: a group of one."""
+    """Join the process group (without torchrun, a group of one) and choose this rank's device."""
     local_rank, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
     device = torch.device(f"cuda:{local_rank % gpus}" if gpus else "cpu")
     if gpus:
@@ -52,7 +52,7 @@ def set_up() -> torch.device:
     dist.init_process_group(
         "nccl" if own_gpu else "gloo", device_id=device if own_gpu else None, **alone
     )
-    # One write per line, so that lines of two ranks cannot mix.
+    # One write per line, so lines from two ranks cannot mix.
     text = f"Rank: {dist.get_rank()} | Local Rank: {local_rank} | Device: {device}"
     print(f"{text}\n", end="", flush=True)
     return device
@@ -94,13 +94,13 @@ def main() -> None:
             start = time.perf_counter()
         before = len(reduced_bytes)
         last = (step + 1) % ACCUM_STEPS == 0
-        # Only the last backward of a cycle must synchronize; until then gradients add up locally.
+        # Only the last backward in a cycle must synchronize; until then gradients add up locally.
         with model.no_sync() if NO_SYNC and not last else contextlib.nullcontext():
             output = model(x)
-            loss = loss_fn(output, y) / ACCUM_STEPS  # so that the sum is the mean over the batch
+            loss = loss_fn(output, y) / ACCUM_STEPS  # so the sum is the mean over the batch
             loss.backward()
         synchronized += len(reduced_bytes) > before
-        if step < ACCUM_STEPS:  # the first cycle: local norms differ, synchronized norms are equal
+        if step < ACCUM_STEPS:  # in the first cycle, local norms differ and synchronized ones agree
             norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm().item()
             text = f"step {step + 1} | rank {rank} | gradient norm {norm:.9f}"
             text += f" | all-reduces: {len(reduced_bytes) - before}" + ", optimizer.step()" * last

@@ -1,4 +1,4 @@
-"""Practical 7, part 2: mixed precision with DDP, compared with float32 in the same run.
+"""Practical 7, part 2: compare mixed precision with float32 in the same DDP run.
 
     torchrun --nproc_per_node=2 practicals/practical7_amp.py
     USE_SCALER=0 torchrun --nproc_per_node=2 practicals/practical7_amp.py    # gradients underflow
@@ -34,9 +34,11 @@ with torch.autocast("cpu", dtype=torch.{dtype}):
 
 
 def usable_dtype(device: torch.device) -> torch.dtype:
-    """Return DTYPE, or float32 if this CPU cannot multiply in it. On some virtual machines the
-    first such product kills the process (SIGILL: AMX instructions that the hypervisor forbids), so
-    a child process tries it first."""
+    """Return DTYPE, or float32 if this CPU cannot multiply in DTYPE.
+
+    On some virtual machines, the first such product kills the process (SIGILL: the hypervisor
+    forbids AMX instructions), so a child process tries it first.
+    """
     if device.type == "cuda":
         return getattr(torch, DTYPE)
     for isa in (os.environ.get("ONEDNN_MAX_CPU_ISA", ""), "AVX512_CORE_FP16", "AVX512_CORE_BF16"):
@@ -53,7 +55,7 @@ def usable_dtype(device: torch.device) -> torch.dtype:
 
 
 def set_up() -> torch.device:
-    """Join the other ranks and choose this rank's device. Without torchrun: a group of one."""
+    """Join the process group (without torchrun, a group of one) and choose this rank's device."""
     local_rank, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
     device = torch.device(f"cuda:{local_rank % gpus}" if gpus else "cpu")
     if gpus:
@@ -62,7 +64,7 @@ def set_up() -> torch.device:
     own_gpu = gpus >= local_ranks  # NCCL refuses two ranks on one GPU
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group("nccl" if own_gpu else "gloo", **alone)
-    # One write per line, so that lines of two ranks cannot mix.
+    # One write per line, so lines from two ranks cannot mix.
     text = f"Rank: {dist.get_rank()} | Local Rank: {local_rank} | Device: {device}"
     print(f"{text}\n", end="", flush=True)
     return device
@@ -80,7 +82,7 @@ def train(
     model = DDP(network.to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5 / LOSS_WEIGHT, momentum=0.9)
     scaler = GradScaler(device.type, enabled=use_scaler)
-    gc.collect()  # free the previous model, so that its memory does not count here
+    gc.collect()  # free the previous model, so its memory does not count here
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     step_seconds: list[float] = []

@@ -1,4 +1,4 @@
-"""Practical 10: hybrid parallelism. Data parallel over ranks, model parallel within a rank.
+"""Practical 10: hybrid parallelism, data parallel over ranks and model parallel within a rank.
 
     torchrun --nproc_per_node=2 practicals/sample.py
     MICRO_BATCHES=8 BATCH_SIZE=128 torchrun --nproc_per_node=2 practicals/sample.py
@@ -26,7 +26,7 @@ STEPS = int(os.environ.get("STEPS", 30))
 SAME_DEVICE = os.environ.get("SAME_DEVICE", "0") == "1"
 
 DATA = torch.randn(4096, DIM, generator=torch.Generator().manual_seed(1))
-counts: Counter[str] = Counter()  # what this rank did
+counts: Counter[str] = Counter()  # this rank's passes and all-reduces
 
 
 def choose_devices(local_rank: int, local_ranks: int) -> tuple[str, str, str]:
@@ -34,7 +34,7 @@ def choose_devices(local_rank: int, local_ranks: int) -> tuple[str, str, str]:
     gpus, stages = torch.cuda.device_count(), 2 * local_ranks
     if gpus >= 4 and local_ranks <= 2:
         device0 = torch.device(f"cuda:{local_rank}")
-        device1 = torch.device(f"cuda:{local_rank + 2}")  # part 5: replace by cuda:{local_rank}
+        device1 = torch.device(f"cuda:{local_rank + 2}")  # part 5: use cuda:{local_rank}
         return str(device0), str(device1), ""
     if gpus:
         remark = f" ({stages} stages share {gpus} GPU)" if gpus < stages else ""
@@ -43,7 +43,7 @@ def choose_devices(local_rank: int, local_ranks: int) -> tuple[str, str, str]:
 
 
 class TwoStages(nn.Module):
-    """The network of the other practicals, cut in two. Activations move between the devices."""
+    """The other practicals' network, cut in two. Activations move between the devices."""
 
     def __init__(self, dim: int, first: str, second: str) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def main() -> None:
     dist.init_process_group("nccl" if own_gpu else "gloo", **alone)
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
-    def say(text: str) -> None:  # one write per line, so that lines of two ranks cannot mix
+    def say(text: str) -> None:  # one write per line, so lines from two ranks cannot mix
         print(f"Rank: {rank} | {text}\n", end="", flush=True)
 
     stages = f"stage 0 on {first}, stage 1 on {second}{remark}"
@@ -91,8 +91,8 @@ def main() -> None:
         optimizer.zero_grad()
         outputs = [model(x) for x in micro_batches]
         for number, (x, output) in enumerate(zip(micro_batches, outputs, strict=True), start=1):
-            # Weight by samples, so that the average over the ranks is the gradient of the whole
-            # batch even if shares or micro-batches differ in size.
+            # Weight by samples, so the average over the ranks is the gradient of the entire batch
+            # even if shares or micro-batches differ in size.
             loss = loss_fn(output, x.roll(1, dims=1).to(second)) * (len(x) * ranks / BATCH_SIZE)
             loss.backward()
             if step == 0:

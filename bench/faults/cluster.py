@@ -1,9 +1,9 @@
-"""Faults of a cluster: a lost link, a port in use, a Slurm node that dies, a requeued job.
+"""Inject cluster faults: a lost link, a port in use, a killed Slurm daemon, a requeued job.
 
     python3 -m bench.faults.cluster [slurm]
 
-Needs root, iproute2, slurm-wlm, and munge; it reports what is missing. The rows are those of
-`matrix.py`, with the same training and the same comparison at the end.
+Needs root, iproute2, slurm-wlm, and munge, and reports which of them are missing. The rows have the
+same columns as in `matrix.py`, with the same training and the same final comparison.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from tests.slurm import cluster
 ROOT = Path(__file__).resolve().parent.parent.parent
 TRIALS = 5
 DOWN_SECONDS = 6.0
-BACK_SECONDS = 3  # until a killed slurmd, or a requeued job, is started again
+BACK_SECONDS = 3  # delay before a killed slurmd or a requeued job starts again
 
 
 def lose_link(base: str) -> Callable[[FaultTrial], FaultOutcome]:
-    """Take the link between two hosts down during a step and up again after six seconds."""
+    """Take the link between two nodes down during a step, and bring it up after six seconds."""
 
     def set_link(state: str) -> None:
         command = ["ip", "-n", f"{base}-0", "link", "set", link.INTERFACE, state]
@@ -104,7 +104,7 @@ def take_port(trial: FaultTrial) -> FaultOutcome:
 
 
 def disturb_job(act: Callable[[str], None]) -> Callable[[FaultTrial], FaultOutcome]:
-    """Call `act` with the number of the Slurm job once it has trained a few steps."""
+    """Call `act` with the Slurm job id after the job has trained a few steps."""
 
     def cause(trial: FaultTrial) -> FaultOutcome:
         process = trial.start()
@@ -133,7 +133,7 @@ def disturb_job(act: Callable[[str], None]) -> Callable[[FaultTrial], FaultOutco
 
 
 def _wait_for_job(process: subprocess.Popen[bytes], folder: Path) -> str:
-    """The number of the Slurm job, once it has reached the step of the fault."""
+    """Wait until the job reaches the fault's step, and return its Slurm job id."""
     until = time.monotonic() + 60
     runs: list[Path] = []
     while time.monotonic() < until and process.poll() is None:
@@ -214,7 +214,7 @@ def _try_slurm(undisturbed: Workspace) -> None:
 
 
 def _like(undisturbed: Workspace, number: int, workspace: Workspace) -> Workspace:
-    """Compare with the weights of the same undisturbed run; number the trials from here."""
+    """Reuse the undisturbed run's weights for comparison, and number trials from `number`."""
     workspace.weights, workspace.seconds = undisturbed.weights, undisturbed.seconds
     workspace.number = number
     return workspace

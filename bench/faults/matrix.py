@@ -3,8 +3,9 @@
     python3 -m bench.faults.matrix [--only kill] [--repeat 1] [--out DIR] [--markdown FILE]
 
 Each trial trains the same workload on two ranks with checkpoints and restarts. The run itself, or
-the same command with --resume, has to finish with the same weights, byte for byte, as the
-undisturbed run. The exit code is 0 only if every fault was survived and its cause was named.
+the same command with --resume, must finish with weights that are byte-for-byte equal to the
+undisturbed run's. The exit code is 0 only if training survives every fault and paralab names each
+cause.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from paralab.errors import ParalabError, unknown
 from paralab.launch.processes import can_fork
 from paralab.record.folder import RunFolder, write_new
 
-TRIALS = 5  # of each fault, over all ranks and phases
+TRIALS = 5  # per fault, over all ranks and phases
 RANDOM_KILLS = 20
 TITLES = {
     "kill": "SIGKILL",
@@ -38,7 +39,7 @@ TITLES = {
     "nan": "NaN loss",
     "slow": "straggler",
     "random": "SIGKILL at a random moment",
-    "template": "SIGKILL of the ranks' fork server",
+    "template": "SIGKILL of the template process",
     "disk": "disk full while saving",
     "bit flip": "bit flip in a checkpoint",
     "cut log": "truncated log",
@@ -74,7 +75,7 @@ def run_matrix(
     workload: str = "mlp",
     out: Path | None = None,
 ) -> dict[str, Any]:
-    """Run the cases, print a line for each, and write all of it to `result.json`."""
+    """Run the cases, print a line for each, and write all results to `result.json`."""
     cases = list_cases(only)
     run_folder = RunFolder.create(out, "faults")
     workspace = Workspace(run_folder.path, workload)
@@ -135,7 +136,7 @@ def format_line(row: dict[str, Any]) -> str:
 
 
 def format_markdown(rows: list[dict[str, Any]]) -> str:
-    """The table of docs/reliability.md."""
+    """Format the table in docs/reliability.md."""
     lines = [HEADS, ["---"] * len(HEADS), *(_cells(row) for row in rows)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
@@ -167,7 +168,7 @@ def _reason_not_to_run(case: FaultCase) -> str | None:
     if case.fault == "disk" and not (is_root and shutil.which("mount")):
         return "only root can mount a small disk"
     if case.fault == "template" and not can_fork():
-        return "ranks are not forked here; each one starts its own Python"
+        return "paralab does not fork ranks here; each rank starts its own Python"
     return None
 
 

@@ -1,4 +1,4 @@
-"""How each fault is caused: inside a rank through `worker/inject.py`, or from outside the run."""
+"""Cause each fault: inside a rank through `worker/inject.py`, or from outside the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bench.faults.trial import (
 from paralab.record.checkpoints import checkpoints
 from paralab.record.reader import read_failures
 
-# A fault inside rank N -> what the reported cause must contain.
+# Fault inside a rank -> text that the reported cause must contain.
 IN_RANKS = {
     "kill": "SIGKILL",
     "segv": "SIGSEGV",
@@ -41,7 +41,7 @@ IN_RANKS = {
 
 
 def inject(trial: FaultTrial) -> FaultOutcome:
-    """A fault inside a rank: the launcher restarts the ranks. A straggler only has to be named."""
+    """Inject a fault into a rank and expect a restart. For a straggler, expect only its name."""
     case = trial.case
     at = {"start": -1, "step": AT_STEP, "save": AT_STEP}[case.phase or "step"]
     at = 0 if case.fault == "slow" else at
@@ -73,7 +73,7 @@ def inject(trial: FaultTrial) -> FaultOutcome:
 
 
 def kill_any_rank(trial: FaultTrial) -> FaultOutcome:
-    """Kill any rank at any moment between its start and the end of the training."""
+    """Kill a random rank at a random moment between its start and the end of training."""
     dice = random.Random(trial.name)
     process = trial.start()
     ranks: list[psutil.Process] = []
@@ -85,8 +85,8 @@ def kill_any_rank(trial: FaultTrial) -> FaultOutcome:
 
 
 def kill_template(trial: FaultTrial) -> FaultOutcome:
-    """Kill the process that the ranks were forked from. The ranks would keep running, but nothing
-    would collect their exit codes."""
+    """Kill the template process. Its forked ranks could keep running, but no process would collect
+    their exit codes."""
     process = trial.start()
     trial.wait_for_step(process, AT_STEP)
     (template,) = [each for each in processes_of(process.pid) if _name(each).startswith("python")]
@@ -97,12 +97,12 @@ def _kill(
     trial: FaultTrial, process: subprocess.Popen[bytes], victim: psutil.Process, also: str = ""
 ) -> FaultOutcome:
     at = time.time()
-    with suppress(psutil.Error):  # psutil checks that the number still belongs to this process
+    with suppress(psutil.Error):  # psutil checks that the pid still belongs to this process
         victim.kill()
     code = trial.end(process)
 
     failures = read_failures(trial.folder)
-    if not failures and code == 0:  # killed when all of its work was done
+    if not failures and code == 0:  # killed after it finished its work
         return FaultOutcome("went on", True, trial.weights_equal(), trial.orphans)
     problem = failures[0]["problem"] if failures else ""
     first, _ = first_step(trial.folder, after=at)
@@ -135,7 +135,7 @@ def send(*signals: int, expected: int) -> Callable[[FaultTrial], FaultOutcome]:
 
 
 def flip_bit(trial: FaultTrial) -> FaultOutcome:
-    """Stop the run, flip one bit of its newest checkpoint, and resume."""
+    """Stop the run, flip one bit in its newest checkpoint, and resume."""
     process = trial.start()
     trial.wait_for_step(process, AT_STEP)
     process.send_signal(signal.SIGTERM)
@@ -176,7 +176,7 @@ def cut_log(trial: FaultTrial) -> FaultOutcome:
 
 
 def fill_disk(trial: FaultTrial) -> FaultOutcome:
-    """Fill the disk of the checkpoints just before the second save, make room, and resume."""
+    """Fill the checkpoint disk just before the second save, free the space, and resume."""
     trial.checkpoints.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1g", "paralab", str(trial.checkpoints)]
     subprocess.run(mount, check=True, capture_output=True)

@@ -1,7 +1,7 @@
-"""One trial of a fault: train for real, cause the fault, and record how the run ended.
+"""Run one fault trial: start real training, cause the fault, and record how the run ended.
 
-A `Workspace` holds the command and the weights of the undisturbed run. `FaultTrial` is one run in
-progress; the functions in `outside.py` and `cluster.py` drive it and return a `FaultOutcome`.
+A `Workspace` holds the command and the undisturbed run's weights. A `FaultTrial` is one run in
+progress. The functions in `outside.py` and `cluster.py` drive it and return a `FaultOutcome`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from paralab.record.reader import read_events, read_failures
 
 STEPS = 24
 AT_STEP = 12
-EVERY = 4  # steps between two checkpoints
-DEADLINE_SECONDS = 2  # for a step of 0.04 s
+EVERY = 4  # steps between checkpoints
+DEADLINE_SECONDS = 2  # for a 0.04 s step
 PATIENCE_SECONDS = 120
 NUM_RANKS = 2
 LAST = NUM_RANKS - 1
@@ -40,7 +40,7 @@ RESTARTING = [
 
 @dataclass(frozen=True)
 class FaultCase:
-    """A fault, the rank that has it (None: no rank), and the phase in which it occurs."""
+    """A fault, the affected rank (None if the fault is outside the ranks), and the phase."""
 
     fault: str
     rank: int | None = None
@@ -55,11 +55,11 @@ class FaultCase:
 
 @dataclass(frozen=True)
 class FaultOutcome:
-    """How one trial ended. Seconds count from the fault; None: nothing to notice, or no next step.
+    """The outcome of one trial. Seconds count from the fault (None if there was no such event).
 
     outcome  "recovered", "resumed", "went on", "stopped", or "LOST"
-    named    the run reported the right cause
-    equal    the final weights equal those of the undisturbed run; None: the run stopped for good
+    named    whether the run reported the right cause
+    equal    whether the final weights equal the undisturbed run's; None if the run did not finish
     """
 
     outcome: str
@@ -79,7 +79,7 @@ class FaultOutcome:
 
 
 class Workspace:
-    """The folder of all trials and the command they share."""
+    """The folder and the command that all trials share."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Workspace:
         self.options, self.restarting, self.environment = options, restarting, environment
 
     def run_undisturbed(self) -> None:
-        """Train once without a fault; keep the weights and the duration."""
+        """Train once without a fault, and store the weights and the duration."""
         code = self.start("undisturbed", []).wait(PATIENCE_SECONDS)
         if code:
             raise RunFailed(
@@ -134,7 +134,7 @@ class Workspace:
 
 
 def _restore_ctrl_c() -> None:
-    """In the new process: under `nohup … &` it would inherit an ignored SIGINT."""
+    """Restore SIGINT in the new process, which would inherit an ignored one under `nohup … &`."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -187,7 +187,7 @@ class FaultTrial:
         return (self.workspace.folder / f"{name or self.name}.txt").read_text(errors="replace")
 
     def error(self) -> str:
-        """The line of the output that names the error."""
+        """Return the output line that names the error."""
         lines = self.output().splitlines()
         return next((line for line in lines if line.startswith(("paralab: ", "Rank "))), "")
 
@@ -208,7 +208,7 @@ class FaultTrial:
             time.sleep(0.01)
 
     def resume(self, at: float, named: bool, reached: int | None = None) -> FaultOutcome:
-        """Run the same command with --resume after the run has stopped. `at`: time of the fault."""
+        """Run the same command with --resume after the run has stopped. The fault was at `at`."""
         stopped = time.time()
         name = f"{self.name}-resumed"
         code = self.end(self.start(name, resume=True))
@@ -227,8 +227,8 @@ class FaultTrial:
 
 
 def first_step(folder: Path, after: float) -> tuple[float | None, int | None]:
-    """The first attempt that started after a moment: (Unix time at which its first step ended, the
-    number of that step)."""
+    """Find the first attempt that started after `after`. Return the Unix time when its first step
+    ended, and that step's number."""
     ends, begun = [], []
     for events in _attempts(folder):
         start = next((event for event in events if event["event"] == "start"), None)
@@ -245,8 +245,8 @@ def _attempts(folder: Path) -> Iterator[list[Event]]:
 
 
 def processes_of(launcher: int) -> list[psutil.Process]:
-    """Processes with this launcher's number in their environment. They are found even after the
-    launcher has died and they have another parent."""
+    """Return the processes with this launcher's pid in their environment. This finds them even
+    after the launcher has died and they have another parent."""
     found = []
     for process in psutil.process_iter():
         try:
