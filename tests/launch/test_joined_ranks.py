@@ -20,6 +20,7 @@ from paralab.launch.processes import INSIDE
 from paralab.plan.grid import Place, grid, placed
 from paralab.plan.request import prefix_words
 from paralab.record.checkpoints import checkpoints
+from paralab.record.events import Start
 from paralab.worker.clock_alignment import QUESTIONS, best_offset
 from tests import forked
 from tests.conftest import DEADLINE_SECONDS, ROOT, Finished, run_paralab
@@ -378,7 +379,7 @@ def test_ranks_with_other_clocks_are_put_on_rank_0s(tmp_path):
     done = run_paralab("run", "ddp", "--prefix", prefix, *arguments, cwd=tmp_path)
     assert done.code == 0, done.err
     recording = Recording.read(tmp_path / "run")
-    ours, theirs = (recording.named("start", rank)[0] for rank in (0, 1))
+    ours, theirs = (recording.of(Start, rank)[0] for rank in (0, 1))
     assert (ours["clock_offset_seconds"], ours["clock_uncertainty_seconds"]) == (0, 0)
     assert QUESTIONS >= 20
     assert 0 < theirs["clock_uncertainty_seconds"] < 1
