@@ -95,8 +95,8 @@ def examples(tmp_path_factory):
         modules.append("transformers.models.gpt2.modeling_gpt2")  # 3 s in every process
     paths = [f"{ROOT}/examples/{name}.py:workload" for name in names]
     # The built-in workloads cover other splits. Four accumulation steps, and two samples after
-    # three whole batches, are the hardest.
-    options = {"accumulate": 4, "samples": 98, "replicas": 2, "micro_batches": 2}
+    # a full batch, are the hardest.
+    options = {"accumulate": 4, "samples": 34, "steps": 2, "replicas": 2, "micro_batches": 2}
     folder = tmp_path_factory.mktemp("examples")
     with forked.server(modules) if can_fork() else nullcontext():
         return verify(folder, paths, **options)["configurations"]
