@@ -1,7 +1,7 @@
 """The Python interface: the same commands, typed, also from a notebook.
 
-Every function returns what the command prints with `--json`. The options are those of the command
-line; their names and types repeat the fields of `Request` for editors, and a test compares both.
+Each function returns the object that its command prints with `--json`. The options match the
+command line. They repeat the names and types of `Request` fields for editors; a test compares both.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class ConfigurationOptions(TypedDict, total=False):
-    """The fields of `Request`, but for the workload and the strategy."""
+    """The `Request` fields except the workload and the strategy."""
 
     batch_size: int | None
     samples: int | None
@@ -64,7 +64,7 @@ class ConfigurationOptions(TypedDict, total=False):
 
 
 class AllOptions(ConfigurationOptions, total=False):
-    """The fields of `Request` and `RunOptions`."""
+    """The `Request` and `RunOptions` fields."""
 
     out: str | Path | None
     save_weights: bool
@@ -85,7 +85,7 @@ ALL = CONFIGURATION + options_of(RunOptions)
 
 
 def lists(options: Sequence[Option]) -> Callable[[Function], Function]:
-    """Replace `**options` by these options in the signature and the help of a function."""
+    """Replace `**options` with these options in a function's signature and docstring."""
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
@@ -140,7 +140,7 @@ def verify(
 ) -> VerifyResult:
     """Check that a strategy trains the workload like a single device.
 
-    The options you give apply to every case; the others vary. A list of workloads shares one
+    The options you give apply to every case; the others vary. All workloads in a list share one
     launch.
     """
     _require_known(options, CONFIGURATION)
@@ -167,11 +167,11 @@ def compare(
     out: str | Path | None = None,
     **options: Unpack[ConfigurationOptions],
 ) -> Comparison:
-    """Measure configurations side by side; return the comparison and the path of its page.
+    """Measure configurations side by side; return the comparison and the path to its page.
 
-    A configuration is a strategy or a dict with the arguments of `run`, for example
-    {"strategy": "ddp", "replicas": 2, "accumulate": 4}. Without any, the default configurations
-    are measured. `options` apply to all of them.
+    A configuration is a strategy or a dict of `run` arguments, for example
+    {"strategy": "ddp", "replicas": 2, "accumulate": 4}. Without any, paralab measures
+    the default configurations. `options` apply to all of them.
     """
     from paralab.show.page import write_report  # here, because importing jinja2 is slow
 
@@ -206,7 +206,7 @@ def practical(
     variant: str | None = None,
     out: str | Path | None = None,
 ) -> Document:
-    """Run a practical of the course (5, 6, 7, 10, or "handbook"), or one part of it, and return
+    """Run a course practical (5, 6, 7, 10, or "handbook"), or one part of it, and return
     the filled-in sheet."""
     from paralab.course import practical as course
     from paralab.course.configurations import find
@@ -233,7 +233,7 @@ def _require_known(given: Mapping[str, Any], options: Sequence[Option]) -> None:
 
 
 def _values_of(owner: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the given options that are fields of a dataclass; file names become paths."""
+    """Return the given options that are dataclass fields; file names become paths."""
     return {
         each.name: Path(value) if each.kind is Path and value is not None else value
         for each in options_of(owner)
@@ -243,7 +243,7 @@ def _values_of(owner: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _reference(workload: Source) -> Iterator[str]:
-    """A name under which another process can load the workload.
+    """Yield a name under which another process can load the workload.
 
     A function in a file is named by file and function; a function in a notebook is pickled.
     """
@@ -261,7 +261,7 @@ def _reference(workload: Source) -> Iterator[str]:
     name = getattr(workload, "__qualname__", "")
     in_file = code is not None and name.isidentifier() and Path(code.co_filename).is_file()
     cloudpickle = _import_cloudpickle()
-    # A function of the running script is pickled if possible: importing the script would run it
+    # Pickle a function in the running script if possible: importing the script would run it
     # again.
     if in_file and (workload.__module__ != "__main__" or cloudpickle is None):
         assert code is not None

@@ -1,6 +1,6 @@
-"""Errors that users see: what they asked for, what is wrong with the numbers, what to write instead.
+"""User-facing errors: what the user asked for, what is wrong, and what to write instead.
 
-A user's mistake is a `UsageError` (exit code 2; nothing was started). A training that started and
+A user's mistake is a `UsageError` (exit code 2, before any process starts). A run that started and
 did not finish is a `RunFailed` (1), an `Interrupted` (128 + the signal: 130 for Ctrl-C), or a
 `Paused` (75: saved, can resume). Our own broken invariants are plain asserts.
 """
@@ -35,19 +35,19 @@ class ParalabError(Exception):
 
 
 class UsageError(ParalabError):
-    """The request is impossible as written."""
+    """The configuration is impossible as written."""
 
     exit_code = 2
 
 
 class RunFailed(ParalabError):
-    """The training started and did not finish."""
+    """The run started and did not finish."""
 
     exit_code = 1
 
 
 class Interrupted(ParalabError):
-    """A signal stopped the training: Ctrl-C, SIGTERM, SIGHUP or SIGQUIT."""
+    """A signal stopped the run: Ctrl-C, SIGTERM, SIGHUP, or SIGQUIT."""
 
     exit_code = 130
 
@@ -59,20 +59,20 @@ class Interrupted(ParalabError):
 
 
 class Paused(ParalabError):
-    """A signal stopped the training, and it was saved first: the same command with --resume
+    """A signal stopped the run after it saved a checkpoint: the same command with --resume
     continues it."""
 
-    exit_code = 75  # EX_TEMPFAIL of sysexits.h: "try again later", as a job script can do
+    exit_code = 75  # EX_TEMPFAIL in sysexits.h: "try again later", as a job script can do
 
 
 class NothingLeft(ParalabError):
-    """Everything that the command asks for is already done."""
+    """The command has nothing left to do."""
 
     exit_code = 0
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> UsageError:
-    """The error for an unknown name, with the nearest known one."""
+    """Return the error for an unknown name, with the nearest known one."""
     names = list(known)
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     meant = f" Did you mean {near[0]!r}?" if near else ""
@@ -80,7 +80,7 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> UsageError:
 
 
 def from_os_error(error: OSError) -> ParalabError:
-    """The error for a full disk or a missing permission: the file and the reason."""
+    """Return the error for a full disk or a missing permission: the file and the reason."""
     file = error.filename2 or error.filename
     named = os.fsdecode(file) if isinstance(file, str | bytes | os.PathLike) else "A file"
     fixes = {

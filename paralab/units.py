@@ -1,4 +1,4 @@
-"""Numbers as text: seconds, bytes, counts. Nothing else formats them."""
+"""Format numbers as text: seconds, bytes, counts. No other module formats them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def count(value: float) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Samples per second, with three significant digits: all that a measurement supports."""
+    """Format samples per second with three significant digits, all that a measurement supports."""
     if value is None:
         return "not measured"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -49,7 +49,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def measure(value: float | None, unit: str) -> str:
-    """A number in the unit of a chart: seconds, bytes, share, number, or a suffix (`1.8 ×`)."""
+    """Format a number in a chart's unit: seconds, bytes, share, number, or a suffix (`1.8 ×`)."""
     if value is None:
         return "not measured"
     if value != value or abs(value) == float("inf"):

@@ -33,16 +33,16 @@ def checkpoint() -> None:
 def list_(folder: Path, as_json: bool) -> None:
     """List the checkpoints in DIR: step, size, and the run that saved them.
 
-    Missing files are reported, but the files are not read.
+    Reports missing files, but does not read the files.
     """
     _report(folder, as_json, check=False)
 
 
-@checkpoint.command(short_help="Compare the checksums of the checkpoints.")
+@checkpoint.command(short_help="Check the checkpoints against their checksums.")
 @FOLDER
 @JSON
 def verify(folder: Path, as_json: bool) -> None:
-    """Compare the checksums of all checkpoints in DIR, or of a single one.
+    """Check all checkpoints in DIR, or a single one, against their checksums.
 
     The exit code is 1 if a checkpoint is damaged.
     """
@@ -75,7 +75,7 @@ def _report(folder: Path, as_json: bool, check: bool) -> bool:
 
 
 def _find_checkpoints(folder: Path, check: bool) -> list[Checkpoint]:
-    """All checkpoints in a folder, or the one that the folder itself is."""
+    """Return all checkpoints in a folder, or the folder itself if it is a checkpoint."""
     is_one = folder.name.startswith("step-") and folder.name[5:].isdecimal()
     found = [
         each

@@ -1,4 +1,4 @@
-"""The click classes of all commands: options under headings, and a memory of `--json`."""
+"""Click classes for all commands: they group options under headings and remember `--json`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-WIDTH = 100  # no help line is longer
+WIDTH = 100  # the longest help line
 FLAG_COLUMN = 30  # a longer option has its help on the next line
 OTHER = "Other"
 JSON = "paralab.json"
-NO_BREAK = "\u00a0"  # a space in a help text at which no line ends
+NO_BREAK = "\u00a0"  # a space at which a help line must not break
 
 
 class Option(click.Option):
@@ -21,16 +21,16 @@ class Option(click.Option):
         self.heading = heading
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Without click's notes on ranges such as `[x>=1]`."""
+        """Omit click's range notes such as `[x>=1]`."""
         record = super().get_help_record(ctx)
         return record and (record[0], record[1].partition("  [")[0])
 
 
 class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Remember `--json` before parsing, so that a mistake in the options is JSON as well.
+        """Remember `--json` before parsing, so an error in the options is also printed as JSON.
 
-        Everything after `--` belongs to a command that we watch.
+        Everything after `--` belongs to the watched command.
         """
         own = args[: args.index("--")] if "--" in args else args
         ctx.meta[JSON] = "--json" in own
@@ -40,7 +40,7 @@ class Command(click.Command):
         return super().get_help(ctx).replace(NO_BREAK, " ")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """One section per heading, with one column for the flags of all sections."""
+        """Write one section per heading; the flags in all sections share one column."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -51,7 +51,7 @@ class Command(click.Command):
         if len(sections) == 1:  # a heading would only repeat that these are options
             sections = {"Options": sections.popitem()[1]}
         if OTHER in sections:
-            sections[OTHER] = sections.pop(OTHER)  # the last one
+            sections[OTHER] = sections.pop(OTHER)  # move it to the end
 
         flags = [len(flag) for records in sections.values() for flag, _ in records]
         width = max(length for length in flags if length <= FLAG_COLUMN)
@@ -61,7 +61,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Lists its commands in the order in which they were added."""
+    """Lists its commands in the order of their registration."""
 
     command_class = Command
 
@@ -70,5 +70,5 @@ class Group(click.Group):
 
 
 def wants_json(context: click.Context) -> bool:
-    """Was the command called with `--json`?"""
+    """Return whether the user passed `--json`."""
     return bool(context.meta.get(JSON))

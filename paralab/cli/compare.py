@@ -20,13 +20,13 @@ STEPS = {"help": "Optimizer steps per configuration and round.", "shown": "10 on
 ROUNDS = flag(
     "--rounds",
     MEASUREMENT,
-    "Measure every configuration once per round.",
+    "Measure each configuration this many times, once per round.",
     shown="5, or at least 3 if they take over a minute",
     type=click.IntRange(1),
     metavar="N",
 )
 NO_PROOF = flag(
-    "--no-proof", MEASUREMENT, "Do not verify that all configurations train alike.", is_flag=True
+    "--no-proof", MEASUREMENT, "Skip the check that all configurations train alike.", is_flag=True
 )
 
 
@@ -68,7 +68,7 @@ def compare(
 
 
 def _parse_configuration(text: str, common: Request) -> Request:
-    """`ddp --replicas 2`, as after `paralab run`, with the common options that ddp knows."""
+    """Parse `ddp --replicas 2`, as after `paralab run`, and add the common options for ddp."""
     from paralab.experiment.compare import with_common
 
     try:

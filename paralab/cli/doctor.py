@@ -27,7 +27,7 @@ SARIF_ENDINGS = (".sarif", ".json")
 
 
 class Watching(Command):
-    """Keeps the words after -- for the watched command, and allows --sarif without a value."""
+    """Keeps the words after `--` for the watched command and allows --sarif without a value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -86,7 +86,7 @@ WATCHING, FIXING, OUTPUT = "Running jobs", "Findings", "Output"
     "Apply the patches for errors and warnings to the scripts, then check them again.",
     is_flag=True,
 )
-@flag("--strict", FIXING, "Exit with 1 for suspects as well.", is_flag=True)
+@flag("--strict", FIXING, "Also exit with 1 for suspects.", is_flag=True)
 @JSON
 @flag(
     "--sarif",
@@ -103,10 +103,10 @@ def doctor(
     paralab doctor train.py                        read the script without running it
     paralab doctor -- torchrun … train.py          run it unchanged and watch its ranks
     paralab doctor --try 3 -- torchrun … train.py  the same for three steps
-    paralab doctor runs/2026-…                     check a recorded run of paralab
-    paralab doctor job.log rank*.err               check the logs and dumps of a failed job
+    paralab doctor runs/2026-…                     check a recorded paralab run
+    paralab doctor job.log rank*.err               check a failed job's logs and dumps
     paralab doctor --attach 4711                   attach to a hung job
-    paralab doctor --explain G01                   explain a failure of the catalog
+    paralab doctor --explain G01                   explain a failure in the catalog
     paralab doctor                                 check this machine
 
     Exit codes: 0 healthy, or only suspects (1 with --strict); 1 an error or a warning, or the
@@ -219,7 +219,7 @@ def _explain(id: str, as_json: bool) -> None:
 
 @contextmanager
 def _stdout_for_json() -> Iterator[None]:
-    """Send the output of a watched command to stderr, so that stdout contains one object."""
+    """Send a watched command's output to stderr, so stdout contains only one object."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:

@@ -1,6 +1,6 @@
-"""The command line: the group of all commands, and the one place that prints errors.
+"""The command line: the group with all commands, and the only place that prints errors.
 
-Each command has a file: parse, call, print. Nothing here imports torch.
+Each command has its own file: parse, call, print. These files never import torch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from paralab.launch.processes import import_torch_once
 from paralab.machine.signals import ENDS, exit_code_of, hear, name_of, number_of, raise_stop
 from paralab.show.visible import echo
 
-RANK_0_SECONDS = 2.0  # for rank 0 to print its error: torchrun kills all ranks when one has exited
+RANK_0_SECONDS = 2.0  # for rank 0 to print its error: torchrun kills all ranks when one exits
 
 
 class Commands(Group):
@@ -48,7 +48,7 @@ class Commands(Group):
         return super().main(*arguments, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; turn every expected exception into a message and an exit code."""
+        """Run a command; turn each expected exception into a message and an exit code."""
         hear(dict.fromkeys(ENDS, raise_stop))
         if "SLURM_JOB_ID" in os.environ:
             # Slurm may send this before the time limit; a run without checkpoints ignores it.
@@ -75,15 +75,15 @@ class Commands(Group):
             number = number_of(stop)
             message = f"stopped by {name_of(number)}"
             _print_json(ctx, message)
-            echo(f"paralab: {message}; nothing was left running.", err=True)
+            echo(f"paralab: {message}; all processes have ended.", err=True)
             sys.exit(exit_code_of(number))
 
 
 def _leave_it_to_rank_0() -> None:
-    """A launched rank other than 0 makes the same mistake as rank 0, so it exits silently."""
+    """Exit silently in a launched rank other than 0, which raises the same error as rank 0."""
     from paralab.launch.launched_by import detect_launcher
 
-    with suppress(UsageError):  # the environment itself is wrong, so nobody knows who is rank 0
+    with suppress(UsageError):  # in a broken environment, no process knows whether it is rank 0
         launched = detect_launcher()
         if launched and launched.rank:
             with suppress(KeyboardInterrupt):
@@ -101,13 +101,13 @@ def _print_json(
     context: click.Context, error: str, detail: str | None = None, fix: str | None = None
 ) -> None:
     if wants_json(context):
-        with suppress(OSError):  # stdout itself may be what cannot be written
+        with suppress(OSError):  # stdout itself may not be writable
             click.echo(json.dumps({"error": error, "detail": detail, "fix": fix}))
 
 
 @contextmanager
 def _flushing() -> Iterator[None]:
-    """Output that cannot be written is an error of the command, even if only flushing shows it."""
+    """Treat output that cannot be written as an error, even if it only shows on flush."""
     try:
         yield
     except SystemExit:
@@ -125,15 +125,15 @@ def main() -> None:
     """A laboratory for parallel training in PyTorch.
 
     Point it at a model. It trains the model on one device and with DataParallel, DDP, FSDP,
-    accumulation, mixed precision, model parallelism, pipelines, and hybrids. It shows what every
-    rank and device did, and it checks that all of them train alike.
+    accumulation, mixed precision, model parallelism, pipelines, and hybrids. It shows what each
+    rank and device did, and checks that all of them train alike.
 
     \b
     paralab compare --workload gpt              measure eight configurations and write a page
     paralab compare --workload my.py:workload   the same with your own model
     paralab run ddp --replicas 2 --live         train on two ranks and watch
     paralab verify all                          check every strategy against a single device
-    paralab practical 5                         run a practical of the course
+    paralab practical 5                         run a course practical
     paralab doctor train.py                     find mistakes in any training script
     """
 

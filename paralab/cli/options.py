@@ -1,6 +1,6 @@
-"""Click options, derived from the fields that describe them, and those that several commands share.
+"""Click options: derived from dataclass fields, or shared by several commands.
 
-No option has a default here: one that was not given is None, and the dataclass knows the default.
+Options have no defaults here: an option that was not given is None. The dataclass has the defaults.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Decorator = Callable[[Any], Any]
 METAVARS = {int: "N", float: "NUMBER"}
 STRATEGY = click.argument("strategy", metavar="|".join(STRATEGIES))
 
-SHORT = 30  # characters of a default that is not wrapped
+SHORT = 30  # defaults up to this many characters are not wrapped
 
 
 def flag(names: str, heading: str, help: str, shown: str = "", **known: Any) -> Decorator:
-    """An option of a single command; `shown` is its default, for the help."""
+    """Define an option for a single command; `shown` is its default in the help."""
     if shown:
         words = f"[default: {shown}]"
         # A short default stays on one line. click would cut a long one in the middle of a word.
@@ -35,9 +35,9 @@ def flag(names: str, heading: str, help: str, shown: str = "", **known: Any) -> 
 
 
 def options_from(owner: type, *names: str, **changes: dict[str, Any]) -> Decorator:
-    """The options of a dataclass, or those of these names.
+    """Add a dataclass's options, or only those with these names.
 
-    `changes` describes single options differently: `replicas={"shown": "2 and 3"}`.
+    `changes` overrides the description of individual options: `replicas={"shown": "2 and 3"}`.
     """
     described = [
         replace(each, **changes.get(each.name, {}))
@@ -58,12 +58,12 @@ def request_options(*names: str, **changes: dict[str, Any]) -> Decorator:
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that the user wrote."""
+    """Return the options that the user gave."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def take(owner: type, options: dict[str, Any]) -> dict[str, Any]:
-    """Remove the options of a dataclass from all options; return those that the user wrote."""
+    """Remove a dataclass's options from all options; return those that the user gave."""
     return given({each.name: options.pop(each.name) for each in options_of(owner)})
 
 
@@ -82,7 +82,7 @@ def _to_click(each: Described) -> Decorator:
 
 
 def printer(quiet: bool) -> Callable[[str], None]:
-    """Prints progress on stderr, above the bar that may be drawn there; or nothing."""
+    """Return a function that prints progress on stderr, above any progress bar, unless `quiet`."""
     from paralab.show.console import errors
 
     if quiet:
@@ -94,6 +94,6 @@ OUT = options_from(RunOptions, "out")
 JSON = flag(
     "--json as_json",
     OUTPUT,
-    "Print one JSON object on stdout and nothing else there.",
+    "Print a single JSON object on stdout.",
     is_flag=True,
 )

@@ -1,4 +1,4 @@
-"""`paralab plan`: print how a configuration would be spread over this machine."""
+"""`paralab plan`: print how a configuration would use this machine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from paralab.cli.options import JSON, STRATEGY, given, request_options
 from paralab.plan.request import Request
 
 
-@click.command(cls=Command, short_help="Print the plan of a run without starting it.")
+@click.command(cls=Command, short_help="Print the plan for a run without starting it.")
 @STRATEGY
 @request_options()
 @JSON
 def plan(strategy: str, as_json: bool, **options: Any) -> None:
-    """Print the plan of a run and the reason for each choice. Nothing is trained."""
+    """Print the plan for a run and the reason for each choice, without training."""
     from paralab.experiment.planning import make_plan
     from paralab.show.run import print_ranks, print_reasons, print_sentence, print_stages
 

@@ -23,7 +23,7 @@ from paralab.show.visible import echo
 if TYPE_CHECKING:
     from paralab.analyse.blocks import Document
 
-TITLES = {  # repeated here so that --help needs no analysis; a test compares both
+TITLES = {  # repeated here so --help does not import the analysis; a test compares both
     "5": "data parallelism with nn.DataParallel",
     "6": "DistributedDataParallel and collectives",
     "7": "DDP optimization and debugging",
@@ -36,9 +36,9 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 SHEET = click.Path(dir_okay=False, path_type=Path, allow_dash=True)
 
 
-@click.group(cls=Group, short_help="Run a practical of the course and fill in its sheet.")
+@click.group(cls=Group, short_help="Run a course practical and fill in its sheet.")
 def practical() -> None:
-    """Run a practical of the course. Its tables are filled in and its questions answered from the
+    """Run a course practical. paralab fills in its tables and answers its questions from the
     measurements.
 
     \b
@@ -72,7 +72,7 @@ def _add(name: str, title: str) -> None:
     @flag(
         "--rounds",
         MEASUREMENT,
-        "Measure every configuration once per round.",
+        "Measure each configuration this many times, once per round.",
         shown="5 or 7",
         type=click.IntRange(1),
         metavar="N",
@@ -80,20 +80,20 @@ def _add(name: str, title: str) -> None:
     @flag(
         "--run run_folder",
         MEASUREMENT,
-        "Measure nothing; use the measurements of an earlier run.",
+        "Use the measurements from an earlier run instead of measuring.",
         metavar="DIR",
         type=FOLDER,
     )
     @flag(
         "--predict",
         COURSE,
-        "Ask for your predictions first, and show them next to the measurements.",
+        "Ask for your predictions first and show them next to the measurements.",
         is_flag=True,
     )
     @flag(
         "--variant",
         COURSE,
-        "Derive seed and batch size from a student's ID, so that every sheet differs.",
+        "Derive the seed and batch size from a student ID, so each sheet differs.",
         metavar="STUDENT_ID",
     )
     @flag(
@@ -106,7 +106,7 @@ def _add(name: str, title: str) -> None:
     @flag(
         "--blank",
         OUTPUT,
-        "Write an empty sheet to FILE and measure nothing; `-` prints it.",
+        "Write an empty sheet to FILE without measuring; `-` prints it.",
         metavar="FILE",
         type=SHEET,
     )
@@ -178,7 +178,7 @@ def _check(
 def _open_or_run(
     name: str, run_folder: Path | None, quiet: bool, options: dict[str, Any]
 ) -> tuple[Document, Path]:
-    """Run the practical or read an earlier run; write page and sheet into its folder."""
+    """Run the practical or read an earlier run; write the page and the sheet to its folder."""
     from paralab.course import practical as practicals
     from paralab.course.configurations import find
     from paralab.course.predict import ask
@@ -217,7 +217,7 @@ def _require_run_of(name: str, folder: Path) -> None:
 
     found = name_of(folder)
     if found != name:
-        contents = f"a run of practical {found}" if found else "not a run of a practical"
+        contents = f"a practical {found} run" if found else "not a practical run"
         raise UsageError(
             f"{folder} is {contents}; practical {name} was expected.",
             fix=f"paralab practical {found or name} …",
@@ -239,7 +239,7 @@ def _write_sheet(path: Path, document: Document) -> None:
 @flag(
     "--run run_folder",
     MEASUREMENT,
-    "The run that the sheet was filled in from.",
+    "The run that the sheet is based on.",
     metavar="DIR",
     type=FOLDER,
     shown="the newest under runs/",
@@ -247,7 +247,7 @@ def _write_sheet(path: Path, document: Document) -> None:
 @flag(
     "--tolerance",
     MEASUREMENT,
-    "How far a measured time may lie outside p10–p90.",
+    "How far a measured time may be outside p10–p90.",
     type=click.FloatRange(0, 10),
     metavar="SHARE",
     shown="0.25",
@@ -255,7 +255,7 @@ def _write_sheet(path: Path, document: Document) -> None:
 @flag(
     "--variant",
     COURSE,
-    "Require that the run was made with this --variant.",
+    "Require a run with this --variant.",
     metavar="STUDENT_ID",
 )
 @flag(
@@ -277,11 +277,11 @@ def check(
 ) -> None:
     """Grade a filled-in SHEET (Markdown), or a FOLDER with a sheet and a run per student.
 
-    Every cell and answer is right, wrong, missing, or not judged. Counts, splits, names, and sizes
-    must be equal. Times may lie anywhere in p10–p90 of the run, widened by the tolerance. Answers
+    Each cell and answer is right, wrong, missing, or not judged. Counts, splits, names, and sizes
+    must match. Times may be anywhere in the run's p10–p90 range, widened by the tolerance. Answers
     are judged by yes or no, numbers, and key terms; the rest is listed for a human to read.
 
-    Exit codes: 0 nothing is wrong or missing, 1 something is, 2 usage error.
+    Exit codes: 0 everything is right, 1 something is wrong or missing, 2 usage error.
     """
     from paralab.course import class_report
     from paralab.course.configurations import find

@@ -1,4 +1,4 @@
-"""How a comparison ends: write its page, then print the result as JSON or as a table."""
+"""Finish a comparison: write its page, then print the result as JSON or as a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def report(result: Comparison | TuneResult, as_json: bool) -> None:
-    """Exit with 1 if every configuration failed."""
+    """Print the result; exit with 1 if every configuration failed."""
     from paralab.analyse.compare import Comparison
     from paralab.show.document import print_summary
     from paralab.show.open_folder import document_of

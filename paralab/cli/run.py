@@ -1,4 +1,4 @@
-"""`paralab run`: train with ranks started here, with launched ranks, or as a Slurm job."""
+"""`paralab run`: train with ranks started here, ranks already launched, or a Slurm job."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ LAUNCHING, SLURM = "Launching", "Slurm"
 @flag(
     "--live",
     OUTPUT,
-    "Watch every rank and device during training: load, memory, times, communication.",
+    "Watch each rank and device during training: load, memory, times, communication.",
     is_flag=True,
 )
 @JSON
 @flag(
     "--launcher",
     LAUNCHING,
-    "What starts the ranks on this machine: paralab, or torchrun's elastic agent.",
+    "Start the ranks on this machine with paralab or with torchrun's elastic agent.",
     shown="paralab",
     type=click.Choice(["paralab", "torchrun"]),
 )
@@ -71,8 +71,8 @@ LAUNCHING, SLURM = "Launching", "Slurm"
     "Submit a Slurm job with these sbatch options: partition=gpu,gres=gpu:4,time=10:00.",
     metavar="KEY=VALUE,…",
 )
-@flag("--nodes", SLURM, "Nodes of the Slurm job.", shown="1", type=int, metavar="N")
-@flag("--dry-run", SLURM, "Print the script of the Slurm job; submit nothing.", is_flag=True)
+@flag("--nodes", SLURM, "Nodes in the Slurm job.", shown="1", type=int, metavar="N")
+@flag("--dry-run", SLURM, "Print the Slurm job script without submitting it.", is_flag=True)
 @flag(
     "--slurm-wait",
     SLURM,
@@ -125,8 +125,8 @@ def run(
         return
     if as_json and live:
         raise UsageError(
-            "--live draws in the terminal, but --json prints one object and nothing else.",
-            fix="only one of the two",
+            "--live draws in the terminal, but --json prints only one object.",
+            fix="use only one of the two",
         )
 
     how: dict[str, Any] = {"say": printer(quiet=as_json and slurm is not None)}
@@ -170,7 +170,7 @@ def _use_torchrun(request: Request, chosen: RunOptions, slurm: bool, launched: b
 
     if slurm:
         raise UsageError(
-            "--launcher torchrun starts ranks on this machine; in a Slurm job srun does that.",
+            "--launcher torchrun starts ranks on this machine; in a Slurm job, srun does that.",
             fix="leave out one of the two",
         )
     if not launched:

@@ -1,4 +1,4 @@
-"""`paralab scale`: the same training on more and more devices."""
+"""`paralab scale`: train the same model on more and more devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNTS = "1,2,4"
     replicas={
         "kind": str,
         "metavar": "N,N,…",
-        "help": "The numbers of replicas to compare.",
+        "help": "Numbers of replicas to compare.",
         "shown": COUNTS,
         "strategies": (),
     },
@@ -31,7 +31,7 @@ COUNTS = "1,2,4"
 @flag(
     "--weak",
     MEASUREMENT,
-    "Keep the batch per device: n devices train on n times the batch.",
+    "Keep the batch size per device: n devices train on n times the batch.",
     is_flag=True,
 )
 @ROUNDS
@@ -47,7 +47,7 @@ def scale(
     no_proof: bool,
     **options: Any,
 ) -> None:
-    """Train on more and more devices and explain the throughput that each one loses.
+    """Train on more and more devices and explain where throughput is lost.
 
     \b
     paralab scale ddp --replicas 1,2,4

@@ -1,4 +1,4 @@
-"""The type of every `--json` output; docs/schema/ has them as JSON Schema."""
+"""The types of all `--json` outputs; docs/schema/ has them as JSON Schema."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paralab.show.facts import Catalog, Environment
 
 
 class ErrorReport(Record, frozen=True, kw_only=True):
-    """What every command prints if it fails; the exit code is 1, or 2 for a usage error."""
+    """The output of any command that fails; the exit code is 1, or 2 for a usage error."""
 
     error: str
     detail: str | None
@@ -29,13 +29,13 @@ class SavedCheckpoint(Record, frozen=True, kw_only=True):
     path: str
     step: int
     bytes: int
-    problem: str | None  # None: complete
-    manifest: JsonObject  # as it was saved, without the list of files
+    problem: str | None  # None if complete
+    manifest: JsonObject  # as saved, without the list of files
 
 
 class CheckpointList(Record, frozen=True, kw_only=True):
     folder: str
-    checked: bool  # the checksums were compared
+    checked: bool  # the checksums were checked
     checkpoints: list[SavedCheckpoint]
 
 
@@ -63,7 +63,7 @@ OUTPUTS: dict[str, type] = {
 
 
 def schema_of(output: str) -> JsonObject:
-    """The JSON Schema of one output."""
+    """Return the JSON Schema for one output."""
     schema = msgspec.json.schema(OUTPUTS[output])
     title = "an error" if output == "error" else f"`paralab {output} --json`"
     return {
@@ -74,7 +74,7 @@ def schema_of(output: str) -> JsonObject:
 
 
 def _close(schema: Any) -> Any:
-    """The same schema without room for fields that it does not list."""
+    """Return the same schema, but reject fields that it does not list."""
     if isinstance(schema, list):
         return [_close(item) for item in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""`paralab show`: tables and pages of recorded run folders, without torch."""
+"""`paralab show`: print tables and write pages for recorded runs, without torch."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def show(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Show recorded runs. Everything is computed again from the recorded events; torch is not
-    needed.
+    """Show recorded runs. paralab recomputes all results from the recorded events and does not need
+    torch.
 
     Several separate runs are shown side by side.
     """
@@ -46,7 +46,7 @@ def show(
         named = ", ".join(map(str, folders))
         raise UsageError(
             f"{named} is damaged: {type(error).__name__}: {error}.",
-            fix="a run folder that nobody has edited",
+            fix="a run folder that has not been edited",
         ) from error
 
     for path, text in ((report, render), (markdown, as_markdown)):

@@ -1,6 +1,6 @@
 """Standard streams that a command can always write to, whatever they are connected to.
 
-- closed (`>&-`, a daemon): replaced by /dev/null, or the next opened file would get their number
+- closed (`>&-`, a daemon): replaced with /dev/null, or the next opened file would get their number
 - ASCII only (LANG=C): other characters get a readable replacement, `2 x 3 -> 6`
 - a terminal that disappears (a closed ssh session): later output is lost, and the command continues
 """
@@ -36,7 +36,7 @@ READABLE = {
 
 
 def make_safe() -> None:
-    """Replace the streams of this process; call it once, at the start."""
+    """Replace this process's streams; call once, at the start."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -49,7 +49,7 @@ def make_safe() -> None:
 
 
 def _safe(stream: Any, number: int) -> Any:
-    """A safe version of a stream of this process; others (of a notebook) stay as they are."""
+    """Return a safe version of a process stream; leave others (in a notebook) as they are."""
     if stream is None:
         return open(os.devnull, "w", encoding="utf-8")
     if (
@@ -99,7 +99,7 @@ class _Unfailing(io.RawIOBase):
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise
-            _connect_to_nothing(self.number)  # or Python would write the rest again at exit
+            _connect_to_nothing(self.number)  # otherwise Python would write the rest again at exit
             if error.errno == errno.EIO:
                 return len(data)
             error.filename = "standard output" if self.number == 1 else "standard error"

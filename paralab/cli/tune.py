@@ -28,7 +28,7 @@ SEARCH = "Search"
 @flag(
     "--seconds budget_seconds",
     SEARCH,
-    "Start no new search round after half of this time.",
+    "Do not start a new search round after half of this time.",
     type=float,
     metavar="SECONDS",
 )

@@ -29,7 +29,7 @@ from paralab.plan.request import LENGTH, STRATEGIES
     RunOptions,
     "step_deadline",
     step_deadline={
-        "help": "Stop a case whose step takes longer than this.",
+        "help": "Stop a case if a step takes longer than this.",
         "shown": "120",
         "heading": LENGTH,
     },
@@ -46,8 +46,8 @@ def verify(
     uneven splits, a full and a partial last batch.
 
     Some differences are legitimate: BatchNorm statistics, random numbers, low precision, a forward
-    that counts its calls. The check removes their causes on both sides and reports the difference
-    they make separately.
+    that counts its calls. The check removes these causes on both sides and reports their effect
+    separately.
 
     The exit code is 0 only if every case is equal.
     """

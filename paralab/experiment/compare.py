@@ -27,8 +27,8 @@ from paralab.workload.reference import check_reference
 
 
 def default_configurations(base: Request) -> list[Configuration]:
-    """Every strategy with two replicas or two stages, and every low precision that this machine
-    supports."""
+    """Return each strategy with two replicas or two stages, and each low precision that this
+    machine supports."""
     machine, _ = look_once(check_reference(base.workload), base.device, True, base.batch_size, 1)
     on_gpu = bool(machine.gpus) and base.device != "cpu"
     low = ("tf32", "bf16", "fp16") if on_gpu else ("bf16",)
@@ -49,7 +49,7 @@ def default_configurations(base: Request) -> list[Configuration]:
 
 
 def with_common(base: Request, own: Options) -> Request:
-    """A configuration: its own options, and the common ones that apply to its strategy."""
+    """Build a configuration from its own options and the common ones that apply to its strategy."""
     known = [field.name for field in fields(Request)]
     for name in own:
         if name not in known:
@@ -59,14 +59,14 @@ def with_common(base: Request, own: Options) -> Request:
         raise UsageError(
             f"The configuration {own} has no strategy.", fix='{"strategy": "ddp", "replicas": 2}'
         )
-    common = Request(strategy)  # an unknown strategy is refused later, with the nearest one
+    common = Request(strategy)  # a later check refuses an unknown strategy
     if strategy in STRATEGIES:
         common = only_applicable(replace(base, strategy=strategy))
     return replace(common, **own)
 
 
 def scale_configurations(base: Request, counts: str, weak: bool) -> list[Configuration]:
-    """The strategy with 1, 2, 4 … replicas; `weak`: the batch grows with them."""
+    """Return the strategy with 1, 2, 4 … replicas; with `weak`, the batch grows with them."""
     try:
         numbers = sorted({int(word) for word in counts.split(",")})
     except ValueError:
@@ -105,11 +105,12 @@ def compare(
     out: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
-    """Measure the configurations; the comparison is computed from the run folders."""
+    """Measure the configurations and compute the comparison from the run folders."""
     started = time.perf_counter()
     if rounds is not None and rounds < 1:
         raise UsageError(
-            f"{rounds} rounds measure nothing.", fix="at least 1 round, and 3 for an interval"
+            f"{rounds} is not a valid number of rounds.",
+            fix="at least 1 round, and 3 for an interval",
         )
     if steps is not None:
         configurations = [
@@ -141,15 +142,16 @@ def compare(
     folder.write_result(result.to_dict())
     if measured.signal is not None:
         raise Interrupted(
-            f"Stopped by {name_of(measured.signal)} after {plural(measured.rounds, 'whole round')}. "
-            f"See what was measured: paralab show {folder.path}",
+            f"Stopped by {name_of(measured.signal)} after "
+            f"{plural(measured.rounds, 'complete round')}. "
+            f"See the measurements: paralab show {folder.path}",
             exit_code=exit_code_of(measured.signal),
         )
     return result
 
 
 def with_distinct_names(configurations: Sequence[Configuration]) -> list[Configuration]:
-    """Lengthen equal labels by the options that differ; refuse what is given twice."""
+    """Add the options that differ to equal labels; refuse duplicate configurations."""
     requests = [each.request for each in configurations]
     twice = next((each for each in configurations if requests.count(each.request) > 1), None)
     if twice:

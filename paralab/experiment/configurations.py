@@ -1,5 +1,5 @@
-"""The configurations of an experiment: which ones this machine and this model can run, and with
-which plan."""
+"""An experiment's configurations: which ones this machine and this model can run, and the plan for
+each."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from paralab.plan.sharding import needs_units
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
 
-STEPS = {"cpu": 10, "cuda": 30}  # of each configuration in each round; the first three warm up
-# A step that takes longer than this is slow: more rounds say more than longer ones.
+STEPS = {"cpu": 10, "cuda": 30}  # per configuration and round; the first three warm up
+# A step that takes longer than this is slow: more rounds tell us more than longer rounds.
 SLOW_SECONDS, SLOW_STEPS = 0.1, 6
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One row of a comparison. `optional`: it is left out, with the reason, if the machine or the
+    """One row in a comparison. An `optional` one is skipped, with the reason, if the machine or the
     model cannot run it."""
 
     request: Request
@@ -41,7 +41,7 @@ class Configuration:
 
     @property
     def command(self) -> str:
-        """The `paralab run` command, without the number of steps of the measurement."""
+        """The `paralab run` command, without the number of measured steps."""
         words = to_words(replace(self.request, steps=None))
         return shlex.join(["paralab", "run", self.request.strategy, *words])
 
@@ -57,8 +57,8 @@ class Resolved:
 def resolve_all(
     configurations: Sequence[Configuration],
 ) -> tuple[list[Resolved], list[LeftOut]]:
-    """(the plans, what is left out and why). All CPU devices get the same number of cores:
-    otherwise it would not be a comparison."""
+    """Return (the plans, the skipped configurations and why). All CPU devices get the same number
+    of cores, to keep the comparison fair."""
     refuse_inside()
     configurations = [_with_workload_path(each) for each in configurations]
     inspected = _inspect_workloads(configurations)
@@ -101,7 +101,7 @@ def _with_workload_path(each: Configuration) -> Configuration:
 def _inspect_workloads(
     configurations: Sequence[Configuration],
 ) -> dict[str, tuple[Machine, Summary]]:
-    """Inspect each workload once, for all of its configurations."""
+    """Inspect each workload once for all its configurations."""
     inspected: dict[str, tuple[Machine, Summary]] = {}
     for each in configurations:
         name = each.request.workload

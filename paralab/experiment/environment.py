@@ -1,4 +1,4 @@
-"""What this machine can do, and what it cannot and why."""
+"""Report what this machine can run, what it cannot, and why."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ NOT_BUILT = "not in this torch"
 
 
 def environment() -> Environment:
-    """Inspect the machine; try low precisions out if necessary."""
+    """Inspect the machine; try low precisions if necessary."""
     machine = inspect_machine()
     precisions = {
         "fp64": {"cpu": "usable"},
         "fp32": {"cpu": "usable"},
-        "tf32": {"cpu": "not usable: a mode of NVIDIA GPUs"},
+        "tf32": {"cpu": "not usable: only NVIDIA GPUs have it"},
     }
     for name in ("bf16", "fp16"):
         tried = probe_cpu(name)

@@ -1,5 +1,5 @@
-"""From the facts that a launcher reports to the error of a failed run: the root cause first, then
-where to read more."""
+"""Turn a launcher's report into the error for a failed run: the root cause first, then where to
+read more."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paralab.record.status_board import Post
 
 
 def explain_failure(outcome: Outcome, launched: RunFolder | None = None) -> RunFailed:
-    """`launched`: the folder with the ranks' logs, if it is not the run folder itself."""
+    """Explain a failed run. `launched` is the log folder if it is not the run folder."""
     assert outcome.training is not None
     assert outcome.exits is not None
     training, exits, launched = outcome.training, outcome.exits, launched or outcome.folder
@@ -62,7 +62,7 @@ def _phase(post: Post) -> str:
 
 
 def _full_disk(training: Training) -> str:
-    """torch does not say why it could not write a file."""
+    """Check for a full disk, because torch does not report why it could not write a file."""
     paths = [training.folder.path]
     paths += [Path(training.checkpoints.directory)] if training.checkpoints else []
     for path in paths:

@@ -1,5 +1,5 @@
-"""From a request to a plan: inspect the machine and the workload, resolve, and record both in the
-run folder."""
+"""Turn a configuration into a plan: inspect the machine and the workload, resolve, and record both
+in the run folder."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def look_once(
     threads: int | None,
     units: bool = False,
 ) -> tuple[Machine, Summary]:
-    """Like `inspect_workload`, but cached: an experiment has many configurations of one workload."""
+    """Like `inspect_workload`, but cached: an experiment has many configurations per workload."""
     refuse_inside()
     return _inspect(Inspection(workload, device, samples, threads, layers, units))
 
 
 def look_again() -> None:
-    """Forget what was inspected: in a notebook, a workload's file may have changed."""
+    """Clear the cache: in a notebook, a workload's file may have changed."""
     _inspect.cache_clear()
 
 
 def make_plan(
     request: Request, places: Sequence[Place] = (), cuts: Sequence[str] = ()
 ) -> tuple[Plan, Machine, Summary]:
-    """Resolve a request. This starts nothing but the child process that inspects the workload.
+    """Resolve a configuration. This only starts the child process that inspects the workload.
 
     places  where the ranks already are, if torchrun or srun started them
     cuts    where the stages begin in the checkpoint that the run resumes from
@@ -71,8 +71,8 @@ def make_plan(
 
 
 def _samples_at_once(request: Request) -> int | None:
-    """How many samples a stage processes at once, for timing its layers; None: the workload's own
-    batch."""
+    """Return how many samples a stage processes at once, for timing its layers; None for the
+    workload's own batch size."""
     if request.batch_size is None:
         return None
     parts = (request.replicas or 1) * (request.accumulate or 1) * (request.micro_batches or 1)
@@ -98,7 +98,7 @@ def record_plan(folder: RunFolder, plan: Plan, machine: Machine, summary: Summar
 
 
 def constraints(plan: Plan, machine: Machine, summary: Summary) -> list[str]:
-    """What the result depends on, as sentences for the manifest."""
+    """Describe in sentences for the manifest what the result depends on."""
     gpus = machine.gpus if plan.device == "cuda" else ()
     where = ", ".join(gpu.name for gpu in gpus) or machine.cpu
     lines = [
@@ -107,8 +107,8 @@ def constraints(plan: Plan, machine: Machine, summary: Summary) -> list[str]:
         f"{machine.cores} cores",
         f"backend: {plan.backend or 'none, one process'}; torch {machine.torch}, "
         f"CUDA {machine.cuda or 'none'}",
-        f"memory: {size(machine.memory_bytes)} of the host"
-        + "".join(f", {size(gpu.memory_bytes)} of {gpu.name}" for gpu in gpus),
+        f"memory: {size(machine.memory_bytes)} on the CPU"
+        + "".join(f", {size(gpu.memory_bytes)} on {gpu.name}" for gpu in gpus),
         f"precision: {plan.precision}; batch: {plan.arithmetic}; seed {plan.seed}",
     ]
     return lines + list(plan.remarks) + list(plan.differences)

@@ -1,5 +1,5 @@
-"""Runs that verify a configuration: it trains next to a single device, and their weights are
-compared. Several configurations may share one reference."""
+"""Runs that verify a configuration: train it and a single device, then compare their weights.
+Several configurations may share one reference."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from paralab.workload.summary import Summary
 
 @dataclass(frozen=True)
 class ReferencePair:
-    """The trainings that verify one configuration, by their numbers.
+    """The runs that verify one configuration, by number.
 
-    plan       of the configuration as requested
-    exact      must equal its reference
-    as_asked   trains as requested, if that may differ for a known reason
+    plan       the plan as requested
+    exact      the run that must equal its reference
+    as_asked   the run as requested, if it may differ for a known reason
     """
 
     plan: Plan
@@ -42,7 +42,7 @@ class ReferencePair:
 
 
 class ReferenceRuns:
-    """`trainings` run in this order: a reference comes before the first training that needs it."""
+    """`trainings` run in this order: a reference comes before the first run that needs it."""
 
     def __init__(self, folder: Path, private: Path) -> None:
         self.folder, self.private = folder, private
@@ -50,13 +50,13 @@ class ReferenceRuns:
         self.references: dict[tuple[Request, tuple[str, ...]], str] = {}
 
     def add(self, name: str, request: Request, machine: Machine, summary: Summary) -> ReferencePair:
-        """Compare this configuration with the same training on one device.
+        """Add the runs that compare this configuration with a single device.
 
         If the two may differ for a known reason (`Plan.differences`), the exact pair runs in fp64
-        with those reasons removed (`paralab.workload.proof_controls`), and a second pair, as
-        requested, measures the difference they make.
+        without those causes (`paralab.workload.proof_controls`). A second pair, as requested,
+        measures their effect.
         """
-        # Dropout is off on both sides: a mistake could hide behind it.
+        # Dropout is off on both sides: it could mask an error.
         summary = replace(summary, dropout=False)
         plan = self._plan(request, machine, summary)
         if not plan.differences:
@@ -77,7 +77,7 @@ class ReferenceRuns:
         summary: Summary,
         control: tuple[str, ...],
     ) -> int:
-        """The number of the training of this request; its reference comes before it."""
+        """Add a run for this configuration, after its reference; return its number."""
         plan = self._plan(request, machine, summary, control)
         single = replace(on_one_device(request, plan.batch_size), loss_scale=plan.loss_scale)
         key = single, control
@@ -106,7 +106,7 @@ class ReferenceRuns:
         return "save_reference" in self.trainings[number].extras
 
     def judge(self, pair: ReferencePair, failed: dict[int, RunFailed]) -> Verification:
-        """Whether the configuration equals its reference. `failed`: errors of trainings."""
+        """Judge whether the configuration equals its reference. `failed` has the runs' errors."""
         exact = self._judge(pair.exact, failed, pair.split_problem)
         exact = replace_fields(exact, control=self.trainings[pair.exact].plan.control)
         as_asked = None if pair.as_asked is None else self._judge(pair.as_asked, failed)

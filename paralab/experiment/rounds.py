@@ -1,8 +1,8 @@
-"""Configurations measured side by side: verified first, then trained in turns, round after round, in
-the same processes.
+"""Measure configurations side by side: verify them first, then train them in turns, round after
+round, in the same processes.
 
-`compare`, `scale`, `tune`, and `practical` share this. The folder of an experiment has one run
-folder per configuration and round; everything else is computed from them.
+`compare`, `scale`, `tune`, and `practical` share this. An experiment folder has one run folder per
+configuration and round; all results are computed from them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from paralab.record.folder import RunFolder
 
 VERIFY_STEPS = 3
 ROUNDS = 5
-SURE_ROUNDS = 3  # always run; the others only if there is time, unless --rounds is given
+SURE_ROUNDS = 3  # always run these; run more only if there is time, unless --rounds is given
 BUDGET_SECONDS = 60.0  # for verification and rounds, unless --rounds is given
-VERIFYING = -1  # stands for the round of the trainings that verify
+VERIFYING = -1  # the round number for runs that verify
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One training of the measurement: which configuration, in which round."""
+    """One measured run: which configuration, in which round."""
 
     training: Training
     number: int
@@ -46,7 +46,7 @@ class Timed:
 
 
 def plan_rounds(configurations: Sequence[Resolved], rounds: int) -> list[Planned]:
-    """The manifest's entries: names, commands, and where the runs will be."""
+    """Return the manifest entries: names, commands, and run folders."""
     entries = []
     for number, item in enumerate(configurations):
         each = item.configuration
@@ -70,7 +70,7 @@ def measure(
     say: Callable[[str], None],
     budget_seconds: float | None = None,
 ) -> Outcome:
-    """Train every configuration in every planned round, in a new random order each time."""
+    """Train each configuration in each planned round, in a new random order each time."""
     stopped_by: int | None = None
     failed: dict[int, RunFailed] = {}
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
@@ -124,7 +124,7 @@ def _conclude(
     stopped_by: int | None,
     say: Callable[[str], None],
 ) -> Outcome:
-    """Compare only whole rounds: those that every configuration completed that did not fail."""
+    """Compare only complete rounds, which every configuration that did not fail has finished."""
     rounds = len(entries[0].runs)
     cut = {
         each.round for each in timed if each.number not in errors and not is_complete(each.training)
@@ -135,7 +135,7 @@ def _conclude(
             finish(each.training.folder)
             runs[each.number].append(entries[each.number].runs[each.round])
         elif not has_started(each.training):
-            shutil.rmtree(each.training.folder.path)  # of a round for which there was no time
+            shutil.rmtree(each.training.folder.path)  # its round ran out of time
 
     done = rounds - len(cut)
     if cut and stopped_by is None:
@@ -164,7 +164,7 @@ def _conclude(
 
 
 class Progress:
-    """Prints when a round begins, which shows in the event files of its runs."""
+    """Prints when a round begins, as its runs' event files show."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class Progress:
         self.printed: int | None = None
 
     def poll(self) -> None:
-        """Trainings start in order, but some may be skipped."""
+        """Print the newest run's round. Runs start in order, but some may be skipped."""
         for number in range(len(self.trainings) - 1, self.next - 1, -1):
             if (self.trainings[number].folder.events / "rank0.jsonl").exists():
                 self.next = number + 1
@@ -194,7 +194,7 @@ class Progress:
 
 
 def _structure(item: Resolved) -> Request:
-    """What is verified: the configuration in fp64, where a mistake cannot hide behind rounding."""
+    """Return the configuration to verify: in fp64, where rounding cannot mask an error."""
     return replace(
         item.configuration.request,
         precision="fp64",
@@ -208,7 +208,7 @@ def _structure(item: Resolved) -> Request:
 def _add_references(
     references: ReferenceRuns, configurations: Sequence[Resolved]
 ) -> dict[Request, ReferencePair]:
-    """One pair per structure: fp32 and bf16 of the same configuration share it."""
+    """Add one pair per structure: fp32 and bf16 versions of a configuration share it."""
     pairs: dict[Request, ReferencePair] = {}
     for item in configurations:
         request = _structure(item)

@@ -1,4 +1,4 @@
-"""One run: plan, launch, read the run folder. `paralab run` and `paralab.run` call this."""
+"""Do one run: plan, launch, read the run folder. `paralab run` and `paralab.run` call this."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def run(
     watch: Watch = lambda plan, folder: lambda: None,
     say: Print = lambda line: None,
 ) -> Result:
-    """Train and return the result (`--json`). Raises a ParalabError if the training does not
-    complete; the run folder is readable all the same."""
+    """Train and return the result (`--json`). Raise a ParalabError if the run does not complete;
+    the run folder is still readable."""
     options = options or RunOptions()
     job = Job(
         request, options, prepare, lambda outcome: explain_failure(outcome).problem, watch, say
@@ -42,7 +42,7 @@ def run(
     if outcome.slurm:
         return read_slurm_result(outcome)
 
-    # After a failure the disk may be full, and the failure is what the user must see.
+    # After a failure the disk may be full, and the user must see the original failure.
     must_write = outcome.status in ("completed", "interrupted")
     result = finish(outcome.folder, outcome.wall_seconds, options.tensorboard, must_write)
     if error := find_error(outcome, result.reached_step):
@@ -51,7 +51,7 @@ def run(
 
 
 def prepare(job: Job, places: Sequence[Place]) -> Training:
-    """Plan the training and create its run folder."""
+    """Plan the run and create its run folder."""
     options = job.options
     if options.tensorboard:
         require_tensorboard()
@@ -77,7 +77,7 @@ def prepare(job: Job, places: Sequence[Place]) -> Training:
 
 
 def find_error(outcome: Outcome, reached: int) -> ParalabError | None:
-    """Why the run is not complete after `reached` steps; None: it is."""
+    """Return the error if the run is incomplete after `reached` steps; None if it is complete."""
     assert outcome.training is not None
     steps, path = outcome.training.plan.num_steps, outcome.folder.path
     if outcome.status == "failed":
@@ -99,7 +99,7 @@ def find_error(outcome: Outcome, reached: int) -> ParalabError | None:
 
 
 def find_unsaved(outcome: Outcome) -> RunFailed | None:
-    """The error if the ranks stopped in order, but the checkpoint of their last step is not whole.
+    """Return the error if the ranks stopped gracefully but their last checkpoint is not intact.
     Before the first step there is nothing to save."""
     assert outcome.training is not None
     assert outcome.training.checkpoints is not None
@@ -121,8 +121,8 @@ def finish(
     tensorboard: Path | None = None,
     must_write: bool = True,
 ) -> Result:
-    """Compute and write the result of a run, however it ended. A trace that cannot be written does
-    not cost the result. `must_write`: raise if the result itself cannot be written."""
+    """Compute and write the result, no matter how the run ended. A failed trace does not affect the
+    result. With `must_write`, raise if the result itself cannot be written."""
     result = result_of(folder.path)
     if wall_seconds is not None:
         result = replace(result, wall_seconds=round(wall_seconds, 3))
@@ -139,5 +139,5 @@ def finish(
         if tensorboard:
             write_tensorboard(folder.path, tensorboard)
     except Exception as error:
-        result.warnings.append(f"TensorBoard's files in {tensorboard} were not written: {error}")
+        result.warnings.append(f"The TensorBoard files in {tensorboard} were not written: {error}")
     return result

@@ -1,8 +1,8 @@
-"""Several trainings in one launch: the same processes train one after the other, and a failed
-training does not take the others along.
+"""Several runs in one launch: the same processes do one run after another, and a failed run does
+not affect the others.
 
-Starting a process that imports torch takes seconds, a short training less. A training that needs
-fewer ranks than the widest one uses the first few, while the others wait.
+Starting a process that imports torch takes seconds; a short run takes less. A run that needs fewer
+ranks than the widest one uses the first few, while the others wait.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def train_all(
     on_poll: Callable[[], None] = lambda: None,
     deadlines: Deadlines | None = None,
 ) -> dict[int, RunFailed]:
-    """Run the trainings; return the errors of those that failed, by their number. The ranks' logs
-    are in `folder`."""
+    """Do the runs; return errors by run number. The ranks' logs are in `folder`."""
     failed: dict[int, RunFailed] = {}
     left = list(range(len(trainings)))
     limits = [training.deadline_seconds for training in trainings]
@@ -52,7 +51,7 @@ def train_all(
         undone = [number for number in left if not is_complete(trainings[number])]
         if not exits.failed and not any(has_started(trainings[number]) for number in undone):
             break  # all are complete, or the deadline came first
-        if not undone:  # all trainings are complete, but a process did not exit properly
+        if not undone:  # all runs are complete, but a process did not exit properly
             failed[left[-1]] = _explain(trainings[left[-1]], folder, exits)
             break
 
@@ -70,7 +69,7 @@ def _explain(training: Training, folder: RunFolder, exits: RankExits) -> RunFail
 
 
 def _hand_on_deadlines(limits: list[float | None], undone: list[int], left: list[int]) -> None:
-    """The deadline of a training that is dropped applies to the next one."""
+    """Apply the deadline of a dropped run to the next one."""
     for number in undone:
         following = next((n for n in left if n > number), None)
         if number not in left and following is not None and limits[following] is None:
@@ -78,8 +77,8 @@ def _hand_on_deadlines(limits: list[float | None], undone: list[int], left: list
 
 
 def _depends_on(training: Training, failed: Training, error: RunFailed) -> bool:
-    """Whether a training must fail too: it belongs to the same case, or is compared with what the
-    failed one should have written, or cuts the model at the same impossible places."""
+    """Return whether a run must fail too: it belongs to the same case, needs the failed run's
+    output for its comparison, or cuts the model at the same impossible places."""
     reference = failed.extras.get("save_reference")
     same_cuts = training.plan.schedule and (training.plan.workload, training.plan.cuts) == (
         failed.plan.workload,

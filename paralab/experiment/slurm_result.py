@@ -1,4 +1,4 @@
-"""The result of a Slurm job: what it computed, or why it failed."""
+"""A Slurm job's result, or why it failed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paralab.record.types import convert, read_object
 
 
 def read_slurm_result(outcome: Outcome) -> Result:
-    """The job's own result with Slurm's report on the job; RunFailed if there is none."""
+    """Return the job's own result with Slurm's report; raise RunFailed if there is none."""
     assert outcome.slurm is not None
     if outcome.status != "completed":
         raise explain_slurm_failure(outcome.slurm, outcome.folder.path)
@@ -29,8 +29,8 @@ def read_slurm_result(outcome: Outcome) -> Result:
 
 
 def explain_slurm_failure(job: slurm.SlurmJob, run: Path) -> RunFailed:
-    """What Slurm reports, then the error of the rank that failed first, or else the last lines of
-    the job's output."""
+    """Return an error with Slurm's report, then the error from the rank that failed first, or else
+    the last lines of the job's output."""
     folder = run.parent
     prints = folder / f"slurm-{job.number}.out"
     problem, fix = slurm.ENDINGS.get(job.state, slurm.ENDINGS["FAILED"])
@@ -45,7 +45,7 @@ def explain_slurm_failure(job: slurm.SlurmJob, run: Path) -> RunFailed:
         "code": job.exit_code.partition(":")[0],
     }
 
-    detail = last_lines(prints, 12) or f"It printed nothing: {prints} is missing or empty."
+    detail = last_lines(prints, 12) or f"No output: {prints} is missing or empty."
     if any(isinstance(event, Error) for events in read_events(run).values() for event in events):
         cause = root_cause(run, [], run / "logs")
         detail = f"Rank {cause.rank}: {cause.what}\n{cause.detail}"

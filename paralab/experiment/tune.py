@@ -1,16 +1,16 @@
-"""`paralab tune`: search the bucket size, accumulation, micro-batches, precision, and DDP options
-with the fastest optimizer step.
+"""`paralab tune`: search for the bucket size, accumulation, micro-batches, precision, and DDP
+options with the fastest optimizer step.
 
-Successive halving over measurements in turns. There are few factors with few values each, and a
-measurement takes seconds, so a library for large searches would bring little. What matters is to
-measure every value next to the default, in the same minutes.
+Successive halving over measurements in turns. There are few options with few values each, and a
+measurement takes seconds, so a library for large searches would add little. It is more important to
+measure each value next to the default, within the same minutes.
 
     rung 1   the default and every single change, one round       -> the curve over the bucket size
     rung 2   the promising changes combined, two rounds           -> the better half
     final    the best ones and the default, verified, five rounds -> how much faster, how certain
 
-Low precision is measured in the same way but listed separately: it is fast because it rounds, which
-changes the last digits of the training.
+Low precision is measured the same way but listed separately: it is fast because it rounds, which
+changes the last digits of the results.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from paralab.workload.summary import Summary
 TUNED = ("bucket_mb", "accumulate", "micro_batches", "bucket_view", "static_graph", "precision")
 FINAL_ROUNDS = 5
 TOLERATED = 1.02  # a change that looks at most this much slower alone may still help in combination
-FULL = 0.95  # of a device's memory: a configuration that needs more is out
+FULL = 0.95  # share of a device's memory; skip configurations that need more
 MEBI = 2**20
 
 
@@ -53,7 +53,7 @@ def tune(
     out: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> TuneResult:
-    """Search; the choice is computed from the run folders of the rungs."""
+    """Search, and compute the choice from the rungs' run folders."""
     check(base)
     if base.strategy not in ("ddp", "pipeline", "hybrid"):
         raise UsageError(
@@ -70,7 +70,7 @@ def tune(
     spent = 0
 
     def left() -> bool:
-        """Whether the budget allows another rung before the final one."""
+        """Return whether the budget allows another rung before the final one."""
         enough_time = budget_seconds is None or time.perf_counter() - started < budget_seconds / 2
         return enough_time and (trials is None or spent < trials / 2)
 
@@ -98,7 +98,7 @@ def tune(
 
 
 def single_changes(base: Request, summary: Summary, on_gpu: bool) -> list[Request]:
-    """The default with one option changed, for every option that was not given."""
+    """Return the default with one option changed, for each option that was not given."""
     changes: list[Request] = []
 
     def vary(name: str, values: list[Any]) -> None:
@@ -117,7 +117,7 @@ def single_changes(base: Request, summary: Summary, on_gpu: bool) -> list[Reques
         "micro_batches",
         [n for n in enough if not base.schedule or not misfit(base.schedule, base.stages or 2, n)],
     )
-    if not base.schedule:  # a schedule sums gradients without DDP
+    if not base.schedule:  # with a schedule, gradients are summed without DDP
         vary("bucket_view", [True])
     if (base.accumulate or 1) == 1:
         vary("static_graph", [True])
@@ -127,17 +127,17 @@ def single_changes(base: Request, summary: Summary, on_gpu: bool) -> list[Reques
 
 @dataclass(frozen=True)
 class Trial:
-    """A configuration that a rung measured: its step, also relative to the rung's default."""
+    """A configuration measured in a rung: its step time, also relative to the rung's default."""
 
     request: Request
     seconds: float
     relative: float
-    fits: bool  # into memory
+    fits: bool  # whether it fits into memory
 
 
 def combinations(base: Request, rung: Comparison) -> list[Request]:
-    """The best value of every option that does not look slower: all together, and with each one
-    left out once."""
+    """Combine the best value of each option that does not look slower: all together, and with each
+    one left out once."""
     trials = _trials(rung)
     default = next(trial.seconds for trial in trials if _is_like(trial.request, base))
     best: Options = {}
@@ -158,7 +158,7 @@ def combinations(base: Request, rung: Comparison) -> list[Request]:
 
 
 def _finalists(base: Request, rungs: list[Comparison]) -> list[Request]:
-    """The two best of all rungs, and the best of them in the fastest low precision."""
+    """Return the two best from all rungs, and the best one in the fastest low precision."""
     trials = [trial for rung in rungs for trial in _trials(rung) if trial.fits]
     same = [
         trial
@@ -209,7 +209,7 @@ def _rung(
 
 
 def _trials(rung: Comparison) -> list[Trial]:
-    """What the rung measured; its first row is the default."""
+    """Read the rung's measurements; the first row is the default."""
     default = rung.rows[0].step_seconds.median
     return [
         Trial(
@@ -223,8 +223,8 @@ def _trials(rung: Comparison) -> list[Trial]:
 
 
 def _fits(row: Row, machine: Machine) -> bool:
-    """On a GPU: the allocator's peak against the device's memory. On CPUs: the tensors of all
-    devices against the host's."""
+    """Return whether a configuration fits into memory. On a GPU, compare the allocator's peak with
+    device memory. On CPUs, compare the tensors on all devices with the machine's memory."""
     peaks = [memory.bytes for memory in row.peak_bytes]
     if machine.gpus and row.peak_bytes and row.peak_bytes[0].how == "allocator":
         return max(peaks) <= FULL * min(gpu.memory_bytes for gpu in machine.gpus)

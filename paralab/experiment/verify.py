@@ -1,9 +1,9 @@
 """`paralab verify`: check on the user's model that a strategy trains like a single device.
 
-Every configuration trains a few steps and is compared with a reference: the same samples, from the
-same weights, on a single device. If the two may differ for a known reason (BatchNorm, random
-numbers, low precision, a stateful forward), the check removes the reason on both sides and reports
-the difference it makes separately. All configurations share one launch.
+Each configuration trains for a few steps and is compared with a reference: the same samples and
+initial weights on a single device. If the two may differ for a known reason (BatchNorm, random
+numbers, low precision, a stateful forward), the check removes the cause on both sides and reports
+its effect separately. All configurations share one launch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from paralab.units import plural
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Inspection, Summary
 
-DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # fixed batches, and varying numbers of tokens
+DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # fixed batches, and batches with varying token counts
 DEFAULT_STEPS = 4
 STEP_DEADLINE = 120.0  # seconds
 Inspected = tuple[Machine, Summary]
@@ -47,7 +47,7 @@ Inspected = tuple[Machine, Summary]
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration to verify. `options` distinguish it from the others."""
+    """One configuration to verify; `options` distinguishes it from the others."""
 
     request: Request
     options: VerifyOptions
@@ -86,7 +86,7 @@ def verify(
 
     verified = _train(folder, cases, inspected, say, deadlines)
     if strategy == "all":
-        # Some strategies find out only during training that they cannot run this model.
+        # Some strategies fail only during training if they cannot run this model.
         late = [each for each in verified if _cannot_run(each)]
         skipped += [
             Skipped(strategy=each.strategy, options=each.options, reason=each.cause or "")
@@ -137,7 +137,8 @@ def _inspect_workloads(
 def _resolve(
     strategy: str, inspected: dict[str, Inspected], options: Options
 ) -> tuple[list[Case], list[Skipped]]:
-    """(what can run, what cannot and why). Raises the first reason if nothing can."""
+    """Return (cases that can run, cases that cannot and why). Raise the first reason if none
+    can."""
     cases: list[Case] = []
     skipped: list[Skipped] = []
     refused: UsageError | None = None
@@ -160,8 +161,8 @@ def _resolve(
 
 
 def _cannot_run(each: Verified) -> bool:
-    """A schedule that cannot cut the model into processes, or fsdp ranks that take different
-    branches."""
+    """Return whether the model does not support the case: a schedule cannot cut it into processes,
+    or fsdp ranks take different branches."""
     cause = each.cause or ""
     return (bool(each.options.schedule) and WITHOUT in cause) or (
         each.strategy == "fsdp" and BRANCHES in cause
@@ -171,8 +172,8 @@ def _cannot_run(each: Verified) -> bool:
 def _vary(
     names: list[str], base: Request, summary: Summary, pinned: bool
 ) -> Iterator[tuple[Request, VerifyOptions]]:
-    """Every combination of what was not given: accumulation, even and uneven splits, a whole and a
-    partial last batch. `pinned`: the user named the strategy."""
+    """Yield all combinations of options that were not given: accumulation, even and uneven splits,
+    a full and a partial last batch. `pinned` means that the user named the strategy."""
     batch = base.batch_size or summary.batch_size
     steps = base.steps or (None if base.epochs else DEFAULT_STEPS)
     for name in names:
@@ -182,8 +183,8 @@ def _vary(
             combinations = list(
                 product(_accumulations(name, base, summary, split), _lengths(base, summary, batch))
             )
-            # The schedules of a pipeline over processes differ only in their order: the hardest
-            # combination of each is enough.
+            # Schedules differ only in the order of their passes, so the hardest combination of each
+            # is enough.
             if not pinned and "schedule" in split:
                 combinations = combinations[-1:]
             for accumulate, samples in combinations:
@@ -203,7 +204,7 @@ def _vary(
 
 
 def _accumulations(name: str, base: Request, summary: Summary, split: Options) -> list[int]:
-    """One accumulation step, and four or as many as the batch has samples for."""
+    """Return 1 accumulation step, and 4 or as many as the batch has samples for."""
     if base.accumulate:
         return [base.accumulate]
     batch = base.batch_size or summary.batch_size
@@ -215,8 +216,8 @@ def _accumulations(name: str, base: Request, summary: Summary, split: Options) -
 
 
 def _splits(name: str, base: Request, pinned: bool) -> list[Options]:
-    """Even and uneven: 2 and 3 replicas; for stages, 2 and 3 micro-batches, and every schedule with
-    a process per stage."""
+    """Return even and uneven splits: 2 and 3 replicas; for stages, 2 and 3 micro-batches, and each
+    schedule with one process per stage."""
     if name in ("dp", "ddp", "fsdp"):
         return [{}] if base.replicas else [{"replicas": 2}, {"replicas": 3}]
     if name in ("pipeline", "hybrid"):
@@ -233,12 +234,12 @@ def _splits(name: str, base: Request, pinned: bool) -> list[Options]:
 
 
 def _lengths(base: Request, summary: Summary, batch: int) -> list[int | None]:
-    """Samples per epoch with a whole last batch, and with a partial one."""
+    """Return the samples per epoch for a full and for a partial last batch."""
     if base.samples or base.epochs:
         return [base.samples]
     steps = base.steps or DEFAULT_STEPS
-    # Two samples are fewer than three replicas. BatchNorm cannot train on the single samples that
-    # this gives.
+    # Two samples are fewer than three replicas. BatchNorm cannot train on the resulting single
+    # samples.
     last = batch * 3 // 4 if summary.batch_norms else min(2, batch - 1)
     whole, partial = steps * batch, (steps - 1) * batch + last
     room = summary.samples if summary.samples is not None else whole
@@ -269,8 +270,8 @@ def _train(
     """Run the references and all configurations, and compare them."""
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         references = ReferenceRuns(folder.path, Path(private))
-        # Schedules last: a model that cannot be cut into processes ends all ranks, and the rest
-        # would have to start again.
+        # Schedules run last: a model that cannot be cut into processes ends all ranks, and the
+        # remaining runs would have to start again.
         order = sorted(range(len(cases)), key=lambda place: cases[place].plan.schedule is not None)
         pairs = {}
         for place in order:

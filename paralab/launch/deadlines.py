@@ -1,4 +1,4 @@
-"""How long each phase of a run may take."""
+"""Deadlines: how long each phase of a run may take."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from paralab.errors import UsageError
 
 
 class Deadlines(NamedTuple):
-    """In seconds: from the start to the first step, one step, and the part of a save for which the
-    training waits."""
+    """In seconds: from the start to the first step, one step, and the part of a save that blocks
+    training."""
 
     start: float = 600.0
     step: float = 600.0

@@ -1,5 +1,5 @@
-"""Inspect the machine and the workload in a child process with torch, so that this process never
-imports torch."""
+"""Inspect the machine and the workload in a child process that imports torch. This process never
+imports it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def inspect_machine() -> Machine:
 
 
 def inspect_workload(inspection: Inspection) -> tuple[Machine, Summary]:
-    """Return the machine and the workload in plain numbers. Raise a user's mistake in their file as
-    a UsageError."""
+    """Return facts about the machine and the workload as plain numbers. Raise a UsageError for a
+    mistake in the user's file."""
     answer = _ask(inspection)
     return _machine(answer["machine"]), _summary(answer["summary"])
 

@@ -1,11 +1,11 @@
-"""What a launcher gets and what it reports: `Launcher.run(job) -> Outcome`.
+"""A launcher's input and output: `Launcher.run(job) -> Outcome`.
 
     local.py         starts the ranks on this machine and restarts them after a failure
-    joined_ranks.py  uses the ranks that torchrun or srun has started
+    joined_ranks.py  uses the ranks that torchrun or srun started
     slurm_job.py     submits a Slurm job, in which srun starts the ranks
 
-A launcher reports plain facts. `paralab.experiment` plans before and explains afterwards; where a
-launcher needs one of these in between, it calls the function in the job.
+A launcher reports plain facts. `paralab.experiment` plans before the launch and explains failures
+afterward. A launcher that needs to plan or explain in between calls the function in the job.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from paralab.record.folder import RunFolder
 from paralab.record.reader import read_events, read_status
 
 Print = Callable[[str], None]  # prints one line for the user
-Watch = Callable[[Plan, RunFolder], Callable[[], None]]  # returns what to call at every poll
+Watch = Callable[[Plan, RunFolder], Callable[[], None]]  # returns a function to call at each poll
 
 
 @dataclass(frozen=True)
 class Training:
-    """One planned training and its run folder.
+    """One planned run and its run folder.
 
-    extras            what it writes besides its events: name -> path
-    case              if one training of a case fails, the others of that case are skipped
-    deadline_seconds  after the launch: then neither this training nor a later one is started
-    checkpoints       which checkpoints it writes, and which one it starts from
+    extras            files to write besides the events: name -> path
+    case              if one run in a case fails, the rest of that case is skipped
+    deadline_seconds  counted from the launch; runs do not start after it
+    checkpoints       which checkpoints to write, and which one to start from
     """
 
     plan: Plan
@@ -47,11 +47,11 @@ class Training:
 
     @property
     def steps_done(self) -> int:
-        """Steps in the checkpoint that it starts from."""
+        """Steps already done in the checkpoint that the run starts from."""
         return self.checkpoints.done if self.checkpoints else 0
 
     def to_spec(self, deadline_seconds: float | None = None, attempt: int = 0) -> dict[str, Any]:
-        """The part of the ranks' `spec.json` about this training."""
+        """Return this run's part of the ranks' `spec.json`."""
         return {
             "plan": self.plan.to_json(),
             "events": str(self.folder.events.resolve()),
@@ -67,11 +67,11 @@ class Outcome:
     """How a run ended.
 
     status        stopped: the ranks finished a step together, saved, and stopped
-    training      None for a Slurm job, which plans where it runs
-    exits         how the ranks of the last attempt ended
+    training      None for a Slurm job, which makes its own plan
+    exits         how the ranks ended in the last attempt
     signal        the signal that interrupted the run
-    stuck_after   the step after which two attempts failed without saving anything in between
-    slurm         what Slurm reports about the job
+    stuck_after   the step after which two attempts failed without a new checkpoint in between
+    slurm         Slurm's report on the job
     """
 
     folder: RunFolder
@@ -86,7 +86,7 @@ class Outcome:
 
 
 def conclude(training: Training, exits: RankExits, attempt: int = 0) -> Outcome:
-    """The outcome of an attempt, from the exit codes and the events that the ranks wrote."""
+    """Determine the outcome of an attempt from the exit codes and the ranks' events."""
     status = read_status(read_events(training.folder.path), training.plan.world_size)
     if exits.failed or status not in ("completed", "stopped"):
         return Outcome(training.folder, "failed", training, exits, attempt)
@@ -96,11 +96,11 @@ def conclude(training: Training, exits: RankExits, attempt: int = 0) -> Outcome:
 
 @dataclass(frozen=True)
 class Job:
-    """What a launcher runs.
+    """A launcher's input.
 
-    prepare  plans for these ranks and creates the run folder; no places: this machine's devices
+    prepare  plans for these ranks and creates the run folder; no places means this machine
     explain  says in one sentence why an attempt failed
-    watch    shows the progress of a run to the user
+    watch    shows progress to the user
     say      prints a line for the user
     """
 

@@ -1,8 +1,8 @@
 """The launcher for `paralab run` under torchrun or srun: the ranks exist already, so they join.
 
-Every launched process starts its one rank as a child, exactly as on one machine, and watches it. So
-the rank's output goes to its log, its exit code is known, and a rank that hangs can be ended. Rank 0
-plans, creates the run folder, tells the others, and reports to the user; the others print nothing.
+Each launched process starts its one rank as a child, exactly as on one machine, and watches it. So
+the rank's output goes to its log, its exit code is known, and paralab can end a hung rank. Rank 0
+plans, creates the run folder, tells the others, and reports to the user; the others stay silent.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from paralab.units import plural
 
 PLAN_SECONDS = 900  # for rank 0 to inspect the workload; longer than the limit for that
 SEE_SECONDS = 15  # for a file that rank 0 created to appear on another node
-REPORT_SECONDS = 20  # for rank 0 to report before others exit: torchrun ends all when one exits
-NOWHERE = Post("start", NEVER, 0.0, False)  # of a rank that did not report where it was
+REPORT_SECONDS = 20  # for rank 0 to report before others exit: one exit makes torchrun end all
+NOWHERE = Post("start", NEVER, 0.0, False)  # for a rank that did not report where it was
 STOPPED_BY = {exit_code_of(number): number for number in ENDS}
 
 
 class JoinedLauncher:
-    """In every launched process. `run` returns, or raises what the user must know, in rank 0 only;
-    in the others it exits."""
+    """The launcher inside each launched process. In rank 0, `run` returns or raises an error for
+    the user; in the others it exits."""
 
     def __init__(self, place: LaunchedRank) -> None:
         self.place = place
@@ -84,7 +84,7 @@ class JoinedLauncher:
 
 
 def adapt_to_restart(place: LaunchedRank, options: RunOptions) -> RunOptions:
-    """If torchrun or Slurm has restarted the ranks, resume, and write to a new folder."""
+    """If torchrun or Slurm has restarted the ranks, resume and write to a new folder."""
     if options.max_restarts:
         raise UsageError(
             f"--max-restarts {options.max_restarts}: only {place.launcher}, which launched these "
@@ -105,8 +105,8 @@ def _prefix(place: LaunchedRank) -> str:
 
 
 def find_store(place: LaunchedRank, store: Store) -> tuple[str, int]:
-    """Open the job's store; return its address and port. srun gives none, so rank 0 chooses a port
-    and writes it to a file that all nodes see."""
+    """Open the job's store; return its address and port. srun provides neither, so rank 0 chooses
+    a port and writes it to a file that all nodes can see."""
     prefix = _prefix(place)
     if place.address is not None:
         assert place.port is not None
@@ -137,7 +137,7 @@ def find_store(place: LaunchedRank, store: Store) -> tuple[str, int]:
 
 
 def collect_facts(place: LaunchedRank, gpus: list[str], address: str | None) -> dict[str, Any]:
-    """What the others must know about this rank."""
+    """Return the facts that other ranks need about this one."""
     return {
         "rank": place.rank,
         "node": place.node,
@@ -159,7 +159,7 @@ class Leader:
         self.began = False
 
     def run(self, job: Job) -> Outcome:
-        """Train on all ranks. If it ends before they begin, tell them to exit."""
+        """Train on all ranks. If rank 0 ends before they begin, tell them to exit."""
 
         def report() -> None:
             sys.stdout.flush()
@@ -202,7 +202,7 @@ class Leader:
     def _run_ranks(
         self, job: Job, training: Training, show_progress: Callable[[], None], origin: float
     ) -> Outcome:
-        """Torchrun or Slurm restarts failed ranks, so there is only one attempt."""
+        """Make one attempt: torchrun or Slurm restarts failed ranks."""
         checkpoints = choose_checkpoint(job.options, training.plan, job.say)
         require_steps_left(checkpoints, training.plan)
         training = replace(training, checkpoints=checkpoints)
@@ -243,8 +243,8 @@ class Leader:
         return outcome
 
     def _towards(self) -> list[str | None]:
-        """For every rank the address of another node: it reaches the others over the interface
-        that leads there. None: all ranks are on one node."""
+        """For each rank, return the address of another node; the rank uses the interface on the
+        route to it. None if all ranks are on one node."""
         here = self.places[0].node
         away = [
             fact["address"]
@@ -256,7 +256,7 @@ class Leader:
         return [away[0] if place.node == here else self.address for place in self.places]
 
     def _require_shared_folder(self, folder: RunFolder) -> None:
-        """A node that does not see the folder cannot write its ranks' events there."""
+        """Refuse a run folder that some nodes cannot see: their ranks could not write events."""
         blind = {
             self.places[rank].node
             for rank in range(1, self.place.world_size)
@@ -266,13 +266,13 @@ class Leader:
         if blind:
             nodes = f"{plural(len(blind), 'node')} ({', '.join(sorted(blind))})"
             raise UsageError(
-                f"{nodes} of this job cannot see the run folder {folder.path.resolve()}, which "
+                f"{nodes} in this job cannot see the run folder {folder.path.resolve()}, which "
                 f"rank 0 created on {self.places[0].node}.",
                 fix="--out DIR on a file system that all nodes share",
             )
 
     def _collect_exits(self, own: RankExits | None, stopped: int | None) -> RankExits:
-        """How all ranks ended."""
+        """Collect how all ranks ended."""
         healthy = own is not None and not own.failed
         deadline = time.monotonic() + (CONNECT_SECONDS if healthy else 3 * GRACE_SECONDS)
         notes, unknown = [_exit_note(own, stopped and exit_code_of(stopped))], []
@@ -292,7 +292,7 @@ class Leader:
 
 
 def _exit_note(exits: RankExits | None, code: int | None) -> dict[str, Any]:
-    """What a process reports about its rank; `code` if its launcher was stopped, or stopped it."""
+    """Return a process's report on its rank; `code` if its launcher was stopped, or stopped it."""
     if exits is None:
         exits = RankExits([code], [NOWHERE])
     [own], [post] = exits.codes, exits.posts
@@ -305,7 +305,7 @@ def _exit_note(exits: RankExits | None, code: int | None) -> dict[str, Any]:
 
 
 def follow(place: LaunchedRank, store: Store, group: str) -> NoReturn:
-    """Any other rank: do what rank 0 says, report how it ended, and exit with the same code."""
+    """Run any other rank: follow rank 0, report how the rank ended, and exit with its code."""
     exits: RankExits | None = None
     code: int | None = 1
     try:
@@ -336,7 +336,7 @@ def follow(place: LaunchedRank, store: Store, group: str) -> NoReturn:
 
 
 def _leave_after_rank_0(store: Store, wait: bool, failed: bool) -> None:
-    """Rank 0 reports first, and exits first with the code that counts."""
+    """Let rank 0 report and exit first, because its exit code counts."""
     try:
         if wait:
             store.get("reported", REPORT_SECONDS)
@@ -357,7 +357,7 @@ def run_own_rank(
     show_progress: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[RankExits | None, int | None]:
-    """Start the one rank that belongs here and watch it. Returns (how it ended, None); (None, None)
+    """Start this process's one rank and watch it. Return (how it ended, None); (None, None)
     if we ended it because another rank failed; (None, signal) if a signal stopped this process."""
     others = FailureOfOthers(store)
     saves = work["jobs"][0]["checkpoints"] is not None
@@ -380,7 +380,7 @@ def run_own_rank(
 
 
 def _interface(towards: str | None) -> str | None:
-    """The network interface for gloo; None: let it choose."""
+    """Return the network interface for gloo; None lets gloo choose."""
     if towards is None:
         return loopback()
     own = address_towards(towards)

@@ -1,10 +1,11 @@
 """Detect the launcher: torchrun, srun, and others describe a process in environment variables.
 
-torchrun, and whoever keeps its convention   RANK WORLD_SIZE LOCAL_RANK GROUP_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_…
-srun with several tasks                      SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_NODEID …
+torchrun and compatible launchers  RANK WORLD_SIZE LOCAL_RANK GROUP_RANK MASTER_ADDR MASTER_PORT …
+srun with several tasks            SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_NODEID …
 
-torchrun gives an address for the rendezvous, and often serves a store there. srun gives none: rank 0
-takes a free port and writes it to a file in the job's working directory, which all nodes see.
+torchrun gives an address for the rendezvous, and often serves a store there. srun gives none, so
+rank 0 takes a free port and writes it to a file in the job's working directory, which all
+nodes see.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ BY_PREFIX = ("TORCHELASTIC_", "SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID")
 class LaunchedRank:
     """This process, in a job that torchrun, srun, or another launcher started.
 
-    node      the number of its node; None: unknown
-    address   where the ranks rendezvous, with `port`; None: they have to agree on it
+    node      its node number; None if unknown
+    address   where the ranks rendezvous, with `port`; None if they must agree on it first
     served    the launcher itself serves a store at that address
     restarts  how often the launcher has restarted it
-    attempt   distinguishes this rendezvous from those of other jobs and of earlier restarts
+    attempt   distinguishes this rendezvous from other jobs and earlier restarts
     """
 
     launcher: str
@@ -54,12 +55,12 @@ class LaunchedRank:
 
 
 def detect_launcher(environment: Mapping[str, str] = os.environ) -> LaunchedRank | None:
-    """None: this process was not launched as a rank, so paralab starts its own."""
+    """Return this rank's place; None if no launcher started it, so paralab starts its own ranks."""
     if INSIDE in environment:
         return None
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return _of_torchrun(environment)
-    # The script of an sbatch job also has SLURM_PROCID 0 and SLURM_NTASKS, but only a step has
+    # An sbatch script also has SLURM_PROCID 0 and SLURM_NTASKS, but only a job step has
     # tasks.
     if "SLURM_PROCID" in environment and _number(environment, "SLURM_STEP_NUM_TASKS", 1) > 1:
         return _of_srun(environment)
@@ -128,8 +129,8 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
 
 
 def without_launch(environment: Mapping[str, str]) -> dict[str, str]:
-    """For a child process that is not a rank: a user's file that reads RANK must not mistake it for
-    one."""
+    """Return the environment for a child process that is not a rank, without RANK and the like:
+    user code that reads them must not mistake the child for a rank."""
     return {
         name: text
         for name, text in environment.items()
@@ -138,7 +139,7 @@ def without_launch(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def refuse_inside() -> None:
-    """Do not start ranks inside a rank: of torchrun, of Slurm, or of paralab itself.
+    """Refuse to start ranks inside a rank of torchrun, Slurm, or paralab itself.
 
     A script that calls paralab at its top level, and that the ranks import to find the workload,
     would start itself again and again.
@@ -159,13 +160,13 @@ def refuse_inside() -> None:
 
 
 def rendezvous_file(place: LaunchedRank) -> Path:
-    """Where rank 0 of an srun job writes its address. In the job's working directory: the only
-    folder that all nodes are known to share."""
+    """Return the file to which rank 0 in an srun job writes its address. It is in the job's working
+    directory, the only folder that all nodes are known to share."""
     return Path(f".paralab-rendezvous-{place.attempt}").absolute()
 
 
 def own_address(place: LaunchedRank) -> str:
-    """The address at which the job's other nodes reach this one. The names of Slurm's nodes need
+    """Return the address at which the job's other nodes reach this one. Slurm node names need
     not resolve."""
     if place.num_nodes == 1:
         return "127.0.0.1"
@@ -183,16 +184,16 @@ def own_address(place: LaunchedRank) -> str:
 
 
 def assign_places(facts: list[dict[str, Any]]) -> tuple[Place, ...]:
-    """Where each rank is, and its share of the cores, from what the ranks report about themselves.
+    """Derive each rank's place and share of the cores from the ranks' own reports.
 
-    Ranks with the same affinity mask share those cores; Slurm may also have given each rank its own.
+    Ranks with the same affinity mask share those cores; Slurm may also assign separate cores.
 
         machine A, cores 0-7    machine A, cores 0-7    machine B, cores 0-3
         4 cores                 4 cores                 4 cores
     """
     nodes = [fact["node"] if fact["node"] is not None else fact["machine"] for fact in facts]
     names = {fact["name"] for fact in facts}
-    # Several nodes with one name are one machine that acts as several.
+    # Several nodes with one name are a single machine that acts as several.
     ambiguous = len({(node, fact["name"]) for node, fact in zip(nodes, facts, strict=True)}) > len(
         names
     )

@@ -14,7 +14,7 @@ from paralab.plan.grid import Place
 
 
 class LocalLauncher:
-    """`places`: where the ranks are, if another launcher has already assigned them."""
+    """Starts ranks here; `places` are the ranks' places if another launcher already chose them."""
 
     def __init__(self, places: Sequence[Place] = ()) -> None:
         self.places = places

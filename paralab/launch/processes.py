@@ -1,12 +1,12 @@
-"""Child processes with torch: ranks, and those that inspect a workload.
+"""Child processes that import torch: ranks, and processes that inspect a workload.
 
 Importing torch takes a second or two, and a command needs several such processes. So within
-`import_torch_once` one process imports it and forks the others (`paralab.worker.template`). Each
-process imports torch itself
+`import_torch_once` one process imports it and forks the others (`paralab.worker.template`). In
+these cases, each process imports torch itself:
 
-- on other systems than Linux 5.3 or newer: a macOS process that has loaded frameworks cannot fork
+- on systems other than Linux 5.3 or newer: a macOS process that has loaded frameworks cannot fork
   safely
-- on a machine with an NVIDIA driver, which does not survive a fork once something has used it
+- on a machine with an NVIDIA driver, which does not survive a fork after its first use
 - with a prefix (numactl …), or with environment variables that libraries read at import
 """
 
@@ -27,11 +27,11 @@ from paralab.machine import signals
 from paralab.machine.child import command
 from paralab.record.status_board import UNSEEN
 
-# Set in every process that paralab starts, so that none of them starts paralab again.
+# Set in each process that paralab starts, so none of them starts paralab again.
 INSIDE = "PARALAB_INSIDE"
-# The process ID of the launcher.
+# The launcher's process ID.
 LAUNCHER = "PARALAB_LAUNCHER"
-# A socket of a template that serves many commands; the tests use it.
+# The socket of a template that serves many commands; the tests use it.
 SHARED = "PARALAB_TEMPLATE"
 IMPORT_SECONDS = 600
 DRIVER = Path("/dev/nvidiactl")
@@ -66,7 +66,7 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def _code(self, seconds: float) -> int | None:
-        """The exit code; None if it has not ended within this time."""
+        """Wait for the exit code; None if the process does not end within this time."""
         if self.returncode is None:
             self.returncode = self.template.wait_for(self.pid, seconds)
         return self.returncode
@@ -88,7 +88,7 @@ class Template:
             LAUNCHER: str(os.getpid()),
             "PYTHONUNBUFFERED": "1",
         }
-        self.process: subprocess.Popen[bytes] | None = None  # None: the shared one forked it
+        self.process: subprocess.Popen[bytes] | None = None  # None if the shared template forked it
         with theirs:
             if not self._forked_by_shared(theirs):
                 with signals.blocked():
@@ -116,8 +116,8 @@ class Template:
     def fork(
         self, module: str, arguments: list[str], environment: dict[str, str], log: IO[bytes]
     ) -> Forked | None:
-        """None: the template could not import torch, or is gone. The directly started process will
-        report the error."""
+        """Fork a process; None if the template could not import torch or is gone. The directly
+        started process will then report the error."""
         names = self.environment.keys() | environment.keys()
         changes = {
             name: environment.get(name)
@@ -143,13 +143,13 @@ class Template:
         return None
 
     def wait_for(self, pid: int, seconds: float) -> int | None:
-        """The exit code of a process; None if it has not ended within this time."""
+        """Wait for a process's exit code; None if the process does not end within this time."""
         while pid not in self.codes and not self.gone and self._receive(seconds):
             seconds = 0.0
         return self.codes.pop(pid, UNSEEN if self.gone else None)
 
     def _receive(self, seconds: float) -> dict[str, int]:
-        """The template's next message; empty if there is none within this time."""
+        """Receive the template's next message; empty if none arrives within this time."""
         self.channel.settimeout(seconds)
         try:
             message = self.channel.recv(4096)
@@ -170,13 +170,13 @@ class Template:
             self.process.wait()
 
 
-# One entry per running command; None: it has not needed a template yet.
+# One entry per running command; None if it has not needed a template yet.
 _templates: list[Template | None] = []
 
 
 @contextmanager
 def import_torch_once() -> Iterator[None]:
-    """Processes that start in this block share one import of torch, where the system allows it."""
+    """Let processes that start in this block share one torch import, where the system allows it."""
     _templates.append(None)
     try:
         yield
@@ -186,7 +186,7 @@ def import_torch_once() -> Iterator[None]:
 
 
 def end_template() -> None:
-    """The next start imports torch again."""
+    """Make the next process import torch again."""
     if _templates and (template := _templates[-1]):
         template.end()
         _templates[-1] = None
@@ -208,9 +208,9 @@ def start(
     prefix: list[str],
     own: bool = False,
 ) -> Child:
-    """Start a process that runs a module, and that ends when its standard input is closed. It starts
-    with stop signals blocked or ignored: only the launcher handles them. `own`: it must import
-    torch itself."""
+    """Start a process that runs a module and ends when its standard input closes. It starts with
+    stop signals blocked or ignored, because only the launcher handles them. With `own`, it must
+    import torch itself."""
     if _templates and not prefix and not own and can_fork():
         if (before := _templates[-1]) and before.gone:
             end_template()

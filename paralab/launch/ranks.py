@@ -1,8 +1,7 @@
-"""Rank processes on this machine: start them together, watch them, and end them together, whatever
-happens.
+"""Rank processes on this machine: start them together, watch them, and always end them together.
 
-The ranks rendezvous through a file in a private folder. So no port can be in use, and nothing is
-left over from a failed attempt. Each rank holds the read end of a pipe whose write end is ours: if
+The ranks rendezvous through a file in a private folder. So ports cannot collide, and a failed
+attempt leaves no files behind. Each rank holds the read end of a pipe whose write end is ours: if
 this process dies, even by SIGKILL, the ranks end too.
 """
 
@@ -34,20 +33,20 @@ from paralab.record.stack_dump import read_errors
 from paralab.record.status_board import LEFT_EARLY, Post, StatusBoard
 
 POLL_SECONDS = 0.05
-GRACE_SECONDS = 3.0  # from "please stop" to SIGKILL; after a failure, for other ranks to notice it
-HUNG_SECONDS = 0.3  # the same for ranks that hang: they have used up their deadline
+GRACE_SECONDS = 3.0  # between "please stop" and SIGKILL, and for other ranks to notice a failure
+HUNG_SECONDS = 0.3  # the same for hung ranks: they have used up their deadline
 
 OnPoll = Callable[[StatusBoard], None]
 
 
 @dataclass(frozen=True)
 class RankExits:
-    """How the ranks of a launch ended.
+    """How the ranks in a launch ended.
 
-    codes    exit codes; None: we ended the rank because another one failed or hung
+    codes    exit codes; None if we ended the rank because another one failed or hung
     posts    where each rank was last
-    late     ranks over their deadline; the run folder then has the stack dumps of all ranks
-    noticed  when we noticed the first failure or the hang (Unix time); 0: there was none
+    late     ranks past their deadline; the run folder then has stack dumps from all ranks
+    noticed  when we noticed the first failure or the hang (Unix time); 0 if there was none
     errors   rank -> its error, from outside the run folder, whose disk may be full
     unknown  ranks on other nodes that never reported their exit
     """
@@ -66,8 +65,8 @@ class RankExits:
 
 @dataclass(frozen=True)
 class Seat:
-    """The one rank to start here, in a job that torchrun or srun has launched: where it finds the
-    other ranks, and the network interface to them."""
+    """The one rank to start here, in a job that torchrun or srun launched: where to find the
+    other ranks, and which network interface leads to them."""
 
     rank: int
     rendezvous: str
@@ -82,7 +81,7 @@ def run_ranks(
     deadlines: Deadlines | None = None,
     seat: Seat | None = None,
 ) -> RankExits:
-    """Run trainings one after the other in the same processes, as many as the widest one needs.
+    """Train several plans one after another in the same processes, as many as the widest needs.
 
     Each spec is a `Training.to_spec`. `on_poll` gets the status board, on which it can ask the
     ranks to stop together. KeyboardInterrupt passes through once all ranks have ended.
@@ -120,7 +119,7 @@ def run_ranks(
 
 
 def _widest(plans: list[Plan]) -> Plan:
-    """The plan with most ranks, with the environment that all of the plans need."""
+    """Return the plan with the most ranks and the environment that all plans need."""
     widest = max(plans, key=lambda plan: plan.world_size)
     environment = {name: value for plan in plans for name, value in plan.environment.items()}
     return replace(widest, environment=environment)
@@ -129,7 +128,7 @@ def _widest(plans: list[Plan]) -> Plan:
 def rank_environment(
     plan: Plan, rank: int, local_rank: int, interface: str | None
 ) -> dict[str, str]:
-    """What torchrun would set, the plan's threads, and what the plan's precision needs."""
+    """Return the variables for torchrun's convention, the plan's threads, and its precision."""
     environment = {
         **os.environ,
         **plan.environment,
@@ -182,13 +181,13 @@ def _watch(ranks: list[Child], watchdog: Watchdog, on_poll: OnPoll) -> RankExits
 
 
 def failure_code(code: int | None, post: Post) -> int | None:
-    """A rank that exits with code 0 before its end (`os._exit(0)` in user code) has failed too."""
+    """Count a rank that exits with code 0 before its end (`os._exit(0)` in user code) as failed."""
     return LEFT_EARLY if code == 0 and post.phase != "end" else code
 
 
 def _end(ranks: list[Child], grace_seconds: float = GRACE_SECONDS) -> None:
-    """Ask the ranks to stop, wait, then kill. This is also how Ctrl-C leaves, so signals must not
-    interrupt it; one that arrives meanwhile is raised afterwards."""
+    """Ask the ranks to stop, wait, then kill them. Ctrl-C also ends here, so signals must not
+    interrupt it; raise a signal that arrives meanwhile afterward."""
     unwinding = isinstance(sys.exc_info()[1], KeyboardInterrupt)
     arrived: list[int] = []
     before = hear(dict.fromkeys(STOPS, lambda number, frame: arrived.append(number)))
@@ -212,12 +211,12 @@ def _wait_or_kill(rank: Child, seconds: float) -> None:
         rank.wait(seconds)
     except subprocess.TimeoutExpired:
         rank.kill()
-        # A process that waits for a broken disk cannot be killed.
+        # The system cannot kill a process that waits for a broken disk.
         with suppress(subprocess.TimeoutExpired):
             rank.wait(GRACE_SECONDS)
     if rank.stdin:
         rank.stdin.close()
-    # Processes that the user's code has forked are in the rank's process group.
+    # Processes forked by user code are in the rank's process group.
     if hasattr(os, "killpg"):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(rank.pid, signal.SIGKILL)

@@ -19,8 +19,8 @@ from paralab.record.status_board import StatusBoard
 
 @dataclass(frozen=True)
 class FailedAttempt:
-    """How far an attempt came before it failed: the steps in the checkpoint it started from, those
-    in the newest good checkpoint afterwards, and its last finished step (-1: none)."""
+    """How far an attempt came before it failed: the steps in the checkpoint it started from, the
+    steps in the newest good checkpoint afterward, and its last finished step (-1 if none)."""
 
     resumed_from: int
     saved: int
@@ -28,11 +28,11 @@ class FailedAttempt:
 
 
 def is_stuck(attempts: Sequence[FailedAttempt]) -> bool:
-    """Whether another attempt would only repeat the failure.
+    """Return whether another attempt would only repeat the failure.
 
     resumed from   saved   last step
          4           4         7
-         4           4         7       stuck: it saved nothing and failed at the same place
+         4           4         7       stuck: it failed at the same step without a new checkpoint
          4           8         7       not stuck: it saved a step
          4           4         5       not stuck: it failed elsewhere
     """
@@ -43,7 +43,7 @@ def is_stuck(attempts: Sequence[FailedAttempt]) -> bool:
 
 
 class Attempts:
-    """The attempts at one training."""
+    """All attempts at one run."""
 
     def __init__(self, job: Job, training: Training) -> None:
         self.job, self.training = job, training
@@ -52,7 +52,7 @@ class Attempts:
         self.origin_seconds = time.perf_counter()
 
     def train(self) -> Outcome:
-        """Train; after a failure start again, if that is allowed and can help."""
+        """Train, and restart after a failure if restarts are left and can help."""
         self._choose_checkpoint(self.job.options.resume)
         require_steps_left(self.training.checkpoints, self.training.plan)
 
@@ -109,8 +109,8 @@ class Attempts:
         self.failed.append(FailedAttempt(resumed_from, self.training.steps_done, last_step))
 
     def _accept(self, outcome: Outcome) -> Outcome:
-        """The attempt failed after it had done and saved every step. If everything else that it
-        had to write exists, the training is complete."""
+        """Mark an attempt that failed after saving every step as completed, if all other files that
+        it had to write exist."""
         whole = all(Path(path).exists() for path in self.training.extras.values())
         return replace(outcome, status="completed") if whole else outcome
 
@@ -121,6 +121,6 @@ class Attempts:
 
 
 def last_finished_step(folder: Path, attempt: int) -> int:
-    """The last step that a rank finished in this attempt; -1: none."""
+    """Return the last step that a rank finished in this attempt; -1 if none."""
     events = [event for list_ in read_events(folder, attempt).values() for event in list_]
     return max((event.step for event in events if isinstance(event, Step)), default=-1)

@@ -1,5 +1,5 @@
-"""The checkpoint that a run starts from. The launcher alone chooses it: it reads every byte first,
-and gives the ranks a folder that is whole."""
+"""The checkpoint that a run starts from. Only the launcher chooses it: it checks every byte first,
+then gives the ranks an intact folder."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ try:
 except ImportError:  # only Unix has these locks
     fcntl = None  # type: ignore[assignment]
 
-LOCK = ".in-use"  # names the run that writes to the folder
+LOCK = ".in-use"  # identifies the run that writes to the folder
 
 
 @contextmanager
 def lock_checkpoints(directory: Path | None) -> Iterator[None]:
-    """Keep other runs from writing to the folder. The lock ends with this process, even if it is
-    killed."""
+    """Keep other runs from writing to the folder. The lock ends with this process, even if the
+    process is killed."""
     if directory is None or fcntl is None:
         yield
         return
@@ -66,8 +66,8 @@ def lock_checkpoints(directory: Path | None) -> Iterator[None]:
 def choose_checkpoint(
     options: RunOptions, plan: Plan, say: Callable[[str], None]
 ) -> CheckpointPolicy | None:
-    """What the ranks save, and the newest whole checkpoint if the run resumes. A damaged one is
-    reported and moved out of the way."""
+    """Return the checkpoint policy, with the newest intact checkpoint if the run resumes. Report
+    damaged checkpoints and move them out of the way."""
     directory = options.checkpoint
     if directory is None:
         return None
@@ -123,7 +123,7 @@ def require_steps_left(policy: CheckpointPolicy | None, plan: Plan) -> None:
 
 
 def set_aside(checkpoint: Checkpoint) -> None:
-    """Make room for a new checkpoint of the same step. Keep a damaged one under another name;
+    """Make room for a new checkpoint at the same step. Keep a damaged one under another name;
     delete a half-written one."""
     if checkpoint.half_written:
         shutil.rmtree(checkpoint.path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""`RunOptions`: what `paralab run` knows beyond the configuration, one field per option."""
+"""`RunOptions`: the `paralab run` options beyond the configuration, one field per option."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RunOptions:
         "Save the final weights as weights.pt in the run folder.", OUTPUT, default=False
     )
     profile: bool = option(
-        "Save a torch.profiler trace of steps 4 to 7 of every rank in the run folder.",
+        "Save a torch.profiler trace of steps 4 to 7 for each rank in the run folder.",
         OUTPUT,
         default=False,
     )
@@ -100,8 +100,8 @@ class RunOptions:
             )
 
     def saved_cuts(self, strategy: str) -> list[str]:
-        """Where the stages begin in the checkpoint to resume from. New timings could choose other
-        cuts, and then the stages' random numbers would differ from the interrupted run's."""
+        """Return where the stages begin in the checkpoint to resume from. New timings could move
+        the cuts, and the stages' random numbers would then differ from the interrupted run."""
         if not self.resume or self.checkpoint is None or not self.checkpoint.is_dir():
             return []
         whole = [each for each in checkpoints(self.checkpoint) if not each.problem]

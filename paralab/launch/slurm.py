@@ -1,7 +1,7 @@
-"""Slurm's commands: submit, look, cancel; and what its answers mean, with what to do.
+"""Slurm commands: submit, inspect, and cancel a job, and explain Slurm's answers with a fix.
 
-It needs only `sbatch`, `scontrol`, `sinfo`, and `scancel`. Many clusters have no accounting, so it
-does not use `sacct`.
+This needs only `sbatch`, `scontrol`, `sinfo`, and `scancel`. Many clusters have no accounting, so
+paralab does not use `sacct`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from paralab.errors import ParalabError, UsageError
 
-CALL_SECONDS = 60.0  # for one answer of the controller, which may be busy
+CALL_SECONDS = 60.0  # for one answer from the controller, which may be busy
 ENDED = (
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
     *("BOOT_FAIL", "DEADLINE", "REVOKED", "SPECIAL_EXIT"),
@@ -26,57 +26,57 @@ ENDED = (
 
 
 class Waiting(NamedTuple):
-    """Why a job has not started: what Slurm's word means, what to do, and whether it is only a
-    matter of time."""
+    """Why a job has not started: the meaning of Slurm's reason, the fix, and whether waiting
+    helps."""
 
     means: str
     do: str
     normal: bool = False
 
 
-# By the word that `squeue` and `scontrol` print (* matches anything); the first match counts.
+# Keyed by the reason from `squeue` and `scontrol` (* matches anything); the first match counts.
 REASONS: Mapping[str, Waiting] = {
     "None": Waiting("Slurm has not considered it yet", "wait", True),
-    "Resources": Waiting("it is next, when enough nodes are free", "wait, or ask for less", True),
+    "Resources": Waiting("it is next once enough nodes are free", "wait, or request less", True),
     "Priority": Waiting(
-        "other jobs come first", "wait, or ask for less time: a short job fits into gaps", True
+        "other jobs come first", "wait, or request less time: a short job fits into gaps", True
     ),
     "BeginTime": Waiting(
-        "its start time has not come; a requeued job is held back for a while", "wait", True
+        "its start time has not come; Slurm delays a requeued job for a while", "wait", True
     ),
-    "Dependency": Waiting("it waits for another job", "wait for that job", True),
-    "Licenses": Waiting("a license is in use", "wait", True),
-    "Prolog": Waiting("the nodes are being prepared", "wait", True),
+    "Dependency": Waiting("it is waiting for another job", "wait for that job", True),
+    "Licenses": Waiting("no license is free", "wait", True),
+    "Prolog": Waiting("Slurm is preparing the nodes", "wait", True),
     "Nodes_required_for_job_are_DOWN*": Waiting(
-        "the nodes that fit are down, drained, or reserved", "wait", True
+        "the matching nodes are down, drained, or reserved", "wait", True
     ),
     "PartitionNodeLimit": Waiting(
-        "it asks for more nodes than the partition has or allows per job",
+        "it requests more nodes than the partition has or allows per job",
         "fewer --nodes, or another partition",
     ),
     "PartitionTimeLimit": Waiting(
-        "it asks for more time than the partition allows",
+        "it requests more time than the partition allows",
         "a shorter time=, or another partition",
     ),
     "PartitionConfig": Waiting(
-        "no node of the partition is large enough",
+        "no node in the partition is large enough",
         "fewer ranks, CPUs, or GPUs per node, or more --nodes",
     ),
-    "PartitionDown": Waiting("the partition is switched off", "another partition"),
-    "PartitionInactive": Waiting("the partition is switched off", "another partition"),
+    "PartitionDown": Waiting("the partition is disabled", "another partition"),
+    "PartitionInactive": Waiting("the partition is disabled", "another partition"),
     "BadConstraints": Waiting(
-        "no node meets all conditions at once", "fewer conditions: gres, constraint, mem"
+        "no node meets all constraints at once", "fewer constraints: gres, constraint, mem"
     ),
     "ReqNodeNotAvail*": Waiting(
-        "a node that it needs is down, drained, or reserved, for example for maintenance that "
+        "a required node is down, drained, or reserved, for example for maintenance that "
         "begins before the job would end",
-        "leave out nodelist=, a shorter time=, or wait until the node is back",
+        "leave out nodelist=, use a shorter time=, or wait for the node",
     ),
     "Reservation*": Waiting("its reservation has not begun or is over", "another reservation="),
-    "JobHeldUser": Waiting("you have held it", "leave out hold, or: scontrol release JOB"),
-    "JobHeldAdmin": Waiting("an administrator has held it", "ask the administrators"),
+    "JobHeldUser": Waiting("you put it on hold", "leave out hold, or run scontrol release JOB"),
+    "JobHeldAdmin": Waiting("an administrator put it on hold", "ask the administrators"),
     "DependencyNeverSatisfied": Waiting(
-        "the job that it waits for ended in the wrong state", "another dependency="
+        "the job it depends on ended the wrong way", "another dependency="
     ),
     "InvalidAccount": Waiting(
         "the account does not exist", "account=NAME; sacctmgr show assoc user=$USER lists yours"
@@ -87,37 +87,37 @@ REASONS: Mapping[str, Waiting] = {
     "AccountNotAllowed": Waiting(
         "the account may not use this partition", "another account= or partition="
     ),
-    "QOSNotAllowed": Waiting("the QOS may not use this partition", "another qos= or partition="),
+    "QOSNotAllowed": Waiting("this partition does not allow the QOS", "another qos= or partition="),
     "QOS*Per[JN]o[bd]*": Waiting(
-        "it asks for more than the QOS allows one job", "ask for less, or another qos="
+        "it requests more than the QOS allows per job", "request less, or another qos="
     ),
     "QOSMin*": Waiting(
-        "it asks for less than the QOS requires of a job", "ask for more, or another qos="
+        "it requests less than the QOS requires per job", "request more, or another qos="
     ),
     "QOS*": Waiting(
-        "your jobs, or all jobs of this QOS, have reached its limit",
+        "your jobs, or all jobs in this QOS, have reached its limit",
         "wait for them, or another qos=",
         True,
     ),
     "Assoc*PerJob*": Waiting(
-        "it asks for more than your account allows one job", "ask for less, or another account="
+        "it requests more than your account allows per job", "request less, or another account="
     ),
     "Assoc*": Waiting(
-        "the jobs of your account have reached its limit",
+        "your account's jobs have reached its limit",
         "wait for them, or another account=",
         True,
     ),
     "launch_failed_requeued_held": Waiting(
-        "a node could not start it, and it is held",
+        "a node could not start it, and Slurm put it on hold",
         "scontrol release JOB, or ask the administrators",
     ),
 }
 
-# How a job ended that did not complete: what to report, and what to do.
+# For jobs that did not complete: what happened, and the fix.
 ENDINGS: Mapping[str, tuple[str, str]] = {
     "CANCELLED": ("was cancelled by scancel or an administrator", "submit it again: {again}"),
     "TIMEOUT": (
-        "reached its time limit of {limit} and was ended",
+        "reached its time limit of {limit}",
         "a longer --slurm time=, or fewer --steps",
     ),
     "NODE_FAIL": (
@@ -125,25 +125,25 @@ ENDINGS: Mapping[str, tuple[str, str]] = {
         "submit it again with --slurm exclude=NODE; sinfo -R names it",
     ),
     "OUT_OF_MEMORY": (
-        "used more host memory than it had",
+        "used more CPU memory than it had",
         "more --slurm mem=, a smaller --batch-size, or more ranks",
     ),
     "PREEMPTED": (
-        "had to make room for a job with higher priority",
+        "made room for a job with higher priority",
         "another partition or qos, or submit it again: {again}",
     ),
     "BOOT_FAIL": (
         "got a node that did not boot, one of {nodes}",
         "submit it again with --slurm exclude=NODE; sinfo -R names it",
     ),
-    "DEADLINE": ("did not end before its deadline", "leave out deadline="),
+    "DEADLINE": ("did not finish before its deadline", "leave out deadline="),
     "FAILED": ("ended with exit code {code}", "read {prints}"),
 }
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """The state of a job, as Slurm reports it."""
+    """A job's state, as Slurm reports it."""
 
     number: int
     state: str
@@ -169,13 +169,13 @@ class SlurmJob:
 
 
 def explain_reason(reason: str) -> Waiting:
-    """What Slurm's word means."""
+    """Explain Slurm's reason."""
     known = (meaning for pattern, meaning in REASONS.items() if fnmatchcase(reason, pattern))
     return next(known, Waiting("paralab does not know this reason", "man squeue, JOB REASON CODES"))
 
 
 def require_commands() -> None:
-    """Refuse if Slurm's commands are missing."""
+    """Raise an error if Slurm's commands are missing."""
     missing = [
         name for name in ("sbatch", "scontrol", "scancel", "sinfo") if not shutil.which(name)
     ]
@@ -187,7 +187,7 @@ def require_commands() -> None:
 
 
 def submit(script: Path, options: Mapping[str, str | None]) -> int:
-    """Submit the script; return the number of the job. UsageError if Slurm refuses it."""
+    """Submit the script and return the job number. Raise a UsageError if Slurm refuses it."""
     done = _call("sbatch", "--parsable", str(script), environment=_environment(options))
     number = done.stdout.strip().splitlines()[-1].partition(";")[0] if done.stdout.strip() else ""
     if done.returncode or not number.isdigit():
@@ -196,8 +196,8 @@ def submit(script: Path, options: Mapping[str, str | None]) -> int:
 
 
 def _environment(options: Mapping[str, str | None]) -> dict[str, str]:
-    """Our environment without variables such as SBATCH_PARTITION that contradict the command (they
-    override the script), and without those that describe another job around us."""
+    """Return our environment without variables that override the script (SBATCH_PARTITION, …) or
+    describe an enclosing job."""
     given = {"SBATCH_" + name.upper().replace("-", "_") for name in options}
     inside = "SLURM_JOB_ID" in os.environ
     about = re.compile(r"SLURM_(?!CONF$)")
@@ -209,8 +209,8 @@ def _environment(options: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def query(number: int) -> SlurmJob | None:
-    """The job's state; None if Slurm has forgotten it. ParalabError if the controller does not
-    answer."""
+    """Return the job's state; None if Slurm has forgotten it. Raise a ParalabError if the
+    controller does not answer."""
     done = _call("scontrol", "--oneliner", "show", "job", str(number))
     if done.returncode:
         if "Invalid job id" in done.stderr + done.stdout:
@@ -220,7 +220,7 @@ def query(number: int) -> SlurmJob | None:
 
 
 def parse_job(number: int, text: str) -> SlurmJob:
-    """One line of `scontrol --oneliner show job`."""
+    """Parse one line of `scontrol --oneliner show job`."""
     fields: dict[str, str] = {}
     for word in text.split():
         name, _, value = word.partition("=")
@@ -242,7 +242,7 @@ def cancel(number: int) -> None:
 
 
 def explain_refusal(stderr: str, script: Path | str) -> UsageError:
-    """The error for a job that sbatch refused: its message, and what to write instead."""
+    """Return the error for a job that sbatch refused: its message and the fix."""
     words = _message(stderr)
     kept = f"(the script is {script})"
     for pattern, advice in REFUSALS.items():
@@ -267,12 +267,12 @@ def _message(stderr: str) -> str:
 
 
 def partitions() -> list[str]:
-    """Their names; a star marks the default one, as in sinfo."""
+    """Return the partition names; a star marks the default, as in sinfo."""
     return list(dict.fromkeys(_call("sinfo", "--noheader", "--format=%P").stdout.split()))
 
 
 def list_nodes() -> str | None:
-    """sinfo's table of what the nodes have; None if it prints nothing."""
+    """Return sinfo's table of node resources; None if sinfo prints nothing."""
     return _call("sinfo", "--format=%9P %.6D %.5c %.8m %20G %.12l %f").stdout.rstrip() or None
 
 
@@ -296,11 +296,11 @@ def _right_account() -> tuple[str, str | None]:
 
 
 def _known_option() -> tuple[str, str | None]:
-    return "a long option of sbatch (sbatch --help)", None
+    return "an sbatch long option (sbatch --help)", None
 
 
 def _living_controller() -> tuple[str, str | None]:
-    return "use a login node of the cluster, where `scontrol ping` and `sinfo` answer", None
+    return "use a cluster login node, where `scontrol ping` and `sinfo` answer", None
 
 
 REFUSALS = {
@@ -328,5 +328,5 @@ def _call(
         )
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(
-            words, 1, "", f"{words[0]} gave no answer for {CALL_SECONDS:g} s"
+            words, 1, "", f"{words[0]} did not answer within {CALL_SECONDS:g} s"
         )

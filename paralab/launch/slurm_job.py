@@ -1,7 +1,7 @@
 """The launcher for `paralab run --slurm`: write a job script, submit it, and follow the job.
 
-Nothing is planned here: the submitting machine may have another CPU and no GPU. The job plans where
-it runs. Its run folder must be on a file system that both machines see; it shows the progress.
+paralab does not plan here: the submitting machine may have another CPU and no GPU. The job plans on
+its own nodes. Its run folder shows progress and must be on a file system that both machines see.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from paralab.plan.request import Request
 from paralab.record.folder import RunFolder, write_new
 from paralab.workload.reference import check_reference
 
-POLL_SECONDS = 0.2  # between two looks at the run's files
-LOOK_SECONDS = (1.0, 5.0)  # between two questions to Slurm: at first, later (it serves everyone)
+POLL_SECONDS = 0.2  # between two reads of the run's files
+LOOK_SECONDS = (1.0, 5.0)  # between two queries to Slurm: at first, then later (it serves everyone)
 SOON_SECONDS = 30.0  # how long "at first" is
-STUCK_SECONDS = 10.0  # how long to wait on a pending reason that will not clear by itself
-SILENT_SECONDS = 300.0  # how long the controller may give no answer
+STUCK_SECONDS = 10.0  # how long to wait on a pending reason that will not clear on its own
+SILENT_SECONDS = 300.0  # how long the controller may stay silent
 ARRIVE_SECONDS = 15.0  # how long a file may take to appear from another machine
-# Copied into the script if they are set.
+# Copied into the script if set.
 VARIABLES = ("PYTHONPATH", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class SlurmLauncher:
-    """sbatch: its options, as in `--slurm partition=gpu,time=10:00`."""
+    """Submits and follows a Slurm job. `sbatch` has the sbatch options, as in `--slurm
+    partition=gpu,time=10:00`."""
 
     def __init__(
         self, sbatch: str, nodes: int | None = None, wait_seconds: float | None = None
@@ -49,7 +50,7 @@ class SlurmLauncher:
         self.sbatch, self.nodes, self.wait_seconds = sbatch, nodes, wait_seconds
 
     def write_script(self, request: Request, options: RunOptions) -> str:
-        """The script to submit from here by hand, for `--dry-run`: it needs no Slurm."""
+        """Return the script to submit by hand, for `--dry-run`. Works without Slurm."""
         runs = options.out or Path("runs", "slurm")
         return self._script(request, options, self._allocate(request), runs, Path.cwd())
 
@@ -59,7 +60,7 @@ class SlurmLauncher:
         asked = self._allocate(request)
         if options.max_restarts:
             raise UsageError(
-                f"--max-restarts {options.max_restarts}: Slurm starts the ranks of a job.",
+                f"--max-restarts {options.max_restarts}: Slurm starts the ranks in a job.",
                 fix="leave it out; with --checkpoint DIR, a job that Slurm restarts resumes",
             )
         options.check()
@@ -84,7 +85,8 @@ class SlurmLauncher:
         return Outcome(RunFolder(follower.run), status, slurm=state)
 
     def _allocate(self, request: Request) -> Allocation:
-        """What the job asks of Slurm. Refuse mistakes here that would fail on any machine."""
+        """Return the resources to request from Slurm. Refuse mistakes that would fail on any
+        machine."""
         refuse_inside()
         check(request)
         check_reference(request.workload)
@@ -136,7 +138,7 @@ def _stop_following(
         )
     slurm.cancel(number)
     return Interrupted(
-        f"{stopped} is cancelled (scancel {number}). The folder is {folder.path}",
+        f"{stopped} was cancelled (scancel {number}). The folder is {folder.path}",
         fix=f"`sbatch {path}` submits it again without following it, and "
         f"`paralab show {folder.path}` reads its results",
         exit_code=exit_code_of(by),
@@ -146,15 +148,15 @@ def _stop_following(
 def _appears(path: Path) -> bool:
     deadline = time.monotonic() + ARRIVE_SECONDS
     while not path.exists() and time.monotonic() < deadline:
-        # Listing a folder makes a network file system look again.
+        # Listing a folder makes a network file system refresh it.
         os.listdir(path.parent.parent)
         time.sleep(POLL_SECONDS)
     return path.exists()
 
 
 class JobFollower:
-    """Follows a job from the queue to its end: prints every change once, and shows the training
-    while it runs."""
+    """Follows a job from the queue to its end: prints each change once, and shows progress while
+    it runs."""
 
     def __init__(
         self,
@@ -172,7 +174,7 @@ class JobFollower:
 
     @property
     def run(self) -> Path:
-        """The run folder of the job's current start."""
+        """The run folder for the job's current start."""
         return self.folder.path / run_name(self.number, self.job.restarts)
 
     def follow(self) -> slurm.SlurmJob:
@@ -184,7 +186,7 @@ class JobFollower:
                 self._look()
                 if self.job.ended:
                     self._show()
-                    # A job that lost its node or was preempted may be queued again in a moment.
+                    # Slurm may soon requeue a job that lost its node or was preempted.
                     if sure or self.job.state not in ("NODE_FAIL", "PREEMPTED"):
                         return self.job
                 sure = self.job.ended
@@ -193,7 +195,7 @@ class JobFollower:
             time.sleep(POLL_SECONDS)
 
     def _look(self) -> None:
-        """Ask Slurm about the job, and print what changed."""
+        """Query Slurm about the job and print changes."""
         before, now = self.job, time.monotonic()
         try:
             job = slurm.query(self.number)
@@ -218,7 +220,7 @@ class JobFollower:
             self.stuck_since = now
 
     def _forgotten(self) -> slurm.SlurmJob:
-        """Slurm forgets a job minutes after its end (MinJobAge); its files show how it ended."""
+        """Read the job's files: Slurm forgets a job minutes after its end (MinJobAge)."""
         done = (self.run / "result.json").exists()
         return slurm.SlurmJob(
             self.number,
@@ -249,7 +251,7 @@ class JobFollower:
         )
 
     def _show(self) -> None:
-        """Show what the ranks have written, once the job has made its plan."""
+        """Show the ranks' progress once the job has a plan."""
         if self.show_progress is None and (plan := _read_plan(self.run)):
             self.show_progress = self.watch(plan, RunFolder(self.run))
         if self.show_progress:
@@ -264,7 +266,7 @@ def _read_plan(run: Path) -> Plan | None:
 
 
 def require_slurm(nodes: int | None, dry: bool, wait_seconds: float | None) -> None:
-    """Options of a Slurm job mean nothing without --slurm."""
+    """Refuse Slurm options without --slurm."""
     given = {"--nodes": nodes, "--dry-run": dry or None, "--slurm-wait": wait_seconds}
     for name in (name for name, value in given.items() if value is not None):
         raise UsageError(

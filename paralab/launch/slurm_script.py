@@ -1,7 +1,7 @@
-"""The script of a Slurm job: from `--nodes 2 --slurm partition=gpu,gres=gpu:4,time=10:00` to the
+"""Slurm job scripts: from `--nodes 2 --slurm partition=gpu,gres=gpu:4,time=10:00` to the
 text that `sbatch` reads.
 
-Pure functions. People can also keep the script, change it, and submit it by hand.
+Pure functions. Users can also keep the script, edit it, and submit it by hand.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Options = Mapping[str, str | None]  # sbatch's long options without their dashes
 # These strategies use one process on one node, unless they have a --schedule.
 ONE_PROCESS = ("single", "dp", "mp", "pipeline")
 WARN_SECONDS = 60  # before the time limit the ranks get SIGUSR1 …
-# … but not in a job that is hardly longer: Slurm would send it at the start.
+# … unless the job is barely longer: Slurm would send the signal at the start.
 SHORTEST_WARNED_SECONDS = 300
 
 FLAGS = (
@@ -34,11 +34,11 @@ OURS = {
     "open-mode": "a requeued job appends to its output",
     "chdir": "the job runs in the current folder",
     "wrap": "paralab writes the script",
-    "array": "one command is one training",
+    "array": "one command is one run",
     "clusters": "paralab follows the job in sbatch's default cluster",
     "test-only": "use --dry-run to print the script",
     "wait": "paralab waits for the job anyway",
-    "parsable": "paralab parses the output of sbatch",
+    "parsable": "paralab parses sbatch output",
 }
 
 _PART = re.compile(
@@ -76,12 +76,12 @@ def parse_options(text: str) -> dict[str, str | None]:
 def _check_option(text: str, name: str, value: str | None) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
         raise UsageError(
-            f"--slurm {text!r}: {name!r} is not a long option of sbatch.",
-            fix="sbatch's long names: partition=, gres=, time=, …",
+            f"--slurm {text!r}: {name!r} is not an sbatch long option.",
+            fix="sbatch long names: partition=, gres=, time=, …",
         )
     if value is None and name not in FLAGS:
         raise UsageError(
-            f"--slurm {text!r}: {name!r} has no value and is not a flag of sbatch.",
+            f"--slurm {text!r}: {name!r} has no value and is not an sbatch flag.",
             fix=f'{name}=VALUE; quote a value that contains commas: constraint="a,b". '
             f"Flags: {', '.join(FLAGS)}",
         )
@@ -95,8 +95,8 @@ def _check_option(text: str, name: str, value: str | None) -> None:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What the job asks Slurm for: `tasks` tasks, each of them a rank, at most `per_node` per node;
-    and all other options of sbatch."""
+    """The resources to request from Slurm: `tasks` tasks (one per rank), at most `per_node` per
+    node, and all other sbatch options."""
 
     nodes: int
     tasks: int
@@ -176,8 +176,8 @@ def _ranks_per_node(request: Request, nodes: int, options: Options) -> int:
 
 
 def gpus_per_node(options: Options, nodes: int) -> int | None:
-    """4 for gres=gpu:4, gres=gpu:a100:4, gpus-per-node=a100:4, and gpus=8 on 2 nodes. None: the job
-    asks for no GPU."""
+    """Return 4 for gres=gpu:4, gres=gpu:a100:4, gpus-per-node=a100:4, and gpus=8 on 2 nodes. Return
+    None if the job does not request GPUs."""
     for part in (options.get("gres") or "").split(","):
         if part.split(":")[0] == "gpu":
             return _count(part)
@@ -202,8 +202,8 @@ def _number(name: str, text: str | None) -> int:
 
 
 def limit_seconds(time: str | None) -> int | None:
-    """Parse Slurm's time limits: `10` and `10:00` are ten minutes, `1:00:00` is an hour, `1-12` is a
-    day and a half."""
+    """Parse Slurm's time limits: `10` and `10:00` are ten minutes, `1:00:00` is an hour, `1-12` is
+    a day and a half."""
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time or "")
     if not found:
         return None
@@ -216,16 +216,16 @@ def limit_seconds(time: str | None) -> int | None:
 
 @dataclass(frozen=True)
 class JobScript:
-    """What the script of a job depends on. Every start of the job trains into a new folder below
-    `runs`; its output is appended to a file in `prints`.
+    """Everything that determines a job script. Each start of the job writes to a new folder under
+    `runs` and appends its output to a file in `prints`.
 
-    words        options of `paralab run` that are not part of the request, such as --save-weights
-    where        the working directory of the command
+    words        `paralab run` options outside the configuration, such as --save-weights
+    where        the command's working directory
     paralab      the words that start paralab
-    environment  variables that the script sets, so that it also works from another shell
-    command      what the user typed, for the comment
-    saves        it writes checkpoints: a later start resumes, and a job that was stopped by its
-                 time limit and has saved is requeued
+    environment  variables that the script sets, so it also works from another shell
+    command      the user's command line, for the comment
+    saves        whether it writes checkpoints: then a later start resumes, and a job that saved
+                 at its time limit is requeued
     """
 
     request: Request
@@ -245,10 +245,10 @@ class JobScript:
             "#!/bin/bash",
             f"# {shlex.join(self.command)}",
             "#",
-            "# Submit it by hand as often as you like: sbatch THIS_FILE. Options that you give to",
+            "# Submit this file as often as you like: sbatch THIS_FILE. Options that you pass to",
             "# sbatch override the lines below. The output goes to",
             f"# {self.prints}/slurm-JOB.out;",
-            "# every start trains into its own folder, which `paralab show FOLDER` reads.",
+            "# each start writes to its own folder, which `paralab show FOLDER` reads.",
             "# Both must be on a file system that the nodes share.",
             *(_directive(name, value) for name, value in self._directives().items()),
             "",
@@ -281,7 +281,7 @@ class JobScript:
 
     def _step(self) -> list[str]:
         request = self.request
-        # paralab does not join a step of one task, and would start two ranks.
+        # paralab does not join a one-task step; it would start two ranks.
         if self.asked.tasks == 1 and request.strategy not in ONE_PROCESS:
             request = replace(request, replicas=1)
         train = [*self.paralab, "run", request.strategy, *to_words(request), *self.words]
@@ -301,12 +301,12 @@ class JobScript:
 
 
 def run_name(job: int, restarts: int) -> str:
-    """The folder that the script creates for each start of the job."""
+    """Return the folder that the script creates for each start of the job."""
     return f"run-{job}" + (f"-restart{restarts}" if restarts else "")
 
 
 def _directive(name: str, value: str | None) -> str:
-    """sbatch splits a line at blanks and understands quotes."""
+    """Quote a word for sbatch, which splits a line at spaces and understands quotes."""
     if value is None:
         return f"#SBATCH --{name}"
     plain = re.fullmatch(r"[\w.,:/@%+=*&|()\[\]-]+", value)

@@ -1,4 +1,4 @@
-"""Stopping in order: the first signal asks all ranks to finish their step and save, a second one
+"""Graceful stop: the first signal asks all ranks to finish their step and save, a second one
 stops them immediately."""
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from types import FrameType
 
 from paralab.machine.signals import STOPS, TYPED, StopSignal, hear, name_of
 
-REPEAT_SECONDS = 5.0  # `timeout` and scripts that forward signals send the same one twice at once
+REPEAT_SECONDS = 5.0  # `timeout` and scripts that forward signals may send the same one twice
 
 
 class StopRequest:
-    """The signal that asked the run to stop, once there was one."""
+    """The signal that asked the run to stop, if any."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.signal: int | None = None
@@ -26,7 +26,8 @@ class StopRequest:
         return self.signal is not None
 
     def announce(self) -> None:
-        """Tell the user, once. Not in the signal handler, which may interrupt another line."""
+        """Tell the user once. Not called in the signal handler, which may interrupt another
+        line."""
         if self.signal is not None and not self.announced:
             self.announced = True
             again = " again" if self.signal == signal.SIGINT else ""
@@ -45,7 +46,7 @@ def stop_in_order(
     With --checkpoint, the first Ctrl-C, SIGTERM (from a cluster or `kill`), SIGHUP (a closed ssh
     session), SIGQUIT, or SIGUSR1 (Slurm's warning before the time limit) saves and stops. Ctrl-C
     after that, or a second SIGTERM, stops immediately. Signals within `together_seconds` count as
-    one: a launcher forwards the Ctrl-C that its ranks have received themselves.
+    one: a launcher also forwards the Ctrl-C that its ranks have received.
     """
     request = StopRequest(say)
     first = 0.0

@@ -1,4 +1,4 @@
-"""Launched processes stop their ranks together: after the same step if a signal asks for it, and
+"""Launched processes stop their ranks together: after the same step on a signal, and
 soon after any rank fails."""
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from paralab.launch.stop_signals import StopRequest
 from paralab.launch.store import Lost, Store
 from paralab.record.status_board import NEVER, StatusBoard, next_stop
 
-ASK_SECONDS = 0.5  # between two questions to the store
+ASK_SECONDS = 0.5  # between two queries to the store
 
 
 class OtherFailed(Exception):
-    """Another rank has failed, and this one has had time to notice that itself."""
+    """Another rank has failed, and this rank has had time to notice."""
 
 
 class FailureOfOthers:
-    """Asks from time to time whether another rank has failed."""
+    """Checks periodically whether another rank has failed."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -42,8 +42,8 @@ class FailureOfOthers:
 
 
 class StopTogether:
-    """Each launched process posts where its rank is; rank 0's chooses the step before which all
-    ranks stop."""
+    """Each launched process posts its rank's position; the process for rank 0 chooses the step
+    before which all ranks stop."""
 
     def __init__(self, place: LaunchedRank, store: Store, request: StopRequest) -> None:
         self.place, self.store, self.request = place, store, request

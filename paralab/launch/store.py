@@ -1,5 +1,5 @@
-"""The store through which the launched processes of a job talk: torch's TCPStore, which torchrun
-serves or rank 0 serves itself.
+"""The store through which a job's launched processes communicate: torch's TCPStore, served by
+torchrun or by rank 0.
 
 Its protocol is torch's, and this process must not import torch. So a child process
 (`paralab.worker.store_client`) talks to the store, and we talk to the child.
@@ -20,10 +20,10 @@ from typing import Any
 from paralab.launch.launched_by import without_launch
 from paralab.launch.processes import INSIDE, LAUNCHER, start
 
-CONNECT_SECONDS = 300  # the slowest node of a job may start minutes after the first
+CONNECT_SECONDS = 300  # a job's slowest node may start minutes after the first
 LOADING_SECONDS = 600  # for the child to import torch
-ENDED = "the process with torch ended"
-SLICE_SECONDS = 1.0  # the child waits no longer at once, so that it soon hears the next request
+ENDED = "the process that imports torch ended"
+SLICE_SECONDS = 1.0  # the longest single wait in the child, so it soon reads the next request
 
 
 class Lost(Exception):
@@ -31,7 +31,7 @@ class Lost(Exception):
 
 
 class Store:
-    """Short notes between the processes of a job, each under its own name."""
+    """Short notes between the processes in a job, each under its own name."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="paralab-")
@@ -65,12 +65,12 @@ class Store:
                 return channel
 
     def open(self, address: str, port: int, prefix: str, serve: bool = False) -> int:
-        """Connect to the store at an address, or serve it there (port 0: any free one). Returns the
-        port."""
+        """Connect to the store at an address, or serve it there (port 0 picks a free one). Return
+        the port."""
         return int(self._ask("open", address=address, port=port, prefix=prefix, serve=serve))
 
     def put(self, name: str, note: Any) -> None:
-        with suppress(Lost):  # nobody is left to read it
+        with suppress(Lost):  # no process is left to read it
             self._ask("put", name=name, note=note)
 
     def has(self, name: str) -> bool:
@@ -88,11 +88,11 @@ class Store:
                 raise Lost(name)
 
     def gpus(self) -> list[str]:
-        """What identifies the GPUs that this process sees."""
+        """Return unique IDs of the GPUs that this process sees."""
         return list(self._ask("gpus"))
 
     def close(self) -> None:
-        """End the child, and with it a store that it serves."""
+        """End the child and any store that it serves."""
         atexit.unregister(self.close)
         if self._child.stdin:
             self._child.stdin.close()

@@ -1,5 +1,5 @@
-"""Detects ranks that hang, from outside: each phase has a deadline, and before the ranks are ended,
-every one dumps its stacks."""
+"""Detect hung ranks from outside: each phase has a deadline, and all ranks dump their stacks before
+paralab ends them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LateRank(NamedTuple):
 @dataclass(frozen=True)
 class Watchdog:
     """Watches the ranks `numbers` on the board. They write their stack dumps to `answers`, which
-    is deleted with the launch; the watchdog copies them to `dumps` in the run folder."""
+    disappears with the launch; the watchdog copies them to `dumps` in the run folder."""
 
     board: StatusBoard
     numbers: list[int]
@@ -46,7 +46,7 @@ class Watchdog:
         return [self.board.read(number) for number in self.numbers]
 
     def find_late(self, codes: list[int | None]) -> list[LateRank]:
-        """The running ranks (exit code None) that are over their deadline."""
+        """Return the running ranks (exit code None) that are past their deadline."""
         now = time.perf_counter()
         late = []
         for rank, post, code in zip(self.numbers, self.posts, codes, strict=True):
@@ -56,8 +56,8 @@ class Watchdog:
         return late
 
     def dump_stacks(self, ranks: list[Child]) -> None:
-        """Ask every rank for its stacks, and record the state of its process: a stopped process
-        does not answer."""
+        """Ask each rank for its stacks, and record its process state: a stopped process does not
+        answer."""
         for number, rank in zip(self.numbers, ranks, strict=True):
             with suppress(OSError):  # the disk may be full
                 self.dumps.mkdir(parents=True, exist_ok=True)
@@ -93,5 +93,5 @@ class Watchdog:
 
 
 def _state(rank: Child) -> str | None:
-    """The letter that `ps` shows: R running, S sleeping, T stopped, D waiting for a disk."""
+    """Return the letter that `ps` shows: R running, S sleeping, T stopped, D waiting for a disk."""
     return "ended" if rank.poll() is not None else state_of(rank.pid)

@@ -1,4 +1,4 @@
-"""Start a module of paralab in a new Python process that runs exactly this package.
+"""Start a paralab module in a new Python process that runs exactly this package.
 
 `python -m paralab.worker` would put the current folder first on sys.path, and a torch.py or
 random.py there would hide the real one. So the command is
@@ -17,7 +17,7 @@ import sys
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """The command line that runs a module of paralab in a new process."""
+    """Return the command line that runs a paralab module in a new process."""
     return [sys.executable, "-P", os.path.abspath(__file__), module, *arguments]
 
 
@@ -32,7 +32,7 @@ def _run() -> None:
     sys.modules["paralab"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["paralab"])
     if (beside := os.path.dirname(package)) not in sys.path:
-        sys.path.append(beside)  # for processes this one spawns; last, so that it hides nothing
+        sys.path.append(beside)  # for spawned processes; last, so it cannot shadow other modules
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

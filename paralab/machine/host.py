@@ -1,7 +1,7 @@
-"""Facts about this host that need no torch: cores, memory, names. An unknown fact is None.
+"""Facts about this machine that do not need torch: cores, memory, names. Unknown facts are None.
 
-Most come from Linux. For macOS, which has no /proc, /sys, or core affinity, every function has a
-second way or returns None.
+Most come from Linux. For macOS, which has no /proc, /sys, or core affinity, each function has a
+fallback or returns None.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """What paralab runs on. `torch` and everything after it come from a child process that imported
-    torch."""
+    """The machine that paralab runs on. `torch` and all later fields come from a child process that
+    imported torch."""
 
     cores: int
     memory_bytes: int | None
@@ -45,12 +45,13 @@ class Machine:
 
 
 def core_numbers() -> list[int]:
-    """The cores this process is bound to; empty where the system has no affinity (macOS)."""
+    """Return the cores this process is bound to; empty if the system has no affinity (macOS)."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def usable_cores() -> int:
-    """Cores this process may use: its affinity mask, cut by a container's CPU quota."""
+    """Count the cores this process may use: its affinity mask, limited by a container's CPU
+    quota."""
     cores = len(core_numbers()) or os.cpu_count() or 1
     # "200000 100000" means two cores, "max 100000" means no limit.
     quota_file = Path("/sys/fs/cgroup/cpu.max")
@@ -82,7 +83,7 @@ def cpu_name() -> str:
 
 
 def resident_bytes() -> int | None:
-    """Memory of this process now; None where only its peak is known (macOS)."""
+    """Return this process's current memory; None if only its peak is known (macOS)."""
     status = Path("/proc/self/statm")
     if not status.exists():
         return None
@@ -90,7 +91,7 @@ def resident_bytes() -> int | None:
 
 
 def peak_resident_bytes() -> int | None:
-    """The most memory this process has had, Python and libraries included."""
+    """Return this process's peak memory, including Python and libraries."""
     try:
         import resource
     except ImportError:  # Windows
@@ -106,14 +107,14 @@ def name_process(name: str) -> None:
 
 
 def threads_asked() -> int | None:
-    """OMP_NUM_THREADS: by convention the number of threads per process."""
+    """Return OMP_NUM_THREADS, by convention the number of threads per process."""
     value = os.environ.get("OMP_NUM_THREADS", "")
     return int(value) if value.isdigit() and int(value) > 0 else None
 
 
 def loopback() -> str | None:
-    """The interface over which ranks of one machine find each other: `lo`, on macOS `lo0`. Unlike
-    the host name it always resolves, and no VPN gets in the way."""
+    """Return the interface over which ranks on one machine find each other: `lo`, or `lo0` on
+    macOS. Unlike the host name, it always resolves, and a VPN cannot interfere."""
     with suppress(OSError):
         names = {name for _, name in socket.if_nameindex()}
         return next((name for name in ("lo", "lo0") if name in names), None)
@@ -121,21 +122,21 @@ def loopback() -> str | None:
 
 
 def host_mark() -> str:
-    """Identifies this machine since its last boot, whatever host names it has."""
+    """Return an ID for this machine since its last boot, independent of its host names."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text().strip() if boot.is_file() else platform.node()
 
 
 def clock_mark() -> str:
-    """Processes with the same mark share a monotonic clock. It belongs to the machine, unless a
-    time namespace shifts it."""
+    """Return a mark that processes with a common monotonic clock share. The clock belongs to the
+    machine, unless a time namespace shifts it."""
     namespace = Path("/proc/self/ns/time")
     return f"{host_mark()} {os.readlink(namespace) if namespace.exists() else ''}"
 
 
 def address_towards(address: str) -> str | None:
-    """The address of this machine on the route to `address`. Sends nothing: connecting a UDP socket
-    only looks up the route."""
+    """Return this machine's address on the route to `address`. Connecting a UDP socket only looks
+    up the route and does not send data."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((socket.gethostbyname(address), 9))
@@ -145,7 +146,7 @@ def address_towards(address: str) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has this IPv4 address; None if there is none."""
+    """Return the network interface with this IPv4 address; None if there is none."""
     try:
         from fcntl import ioctl
     except ImportError:  # Windows

@@ -1,7 +1,7 @@
-"""Peak FLOP/s of devices by exact name: dense (without sparsity), from the vendors' data sheets.
+"""Peak FLOP/s by exact device name: dense (without sparsity), from the vendors' data sheets.
 
-The peak of an unlisted device is unknown: a share of a guess is worse than none. Variants with
-other clocks or memory have other names and count as other devices.
+An unlisted device has no known peak: a percentage of a guess is worse than none. Variants with
+different clocks or memory have different names and count as different devices.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Peak:
-    """FLOP/s by precision, and their source. None: unsupported, or not in the data sheet."""
+    """FLOP/s by precision, and their source. None if unsupported or not in the data sheet."""
 
     fp32: float
     tf32: float | None

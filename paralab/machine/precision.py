@@ -1,8 +1,8 @@
-"""Can this CPU train in low precision? A child process tries, because the attempt can kill it.
+"""Check whether this CPU can train in low precision. A child process tries it and may crash.
 
 On some virtual machines the CPU lists AMX but the hypervisor forbids it, and the first bf16 matrix
-product kills the process with SIGILL. A narrower instruction set for oneDNN avoids that. It must be
-set before torch is imported.
+product kills the process with SIGILL. A narrower instruction set for oneDNN avoids the crash. It
+must be set before importing torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
-# Without AMX. One value for both precisions, because one process may train in both.
+# Excludes AMX. One value for both precisions, because one process may train in both.
 NARROWER = "AVX512_CORE_FP16"
 
 TRIAL = """
@@ -29,7 +29,7 @@ assert all(torch.isfinite(p.grad).all() for p in model.parameters()), "not finit
 
 @dataclass(frozen=True)
 class Probe:
-    """Whether a precision works, in which environment, and what the trial showed."""
+    """Whether a precision works, in which environment, and the result of the trial."""
 
     works: bool
     seen: str
@@ -51,7 +51,7 @@ def probe_cpu(precision: str, deadline_seconds: float = 60.0) -> Probe:
 
 
 def _trial(precision: str, environment: dict[str, str], deadline_seconds: float) -> str | None:
-    """None if it worked, otherwise what happened."""
+    """Run the trial; return None if it worked, otherwise what happened."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", TRIAL, precision],

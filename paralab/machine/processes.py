@@ -1,6 +1,6 @@
 """Other processes on this machine, through psutil: their state, environment, and children.
 
-Only the launching and the reading half import this module. A rank has nothing but torch and numpy.
+Only the launching and the reading half import this module. A rank needs only torch and numpy.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ LETTERS = {
 
 
 def state_of(pid: int) -> str | None:
-    """R running, S sleeping, T stopped, D waiting for a disk, …; None if there is no such process
-    or the system does not say."""
+    """Return R running, S sleeping, T stopped, D waiting for a disk, …; None if the process does
+    not exist or the system does not report its state."""
     try:
         return LETTERS.get(psutil.Process(pid).status())
     except psutil.Error:
@@ -44,7 +44,7 @@ def name_of(pid: int) -> str:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The environment a process started with; empty if it is gone or another user's."""
+    """Return a process's initial environment; empty if it is gone or belongs to another user."""
     try:
         return psutil.Process(pid).environ()
     except (psutil.Error, OSError):
@@ -60,7 +60,7 @@ def cpu_seconds_of(pid: int) -> float:
 
 
 def descendants_of(pid: int) -> list[int]:
-    """Children, grandchildren, …, parents before their children."""
+    """Return children, grandchildren, …, with parents before their children."""
     try:
         return [child.pid for child in psutil.Process(pid).children(recursive=True)]
     except psutil.Error:
@@ -75,7 +75,7 @@ def is_python(pid: int) -> bool:
 
 
 def has_loaded(pid: int, library: str) -> bool:
-    """Whether a process has mapped a library; False where the system does not say (macOS)."""
+    """Return whether a process has mapped a library; False if the system cannot tell (macOS)."""
     try:
         return any(library in each.path for each in psutil.Process(pid).memory_maps())
     except (psutil.Error, AttributeError):

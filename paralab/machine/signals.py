@@ -1,7 +1,7 @@
 """Signals that ask a command to stop: their names, who handles them, and how ranks learn of them.
 
-Only the launcher handles them. `scancel` signals every process of a job, and `kill -PGID` every
-process of a group. A rank that obeyed would be gone before the launcher could let all ranks finish
+Only the launcher handles them. `scancel` signals every process in a job, and `kill -PGID` every
+process in a group. A rank that obeyed would be gone before the launcher could let all ranks finish
 their step and save. So ranks, and the process they are forked from, ignore these signals. The
 launcher talks to them through the pipe on their standard input.
 """
@@ -20,15 +20,15 @@ def _known(*names: str) -> tuple[signal.Signals, ...]:
     return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
 
 
-TYPED = _known("SIGINT", "SIGQUIT")  # by a person at the terminal
-ENDS = (*TYPED, *_known("SIGTERM", "SIGHUP"))  # each one ends a command in order
-# With --checkpoint each one saves first. Slurm sends SIGUSR1 before the time limit.
+TYPED = _known("SIGINT", "SIGQUIT")  # a person at the terminal sends these
+ENDS = (*TYPED, *_known("SIGTERM", "SIGHUP"))  # each one ends a command gracefully
+# With --checkpoint, each one saves first. Slurm sends SIGUSR1 before the time limit.
 STOPS = (*ENDS, *_known("SIGUSR1"))
-QUESTION, STOP = b"?", b"!"  # what the launcher writes to a rank: where are you? stop now
+QUESTION, STOP = b"?", b"!"  # from the launcher to a rank: "where are you?" and "stop now"
 
 
 class StopSignal(KeyboardInterrupt):
-    """A signal ends this command, as Ctrl-C does."""
+    """Raised when a signal ends this command, as Ctrl-C does."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -44,7 +44,8 @@ def name_of(number: int) -> str:
 
 
 def exit_code_of(number: int) -> int:
-    """The shell's convention: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 131 for SIGQUIT."""
+    """Follow the shell convention: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 131 for
+    SIGQUIT."""
     return 128 + number
 
 
@@ -54,7 +55,7 @@ def raise_stop(number: int, frame: FrameType | None = None) -> None:
 
 def hear(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals, Any]:
     """Set handlers and return the previous ones. A signal that is ignored (`nohup`, a shell's `&`)
-    stays ignored. Does nothing outside the main thread, such as in a notebook's worker thread:
+    stays ignored. Outside the main thread, such as in a notebook's worker thread, this is a no-op:
     signals do not arrive there."""
     before = {number: signal.getsignal(number) for number in handlers}
     heard = {
@@ -72,8 +73,8 @@ def hear(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals, Any]:
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """A process started in this block begins with these signals blocked. It ignores them once it
-    has loaded torch, which takes seconds."""
+    """Block these signals in processes started in this block. Each process ignores them once it has
+    loaded torch, which takes seconds."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -85,7 +86,7 @@ def blocked() -> Iterator[None]:
 
 
 def ignore() -> None:
-    """For a process that runs none of the user's code."""
+    """Ignore stop signals in a process that does not run user code."""
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
@@ -93,8 +94,9 @@ def ignore() -> None:
 
 
 def leave_to_the_launcher(on_sigterm: Callable[[], None] = lambda: None) -> None:
-    """For a process that runs the user's code. SIGTERM gets a handler: if it were ignored, programs
-    that this code starts would ignore it too, and the user's own `terminate()` would do nothing."""
+    """Ignore stop signals in a process that runs user code. SIGTERM gets a handler instead: if it
+    were ignored, child programs would ignore it too, and the user's `terminate()` would have no
+    effect."""
     ignore()
     signal.signal(signal.SIGTERM, lambda number, frame: on_sigterm())
     if hasattr(os, "register_at_fork"):

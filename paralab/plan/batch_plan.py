@@ -36,7 +36,7 @@ def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPla
     if strategy in STAGED:
         because = "the smallest number of devices that share a model"
         reasons.choose("stages", request.stages, stages, because)
-    because = f"the default of workload {summary.name}"
+    because = f"the default for workload {summary.name}"
     reasons.choose("batch size", request.batch_size, batch_size, because)
 
     if batch_size < replicas:
@@ -58,7 +58,8 @@ def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPla
 
 
 def _choose_micro_batches(request: Request, stages: int, smallest: int, reasons: Reasons) -> int:
-    """As requested, or 2 per stage if there are enough samples and the schedule can run them."""
+    """Use the given number, or 2 per stage if there are enough samples and the schedule can run
+    them."""
     if request.strategy not in PIPELINED:
         return 1
     schedule = request.schedule
@@ -78,7 +79,8 @@ def _choose_micro_batches(request: Request, stages: int, smallest: int, reasons:
 
 
 def _most_fitting(schedule: str | None, stages: int, most: int) -> int:
-    """The most micro-batches, up to `most`, that the schedule can run; `most` if none fits."""
+    """Return the most micro-batches, up to `most`, that the schedule can run; `most` if none
+    fits."""
     fitting = [
         number
         for number in range(most, 0, -1)
@@ -88,9 +90,10 @@ def _most_fitting(schedule: str | None, stages: int, most: int) -> int:
 
 
 def _enough(request: Request, replicas: int, needed: int) -> int:
-    """The batch size from which on every accumulation step has at least `needed` samples."""
+    """Return the smallest batch size that gives each accumulation step at least `needed`
+    samples."""
     accumulate = request.accumulate or 1
-    most = 4 * replicas * accumulate * needed  # the last share of a split batch is never so small
+    most = 4 * replicas * accumulate * needed  # the last share of a split batch is never that small
     short = [
         size
         for size in range(replicas, most)
@@ -105,8 +108,8 @@ def _smallest(strategy: str, batch_size: int, replicas: int, accumulate: int) ->
 
 
 def _smallest_step(strategy: str, batch_size: int, replicas: int, accumulate: int) -> int:
-    """Samples in the smallest accumulation step of any rank; each replica needs at least one."""
-    # DataParallel splits every accumulation step over its replicas. With one process per replica,
+    """Count the samples in the smallest accumulation step on any rank; each replica needs one."""
+    # DataParallel splits each accumulation step over its replicas. With one process per replica,
     # the rank splits its own share.
     sharing = replicas if strategy == "dp" else 1
     per_rank = batch_size if strategy == "dp" else min(shares(batch_size, replicas))
@@ -122,12 +125,12 @@ def _smallest_step(strategy: str, batch_size: int, replicas: int, accumulate: in
 
 
 def arithmetic(batch: BatchPlan, ranks: tuple[RankPlan, ...]) -> str:
-    """`64 = 2 ranks × 4 accumulation steps × 8 samples`; uneven shares are added up instead."""
+    """Write `64 = 2 ranks × 4 accumulation steps × 8 samples`; add up uneven shares instead."""
     in_one_process = any(device.role.startswith("replica ") for device in ranks[0].devices)
     per_rank = tuple(rank.samples_per_step for rank in ranks if not rank.stage)
     parts = ranks[0].split if in_one_process else per_rank
 
-    # The ranks of one pipelined replica see the same samples.
+    # The ranks in one pipelined replica see the same samples.
     owner = "replica" if in_one_process or ranks[0].stage is not None else "rank"
     owners = [plural(len(parts), owner)] if len(parts) > 1 else []
     numbers = [(batch.accumulate, "accumulation step"), (batch.micro_batches, "micro-batch")]

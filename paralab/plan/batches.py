@@ -6,7 +6,7 @@
     replica 1            22 ······ 44
     replica 2                      44 ···· 64          22 + 22 + 20 = 64
 
-and the 22 samples of replica 0 in 4 accumulation steps of 2 micro-batches each:
+and replica 0's 22 samples in 4 accumulation steps with 2 micro-batches each:
 
     [0-3 3-6] [6-9 9-12] [12-15 15-18] [18-20 20-22]   6 + 6 + 6 + 4 = 22
 """
@@ -32,7 +32,7 @@ def chunk_sizes(samples: int, parts: int) -> tuple[int, ...]:
 def even_sizes(samples: int, parts: int) -> tuple[int, ...]:
     """Split as evenly as possible: 32 over 6 -> 6 6 5 5 5 5.
 
-    For accumulation steps and micro-batches, where PyTorch has no convention.
+    Used for accumulation steps and micro-batches, where PyTorch has no convention.
     """
     return tuple(samples // parts + (part < samples % parts) for part in range(parts))
 
@@ -50,7 +50,7 @@ def spans(sizes: tuple[int, ...], first: int = 0) -> list[Span]:
 
 
 def replica_span(samples: int, replicas: int, replica: int) -> Span:
-    """The samples of a global batch that one replica trains on; may be empty in a partial batch."""
+    """Return one replica's samples in a global batch; may be empty in a partial batch."""
     edges = list(itertools.accumulate(shares(samples, replicas), initial=0))
     return edges[replica], edges[replica + 1]
 
@@ -58,14 +58,14 @@ def replica_span(samples: int, replicas: int, replica: int) -> Span:
 def pieces(samples: int, accumulate: int, micro_batches: int) -> list[list[Span]]:
     """Split a replica's samples into accumulation steps, and those into micro-batches.
 
-    Empty ones are left out.
+    Leaves out empty ones.
     """
     steps = spans(even_sizes(samples, accumulate))
     return [spans(even_sizes(stop - start, micro_batches), first=start) for start, stop in steps]
 
 
 def widest(samples: int, accumulate: int, micro_batches: int) -> int:
-    """The samples of the largest micro-batch: 22 in 4 steps of 2 micro-batches -> 3."""
+    """Count the samples in the largest micro-batch: 22 in 4 steps of 2 micro-batches -> 3."""
     return max(
         stop - start for cuts in pieces(samples, accumulate, micro_batches) for start, stop in cuts
     )
@@ -73,7 +73,7 @@ def widest(samples: int, accumulate: int, micro_batches: int) -> int:
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """One optimizer step on all devices: `size` samples of `epoch`, from `first` on."""
+    """One optimizer step on all devices: `size` samples in `epoch`, starting at `first`."""
 
     step: int
     epoch: int
@@ -84,9 +84,9 @@ class GlobalBatch:
 def global_batches(
     batch_size: int, samples: int | None, steps: int | None, epochs: int | None, done: int = 0
 ) -> Iterator[GlobalBatch]:
-    """The steps of a training after the first `done` ones.
+    """Yield the steps of a run after the first `done` ones.
 
-    The last batch of an epoch may be smaller; it is never dropped. samples=None is endless data.
+    The last batch in an epoch may be smaller; it is never dropped. samples=None means endless data.
     """
     step = 0
     for epoch in itertools.count():
@@ -103,8 +103,8 @@ def global_batches(
 
 
 def num_steps(batch_size: int, samples: int | None, steps: int | None, epochs: int | None) -> int:
-    """How many optimizer steps `global_batches` yields."""
+    """Count the optimizer steps that `global_batches` yields."""
     from_epochs = None if epochs is None or samples is None else epochs * -(-samples // batch_size)
     known = [number for number in (steps, from_epochs) if number is not None]
-    assert known, "a training needs steps, or epochs over finite data"
+    assert known, "a run needs steps, or epochs over finite data"
     return min(known)

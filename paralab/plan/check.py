@@ -1,4 +1,4 @@
-"""Refuse a request that is wrong whatever the machine and the model are."""
+"""Refuse a configuration that is wrong on any machine and for any model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check(request: Request) -> None:
 
 
 def _check_each_option(request: Request) -> None:
-    """Every value on its own: known to the strategy, one of the choices, a positive number."""
+    """Check each value on its own: known to the strategy, one of the choices, a positive number."""
     for option in options_of(Request):
         value = getattr(request, option.name)
         if value is None:
@@ -46,23 +46,23 @@ def _check_each_option(request: Request) -> None:
 
 
 def _check_precision(request: Request) -> None:
-    """Only fp16 has a GradScaler to configure."""
+    """Refuse GradScaler options without fp16."""
     if request.loss_scale is not None and request.precision != "fp16":
         raise UsageError(
             f"--loss-scale {request.loss_scale:g} only works with fp16: "
-            f"{request.precision or 'fp32'} uses no GradScaler.",
+            f"{request.precision or 'fp32'} has no GradScaler.",
             fix="--precision fp16, or leave out --loss-scale",
         )
     if request.no_scaler and request.precision != "fp16":
         raise UsageError(
-            f"--no-scaler only works with fp16: {request.precision or 'fp32'} uses no GradScaler.",
+            f"--no-scaler only works with fp16: {request.precision or 'fp32'} has no GradScaler.",
             fix="--precision fp16 --no-scaler",
         )
     if request.no_scaler and request.loss_scale is not None:
         raise UsageError(
-            f"--loss-scale {request.loss_scale:g} sets the scale of a GradScaler, "
+            f"--loss-scale {request.loss_scale:g} sets the GradScaler's scale, "
             "and --no-scaler removes it.",
-            fix="only one of the two",
+            fix="use only one of the two",
         )
 
 
@@ -84,13 +84,13 @@ def _check_accumulation(request: Request) -> None:
 def _check_schedule(request: Request) -> None:
     if request.schedule and request.placement == "same":
         raise UsageError(
-            f"--schedule {request.schedule} gives every stage its own process and device, "
+            f"--schedule {request.schedule} gives each stage its own process and device, "
             "but --placement same puts all stages on one device.",
             fix="leave out one of the two",
         )
     if request.schedule and request.bucket_view:
         raise UsageError(
-            f"--bucket-view is an option of DDP, which --schedule {request.schedule} does not use.",
+            f"--bucket-view is a DDP option, but --schedule {request.schedule} does not use DDP.",
             fix="leave out one of the two",
         )
 
@@ -108,5 +108,5 @@ def _check_prefix(request: Request) -> None:
     if not shutil.which(command):
         raise UsageError(
             f"--prefix {request.prefix!r}: the command {command!r} does not exist here.",
-            fix="a command of this machine",
+            fix="a command on this machine",
         )

@@ -24,13 +24,13 @@ PROCESS_PER_REPLICA = ("ddp", "fsdp", "hybrid")
 
 @dataclass(frozen=True)
 class Device:
-    """A device of the plan.
+    """A device in the plan.
 
     name     `cuda:1`, or `cpu:1` for a share of the cores
-    torch    the torch device of its tensors: `cuda:1`, `cpu`
-    role     what it holds: `replica 0`, `stage 1`
+    torch    the torch device for its tensors: `cuda:1`, `cpu`
+    role     `replica 0`, `stage 1`
     virtual  whether it is a share of a CPU
-    shared   whether it is a GPU that does the work of several devices of the plan
+    shared   whether it is a GPU that does the work of several devices in the plan
     """
 
     name: str
@@ -44,9 +44,9 @@ class Device:
 class Place:
     """Where torchrun or srun launched a rank.
 
-    node   the name of its host
-    gpus   unique ids of the GPUs it sees, in its order: two Slurm tasks may each see a different
-           GPU as `cuda:0`
+    node   the node's host name
+    gpus   unique IDs of the GPUs it sees, in order: two Slurm tasks may each see a different GPU as
+           `cuda:0`
     cores  its share of the node's cores: 0.5 if two ranks share one core
     """
 
@@ -64,7 +64,7 @@ def grid(
     gpus: int,
     process_per_stage: bool = False,
 ) -> list[list[Device]]:
-    """The devices of every rank; gpus = 0 means CPU devices."""
+    """Assign devices to each rank; gpus = 0 means CPU devices."""
     if process_per_stage:
         cells = [[(rank, _role(strategy, rank % stages))] for rank in range(replicas * stages)]
     elif strategy in PROCESS_PER_REPLICA:
@@ -76,7 +76,7 @@ def grid(
         cells = [[(replica, f"replica {replica}") for replica in range(replicas)]]
     else:
         cells = [[(stage, _role(strategy, stage)) for stage in range(stages)]]
-    if placement == "same":  # every stage on the first device of its rank: no model parallelism
+    if placement == "same":  # all stages on the rank's first device: no model parallelism
         cells = [[(row[0][0], role) for _, role in row] for row in cells]
     used = Counter(index % gpus if gpus else index for row in cells for index, _ in row)
     virtual = not gpus and len(used) > 1
@@ -98,7 +98,7 @@ def grid(
 def placed(
     cells: list[list[Device]], places: Sequence[Place], placement: str, cuda: bool
 ) -> list[list[Device]]:
-    """The same grid on launched ranks: each on its node, on the devices that it sees.
+    """Lay out the same grid on launched ranks: each on its node, on the devices that it sees.
 
     ddp on 2 nodes × 2 GPUs:   rank 0  n1/cuda:0    rank 1  n1/cuda:1
                                rank 2  n2/cuda:0    rank 3  n2/cuda:1
@@ -143,9 +143,9 @@ def placed(
 
 
 def _index_of_device(place: Place, places: Sequence[Place], number: int) -> int:
-    """The index of a rank's device `number` among the GPUs it sees.
+    """Return the index of a rank's device `number` among the GPUs it sees.
 
-    Ranks that see the same n GPUs take turns; a rank that sees its GPUs alone takes them in order.
+    Ranks that see the same n GPUs take turns; a rank with GPUs of its own takes them in order.
     """
     together = [other for other in places if other.node == place.node and other.gpus == place.gpus]
     return (number * len(together) + together.index(place)) % len(place.gpus)

@@ -1,4 +1,4 @@
-"""The label of a configuration: its name in every table, page, and folder."""
+"""A configuration's label: its name in every table, page, and folder."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from paralab.plan.request import Request
 
 
 def label(configuration: Request | Plan) -> str:
-    """What distinguishes a configuration from others: `hybrid ×2 · 2 stages · accumulate 4 · bf16`.
+    """Label a configuration with its distinctive options: `hybrid ×2 · 2 stages · bf16`.
 
-    Options that were not given, or have their usual value, are left out. A plan has a value for
-    every option, so its label also names those that were chosen automatically.
+    Leaves out options that were not given or have their usual value. A plan has a value for each
+    option, so its label also names automatic choices.
     """
     words = [configuration.strategy]
     for each in options_of(Request):

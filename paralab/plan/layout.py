@@ -1,4 +1,4 @@
-"""`Layout`: the ranks of a run on the devices of this machine, or where they were launched."""
+"""`Layout`: a run's ranks on this machine's devices, or where they were launched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paralab.units import plural
 
 @dataclass(frozen=True)
 class Layout:
-    """Which devices every rank uses.
+    """Which devices each rank uses.
 
     device  the kind: cpu or cuda
     cells   the devices, one row per rank
@@ -34,7 +34,7 @@ class Layout:
 
 
 def choose_device(request: Request, machine: Machine, reasons: Reasons) -> str:
-    """cpu or cuda."""
+    """Choose cpu or cuda."""
     gpus = len(machine.gpus)
     if request.device == "cuda" and not gpus:
         raise UsageError(
@@ -49,7 +49,7 @@ def choose_device(request: Request, machine: Machine, reasons: Reasons) -> str:
 
 
 def count_launched(request: Request, places: Sequence[Place]) -> Request:
-    """Take the number of replicas, or of stages with a process each, from the launched ranks."""
+    """Take the number of replicas, or of one-process stages, from the launched ranks."""
     if not places:
         return request
     if request.schedule and request.strategy == "pipeline":
@@ -106,12 +106,12 @@ def _require_launched(request: Request, needed: int, places: Sequence[Place], de
     if device == "cuda" and blind:
         raise UsageError(
             f"Rank 0 sees a GPU, but a rank on {blind[0]} sees none.",
-            fix="--device cpu, or launch every rank with a GPU",
+            fix="--device cpu, or launch each rank with a GPU",
         )
 
 
 def plan_ranks(request: Request, batch: BatchPlan, layout: Layout) -> tuple[RankPlan, ...]:
-    """The samples and devices of every rank."""
+    """Return each rank's samples and devices."""
     per_replica = (
         shares(batch.batch_size, batch.replicas)
         if request.strategy in PROCESS_PER_REPLICA
@@ -125,7 +125,7 @@ def plan_ranks(request: Request, batch: BatchPlan, layout: Layout) -> tuple[Rank
         samples = per_replica[replica]
         split = (samples,) * len(row)
         if request.strategy == "dp":
-            # DataParallel splits each accumulation step separately: sum what each replica gets.
+            # DataParallel splits each accumulation step separately: sum each replica's shares.
             splits = [
                 chunk_sizes(stop - start, batch.replicas)
                 for [(start, stop)] in pieces(samples, batch.accumulate, 1)
@@ -141,7 +141,7 @@ def plan_ranks(request: Request, batch: BatchPlan, layout: Layout) -> tuple[Rank
 def count_threads(
     request: Request, machine: Machine, layout: Layout, asked: int | None, reasons: Reasons
 ) -> int:
-    """CPU threads per device; `asked` is OMP_NUM_THREADS."""
+    """Choose the CPU threads per device; `asked` is OMP_NUM_THREADS."""
     cores: float = machine.cores
     devices = len(layout.devices)
     because = f"{plural(machine.cores, 'core')} ÷ {plural(devices, 'device')}, at least 1"
@@ -161,7 +161,7 @@ def count_threads(
 
 
 def choose_backend(request: Request, layout: Layout, reasons: Reasons) -> str | None:
-    """The backend of torch.distributed; None for a single process."""
+    """Choose the torch.distributed backend; None for a single process."""
     if request.strategy not in PROCESS_PER_REPLICA and not request.schedule:
         return None
     users: dict[str, set[int]] = {}

@@ -1,9 +1,9 @@
-"""`Option`: all that paralab says about an option, kept on the dataclass field with its value.
+"""`Option`: the complete description of an option, stored on the dataclass field for its value.
 
     replicas: int | None = option("Copies of the model that share each batch.", ...)
 
-The command line, the Python signatures, the words of a Slurm job, and the label of a configuration
-are derived from such fields, so every option is written once.
+The command line, the Python signatures, Slurm job scripts, and configuration labels are derived
+from these fields, so each option is defined once.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ METADATA = "option"
 
 @dataclass(frozen=True)
 class Option:
-    """One option, as its field describes it.
+    """One option, as described by its field.
 
-    heading     under which `--help` lists it
-    default     of the field
-    strategies  that know it; empty: all of them
-    usual       what the plan uses if the option is not given, if that is a fixed value
+    heading     the `--help` heading that lists it
+    default     the field's default
+    strategies  the strategies that accept it; empty if all do
+    usual       the value in the plan if the option is not given, if that is fixed
     shown       the text for `[default: …]`, if it is neither the default nor the usual value
-    label       turns a value into its part of a label; None: the label does not mention it
-    always      the label mentions the usual value as well
-    name        of the field and the Python argument; the flag is made from it
+    label       turns a value into its part of a label; None if labels do not mention it
+    always      whether the label also mentions the usual value
+    name        the name of the field and the Python argument; the flag is derived from it
     kind        int, float, str, bool, or Path; the value may also be None if that is the default
     """
 
@@ -62,7 +62,7 @@ class Option:
         return not self.strategies or strategy in self.strategies
 
     def describe_default(self) -> str | None:
-        """The text for `[default: …]`, if there is one."""
+        """Return the text for `[default: …]`, if any."""
         value = self.default if self.usual is None else self.usual
         if self.shown or value is None or isinstance(value, bool):
             return self.shown
@@ -70,13 +70,13 @@ class Option:
 
 
 def option(help: str, heading: str, default: Any = None, **more: Any) -> Any:
-    """A dataclass field that is an option; see `Option` for the arguments."""
+    """Define a dataclass field that is an option; see `Option` for the arguments."""
     return field(default=default, metadata={METADATA: Option(help, heading, default, **more)})
 
 
 @cache
 def options_of(owner: type[Any]) -> tuple[Option, ...]:
-    """The options among the fields of a dataclass, in their order."""
+    """Return the options among a dataclass's fields, in order."""
     hints = typing.get_type_hints(owner)
     return tuple(
         replace(each.metadata[METADATA], name=each.name, kind=_kind(hints[each.name]))
@@ -86,7 +86,7 @@ def options_of(owner: type[Any]) -> tuple[Option, ...]:
 
 
 def to_words(given: Any) -> list[str]:
-    """The options of a dataclass as words of a command; those with their default are left out."""
+    """Convert a dataclass's options to command-line words; leave out defaults."""
     words: list[str] = []
     for each in options_of(given.__class__):
         value = getattr(given, each.name)

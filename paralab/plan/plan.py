@@ -1,4 +1,4 @@
-"""`Plan`: a request resolved for a machine and a workload, complete, with a reason per choice."""
+"""`Plan`: a configuration fully resolved for a machine and a workload, with a reason per choice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paralab.workload.reference import PICKLED
 
 @dataclass(frozen=True)
 class Reason:
-    """One choice, and why it was made."""
+    """One choice and the reason for it."""
 
     choice: str
     value: str
@@ -19,7 +19,7 @@ class Reason:
 
 
 class Reasons(list[Reason]):
-    """The choices of a plan, in the order in which they were made."""
+    """A plan's choices, in the order in which they were made."""
 
     def add(self, choice: str, value: object, because: str) -> None:
         self.append(Reason(choice, str(value), because))
@@ -31,11 +31,11 @@ class Reasons(list[Reason]):
 
 @dataclass(frozen=True)
 class RankPlan:
-    """One process: its devices, and how many samples of a full batch each of them processes.
+    """One process: its devices, and how many samples of a full batch each device processes.
 
     replica  number of its replica, if replicas are processes; otherwise 0
     stage    number of its stage, if stages are processes
-    node     name of its host, if something else launched the ranks
+    node     host name of its node, if another launcher started the ranks
     """
 
     rank: int
@@ -48,13 +48,14 @@ class RankPlan:
     node: str = ""
 
     def counts(self, stages: int) -> bool:
-        """Do its loss and samples count? If stages are processes, only those of the last stage."""
+        """Return whether its loss and samples count. If stages are processes, only the last stage
+        counts."""
         return self.stage is None or self.stage == stages - 1
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A contiguous part of the model: begins with `start`, has the parameters of `modules`."""
+    """A contiguous part of the model: begins at `start` and has the parameters in `modules`."""
 
     start: str
     modules: tuple[str, ...]
@@ -93,17 +94,17 @@ class Plan:
     reasons: tuple[Reason, ...]
     remarks: tuple[str, ...]
     differences: tuple[str, ...]
-    # These came later; their defaults keep older run folders readable.
+    # Later additions; their defaults keep older run folders readable.
     scaler: bool = False
     bucket_view: bool = False
     static_graph: bool = False
     sync_every_pass: bool = False
     prefix: str | None = None
-    # Submodules that fsdp gathers one at a time; other parameters are gathered with the whole model
+    # Submodules that fsdp gathers one at a time; other parameters are gathered with the model
     shard_units: tuple[str, ...] = ()
-    # The order of a pipeline with a process per stage; None: the stages of a replica share one
+    # The schedule of a pipeline with one process per stage; None if a replica's stages share one
     schedule: str | None = None
-    chunks: int = 1  # parts of the model per stage; part i is on stage i mod stages
+    chunks: int = 1  # model parts per stage; part i is on stage i mod stages
     optimizer_bytes_per_byte: float | None = None  # optimizer state per byte of parameters
     draws: bool = False  # the forward pass draws random numbers
     control: tuple[str, ...] = ()  # causes of legitimate differences that `verify` removes
@@ -127,13 +128,13 @@ class Plan:
 
     @property
     def cuts(self) -> list[str]:
-        """Where the stages begin. Cuts depend on timings, so another run may cut elsewhere."""
+        """Where the stages begin. Cuts depend on timings, so they may differ between runs."""
         return [part.start for part in self.stage_parts]
 
     @property
     def training(self) -> dict[str, Any]:
-        """What identifies the training, however it is spread over devices."""
-        # A function from a notebook has a different file every time.
+        """The values that identify a run, independent of its devices."""
+        # A notebook function has a different file each time.
         workload = "a function" if self.workload.startswith(PICKLED) else self.workload
         return {
             "workload": workload,

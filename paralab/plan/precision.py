@@ -1,4 +1,4 @@
-"""The number format of a training, and whether this machine can compute in it."""
+"""The training precision, and whether this machine supports it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOSS_SCALE = 65536.0  # torch's default
 
 @dataclass(frozen=True)
 class Precision:
-    """How numbers are stored: the format, the GradScaler, and what must be in the environment."""
+    """How numbers are stored: the format, the GradScaler, and required environment variables."""
 
     precision: str
     scaler: bool = False
@@ -33,7 +33,8 @@ def choose_precision(
     probe: Callable[[str], Probe],
     reasons: Reasons,
 ) -> Precision:
-    """Low precision on a CPU is tried in a child process first: a missing instruction kills it."""
+    """Choose the precision. A child process tries low precision on a CPU first, because a missing
+    instruction kills the process."""
     precision = request.precision or "fp32"
     environment: dict[str, str] = {}
 
@@ -60,7 +61,7 @@ def choose_precision(
         environment = tried.environment
         reasons.add("precision", precision, f"requested; {tried.seen}")
     else:
-        reasons.choose("precision", request.precision, precision, "the default of PyTorch")
+        reasons.choose("precision", request.precision, precision, "PyTorch's default")
 
     scaler = precision == "fp16" and not request.no_scaler
     loss_scale = request.loss_scale or (LOSS_SCALE if scaler else None)

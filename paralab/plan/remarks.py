@@ -1,4 +1,4 @@
-"""What a user must know before reading a plan's timings or comparing its weights."""
+"""Remarks for users before they read a plan's timings or compare its weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHARED_DEVICE = "shared:"
 
 
 def remarks_on(request: Request, machine: Machine, layout: Layout, threads: int) -> tuple[str, ...]:
-    """What is virtual or shared; shown with the plan and with every timing."""
+    """List what is virtual or shared; shown with the plan and with all timings."""
     remarks = []
     devices, places = layout.devices, layout.places
     nodes = len({place.node for place in places})
@@ -35,13 +35,13 @@ def remarks_on(request: Request, machine: Machine, layout: Layout, threads: int)
         per_device = plural(threads, "thread")
         remarks.append(
             f"the devices {SHARE_CORES}: {len(devices)} devices × {per_device} > "
-            f"{plural(cores, 'core')}, so separate devices would be faster than these timings"
+            f"{plural(cores, 'core')}, so separate devices would be faster"
         )
 
     shared = ", ".join(name for name, cell in devices.items() if cell.shared)
     if request.placement == "same":
         remarks.append(
-            f"all stages of a rank are on one device ({shared}), so there is no model parallelism"
+            f"all of a rank's stages are on one device ({shared}), so there is no model parallelism"
         )
     elif shared:
         remarks.append(
@@ -53,7 +53,7 @@ def remarks_on(request: Request, machine: Machine, layout: Layout, threads: int)
 def differences_of(
     summary: Summary, precision: str, batch: BatchPlan, ranks: tuple[RankPlan, ...], layout: Layout
 ) -> tuple[str, ...]:
-    """Legitimate reasons why the training will not equal that of a single device."""
+    """List legitimate reasons why the results will differ from a single device."""
     differences = []
     parts = batch.replicas * batch.accumulate * batch.micro_batches
     is_split = parts > 1
@@ -66,8 +66,8 @@ def differences_of(
             else ""
         )
         differences.append(
-            f"BatchNorm ({plural(summary.batch_norms, 'layer')}) normalizes over the samples of "
-            f"one forward pass{padded}, not over the whole batch"
+            f"BatchNorm ({plural(summary.batch_norms, 'layer')}) normalizes over the samples in "
+            f"one forward pass{padded}, not over the entire batch"
         )
     if (summary.dropout or summary.random) and (is_split or on_several_gpus):
         source = "dropout" if summary.dropout else "the forward pass"

@@ -1,7 +1,7 @@
-"""`Request`: what the user asks for, one field per option. None means "not given".
+"""`Request`: the configuration as the user gives it, one field per option. None means "not given".
 
-The fields carry the help, the choices, and the strategies of their options; `plan/option.py` says
-what is derived from them.
+Each field has its option's help, choices, and strategies; `plan/option.py` lists what is derived
+from them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paralab.units import plural
 
 STRATEGIES: Mapping[str, str] = MappingProxyType(
     {
-        "single": "one device: the baseline of every comparison",
+        "single": "one device: the baseline for every comparison",
         "dp": "DataParallel: one process splits each batch over replicas of the model "
         "and sums the gradients on device 0",
         "ddp": "DistributedDataParallel: one process per replica; "
@@ -38,7 +38,7 @@ STAGED = ("mp", "pipeline", "hybrid")
 PIPELINED = ("pipeline", "hybrid")
 BUCKETED = ("ddp", "hybrid")
 
-# Values of some options of `Request`, by name: what a user gave, or what a search varies.
+# Values of some `Request` options, by name: given by the user, or varied by a search.
 Options = dict[str, Any]
 
 # The headings of --help
@@ -65,9 +65,7 @@ class Request:
     samples: int | None = option(
         "Use only the first N samples; an epoch ends after them.", MODEL, metavar="N", shown="all"
     )
-    seed: int = option(
-        "Determines the initial weights and the order of the samples.", MODEL, default=0
-    )
+    seed: int = option("Determines the initial weights and the sample order.", MODEL, default=0)
     replicas: int | None = option(
         "Copies of the model that share each batch.",
         PARALLELISM,
@@ -77,7 +75,7 @@ class Request:
         always=True,
     )
     stages: int | None = option(
-        "Devices that one copy of the model is spread over.",
+        "Devices that share one copy of the model.",
         PARALLELISM,
         strategies=STAGED,
         usual=2,
@@ -89,7 +87,7 @@ class Request:
         PARALLELISM,
         choices=SCHEDULES,
         strategies=PIPELINED,
-        shown="all stages of a replica in one process",
+        shown="one process for all of a replica's stages",
         label=str,
     )
     micro_batches: int | None = option(
@@ -114,7 +112,7 @@ class Request:
         label="{} device".format,
     )
     precision: str | None = option(
-        "Number format of the training; fp16 uses a GradScaler.",
+        "Training precision; fp16 uses a GradScaler.",
         PRECISION,
         choices=PRECISIONS,
         usual="fp32",
@@ -160,29 +158,29 @@ class Request:
     steps: int | None = option("Optimizer steps to train.", LENGTH, shown="20")
     epochs: int | None = option("Epochs to train; with --steps, whichever ends first.", LENGTH)
     device: str = option(
-        "Train on GPUs or on CPU cores; auto takes GPUs if there are any.",
+        "Train on GPUs or on CPU cores; auto uses GPUs if there are any.",
         DEVICES,
         default="auto",
         choices=("auto", "cpu", "cuda"),
     )
     threads_per_device: int | None = option(
-        "CPU threads of each device.", DEVICES, shown="cores ÷ devices, at least 1"
+        "CPU threads per device.", DEVICES, shown="cores ÷ devices, at least 1"
     )
     prefix: str | None = option(
-        "Start every rank through this command, for example 'numactl -N {local_rank}'.",
+        "Start each rank through this command, for example 'numactl -N {local_rank}'.",
         DEVICES,
         metavar="COMMAND",
     )
 
 
-# Which strategies know an option. Using it with another strategy is an error, not silently ignored.
+# Which strategies accept each option. Using it with any other strategy is an error.
 APPLIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {each.name: each.strategies for each in options_of(Request) if each.strategies}
 )
 
 
 def only_applicable(request: Request) -> Request:
-    """Drop the options that this strategy does not know, where several strategies share options."""
+    """Drop options that this strategy does not accept, when several strategies share options."""
     without: dict[str, Any] = {
         each.name: None for each in options_of(Request) if not each.applies_to(request.strategy)
     }
@@ -190,7 +188,7 @@ def only_applicable(request: Request) -> Request:
 
 
 def on_one_device(request: Request, batch_size: int) -> Request:
-    """The same training as `single`: one replica, one stage, one accumulation step."""
+    """Return the same configuration as `single`: one replica, one stage, one accumulation step."""
     return only_applicable(
         replace(request, strategy="single", accumulate=None, batch_size=batch_size)
     )

@@ -1,4 +1,4 @@
-"""Request + machine + summary -> Plan. Every automatic choice is stored with its reason."""
+"""Request + machine + summary -> Plan. Each automatic choice is stored with its reason."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DEFAULT_STEPS = 20
 
 
 def needs_layers(strategy: str) -> bool:
-    """Does this strategy cut the model into stages?"""
+    """Return whether this strategy cuts the model into stages."""
     return strategy in STAGED
 
 
@@ -48,9 +48,9 @@ def resolve(
     places: Sequence[Place] = (),
     cuts: Sequence[str] = (),
 ) -> Plan:
-    """The complete plan, or a UsageError that says what to write instead.
+    """Return the complete plan, or raise a UsageError that says what to write instead.
 
-    places   where the ranks already are, if something else launched them
+    places   where the ranks already are, if another launcher started them
     cuts     where the stages begin in the checkpoint that the run resumes from
     """
     check(request)
@@ -105,7 +105,7 @@ def resolve(
 def _choose_length(
     request: Request, summary: Summary, reasons: Reasons
 ) -> tuple[int | None, int | None]:
-    """(samples in an epoch, optimizer steps); None: endless data, or as many as the epochs give."""
+    """Return (samples per epoch, optimizer steps); None if endless or set by the epochs."""
     available = summary.samples
     if request.samples is not None and available is not None and request.samples > available:
         raise UsageError(
@@ -123,7 +123,7 @@ def _choose_length(
         return samples, request.steps
 
     steps = request.steps or DEFAULT_STEPS
-    because = "enough for a median; use --steps or --epochs for a real training"
+    because = "enough for a median; use --steps or --epochs for real training"
     reasons.choose("steps", request.steps, steps, because)
     return samples, steps
 
@@ -132,23 +132,23 @@ def _explain_buckets(request: Request, reasons: Reasons) -> None:
     if request.strategy in BUCKETED:
         default = "25 MB" if request.schedule else "25 MB, the first one 1 MB"
         bucket = f"{request.bucket_mb:g} MB" if request.bucket_mb else default
-        reasons.choose("bucket", request.bucket_mb, bucket, "the default of PyTorch's DDP")
+        reasons.choose("bucket", request.bucket_mb, bucket, "the default in PyTorch's DDP")
 
 
 def _count_chunks(request: Request, batch: BatchPlan, reasons: Reasons) -> int:
-    """How many parts of the model each stage holds under this schedule."""
+    """Return how many model parts each stage holds under this schedule."""
     if request.schedule is None:
         return 1
     chunks = PARTS_PER_RANK[request.schedule]
     idle = ideal_bubble(batch.stages, batch.micro_batches, request.schedule)
     because = f"requested; the ideal bubble is {idle:.1%} of the time"
-    because += f"; {chunks} parts of the model per stage" if chunks > 1 else ""
+    because += f"; {chunks} model parts per stage" if chunks > 1 else ""
     reasons.add("schedule", request.schedule, because)
     return chunks
 
 
 def _choose_find_unused(request: Request, summary: Summary, reasons: Reasons) -> bool:
-    """DDP waits for the gradient of every parameter, unless it looks for unused ones."""
+    """Choose find_unused_parameters: without it, DDP waits for every parameter's gradient."""
     if request.strategy not in BUCKETED or request.schedule:
         return False
     if not request.find_unused and not summary.unused:

@@ -1,5 +1,5 @@
-"""Pipeline schedules: the order in which every rank runs its parts of the model, and its bubble.
-Pure functions on plain numbers.
+"""Pipeline schedules: the order in which each rank runs its model parts, and the bubble. Pure
+functions on plain numbers.
 
 A rank holds one part (gpipe, 1f1b) or two (interleaved, zero-bubble); part p is on rank p mod
 stages. For 2 stages and 4 micro-batches, with F a forward pass, B a backward pass, and ·· the
@@ -10,8 +10,8 @@ bubble:
     1f1b          rank 0   F0 F1 ·· B0 F2 B1 F3 B2 ·· B3    the same bubble, but keeps at most
                   rank 1   ·· F0 B0 F1 B1 F2 B2 F3 B3 ··    `stages` activations
     interleaved   like 1f1b with parts of half the length: half the bubble
-    zero-bubble   splits a backward pass into I (the gradient of the input, which the previous rank
-                  waits for) and W (of the weights, which no rank waits for); W fills the bubble
+    zero-bubble   splits a backward pass into I (input gradients, which the previous rank waits for)
+                  and W (weight gradients, which no rank waits for); W fills the bubble
 
 torch.distributed.pipelining produces the same lists; tests/plan/test_schedule_order.py compares
 them.
@@ -28,7 +28,7 @@ PARTS_PER_RANK: Mapping[str, int] = MappingProxyType(
 )
 SCHEDULES = tuple(PARTS_PER_RANK)
 WITHOUT = "leave out --schedule"  # the fix for a model that cannot be cut into processes
-UNCUT = f"cut elsewhere, or {WITHOUT}"  # the same if the position of the cuts is the cause
+UNCUT = f"cut elsewhere, or {WITHOUT}"  # the same if the cut positions are the cause
 
 
 class Action(NamedTuple):
@@ -49,7 +49,7 @@ class Slot(NamedTuple):
 
 
 def order(schedule: str, stages: int, micro_batches: int) -> list[list[Action]]:
-    """The actions of every rank of a pipeline, in order."""
+    """Return each pipeline rank's actions, in order."""
     if schedule == "gpipe":
         return [
             [Action(rank, kind, micro) for kind in "FB" for micro in range(micro_batches)]
@@ -82,10 +82,10 @@ def _one_by_one(
     ahead: int,
     weights_later: int | None = None,
 ) -> list[Action]:
-    """`ahead` forward passes, then forward and backward alternately, then the remaining backwards.
+    """Order `ahead` forward passes, then alternate forward and backward, then the other backwards.
 
     A rank with several parts switches to the next one after `per_round` micro-batches.
-    weights_later: how many backward passes a weight pass lags behind; None: they are not split.
+    weights_later: how many backward passes a weight pass lags behind; None if they are not split.
     """
     places = [
         (n // per_round % chunks, n // (per_round * chunks) * per_round + n % per_round)
@@ -110,12 +110,12 @@ def _one_by_one(
 
 
 def rounds(stages: int, micro_batches: int) -> int:
-    """Schedules with several parts per rank work in equal rounds of about `stages` each."""
+    """Count the rounds: schedules with several parts per rank use rounds of about `stages`."""
     return max(1, micro_batches // stages)
 
 
 def misfit(schedule: str, stages: int, micro_batches: int) -> str | None:
-    """Why this schedule cannot run this number of micro-batches; None if it can."""
+    """Return why this schedule cannot run this number of micro-batches; None if it can."""
     if schedule != "gpipe" and micro_batches < stages:
         return (
             f"{schedule} needs at least one micro-batch per stage: "
@@ -130,7 +130,7 @@ def misfit(schedule: str, stages: int, micro_batches: int) -> str | None:
 
 
 def ideal_bubble(stages: int, micro_batches: int, schedule: str = "gpipe") -> float:
-    """The idle share of the ranks if all passes of a kind are equal and sending takes no time.
+    """Return the ideal bubble: all passes of a kind are equal, and sending takes no time.
 
     With s stages, m micro-batches, and v parts per rank; the examples have s = 2, m = 4:
 
@@ -140,17 +140,17 @@ def ideal_bubble(stages: int, micro_batches: int, schedule: str = "gpipe") -> fl
 
     A rank runs v·m forward, input, and weight passes. The last stage waits s - 1 forward passes for
     its first input, which nothing can fill. The first stage waits s - 1 backward passes for its
-    last gradient. With whole backward passes that is bubble too, so both terms are as long as
-    forward + backward. With split ones, weight passes fill it.
+    last gradient. With unsplit backward passes that is bubble too, so both terms are as long as
+    forward + backward. With split ones, weight passes fill that wait.
     """
     passes = PARTS_PER_RANK[schedule] * micro_batches * (3 if schedule == "zero-bubble" else 1)
     return (stages - 1) / (passes + stages - 1)
 
 
 def simulate(orders: list[list[Action]], full_backward: float = 1.0) -> list[Slot]:
-    """When each action runs if a pass takes one slot and sending takes none.
+    """Time each action, if a pass takes one slot and sending takes none.
 
-    full_backward: the slots of a backward pass that is not split
+    full_backward: the slots that an unsplit backward pass takes
     """
     parts = 1 + max(action.part for actions in orders for action in actions)
     seconds = {"F": 1.0, "B": full_backward, "I": 1.0, "W": 1.0}
@@ -182,7 +182,7 @@ def simulate(orders: list[list[Action]], full_backward: float = 1.0) -> list[Slo
 
 
 def idle_share(slots: list[Slot]) -> float:
-    """The bubble: the idle share of all ranks between the first start and the last end."""
+    """Return the bubble: the idle fraction of rank time from the first start to the last end."""
     ranks = 1 + max(slot.rank for slot in slots)
     window = max(slot.end for slot in slots) - min(slot.start for slot in slots)
     return 1 - sum(slot.end - slot.start for slot in slots) / (ranks * window)

@@ -10,20 +10,20 @@ from paralab.plan.plan import Reasons
 from paralab.units import size
 from paralab.workload.summary import Summary
 
-# fsdp cannot train this: every rank must use the same units.
+# fsdp cannot train such a model: all ranks must use the same units.
 BRANCHES = "the ranks take different branches"
-FSDP_TORCH = (2, 10)  # the first with custom collectives, sums instead of means, and gloo for both
+FSDP_TORCH = (2, 10)  # the first with custom collectives and sums instead of means, both on gloo
 
 
 def needs_units(strategy: str) -> bool:
-    """Does this strategy shard the parameters, unit by unit?"""
+    """Return whether this strategy shards the parameters, unit by unit."""
     return strategy == "fsdp"
 
 
 def shard_units(
     strategy: str, machine: Machine, summary: Summary, reasons: Reasons
 ) -> tuple[str, ...]:
-    """The names of the units; parameters outside of them are gathered with the whole model."""
+    """Choose the unit names; parameters outside all units are gathered with the entire model."""
     if not needs_units(strategy):
         return ()
     _require_shardable(machine, summary)
@@ -41,7 +41,7 @@ def shard_units(
     left = summary.parameter_bytes - held
     shown = ", ".join(names[:4]) + (f", … {names[-1]}" if len(names) > 4 else "")
     because = f"these submodules have {size(held)} of {size(summary.parameter_bytes)} of parameters"
-    because += f"; {size(left)} are gathered with the whole model" if left else ""
+    because += f"; {size(left)} are gathered with the entire model" if left else ""
     reasons.add("shard units", f"{len(names)}: {shown}", because)
     return names
 

@@ -1,7 +1,7 @@
-"""Cut the layers of a model into stages, so that the slowest stage is as fast as possible.
+"""Cut a model's layers into stages to make the slowest stage as fast as possible.
 
 seconds   3 1 1 1 2      over 2 stages
-          [3 1] [1 1 2]  slowest 4          not [3 1 1] [1 2] (5), and not by count
+          [3 1] [1 1 2]  slowest 4          not [3 1 1] [1 2] (5), which splits by layer count
 
 Timings are noisy: if they alone decided, the same command would cut the model differently from run
 to run. So we balance counted operations and bytes, unless the timings show that another cut is
@@ -23,8 +23,8 @@ from paralab.plan.schedules import Action, order
 from paralab.units import plural, seconds, size
 from paralab.workload.summary import Layer, Summary
 
-CLEARLY = 0.8  # another cut is clearly better below this share of the slowest stage's time
-# Rough rates of a CPU core. Only their ratio matters: it weighs layers that move data but do not
+CLEARLY = 0.8  # another cut is clearly better if its slowest stage takes less than this share
+# Rough rates for a CPU core. Only their ratio matters: it weights layers that move data but do not
 # multiply (embeddings, norms).
 FLOPS_PER_SECOND, BYTES_PER_SECOND = 50e9, 5e9
 
@@ -32,7 +32,7 @@ FLOPS_PER_SECOND, BYTES_PER_SECOND = 50e9, 5e9
 def balance(
     layers: Sequence[Layer], stages: int, samples: int
 ) -> tuple[list[tuple[int, int]], str]:
-    """((first, stop) layer of each stage, what the cut balances)."""
+    """Return ((first, stop) layer of each stage, what the cut balances)."""
     measured = [layer.seconds for layer in layers]
     by_time = split_by_time(measured, stages)
     if any(layer.flops is None or layer.activation_bytes_per_sample is None for layer in layers):
@@ -55,7 +55,7 @@ def slowest(parts: list[tuple[int, int]], costs: Sequence[float]) -> float:
 
 
 def split_by_time(costs: Sequence[float], stages: int) -> list[tuple[int, int]]:
-    """(first, stop) layer of each stage. Every stage gets at least one layer."""
+    """Return (first, stop) layer of each stage. Each stage gets at least one layer."""
     assert 1 <= stages <= len(costs)
     total = [0.0]
     for value in costs:
@@ -63,7 +63,7 @@ def split_by_time(costs: Sequence[float], stages: int) -> list[tuple[int, int]]:
 
     @cache
     def best(first: int, stages_left: int) -> tuple[float, int]:
-        """(slowest stage, where this stage stops) for layers first … end over stages_left
+        """Return (slowest stage, where this stage stops) for layers first … end over stages_left
         stages."""
         if stages_left == 1:
             return total[-1] - total[first], len(costs)
@@ -89,9 +89,9 @@ def cut_into_stages(
     cuts: Sequence[str],
     reasons: Reasons,
 ) -> tuple[Stage, ...]:
-    """The parts of the model, `chunks` per stage; empty if the strategy keeps the model whole.
+    """Return the model parts, `chunks` per stage; empty if the strategy does not split the model.
 
-    A resumed run keeps the `cuts` of its checkpoint, so that its random numbers match.
+    A resumed run keeps its checkpoint's `cuts`, so its random numbers match.
     """
     if request.strategy not in STAGED:
         return ()
@@ -119,7 +119,7 @@ def cut_into_stages(
 
 
 def _require_enough_layers(request: Request, stages: int, chunks: int, summary: Summary) -> None:
-    """Every stage needs `chunks` parts with at least one layer each."""
+    """Require `chunks` parts per stage, with at least one layer each."""
     layers = len(summary.layers)
     most = f"{summary.name} can be cut into at most {plural(layers, 'part')}"
     most += f", because {summary.uncut_reason}." if summary.uncut_reason else "."
@@ -128,12 +128,12 @@ def _require_enough_layers(request: Request, stages: int, chunks: int, summary: 
             f"--stages {stages}: {most}",
             fix=f"--stages {layers} or fewer"
             if layers > 1
-            else "a strategy that keeps the model whole: single, dp, ddp, fsdp",
+            else "a strategy that does not split the model: single, dp, ddp, fsdp",
         )
     if layers < stages * chunks:
         fewer = layers // chunks
         raise UsageError(
-            f"--schedule {request.schedule} needs {chunks} parts of the model per stage: "
+            f"--schedule {request.schedule} needs {chunks} model parts per stage: "
             f"{stages} stages × {chunks} = {stages * chunks}, but {most}",
             fix="--schedule 1f1b" + (f", or --stages {fewer}" if fewer > 1 else ""),
         )
@@ -154,10 +154,10 @@ def _combine(layers: Sequence[Layer]) -> Stage:
 
 @dataclass(frozen=True)
 class StageLoad:
-    """What one stage is expected to hold and to take, in fp32.
+    """The expected memory and time of one stage, in fp32.
 
-    seconds              forward and backward of the measured samples on one device
-    micro_batches_kept   the most micro-batches whose activations are kept at the same time
+    seconds              forward and backward time for the measured samples on one device
+    micro_batches_kept   the most micro-batches whose activations are in memory at the same time
     """
 
     stage: int
@@ -172,10 +172,10 @@ class StageLoad:
 
 
 def stage_loads(plan: Plan) -> list[StageLoad]:
-    """Time and memory per stage.
+    """Estimate time and memory per stage.
 
-    Activations belong to the micro-batches between their forward and backward pass: with gpipe and
-    4 micro-batches 4 on every stage, with 1f1b and 3 stages 3, 2, and 1.
+    A stage stores activations for micro-batches between their forward and backward pass. With gpipe
+    and 4 micro-batches, that is 4 on each stage; with 1f1b and 3 stages, it is 3, 2, and 1.
     """
     if not plan.stage_parts:
         return []
@@ -208,7 +208,7 @@ def stage_loads(plan: Plan) -> list[StageLoad]:
 def _kept_at_once(
     plan: Plan, mine: Sequence[Stage], actions: Sequence[Action]
 ) -> tuple[int, float | None]:
-    """The most micro-batches and activation bytes that a stage keeps at the same time."""
+    """Return the most micro-batches and activation bytes that a stage stores at the same time."""
     samples = widest(plan.ranks[0].samples_per_step, plan.accumulate, plan.micro_batches)
     live, most, held, most_bytes = 0, 0, 0.0, 0.0
     for part, kind, _ in actions:

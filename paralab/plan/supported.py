@@ -1,4 +1,4 @@
-"""Refuse a model or an optimizer that the strategy would train wrongly, or not at all."""
+"""Refuse a model or an optimizer that the strategy would train incorrectly or not at all."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def require_supported(request: Request, summary: Summary) -> None:
         raise UsageError(
             f"--schedule {request.schedule} gives each stage its own optimizer, but "
             f"{summary.optimizer} needs all parameters at once, for example to clip a global norm.",
-            fix="leave out --schedule, so that one optimizer sees all parameters",
+            fix="leave out --schedule, so one optimizer sees all parameters",
         )

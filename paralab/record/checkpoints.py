@@ -1,13 +1,13 @@
-"""Checkpoints on disk: each save creates a folder, which is complete once it has a manifest, and
-which is verified before it is loaded.
+"""Checkpoints on disk: each save creates a folder. It is complete once it has a manifest, and is
+checked before loading.
 
     DIR/step-00000050/          the state after 50 steps
-      __0_0.distcp, …           what torch.distributed.checkpoint wrote
+      __0_0.distcp, …           files from torch.distributed.checkpoint
       .metadata                 where each tensor is in those files
-      manifest.json             written last: size and SHA-256 of every file, step, samples, topology
+      manifest.json             written last: size and SHA-256 of each file, step, samples, topology
 
 A folder without a manifest is half-written. One whose files do not match its manifest is damaged.
-Neither is ever loaded, and neither counts when old checkpoints are deleted.
+paralab never loads either one, and neither counts when it deletes old checkpoints.
 
 A checkpoint may come from someone else, and then its checksums match whatever they put there. So
 reading one never runs code from it: see `paralab.record.metadata` for `.metadata`, and
@@ -34,14 +34,14 @@ MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 KEPT = 3
 READERS = 4  # threads that compute checksums: hashlib releases the GIL
-# The fields of a plan that decide which rank has which tensors and random numbers.
+# The plan fields that decide which rank has which tensors and random numbers.
 TOPOLOGY = ("strategy", "replicas", "stages", "schedule", "cuts", "world_size")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The folder of one step. `problem`: why it cannot be used; None: it passed the checks that were
-    made."""
+    """The folder for one step. `problem` is why it cannot be used; None if it passed all checks so
+    far."""
 
     path: Path
     step: int
@@ -56,14 +56,13 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointPolicy:
-    """What a training saves, and where it starts.
+    """What a run saves, and where it starts.
 
-    every          save every N steps; None: only when the training ends or is stopped
+    every          save every N steps; None to save only when the run ends or is stopped
     keep           how many checkpoints to keep
-    resume         the verified checkpoint to start from; None: from the beginning
-    done           the steps done there; `samples`: those seen in them
-    same_topology  it comes from the same strategy and number of ranks, so that the random streams
-                   can be restored
+    resume         the checked checkpoint to start from; None to start from the beginning
+    done           the steps done in that checkpoint; `samples` counts their samples
+    same_topology  it has the same strategy and number of ranks, so random streams can be restored
     """
 
     directory: str
@@ -80,8 +79,8 @@ def step_folder(directory: Path, step: int) -> Path:
 
 
 def checkpoints(directory: Path, check: bool = False) -> list[Checkpoint]:
-    """The checkpoints of a directory, oldest first. `check`: also read every byte and compare the
-    checksums."""
+    """List the checkpoints in a directory, oldest first. With `check`, also read every byte and
+    check the checksums."""
     # Not glob: it treats a folder without read permission as empty.
     entries = directory.iterdir() if directory.is_dir() else ()
     folders = sorted(
@@ -93,7 +92,7 @@ def checkpoints(directory: Path, check: bool = False) -> list[Checkpoint]:
 
 
 def last_good(directory: Path) -> tuple[Checkpoint | None, list[Checkpoint]]:
-    """The newest whole checkpoint, every byte verified, and the newer ones that are not whole."""
+    """Return the newest intact checkpoint, every byte checked, and any newer damaged ones."""
     bad: list[Checkpoint] = []
     for checkpoint in reversed(checkpoints(directory)):
         checked = checkpoint if checkpoint.problem else _inspect(checkpoint.path, check=True)
@@ -104,7 +103,7 @@ def last_good(directory: Path) -> tuple[Checkpoint | None, list[Checkpoint]]:
 
 
 def write_manifest(folder: Path, **about: Any) -> None:
-    """Make a folder a checkpoint: its files are on disk already, and a rename adds the manifest."""
+    """Complete a checkpoint: its files are already on disk, and a rename adds the manifest."""
     paths = sorted(folder.iterdir())
     with ThreadPoolExecutor(READERS) as readers:
         digests = list(readers.map(_digest, paths))
@@ -129,8 +128,8 @@ def write_manifest(folder: Path, **about: Any) -> None:
 
 
 def rotate(directory: Path, keep: int) -> list[Path]:
-    """Delete everything older than the newest `keep` whole checkpoints. Delete nothing while there
-    are not more than that."""
+    """Delete everything older than the newest `keep` intact checkpoints. Do not delete anything
+    until there are more than that."""
     found = checkpoints(directory)
     whole = [checkpoint for checkpoint in found if not checkpoint.problem]
     if len(whole) <= keep:
@@ -138,30 +137,30 @@ def rotate(directory: Path, keep: int) -> list[Path]:
     oldest_kept = whole[-keep].step
     old = [checkpoint.path for checkpoint in found if checkpoint.step < oldest_kept]
     for path in old:
-        # First the manifest: without it this is not a checkpoint, even if we are killed halfway.
+        # Delete the manifest first: then a kill halfway does not leave a checkpoint behind.
         (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
     return old
 
 
 def require_room(directory: Path, needed_bytes: int) -> None:
-    """Before a save: it is better to notice a full disk now than halfway."""
+    """Check the free space before a save: it is better to notice a full disk now than halfway."""
     free = shutil.disk_usage(directory).free
     if free < needed_bytes * 1.05:
         raise UsageError(
             f"--checkpoint {directory}: a checkpoint takes {size(needed_bytes)}, but only "
-            f"{size(free)} are free.",
+            f"{size(free)} is free.",
             fix="a disk with more space, or --keep-checkpoints 1",
         )
 
 
 def require_same_training(manifest: dict[str, Any], wanted: dict[str, Any], path: Path) -> None:
-    """Refuse to continue another training: the numbers would look right and mean nothing."""
+    """Refuse to continue a different run: the numbers would look right but mean nothing."""
     for name, value in wanted.items():
         if name in manifest and manifest[name] != value:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(
-                f"--resume: {path} was made with {flag} {manifest[name]}, but this run has "
+                f"--resume: {path} was saved with {flag} {manifest[name]}, but this run has "
                 f"{flag} {value}.",
                 fix=f"{flag} {manifest[name]}, or another --checkpoint DIR",
             )
@@ -181,8 +180,8 @@ def _inspect(path: Path, check: bool) -> Checkpoint:
 
 
 def _malformed(manifest: Any, step: int) -> str | None:
-    """What is wrong with the fields that other code relies on. A manifest is JSON from a file: it
-    can be anything."""
+    """Return a problem in the fields that other code relies on. A manifest is JSON from a file, so
+    it can contain anything."""
     if not isinstance(manifest, dict):
         return "its manifest is not a JSON object"
     kinds = {"sha256": str, "files": dict, "step": int, "samples_seen": int, "topology": dict}
@@ -190,7 +189,7 @@ def _malformed(manifest: Any, step: int) -> str | None:
         if type(manifest.get(name)) is not kind:
             return f"its manifest has no valid {name!r}"
     if manifest["step"] != step:
-        return f"its manifest is of step {manifest['step']}"
+        return f"its manifest is for step {manifest['step']}"
     if METADATA not in manifest["files"]:
         return f"its manifest does not list {METADATA}"
     for name, entry in manifest["files"].items():
@@ -244,7 +243,7 @@ def _digest(path: Path) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """After a power cut, a rename survives only if its folder was written too."""
+    """Flush a folder: after a power cut, a rename survives only if its folder was written too."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,7 @@
-"""What a rank writes while it trains: one type per kind of event.
+"""Events that a rank writes during training: one type per kind of event.
 
-A `Span` took from `start` to `end`; a `Moment` happened at `time`. Both are seconds on a clock that
-all ranks share. None means that the event has no such field or that the value is unknown.
+A `Span` lasts from `start` to `end`; a `Moment` happens at `time`. All times are seconds on a clock
+that all ranks share. None means that the event has no such field or that the value is unknown.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import msgspec
 
 from paralab.record.types import JsonObject, Record
 
-REDUCES = ("all_reduce", "reduce_scatter")  # gradients on their way, at the end of a backward pass
+REDUCES = ("all_reduce", "reduce_scatter")  # gradients in flight at the end of a backward pass
 COLLECTIVES = (*REDUCES, "all_gather")
 
 
@@ -36,8 +36,8 @@ class Span(Event, frozen=True, kw_only=True):
     bucket: int | None = None
     bytes: int | None = None
     unit: str | None = None  # the sub-module whose shards move
-    blocking: bool | None = None  # the collective holds the thread that computes
-    weights: bool | None = None  # the half of a backward pass that only the weights need
+    blocking: bool | None = None  # the collective blocks the compute thread
+    weights: bool | None = None  # the half of a backward pass that only computes weight gradients
     scale: float | None = None  # GradScaler's loss scale
 
     def __post_init__(self) -> None:
@@ -54,12 +54,12 @@ class Span(Event, frozen=True, kw_only=True):
 
 
 class Collective(Span, frozen=True, kw_only=True):
-    bucket: int  # or the number of the unit whose shards move
+    bucket: int  # or the number of the shard unit
     bytes: int
 
 
 class Step(Span, frozen=True, kw_only=True):
-    """One optimizer step of one rank. The losses of all ranks add up to the batch's loss."""
+    """One optimizer step on one rank. The losses of all ranks add up to the batch loss."""
 
     samples: int
     loss: float
@@ -84,7 +84,7 @@ class Start(Moment, frozen=True, kw_only=True):
 
 
 class Memory(Moment, frozen=True, kw_only=True):
-    """Peak memory of a device. `how`: CUDA's allocator measured it, or we counted the tensors."""
+    """Peak device memory. `how` is how we know: from CUDA's allocator, or by counting tensors."""
 
     device: str
     bytes: int
@@ -93,8 +93,8 @@ class Memory(Moment, frozen=True, kw_only=True):
     gradients: int | None = None
     optimizer: int | None = None
     activations: int | None = None
-    gathered: int | None = None  # fsdp: parameters that are whole for a while
-    unreduced: int | None = None  # fsdp: gradients that are not reduced yet
+    gathered: int | None = None  # fsdp: gathered parameters
+    unreduced: int | None = None  # fsdp: gradients not reduced yet
     process_bytes: int | None = None
 
 
@@ -113,7 +113,7 @@ class Load(Moment, frozen=True, kw_only=True):
 
 
 class Gradients(Moment, frozen=True, kw_only=True):
-    """How many gradients of the first step are zero or not finite."""
+    """How many gradients in the first step are zero or not finite."""
 
     total: int
     zeros: int
@@ -123,7 +123,7 @@ class Gradients(Moment, frozen=True, kw_only=True):
 
 
 class SplitShape(Moment, frozen=True, kw_only=True):
-    """The input that a device saw inside the model."""
+    """The input that a device received inside the model."""
 
     step: int
     device: str
@@ -154,11 +154,11 @@ class End(Moment, frozen=True, kw_only=True):
     status: str  # completed, failed, interrupted, stopped (and saved)
 
 
-Exact = float | str  # JSON has no NaN and no infinity: they are written as strings
+Exact = float | str  # JSON has no NaN or infinity, so these are strings
 
 
 class Verify(Moment, frozen=True, kw_only=True):
-    """One rank's training compared with the single device's (`paralab.worker.verify`)."""
+    """One rank's results compared with the single device (`paralab.worker.verify`)."""
 
     parameter_error: Exact
     parameter_error_of_update: Exact
@@ -171,8 +171,8 @@ class Verify(Moment, frozen=True, kw_only=True):
     losses: list[Exact]
     reference_losses: list[Exact]
     digest: str
-    of: int  # parameters of the reference
-    compared: int | None = None  # of them compared on this rank
+    of: int  # parameters in the reference
+    compared: int | None = None  # how many of them this rank compared
     stage: int | None = None
     extra_gradients: tuple[str, ...] = ()
     buffer_errors: dict[str, Exact] = msgspec.field(default_factory=dict)
@@ -198,5 +198,5 @@ KINDS: dict[str, type[Event]] = {
 
 
 def type_of(event: JsonObject) -> type[Event]:
-    """Events that we do not know keep their name; a newer paralab may have written them."""
+    """Return the type for an event; the base type if a newer paralab wrote an unknown kind."""
     return KINDS.get(event["event"], Event)

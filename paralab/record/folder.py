@@ -1,12 +1,12 @@
-"""The run folder: the only thing that the training half and the reading half share. Nothing in it is
-ever overwritten.
+"""The run folder: the only thing that the training half and the reading half share. paralab never
+overwrites files in it.
 
 manifest.json       versions, machine, command, plan, data, constraints
 events/rankN.jsonl  one line per event
-logs/rankN.txt      what rank N printed
-failures.jsonl      one line per failed attempt of a run that was restarted
-stacks/             where every rank was when one of them hung
-result.json         the numbers of the finished run; if it was killed, the events still give them
+logs/rankN.txt      output of rank N
+failures.jsonl      one line per failed attempt in a restarted run
+stacks/             where each rank was when one of them hung
+result.json         the results; for a killed run, paralab recomputes them from the events
 trace.json          the same events for ui.perfetto.dev and chrome://tracing
 weights.pt          the final weights, on request
 profile/rankN.json  torch.profiler's trace of steps 4 to 7, on request
@@ -43,16 +43,16 @@ class RunFolder:
         self.failures_path = path / "failures.jsonl"
 
     def stack_dumps(self, attempt: int) -> Path:
-        """Where every rank was when one of them hung."""
+        """Return the folder that shows where each rank was when one of them hung."""
         return self.path / "stacks" / str(attempt)
 
     @classmethod
     def create(cls, out: Path | None, label: str) -> RunFolder:
-        """A new folder: `out` itself, or `runs/DATE_TIME_label` with a number if that is taken."""
+        """Create a folder: `out` itself, or `runs/DATE_TIME_label` with a number if taken."""
         if out is not None:
             if out.exists() and (not out.is_dir() or any(out.iterdir())):
                 raise UsageError(
-                    f"--out {out} exists and is not empty; paralab overwrites nothing.",
+                    f"--out {out} exists and is not empty; paralab never overwrites files.",
                     fix="a new folder",
                 )
             path = out
@@ -73,7 +73,7 @@ class RunFolder:
         return folder
 
     def write_manifest(self, **parts: Any) -> None:
-        """Written before anything starts, so that even a run that dies at once is reproducible."""
+        """Write the manifest before the ranks start, so even a failed run is reproducible."""
         manifest = {
             "schema": SCHEMA_VERSION,
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -85,27 +85,27 @@ class RunFolder:
         _write_new(self.manifest_path, manifest)
 
     def write_outcome(self, outcome: dict[str, Any]) -> None:
-        """How the configurations in the manifest of an experiment ended."""
+        """Record how the configurations in an experiment's manifest ended."""
         _write_new(self.outcome_path, outcome)
 
     def write_result(self, result: dict[str, Any]) -> None:
         _write_new(self.result_path, result)
 
     def note_failure(self, attempt: int, problem: str, noticed: float) -> None:
-        """Add a failed attempt, and when it was noticed (Unix time)."""
+        """Add a failed attempt and the Unix time at which we noticed it."""
         line = {"attempt": attempt, "problem": problem, "unix_seconds": round(noticed, 3)}
         with suppress(OSError):  # a full disk may be the failure
             with self.failures_path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
     def write_trace(self, trace: dict[str, Any]) -> None:
-        """Compact, because only programs read it, and it is large."""
+        """Write compact JSON, because only programs read it, and it is large."""
         # Perfetto does not decode \u escapes: it would show `rank 0 \u00b7 cpu:0`.
         _write_new(self.trace_path, trace, indent=None, ensure_ascii=False)
 
 
 def version(package: str) -> str | None:
-    """The installed version; None: it is not installed."""
+    """Return the installed version; None if not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -113,13 +113,13 @@ def version(package: str) -> str | None:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file that the user named, and never overwrite one of theirs."""
+    """Write a file that the user named; never overwrite an existing one."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
         raise UsageError(
-            f"{path} already exists; paralab overwrites nothing.", fix="another name"
+            f"{path} already exists; paralab never overwrites files.", fix="another name"
         ) from error
     except OSError as error:
         raise UsageError(
@@ -140,7 +140,7 @@ def _write_new(
             separators=None if indent else (",", ":"),
             ensure_ascii=ensure_ascii,
         )
-        # A lone surrogate cannot be encoded, but must not cost the file.
+        # A lone surrogate cannot be encoded, but must not make the write fail.
         part.write_text(text, encoding="utf-8", errors="replace")
         part.rename(path)
     except OSError as error:

@@ -1,9 +1,9 @@
-"""The `.metadata` file of a checkpoint: which tensors it contains and where each piece is. Reading
+"""A checkpoint's `.metadata` file: which tensors it contains and where each piece is. Reading
 it never runs code from the file.
 
 torch.distributed.checkpoint (DCP) pickles this file, and a pickle can call any function that it
-names. So this reader replaces each name by a stand-in that only stores its arguments. It imports and
-calls nothing that the file names, refuses names that are not in a fixed list, and checks every
+names. So this reader replaces each name with a placeholder that only stores its arguments. It never
+imports or calls anything that the file names, refuses names outside a fixed list, and checks every
 field.
 
 Everything in our checkpoints is a tensor. DCP would unpickle anything else without a check, so
@@ -22,7 +22,7 @@ from typing import Any
 
 METADATA = ".metadata"
 
-# What torch 2.10 to 2.13 and Python 3.11 to 3.14 write.
+# The names that torch 2.10 to 2.13 and Python 3.11 to 3.14 write.
 DCP = "torch.distributed.checkpoint"
 CLASSES = (
     *("Metadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
@@ -41,7 +41,7 @@ DTYPE = re.compile(r"(b?float|u?int|complex)\d\w*|bool")  # torch.float32, torch
 
 
 class UnsafeMetadata(ValueError):
-    """The file is not what DCP writes for our checkpoints."""
+    """The file does not match what DCP writes for our checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """`dtype`: its name in torch."""
+    """A tensor's shape and chunks; `dtype` is its name in torch."""
 
     dtype: str
     size: tuple[int, ...]
@@ -61,7 +61,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Location:
-    """Where the chunk of a tensor that begins at `offsets` is stored."""
+    """Where the tensor chunk that begins at `offsets` is stored."""
 
     tensor: str
     offsets: tuple[int, ...]
@@ -76,7 +76,7 @@ class TensorIndex:
     locations: tuple[Location, ...]
 
     def check(self, file_bytes: Mapping[str, int]) -> None:
-        """Every chunk must be inside one of these files. `file_bytes`: their sizes."""
+        """Require that each chunk is inside one of these files; `file_bytes` has their sizes."""
         for each in self.locations:
             if (
                 each.file not in file_bytes
@@ -94,7 +94,7 @@ class TensorIndex:
 
 
 def read_metadata(folder: Path) -> TensorIndex:
-    """Raises UnsafeMetadata for anything but what DCP writes, whatever the file contains."""
+    """Read the metadata. Raise UnsafeMetadata for any content that DCP would not write."""
     content = (folder / METADATA).read_bytes()
     try:
         return _tensor_index(_StandInUnpickler(content).load())
@@ -107,7 +107,7 @@ def read_metadata(folder: Path) -> TensorIndex:
 
 
 class _StandIn:
-    """Stores what the pickle passes to it, and does nothing with it."""
+    """Stores the arguments from the pickle without using them."""
 
     args: tuple[Any, ...]
     state: Any
@@ -146,7 +146,7 @@ def _tensor_index(root: _StandIn) -> TensorIndex:
 def _tensor(name: str, entry: _StandIn) -> TensorEntry:
     if type(entry).__name__ != "TensorStorageMetadata":
         raise UnsafeMetadata(f"{name} is not a tensor")
-    # The state of TensorProperties is a tuple.
+    # TensorProperties' state is a tuple.
     dtype = entry.state["properties"].state[0].__name__
     chunks = (
         Chunk(_size(chunk.state["offsets"]), _size(chunk.state["sizes"]))
@@ -166,7 +166,7 @@ def _location(index: dict[str, Any], info: dict[str, Any]) -> Location:
 
 
 def _size(value: _StandIn) -> tuple[int, ...]:
-    """The numbers of a torch.Size, which gets a tuple."""
+    """Return the numbers in a torch.Size, whose argument is a tuple."""
     (numbers,) = value.args
     return tuple(_count(number) for number in numbers)
 

@@ -1,5 +1,5 @@
-"""A log file that is written through memory: no system call, no waiting, and nothing is lost if the
-process is killed a moment later.
+"""A log file written through memory: no system call, no waiting, and no lost lines if the process
+is killed a moment later.
 
 The file grows in pieces. Until it is closed, its unused end contains zeros.
 """
@@ -17,15 +17,15 @@ PIECE = 1 << 18
 
 class MmapLog:
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)  # overwrite nothing
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)  # never overwrite
         self._at = 0
         self._size = 0
         self._map: mmap.mmap | None = None
         self._lock = threading.Lock()
 
     def append(self, line: bytes) -> None:
-        """Raises OSError if the disk is full. Writes the end of the line last, so that a reader sees
-        whole lines."""
+        """Append a line; raise OSError if the disk is full. The end of the line is written last, so
+        a reader sees only complete lines."""
         with self._lock:
             end = self._at + len(line)
             if end + 1 > self._size:

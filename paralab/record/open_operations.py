@@ -1,5 +1,5 @@
-"""What a process is doing now, in a small file mapped into it. Writing costs no system call, and
-others can read it if the process hangs, holds the GIL, or was killed."""
+"""A process's current operations, in a small file mapped into its memory. Writing needs no system
+call, and other processes can read the file if this one hangs, holds the GIL, or was killed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 SIZE = 4096
-HEAD = struct.Struct("<qi")  # how many times it was written, the length of the text
+HEAD = struct.Struct("<qi")  # the number of writes, the length of the text
 
 
 class OpenOperations:
@@ -22,7 +22,7 @@ class OpenOperations:
         self.count = 0
 
     def write(self, text: bytes) -> None:
-        """The length is 0 while the text changes: a reader that sees it reads again."""
+        """Write the text. The length is 0 while the text changes; a reader that sees 0 retries."""
         self.count += 1
         text = text[: SIZE - HEAD.size]
         HEAD.pack_into(self._map, 0, self.count, 0)
@@ -31,8 +31,8 @@ class OpenOperations:
 
 
 def read_open_operations(path: Path) -> tuple[int, list[dict[str, Any]]]:
-    """(how many times it was written, the open operations, outermost first); (0, []) if it cannot
-    be read."""
+    """Return (the number of writes, the open operations, outermost first); (0, []) if the file
+    cannot be read."""
     try:
         raw = path.read_bytes()
         count, length = HEAD.unpack_from(raw)

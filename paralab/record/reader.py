@@ -1,5 +1,5 @@
-"""Read events back, also while they are being written and after a kill. A cut last line is left
-out, and a damaged line costs no other."""
+"""Read events back, even during a run or after a kill. The reader skips a truncated last line, and
+a damaged line does not affect the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = re.compile(r"rank\d+(\.\d+)?\.jsonl")
 
 
 class Failure(Record, frozen=True, kw_only=True):
-    """An attempt that failed, of a run that was restarted."""
+    """A failed attempt in a restarted run."""
 
     attempt: int
     problem: str
@@ -26,7 +26,7 @@ class Failure(Record, frozen=True, kw_only=True):
 
 
 class _Lines:
-    """The new complete lines of a growing file, each time it is asked."""
+    """Reads the new complete lines of a growing file on each call."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,7 +47,7 @@ class _Lines:
 
 
 class Tail(_Lines):
-    """The new events of one of our ranks."""
+    """Reads the new events of one of our ranks."""
 
     def new(self) -> list[Event]:
         lines = self._new_lines()
@@ -57,8 +57,8 @@ class Tail(_Lines):
 
 
 class WatchedTail(_Lines):
-    """The new events of a watched script (`paralab.observe`), which are of other kinds. Its file is
-    mapped into memory: zeros follow the last line until the next one is written."""
+    """Reads the new events of a watched script (`paralab.observe`), which have other types. Its
+    file is mapped into memory: zeros follow the last line until the next one is written."""
 
     def _complete(self, text: bytes) -> bytes:
         return super()._complete(text.partition(b"\0")[0])
@@ -74,14 +74,14 @@ class WatchedTail(_Lines):
 def read_events(
     folder: Path, attempt: int | None = None, damaged: Counter[int] | None = None
 ) -> dict[int, list[Event]]:
-    """rank -> its events in the order in which they were written.
+    """Return rank -> its events, in the order in which they were written.
 
-    Of one attempt, or of all: then steps that a later attempt repeated are left out, and so is the
-    way the earlier attempts ended. `damaged` counts the lines of each rank that cannot be used.
+    Read one attempt or all of them. For all, leave out steps that a later attempt repeated and the
+    end events of earlier attempts. `damaged` counts the unusable lines for each rank.
     """
     ranks: dict[int, list[Event]] = {}
     events_folder = folder / "events"
-    # glob treats a folder that it may not read as empty; iterdir raises.
+    # glob treats a folder without read permission as empty; iterdir raises.
     paths = events_folder.iterdir() if events_folder.is_dir() else ()
     for rank, number, path in sorted(
         _numbered(path) for path in paths if NAME.fullmatch(path.name)
@@ -103,8 +103,8 @@ def read_events(
 
 
 def read_status(events: Mapping[int, list[Event]], world_size: int) -> str:
-    """How a run ended: completed, failed, interrupted, stopped (and saved), or killed (a
-    rank did not write how it ended)."""
+    """Return how a run ended: completed, failed, interrupted, stopped (and saved), or killed (a
+    rank did not write an end event)."""
     ends = [event.status for rank in events.values() for event in rank if isinstance(event, End)]
     for status in ("failed", "interrupted", "stopped"):
         if status in ends:
@@ -113,7 +113,7 @@ def read_status(events: Mapping[int, list[Event]], world_size: int) -> str:
 
 
 def read_failures(folder: Path) -> list[Failure]:
-    """The attempts that failed, of a run that was restarted."""
+    """Return the failed attempts in a restarted run."""
     path = folder / "failures.jsonl"
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     failures = []
@@ -126,7 +126,7 @@ def read_failures(folder: Path) -> list[Failure]:
 
 
 def parse(line: bytes) -> Event | None:
-    """None: damaged. The line is no event, or lacks a field of its kind, or has a wrong type."""
+    """Parse a line; None if it is not an event, lacks a required field, or has a wrong type."""
     event = parse_object(line)
     if not isinstance(event.get("event"), str):
         return None
@@ -137,7 +137,7 @@ def parse(line: bytes) -> Event | None:
 
 
 def parse_object(line: bytes) -> JsonObject:
-    """Our writer's NaN is not JSON to msgspec, so `json` parses."""
+    """Parse with `json`, because msgspec rejects our writer's NaN."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -146,12 +146,14 @@ def parse_object(line: bytes) -> JsonObject:
 
 
 def _is_of(event: Event, step: int) -> bool:
-    """Of this step or a later one. (A checkpoint after N steps belongs to step N - 1.)"""
+    """Return whether an event belongs to this step or a later one. (A checkpoint after N steps
+    belongs to step N - 1.)"""
     number = getattr(event, "step", None)
     return number is not None and number >= step and not isinstance(event, Save)
 
 
 def _numbered(path: Path) -> tuple[int, int, Path]:
-    """(rank, attempt, path): rank0.jsonl is rank 0's first attempt, rank0.2.jsonl its third."""
+    """Parse (rank, attempt, path): rank0.jsonl is rank 0's first attempt, rank0.2.jsonl is
+    its third."""
     rank, _, attempt = path.stem.removeprefix("rank").partition(".")
     return int(rank), int(attempt or 0), path

@@ -1,9 +1,8 @@
-"""The last operations of a rank, including the open ones, in a file of fixed size mapped into the
-process.
+"""A rank's last operations, including the open ones, in a fixed-size file mapped into the process.
 
-A row is a few numbers: which call it is (the log file explains the numbers once), when it began, and
-its number in the group. Writing a row is one store into memory, cheap enough for every step. Others
-can read the open operations, whatever happens to the process.
+A row is a few numbers: which call it is (the log file explains the numbers once), when it began,
+and its number in the group. Writing a row is one memory store, cheap enough for every step. Other
+processes can read the open operations no matter what happens to this one.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROWS = 512
-# Instead of seconds. ASIDE: in another thread; FAILED: reported elsewhere.
+# Used instead of seconds. ASIDE: in another thread; FAILED: reported elsewhere.
 OPEN, OPEN_ASIDE, FAILED = -1.0, -2.0, -3.0
 
 
 class Row(NamedTuple):
-    number: int  # from 1; 0: an empty row
+    number: int  # starts at 1; 0 marks an empty row
     call: int
     t: float
     step: int
@@ -38,7 +37,7 @@ class RingLog:
             file.write(bytes(ROWS * ROW.size))
             file.flush()
             self._map = mmap.mmap(file.fileno(), ROWS * ROW.size)
-        self._numbers = itertools.count(1)  # atomic, so threads need no lock
+        self._numbers = itertools.count(1)  # atomic, so threads do not need a lock
         self._begun = 0
 
     def begin(self, call: int, t: float, step: int, first: int, seconds: float) -> int:
@@ -48,12 +47,12 @@ class RingLog:
         return number
 
     def end(self, number: int, seconds: float) -> None:
-        if self._begun - number < ROWS:  # otherwise a newer row has its place
+        if self._begun - number < ROWS:  # otherwise a newer row has replaced it
             END.pack_into(self._map, (number % ROWS + 1) * ROW.size - END.size, seconds)
 
 
 def read_ring_log(path: Path) -> list[Row]:
-    """The rows in the order in which they began."""
+    """Return the rows in the order in which they began."""
     try:
         rows = map(Row._make, ROW.iter_unpack(path.read_bytes()))
         return sorted(row for row in rows if row.number)

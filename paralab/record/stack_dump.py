@@ -1,4 +1,4 @@
-"""A stack dump: where every thread of this process is, and its last collectives. A side thread
+"""A stack dump: where each thread in this process is, and its last collectives. A side thread
 writes it when the launcher asks."""
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def dump_stacks(path: Path) -> None:
 
 
 def _collectives() -> list[dict[str, Any]]:
-    """The last entries of torch's flight recorder, which also records gloo. The function is
-    private: its answer may change or be missing."""
+    """Return the last entries in torch's flight recorder, which also records gloo. The torch
+    function is private, so its output may change or be missing."""
     try:
-        # Not imported here: the reading half imports this package too.
+        # Do not import torch here: the reading half imports this package too.
         torch: Any = sys.modules["torch"]
         dump = torch._C._distributed_c10d._dump_fr_trace_json
         entries = json.loads(dump(includeCollectives=True, onlyActive=False))["entries"]
@@ -59,7 +59,7 @@ def _collectives() -> list[dict[str, Any]]:
 
 
 def write_error(path: Path, error: BaseException) -> None:
-    """For the launcher, in case neither the events nor the log can be written."""
+    """Write the error for the launcher, in case neither the events nor the log can be written."""
     with suppress(OSError):
         text = str(error) if isinstance(error, ParalabError) else f"{type(error).__name__}: {error}"
         path.with_suffix(".error").write_text(text)

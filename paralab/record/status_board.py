@@ -1,9 +1,9 @@
 """The status board between the launcher and its ranks: a small file mapped into all of them, so
-that posting costs no system call.
+posting needs no system call.
 
-Every rank posts its phase, its step, and since when. So the launcher detects a hang even if the rank
-is stopped or never releases the GIL. In the other direction, the launcher posts the step before
-which all ranks must stop.
+Each rank posts its phase, its step, and when it began. So the launcher detects a hang even if the
+rank is stopped or never releases the GIL. In the other direction, the launcher posts the step
+before which all ranks must stop.
 
 Stopping together: a rank can be a step ahead of another, and a post takes time to arrive. So a rank
 that reaches the step waits there, and the launcher either sees all ranks waiting at the same step
@@ -20,12 +20,12 @@ from pathlib import Path
 
 PHASES = ("start", "step", "save", "end", "idle")  # idle: this rank waits until others are done
 NEVER = -1
-# Exit codes that we assign: the process that forked the rank was killed, so the real one is unknown;
-# the rank exited with 0, but its last post is not its end.
+# Exit codes that we assign. First: the process that forked the rank was killed, so the real code is
+# unknown. Second: the rank exited with 0, but its last post is not "end".
 UNSEEN = 121
 LEFT_EARLY = 120
 HEADER = struct.Struct("<qq")  # the step to stop before, agreed or not
-SLOT = struct.Struct("<qqdq")  # phase, step, since when, waiting
+SLOT = struct.Struct("<qqdq")  # phase, step, start time, waiting
 WAIT_SECONDS = 0.005
 
 
@@ -33,7 +33,7 @@ WAIT_SECONDS = 0.005
 class Post:
     phase: str
     step: int
-    since: float  # time.perf_counter(), which all processes of a machine share
+    since: float  # time.perf_counter(), which all processes on a machine share
     waiting: bool
 
 
@@ -50,8 +50,8 @@ class StatusBoard:
         return cls(path, ranks)
 
     def post(self, rank: int, phase: str, step: int, waiting: bool = False) -> None:
-        # One assignment: `pack_into` would fill the slot with zeros first, and the launcher may read
-        # it just then.
+        # One assignment: `pack_into` would fill the slot with zeros first, and the launcher may
+        # read it just then.
         at = self._at(rank)
         self._map[at : at + SLOT.size] = SLOT.pack(
             PHASES.index(phase), step, time.perf_counter(), waiting
@@ -66,7 +66,7 @@ class StatusBoard:
         return [self.read(rank) for rank in range(self.ranks)]
 
     def agree(self) -> None:
-        """The launcher's side of stopping together; called repeatedly until the ranks have
+        """Do the launcher's part of stopping together; call repeatedly until the ranks have
         ended."""
         stop_at, agreed = HEADER.unpack_from(self._map)
         if not agreed:
@@ -76,8 +76,8 @@ class StatusBoard:
         HEADER.pack_into(self._map, 0, before, agreed)
 
     def stops_before(self, rank: int, step: int) -> bool:
-        """The rank's side; False: run this step. May wait until all ranks have reached the same
-        step."""
+        """Do the rank's part; return False to run this step. May wait until all ranks have reached
+        the same step."""
         stop_at, agreed = HEADER.unpack_from(self._map)
         if stop_at == NEVER or step < stop_at:
             return False
@@ -92,7 +92,7 @@ class StatusBoard:
 
 
 def next_stop(stop_at: int, ranks: list[tuple[int, bool]]) -> tuple[int, bool]:
-    """(the step to stop before, agreed), from the current one and every rank's (step, waiting).
+    """Compute (the step to stop before, agreed) from the current one and all (step, waiting).
 
     first request              7 running   8 running       -> stop before 9
     one waits, one is behind   9 waiting   8 running       -> still 9

@@ -1,6 +1,6 @@
-"""The base of every type that is read from a folder or printed with `--json`.
+"""The base class for types that are read from a folder or printed with `--json`.
 
-Attributes are checked by mypy. `to_dict()` gives plain dicts and lists; `result["steps"]` is short
+mypy checks the attributes. `to_dict()` gives plain dicts and lists; `result["steps"]` is short
 for `result.steps`, which is handy in a notebook.
 """
 
@@ -16,12 +16,12 @@ from paralab.errors import UsageError
 from paralab.record.folder import SCHEMA_VERSION
 
 T = TypeVar("T")
-JsonObject = dict[str, Any]  # parsed JSON that has no type yet
+JsonObject = dict[str, Any]  # parsed JSON without a type
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     def to_dict(self) -> JsonObject:
-        """Plain dicts, lists, numbers, and strings, ready for `json.dumps`."""
+        """Convert to plain dicts, lists, numbers, and strings, ready for `json.dumps`."""
         fields: JsonObject = msgspec.to_builtins(self)
         return fields
 
@@ -40,7 +40,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_object(path: Path) -> JsonObject:
-    """A JSON object from a folder; a UsageError says what is wrong with the file."""
+    """Read a JSON object from a folder; raise a UsageError if the file is unusable."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -56,7 +56,7 @@ def read_object(path: Path) -> JsonObject:
 
 
 def read_manifest(folder: Path) -> JsonObject:
-    """The manifest of a run or an experiment, if this version of paralab can read the folder."""
+    """Read the manifest of a run or an experiment, if this paralab version can read the folder."""
     manifest = read_object(folder / "manifest.json")
     version = manifest.get("schema")
     if version != SCHEMA_VERSION:
@@ -69,7 +69,7 @@ def read_manifest(folder: Path) -> JsonObject:
 
 
 def convert(value: object, to: type[T], where: Path) -> T:
-    """Parsed JSON as a type; a UsageError names the field that does not fit."""
+    """Convert parsed JSON to a type; raise a UsageError that names the field that does not fit."""
     try:
         return msgspec.convert(value, to)
     except msgspec.ValidationError as error:

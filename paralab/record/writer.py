@@ -1,7 +1,7 @@
-"""Writes one rank's events as JSON lines, in a side thread, so that training never waits for a disk.
+"""Write one rank's events as JSON lines in a side thread, so training never waits for a disk.
 
-Lines reach the file within `FLUSH_SECONDS`. A killed process loses at most those, and cuts at most
-one line.
+Lines reach the file within `FLUSH_SECONDS`. A killed process loses at most the lines from that time
+and truncates at most one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from paralab.errors import naming
 
 FLUSH_SECONDS = 0.05
-# Made once: `json.dumps` would create an encoder for every event.
+# Created once: `json.dumps` would create an encoder for each event.
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
 
@@ -23,21 +23,21 @@ class EventWriter:
     def __init__(self, path: Path) -> None:
         self._queue: SimpleQueue[list[dict[str, Any]] | None] = SimpleQueue()
         self.path = path
-        self._file = path.open("x", encoding="utf-8")  # x: overwrite nothing
+        self._file = path.open("x", encoding="utf-8")  # x: never overwrite a file
         self._closing = threading.Event()
         self._error: OSError | None = None
         self._thread = threading.Thread(target=self._work, name="paralab-events", daemon=True)
         self._thread.start()
 
     def write(self, events: list[dict[str, Any]]) -> None:
-        """Queue events; returns at once. Raises the error that stopped earlier ones (a full
+        """Queue events and return at once. Raise the error that stopped earlier events (a full
         disk)."""
         if self._error:
             raise self._error
         self._queue.put(events)
 
     def close(self) -> None:
-        """Write the rest and close the file. Raises the error that stopped events."""
+        """Write the rest and close the file. Raise the error that stopped events."""
         self._queue.put(None)
         self._closing.set()
         self._thread.join()

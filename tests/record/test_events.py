@@ -47,7 +47,7 @@ def test_nothing_is_overwritten(tmp_path):
     EventWriter(folder.events / "rank0.jsonl").close()
     with pytest.raises(FileExistsError):
         EventWriter(folder.events / "rank0.jsonl")
-    with pytest.raises(UsageError, match="overwrites nothing"):
+    with pytest.raises(UsageError, match="--out"):
         RunFolder.create(tmp_path / "run", "")
 
 
