@@ -76,7 +76,7 @@ def show_comparison(result: dict) -> None:
             f"({spread})  comm {metrics['communication_share']:4.0%}  "
             f"peak {max(m['bytes'] for m in row['peak_bytes']) / 2**20:6.0f} MiB  {load}  "
             f"{'' if peak is None else f'{peak:.0%} of peak  '}"
-            f"{'' if row['parity'] is None else 'equal' if row['parity']['equal'] else row['parity']['cause']}",
+            f"{'' if row['verify'] is None else 'equal' if row['verify']['equal'] else row['verify']['cause']}",
             flush=True,
         )
 
