@@ -43,6 +43,12 @@ def busy_shares(row: Measured) -> list[float]:
     return [entry.share for entry in row.metrics.busy if entry.share is not None]
 
 
+def why_no_load(row: Measured) -> str:
+    if len(row.peak_bytes) < 2:
+        return f"all replicas share {row.peak_bytes[0].device}"
+    return "the replicas run inside one call of nn.DataParallel"
+
+
 def copying(row: Measured, kind: str) -> float | None:
     found = row.observed.copying.get(kind)
     return None if found is None else float(found.seconds)
@@ -426,7 +432,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "first_is_busier": lambda row: _first_is_busier(busy_shares(row)),
     "first_is_bottleneck": lambda row: _waits_for_first(row),
     "balanced": lambda row: None if balance(row) is None else balance(row) < EQUALLY,  # type: ignore[operator]
-    "why_no_load": lambda row: "the replicas run inside one nn.DataParallel call",
+    "why_no_load": why_no_load,
     "sharing": sharing,
     "micro_sizes": micro_sizes,
     "own_devices": own_devices,

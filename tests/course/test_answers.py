@@ -174,3 +174,15 @@ def test_the_pattern_of_the_hybrid():
     assert (found[changes].verdict, found[several].verdict) == (False, False)
     rows["double"]["all_reduces_per_step"] = 9
     assert answers("10", rows)[changes].verdict is True
+
+
+@pytest.mark.parametrize("name", PRACTICALS)
+def test_replicas_that_share_one_gpu_give_a_sheet_without_a_load(name):
+    rows = made_up(name)
+    for row in rows.values():
+        row["device"] = "cuda"
+        row["peak_bytes"] = [entry | {"how": "allocator"} for entry in row["peak_bytes"][:1]]
+        row["metrics"] |= {"busy": [], "balance": None}
+        row["observed"]["copying"] = {}  # inside nn.DataParallel's own calls
+    for section in fill_sheet(name, rows).sections:
+        assert all(block.text for block in section.blocks if isinstance(block, Answer))
