@@ -14,9 +14,7 @@ import pytest
 from paralab.analyse.hang import find_hang
 from tests.conftest import DEADLINE_SECONDS, ROOT, run_paralab, wait_until
 
-pytestmark = pytest.mark.usefixtures(
-    "own_torch"
-)  # they look at the processes that a command starts
+pytestmark = pytest.mark.processes
 
 SLOW = """
 import os, time, torch
@@ -101,7 +99,9 @@ def test_ctrl_c_ends_all_ranks_and_leaves_a_readable_folder(slow):
     assert result["status"] in ("interrupted", "killed")
 
 
-def test_the_launcher_killed_leaves_no_orphan(slow):
+def test_the_launcher_killed_leaves_no_orphan(
+    slow, own_torch
+):  # looks at the processes of the command
     process = start(slow, "--steps", "10000")
     wait_for_steps(slow, 2)
     ranks = ranks_of(process)
@@ -114,7 +114,7 @@ def test_the_launcher_killed_leaves_no_orphan(slow):
     assert events.count('"event":"step"') >= 2
 
 
-def test_a_killed_rank_is_named(slow):
+def test_a_killed_rank_is_named(slow, own_torch):  # looks at the processes of the command
     process = start(slow, "--steps", "10000")
     wait_for_steps(slow, 2)
     next(rank for rank in ranks_of(process) if rank.name() == "rank 1").kill()

@@ -18,10 +18,6 @@ from paralab.machine.signals import StopSignal, exit_code_of, name_of
 from paralab.record.checkpoints import checkpoints
 from tests.conftest import DEADLINE_SECONDS, ROOT, wait_until
 
-pytestmark = pytest.mark.usefixtures(
-    "own_torch"
-)  # they look at the processes that a command starts
-
 WORKLOAD = """
 import time, torch
 from torch import nn
@@ -73,6 +69,7 @@ def is_saved(folder):
     ]
 
 
+@pytest.mark.usefixtures("own_torch")
 def test_a_signal_to_every_process_at_once_saves(tmp_path):
     """As `scancel` does it: also the process that ranks are forked from, the ranks, and the workers
     of their loaders."""
@@ -90,6 +87,7 @@ def test_a_signal_to_every_process_at_once_saves(tmp_path):
     assert is_saved(tmp_path)
 
 
+@pytest.mark.usefixtures("own_torch")
 def test_a_closed_terminal_saves(tmp_path):
     """Writing to it fails from then on, which must not cost the save."""
     master, slave = os.openpty()
@@ -115,6 +113,7 @@ def ignore_ctrl_c():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+@pytest.mark.usefixtures("own_torch")
 def test_an_ignored_signal_stays_ignored_and_another_one_is_named(tmp_path):
     process = begin(tmp_path, "--json", preexec_fn=ignore_ctrl_c)  # as `nohup … &` starts it
     process.send_signal(signal.SIGINT)
