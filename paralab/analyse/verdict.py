@@ -255,8 +255,8 @@ def _same(rows: list[Row]) -> list[Finding]:
 
 
 def _busy(baseline: Row) -> list[Finding]:
-    """Warn if another program used the machine. A single device never waits for a rank, so missing
-    core time went to another program."""
+    """Warn if another program used the machine. A single device never waits for other ranks, so any
+    missing core time went to another program."""
     cores, asked = baseline.metrics.load.cores_per_rank[0], baseline.threads_per_device
     on_gpu = bool(baseline.peak_bytes) and baseline.peak_bytes[0].how != "counted"
     if baseline.strategy != "single" or cores is None or cores > BUSY * asked or on_gpu:

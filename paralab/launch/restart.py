@@ -19,7 +19,7 @@ from paralab.record.status_board import StatusBoard
 
 @dataclass(frozen=True)
 class FailedAttempt:
-    """How far an attempt came before it failed: the steps in the checkpoint it started from, the
+    """How far an attempt got before it failed: the steps in the checkpoint it started from, the
     steps in the newest good checkpoint afterward, and its last finished step (-1 if none)."""
 
     resumed_from: int

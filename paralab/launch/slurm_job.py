@@ -55,7 +55,7 @@ class SlurmLauncher:
         return self._script(request, options, self._allocate(request), runs, Path.cwd())
 
     def run(self, job: Job) -> Outcome:
-        """Submit the job and follow it to its end. A signal cancels it, except SIGHUP."""
+        """Submit the job and follow it until it finishes. A signal cancels it, except SIGHUP."""
         request, options = job.request, job.options
         asked = self._allocate(request)
         if options.max_restarts:

@@ -106,5 +106,5 @@ def num_steps(batch_size: int, samples: int | None, steps: int | None, epochs: i
     """Count the optimizer steps that `global_batches` yields."""
     from_epochs = None if epochs is None or samples is None else epochs * -(-samples // batch_size)
     known = [number for number in (steps, from_epochs) if number is not None]
-    assert known, "a run needs steps, or epochs over finite data"
+    assert known, "give a number of steps, or epochs over a finite dataset"
     return min(known)

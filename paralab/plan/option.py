@@ -86,7 +86,7 @@ def options_of(owner: type[Any]) -> tuple[Option, ...]:
 
 
 def to_words(given: Any) -> list[str]:
-    """Convert a dataclass's options to command-line words; leave out defaults."""
+    """Convert a dataclass's options to command-line arguments, omitting defaults."""
     words: list[str] = []
     for each in options_of(given.__class__):
         value = getattr(given, each.name)

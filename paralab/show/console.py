@@ -48,7 +48,7 @@ def show_table(table: Table) -> None:
 
 
 def plain_table(*columns: str, right: tuple[str, ...] = (), header: bool = True) -> Table:
-    """Create a table without lines. The columns named in `right` contain numbers."""
+    """Create a borderless table. The columns named in `right` contain numbers."""
     table = Table(
         box=None, show_header=header, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim"
     )

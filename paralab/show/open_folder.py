@@ -41,7 +41,7 @@ def document_of(folder: Path) -> Document:
 
 
 def document_of_runs(folders: Sequence[Path]) -> Document:
-    """Return a document that shows single runs side by side."""
+    """Return a document that shows individual runs side by side."""
     return report(comparison_of_runs(folders), Path())
 
 

@@ -66,7 +66,7 @@ class ActivationMeter:
         return tensor
 
     def backward_done(self, piece: Any = None) -> None:
-        """Drop everything that the freed graph (of this piece) had saved."""
+        """Drop everything that this piece's graph had saved, now that the graph is freed."""
         with self._lock:
             if piece is None:
                 self._live.clear()

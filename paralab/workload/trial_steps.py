@@ -161,7 +161,8 @@ def _counting_batch_norms() -> Iterator[list[int]]:
 def _find_unused_by_some(
     workload: Workload, model: nn.Module, batch: Any, calls: _CallCounter
 ) -> set[str]:
-    """Find parameters that get no gradient from some samples, so ranks would use different ones."""
+    """Find parameters that get no gradient from some samples: ranks could then use different
+    parameters."""
     trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     split = workload.unpack or unpack
     unused: set[str] = set()
