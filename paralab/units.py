@@ -49,7 +49,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def measure(value: float | None, unit: str) -> str:
-    """Format a number in a chart's unit: seconds, bytes, share, number, or a suffix (`1.8 ×`)."""
+    """Format a number in a chart's unit: seconds, bytes, share, number, `×`, or a suffix (`1.8 cores`)."""
     if value is None:
         return "not measured"
     if value != value or abs(value) == float("inf"):
@@ -61,4 +61,6 @@ def measure(value: float | None, unit: str) -> str:
     if unit == "share":
         return f"{value * 100:.3g} %"
     shown = f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
-    return shown if unit == "number" else f"{shown} {unit}".rstrip()
+    if unit in ("number", "×"):
+        return shown + unit.removeprefix("number")
+    return f"{shown} {unit}".rstrip()

@@ -114,7 +114,7 @@ def _side_by_side(
         Bars(
             f"Speed-up over {baseline}",
             tuple(speed),
-            "times",
+            "×",
             1.0,
             "Error bars show the 95 % confidence interval over the rounds.",
         ),
