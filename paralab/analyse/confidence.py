@@ -80,7 +80,7 @@ class Ratio:
         return True if self.low >= goal else False if self.high < goal else None
 
     def choose(self, faster: str, slower: str) -> str | None:
-        """Return the name of the faster side, or None if there is no measurable difference."""
+        """Return the name of the faster side, or None if the rounds show no difference."""
         return {"faster": faster, "slower": slower}.get(self.verdict)
 
 

@@ -191,7 +191,7 @@ def _grade_answer(part: int, answer: Answer, given: str, tolerance: float) -> It
     facts = [
         answer.verdict is not None and yes_or_no(given) == answer.verdict,
         bool(answer.choice) and _plain(answer.choice or "") in _plain(given),
-        bool(_matching(answer, given, tolerance)),
+        _confirms_a_number(answer, given, tolerance),
         bool(answer.terms) and all(_has_term(term, given) for term in answer.terms),
     ]
     return Item(part, place, "right" if any(facts) else "not judged", given, expected)
@@ -207,9 +207,9 @@ def _false_fact(answer: Answer, given: str, tolerance: float) -> str:
             return answer.text
     if answer.choice and _plain(answer.choice) not in _plain(given):
         return f"the run says {answer.choice}: {answer.text}"
-    numbers = _stated(given)
-    by_numbers = answer.verdict is None and not answer.choice and _flat(answer.evidence)
-    if numbers and by_numbers and not _matching(answer, given, tolerance):
+    stated, known = _stated(given), _flat(answer.evidence)
+    by_numbers = answer.verdict is None and not answer.choice and stated and known
+    if by_numbers and not any(_states(number, stated, tolerance) for number in known):
         return f"none of these numbers matches the run: {answer.text}"
     return ""
 
@@ -239,22 +239,25 @@ def _stated(text: str) -> list[float]:
     found = []
     for digits, unit in IN_TEXT.findall(text):
         number = read_number(digits.rstrip(".,"))
-        kind, factor = FACTORS.get(unit.lower(), ("number", 1.0))
-        if number is not None and not re.match(r"[a-z]", unit.lower()[:1] if kind == "" else ""):
+        _, factor = FACTORS.get(unit.lower(), ("number", 1.0))
+        if number is not None:
             found.append(number * factor)
     return found
 
 
-def _matching(answer: Answer, given: str, tolerance: float) -> list[float]:
-    """Return the run's numbers that the answer states: counts exactly, others within tolerance."""
+def _states(known: float, stated: list[float], tolerance: float) -> bool:
+    """Whether an answer states a number of the run: a count exactly, others within tolerance."""
+    if known.is_integer() and abs(known) < 1000:
+        return known in stated
+    return any(abs(number - known) <= (tolerance + ROUNDING) * abs(known) for number in stated)
+
+
+def _confirms_a_number(answer: Answer, given: str, tolerance: float) -> bool:
+    """Whether the answer states one of the run's numbers, and all of them if it is a list. "All on
+    GPU 0" does not state that ranks 0 and 1 use GPUs 0 and 1."""
     stated = _stated(given)
-
-    def same(known: float) -> bool:
-        if known.is_integer() and abs(known) < 1000:
-            return known in stated
-        return any(abs(number - known) <= (tolerance + ROUNDING) * abs(known) for number in stated)
-
-    return [known for known in _flat(answer.evidence) if same(known)]
+    facts = [numbers for value in answer.evidence.values() if (numbers := _flat(value))]
+    return any(all(_states(number, stated, tolerance) for number in fact) for fact in facts)
 
 
 def contradiction(given: str, cell: Cell, tolerance: float) -> str:

@@ -7,7 +7,7 @@ these calls:
     {{ table("Title", ["single", "dp2"], ["step time"]) }}      a row per configuration
     {% call answer("a) Is it faster?", verdict=…, numbers=…) %} a question and its answer
 
-Configurations are variables (`dp2.step_seconds.median`), measures.py lists the columns, and the
+Configurations are variables (`dp2.step_seconds.median`), tables.py lists the columns, and the
 filters below format numbers. On a blank sheet, each value is `BLANK`, which prints as an empty
 string.
 """
@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from paralab.analyse import figures
 from paralab.analyse.blocks import Answer, Block, Section, Table
-from paralab.course import measures
+from paralab.course import measures, tables
 from paralab.course.configurations import LABELS
 from paralab.course.measurements import Measurements
 from paralab.errors import UsageError
@@ -170,7 +170,7 @@ def fill(name: str, lab: Measurements | None, parts: Sequence[int] | None) -> Sh
         "part": sheet.part,
         "answer": sheet.answer,
         "figures": sheet.figures,
-        **{key: sheet.table(make) for key, make in measures.TABLES.items()},
+        **{key: sheet.table(make) for key, make in tables.TABLES.items()},
         **{key: _of(lab, made) for key, made in measures.FUNCTIONS.items()},
     }
     try:

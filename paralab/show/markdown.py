@@ -30,7 +30,8 @@ def as_markdown(document: Document) -> str:
         )
         for block in blocks:
             lines += _table(block) if isinstance(block, Table) else _answer(block)
-    lines += ["", "## What these numbers depend on", ""]
+    if document.facts:
+        lines += ["", "## What these numbers depend on", ""]
     lines += [f"- {safe(name)}: {safe(value)}" for name, value in document.facts]
     return "\n".join(lines) + "\n"
 

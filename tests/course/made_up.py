@@ -9,7 +9,7 @@ from paralab.analyse.compare import Comparison
 from paralab.analyse.verify import judge
 from paralab.course.configurations import LABELS, find
 from paralab.course.measurements import Measured, Measurements
-from paralab.course.measures import COPYING
+from paralab.course.tables import COPYING
 from paralab.course.template import fill
 from paralab.record.events import Verify
 from tests.analyse.recordings import MACHINE, WORKLOAD

@@ -60,7 +60,7 @@ def test_a_blank_sheet_has_no_solution(name):
                 assert all(not cell.text.strip() for line in block.rows for cell in line[1:])
 
 
-FASTER, PROPORTIONAL = (3, "a) Is DataParallel faster?"), 3
+FASTER = 3, "a) Is DataParallel faster?"
 
 
 @pytest.mark.parametrize(

@@ -228,3 +228,22 @@ def test_every_format_of_a_grader(submissions):
 
     alone = json.loads(FORMATS["gradescope"](submissions[:1]))
     assert alone["score"] == scope["ann"]["score"]  # one sheet: the object itself
+
+
+@pytest.mark.parametrize(
+    ("written", "status"),
+    [("Rank 0 uses GPU 0, rank 1 GPU 1", "right"), ("all on GPU 5", "wrong")],
+)
+def test_a_list_of_numbers_must_be_complete(written, status):
+    known = one_question(evidence={"devices": [0, 1]})
+    assert grade(f"## Part 1\n\n**Q1** {written}\n", known, 0.25).items[0].status == status
+
+
+def test_half_of_a_list_is_for_a_human():
+    answers = tuple(
+        Answer(f"Q{n} Where?", "", {"devices": [0, 1]} if n == 1 else {}, None if n == 1 else True)
+        for n in (1, 2)
+    )
+    known = Document("Practical 10", "", (), (Section("Part 1: Run", answers),))
+    found = grade("## Part 1\n\n**Q1** all on GPU 0\n\n**Q2** Yes\n", known, 0.25)
+    assert [item.status for item in found.items] == ["not judged", "right"]
