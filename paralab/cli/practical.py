@@ -119,31 +119,43 @@ def _add(name: str, title: str) -> None:
         run_folder: Path | None,
         **options: Any,
     ) -> None:
-        _check(options, markdown, blank, run_folder, as_json)
-        if blank:
-            from paralab.course import practical as practicals
-
-            _write_sheet(blank, practicals.blank(name, options["part"]))
-            return
-
-        quiet = as_json or str(markdown) == "-"
-        document, folder = _open_or_run(name, run_folder, quiet, options)
-        if markdown:
-            _write_sheet(markdown, document)
-        if as_json:
-            printed = replace(document, run_folder=str(folder))
-            click.echo(json.dumps(printed.to_dict()))
-        elif not quiet:
-            from paralab.show.document import print_document
-
-            print_document(document)
-            echo(f"\nPage: {folder / 'report.html'}   Sheet: {folder / 'sheet.md'}")
-        if not any(section.blocks for section in document.sections):
-            sys.exit(1)  # no part has the configurations it needs
+        _run(name, as_json, markdown, blank, run_folder, options)
 
 
 for _name, _title in TITLES.items():
     _add(_name, _title)
+
+
+def _run(
+    name: str,
+    as_json: bool,
+    markdown: Path | None,
+    blank: Path | None,
+    run_folder: Path | None,
+    options: dict[str, Any],
+) -> None:
+    """Write a blank sheet, or fill one in and show it."""
+    _check(options, markdown, blank, run_folder, as_json)
+    if blank:
+        from paralab.course import practical as practicals
+
+        _write_sheet(blank, practicals.blank(name, options["part"]))
+        return
+
+    quiet = as_json or str(markdown) == "-"
+    document, folder = _open_or_run(name, run_folder, quiet, options)
+    if markdown:
+        _write_sheet(markdown, document)
+    if as_json:
+        printed = replace(document, run_folder=str(folder))
+        click.echo(json.dumps(printed.to_dict()))
+    elif not quiet:
+        from paralab.show.document import print_document
+
+        print_document(document)
+        echo(f"\nPage: {folder / 'report.html'}   Sheet: {folder / 'sheet.md'}")
+    if not any(section.blocks for section in document.sections):
+        sys.exit(1)  # no part has the configurations it needs
 
 
 def _check(
