@@ -188,7 +188,7 @@ def compare(
         result = comparison.compare(
             cases or comparison.default_configurations(base),
             rounds=rounds,
-            prove=prove,
+            verify=prove,
             out=Path(out) if out else None,
         )
     return replace(result, report=str(write_report(Path(result.run_folder))))

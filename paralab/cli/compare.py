@@ -62,7 +62,7 @@ def compare(
         Configuration(_parse_configuration(text, base)) for text in configurations
     ] or comparison.default_configurations(base)
     result = comparison.compare(
-        cases, rounds=rounds, prove=not no_proof, out=out, say=printer(quiet=as_json)
+        cases, rounds=rounds, verify=not no_proof, out=out, say=printer(quiet=as_json)
     )
     report(result, as_json)
 

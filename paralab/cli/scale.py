@@ -62,7 +62,7 @@ def scale(
         cases,
         kind="scale",
         rounds=rounds,
-        prove=not no_proof,
+        verify=not no_proof,
         out=out,
         say=printer(quiet=as_json),
     )

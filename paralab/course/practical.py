@@ -49,7 +49,7 @@ def run(
     base = replace(base, workload=check_reference(base.workload))
     if variant:
         base = vary(base, variant)
-    machine, summary = look_once(base.workload, base.device, name == "10", base.batch_size, 1)
+    machine, summary = look_once(base, ["pipeline"] if name == "10" else [])
 
     known = practical.configurations(base, machine, summary)
     needs = fill(practical.template, None, parts).needs

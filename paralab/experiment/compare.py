@@ -19,17 +19,14 @@ from paralab.experiment.rounds import BUDGET_SECONDS, ROUNDS, measure, plan_roun
 from paralab.machine.signals import exit_code_of, name_of
 from paralab.plan.option import flag_of, options_of
 from paralab.plan.request import APPLIES, STRATEGIES, Options, Request, only_applicable
-from paralab.plan.resolve import needs_layers
-from paralab.plan.sharding import needs_units
 from paralab.record.folder import RunFolder
 from paralab.units import plural
-from paralab.workload.reference import check_reference
 
 
 def default_configurations(base: Request) -> list[Configuration]:
     """Return each strategy with two replicas or two stages, and each low precision that this
     machine supports."""
-    machine, _ = look_once(check_reference(base.workload), base.device, True, base.batch_size, 1)
+    machine, _ = look_once(base, ["pipeline", "hybrid"])
     on_gpu = bool(machine.gpus) and base.device != "cpu"
     low = ("tf32", "bf16", "fp16") if on_gpu else ("bf16",)
     asked: list[Options] = [
@@ -83,8 +80,7 @@ def scale_configurations(base: Request, counts: str, weak: bool) -> list[Configu
             f"--replicas {counts}: scaling needs at least two different positive numbers.",
             fix="--replicas 1,2,4",
         )
-    asked = (needs_layers(base.strategy), base.batch_size, 1, needs_units(base.strategy))
-    _, summary = look_once(check_reference(base.workload), base.device, *asked)
+    _, summary = look_once(base, [base.strategy])
     batch = base.batch_size or summary.batch_size
     return [
         Configuration(
@@ -101,7 +97,7 @@ def compare(
     about: About | None = None,
     rounds: int | None = None,
     steps: int | None = None,
-    prove: bool = True,
+    verify: bool = True,
     out: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
@@ -135,7 +131,7 @@ def compare(
         left_out=[each.to_dict() for each in left_out],
         configurations=[entry.to_dict() for entry in entries],
     )
-    measured = measure(folder, resolved, entries, prove, say, None if rounds else BUDGET_SECONDS)
+    measured = measure(folder, resolved, entries, verify, say, None if rounds else BUDGET_SECONDS)
     folder.write_outcome(measured.to_dict())
     seconds = round(time.perf_counter() - started, 3)
     result = replace_fields(comparison_of(folder.path), seconds=seconds)

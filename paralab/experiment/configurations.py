@@ -9,15 +9,13 @@ from dataclasses import dataclass, replace
 
 from paralab.analyse.manifest import LeftOut
 from paralab.errors import UsageError
-from paralab.experiment.planning import look_once, probe_once
+from paralab.experiment.planning import look_once, resolve_here
 from paralab.launch.launched_by import refuse_inside
 from paralab.machine.host import Machine, threads_asked
 from paralab.plan.label import label
 from paralab.plan.option import to_words
 from paralab.plan.plan import Plan
 from paralab.plan.request import Request
-from paralab.plan.resolve import needs_layers, resolve
-from paralab.plan.sharding import needs_units
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
 
@@ -72,7 +70,7 @@ def resolve_all(
             threads_per_device=each.request.threads_per_device or threads,
         )
         try:
-            plan = resolve(request, machine, summary, probe_once, threads_asked())
+            plan = resolve_here(request, machine, summary)
         except UsageError as error:
             if not each.optional:
                 raise
@@ -105,13 +103,9 @@ def _inspect_workloads(
     inspected: dict[str, tuple[Machine, Summary]] = {}
     for each in configurations:
         name = each.request.workload
-        if name in inspected:
-            continue
-        same = [other.request for other in configurations if other.request.workload == name]
-        layers = any(needs_layers(request.strategy) for request in same)
-        units = any(needs_units(request.strategy) for request in same)
-        request = each.request
-        inspected[name] = look_once(name, request.device, layers, request.batch_size, 1, units)
+        if name not in inspected:
+            same = [other.request for other in configurations if other.request.workload == name]
+            inspected[name] = look_once(each.request, [request.strategy for request in same])
     return inspected
 
 

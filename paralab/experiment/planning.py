@@ -3,9 +3,10 @@ in the run folder."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
+from typing import Any
 
 from paralab.launch.inspect import inspect_workload
 from paralab.launch.launched_by import refuse_inside
@@ -22,21 +23,27 @@ from paralab.units import count, size
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Inspection, Summary
 
-probe_once = cache(probe_cpu)
+_probe_once = cache(probe_cpu)
 _inspect = cache(inspect_workload)
 
 
-def look_once(
-    workload: str,
-    device: str,
-    layers: bool,
-    samples: int | None,
-    threads: int | None,
-    units: bool = False,
-) -> tuple[Machine, Summary]:
-    """Like `inspect_workload`, but cached: an experiment has many configurations per workload."""
+def inspection_for(request: Request, strategies: Iterable[str], **more: Any) -> Inspection:
+    """Ask for everything that these strategies need to know about the workload."""
+    names = list(strategies)
+    return Inspection(
+        check_reference(request.workload),
+        request.device,
+        layers=any(map(needs_layers, names)),
+        units=any(map(needs_units, names)),
+        **more,
+    )
+
+
+def look_once(request: Request, strategies: Iterable[str]) -> tuple[Machine, Summary]:
+    """Inspect a workload on one thread. Cached: an experiment has many configurations per
+    workload."""
     refuse_inside()
-    return _inspect(Inspection(workload, device, samples, threads, layers, units))
+    return _inspect(inspection_for(request, strategies, samples=request.batch_size, threads=1))
 
 
 def look_again() -> None:
@@ -56,18 +63,22 @@ def make_plan(
         refuse_inside()
     check(request)
     request = replace(request, workload=check_reference(request.workload))
+    samples, threads = _samples_at_once(request), _one_device_threads(request)
     machine, summary = inspect_workload(
-        Inspection(
-            request.workload,
-            request.device,
-            _samples_at_once(request),
-            _one_device_threads(request),
-            layers=needs_layers(request.strategy),
-            units=needs_units(request.strategy),
-        )
+        inspection_for(request, [request.strategy], samples=samples, threads=threads)
     )
-    plan = resolve(request, machine, summary, probe_once, threads_asked(), tuple(places), cuts)
-    return plan, machine, summary
+    return resolve_here(request, machine, summary, places, cuts), machine, summary
+
+
+def resolve_here(
+    request: Request,
+    machine: Machine,
+    summary: Summary,
+    places: Sequence[Place] = (),
+    cuts: Sequence[str] = (),
+) -> Plan:
+    """Resolve a configuration in this process's environment."""
+    return resolve(request, machine, summary, _probe_once, threads_asked(), places, cuts)
 
 
 def _samples_at_once(request: Request) -> int | None:

@@ -10,12 +10,11 @@ from msgspec.structs import replace as replace_fields
 
 from paralab.analyse.verify import Verification, failed_verification, judge, with_excuse
 from paralab.errors import RunFailed
-from paralab.experiment.planning import probe_once, record_plan
+from paralab.experiment.planning import record_plan, resolve_here
 from paralab.launch.job import Training
-from paralab.machine.host import Machine, threads_asked
+from paralab.machine.host import Machine
 from paralab.plan.plan import Plan
-from paralab.plan.request import Request, on_one_device
-from paralab.plan.resolve import resolve
+from paralab.plan.request import Request, in_fp64, on_one_device
 from paralab.record.events import Verify
 from paralab.record.folder import RunFolder
 from paralab.record.reader import read_events
@@ -26,12 +25,10 @@ from paralab.workload.summary import Summary
 class ReferencePair:
     """The runs that verify one configuration, by number.
 
-    plan       the plan as requested
     exact      the run that must equal its reference
     as_asked   the run as requested, if it may differ for a known reason
     """
 
-    plan: Plan
     exact: int
     as_asked: int | None
     split_problem: str | None
@@ -53,21 +50,19 @@ class ReferenceRuns:
         """Add the runs that compare this configuration with a single device.
 
         If the two may differ for a known reason (`Plan.differences`), the exact pair runs in fp64
-        without those causes (`paralab.workload.proof_controls`). A second pair, as requested,
+        without those causes (`paralab.workload.verify_controls`). A second pair, as requested,
         measures their effect.
         """
         # Dropout is off on both sides: it could mask an error.
         summary = replace(summary, dropout=False)
-        plan = self._plan(request, machine, summary)
-        if not plan.differences:
-            exact = self._add_pair(name, request, machine, summary, ())
-            return ReferencePair(plan, exact, None, summary.split_problem)
+        if not resolve_here(request, machine, summary).differences:
+            exact = self._add_pair(name, request, machine, summary)
+            return ReferencePair(exact, None, summary.split_problem)
 
         still = replace(summary, random=False, state=(), batch_norms=0)
-        in_fp64 = replace(request, precision="fp64", loss_scale=None, no_scaler=None)
-        exact = self._add_pair(name, in_fp64, machine, still, summary.controls)
-        as_asked = self._add_pair(f"{name}-as-asked", request, machine, summary, ())
-        return ReferencePair(plan, exact, as_asked, summary.split_problem)
+        exact = self._add_pair(name, in_fp64(request), machine, still, summary.controls)
+        as_asked = self._add_pair(f"{name}-as-asked", request, machine, summary)
+        return ReferencePair(exact, as_asked, summary.split_problem)
 
     def _add_pair(
         self,
@@ -75,31 +70,24 @@ class ReferenceRuns:
         request: Request,
         machine: Machine,
         summary: Summary,
-        control: tuple[str, ...],
+        control: tuple[str, ...] = (),
     ) -> int:
         """Add a run for this configuration, after its reference; return its number."""
-        plan = self._plan(request, machine, summary, control)
+
+        def add(name: str, plan: Plan, extras: dict[str, str]) -> None:
+            training = Training(plan, RunFolder.create(self.folder / name, ""), extras)
+            record_plan(training.folder, plan, machine, summary)
+            self.trainings.append(training)
+
+        plan = replace(resolve_here(request, machine, summary), control=control)
         single = replace(on_one_device(request, plan.batch_size), loss_scale=plan.loss_scale)
         key = single, control
         if key not in self.references:
             self.references[key] = str(self.private / f"reference{len(self.references)}.pt")
+            reference = replace(resolve_here(single, machine, summary), control=control)
             extras = {"save_reference": self.references[key]}
-            reference = self._plan(single, machine, summary, control)
-            self._append(f"reference{len(self.references)}", reference, extras, machine, summary)
-        return self._append(name, plan, {"compare_with": self.references[key]}, machine, summary)
-
-    def _plan(
-        self, request: Request, machine: Machine, summary: Summary, control: tuple[str, ...] = ()
-    ) -> Plan:
-        plan = resolve(request, machine, summary, probe_once, threads_asked())
-        return replace(plan, control=control)
-
-    def _append(
-        self, name: str, plan: Plan, extras: dict[str, str], machine: Machine, summary: Summary
-    ) -> int:
-        training = Training(plan, RunFolder.create(self.folder / name, ""), extras)
-        record_plan(training.folder, plan, machine, summary)
-        self.trainings.append(training)
+            add(f"reference{len(self.references)}", reference, extras)
+        add(name, plan, {"compare_with": self.references[key]})
         return len(self.trainings) - 1
 
     def is_reference(self, number: int) -> bool:
@@ -109,8 +97,10 @@ class ReferenceRuns:
         """Judge whether the configuration equals its reference. `failed` has the runs' errors."""
         exact = self._judge(pair.exact, failed, pair.split_problem)
         exact = replace_fields(exact, control=self.trainings[pair.exact].plan.control)
-        as_asked = None if pair.as_asked is None else self._judge(pair.as_asked, failed)
-        return with_excuse(exact, pair.plan, as_asked)
+        if pair.as_asked is None:
+            return exact
+        as_asked = self._judge(pair.as_asked, failed)
+        return with_excuse(exact, self.trainings[pair.as_asked].plan, as_asked)
 
     def _judge(
         self, number: int, failed: dict[int, RunFailed], split_problem: str | None = None

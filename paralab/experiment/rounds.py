@@ -26,7 +26,7 @@ from paralab.experiment.shared_launch import has_started, is_complete, train_all
 from paralab.launch.job import Training
 from paralab.machine.signals import number_of
 from paralab.plan.label import label
-from paralab.plan.request import Request
+from paralab.plan.request import Request, in_fp64
 from paralab.record.folder import RunFolder
 
 VERIFY_STEPS = 3
@@ -37,8 +37,8 @@ VERIFYING = -1  # the round number for runs that verify
 
 
 @dataclass(frozen=True)
-class Timed:
-    """One measured run: which configuration, in which round."""
+class Turn:
+    """One run: of which configuration, in which round. `VERIFYING` for runs that verify."""
 
     training: Training
     number: int
@@ -51,13 +51,9 @@ def plan_rounds(configurations: Sequence[Resolved], rounds: int) -> list[Planned
     for number, item in enumerate(configurations):
         each = item.configuration
         place = f"{number:02d}_{slug(each.label)}"
+        runs = [f"{place}/round{round_ + 1}" for round_ in range(rounds)]
         entries.append(
-            Planned(
-                name=each.label,
-                command=each.command,
-                request=each.request,
-                runs=[f"{place}/round{round_ + 1}" for round_ in range(rounds)],
-            )
+            Planned(name=each.label, command=each.command, request=each.request, runs=runs)
         )
     return entries
 
@@ -66,34 +62,44 @@ def measure(
     folder: RunFolder,
     configurations: Sequence[Resolved],
     entries: Sequence[Planned],
-    prove: bool,
+    verify: bool,
     say: Callable[[str], None],
     budget_seconds: float | None = None,
 ) -> Outcome:
     """Train each configuration in each planned round, in a new random order each time."""
     stopped_by: int | None = None
     failed: dict[int, RunFailed] = {}
+    structures = [_structure(item) for item in configurations]
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
-        references = ReferenceRuns(folder.path / "proof", Path(private))
-        pairs = _add_references(references, configurations) if prove else {}
-        timed = _create_runs(folder, configurations, entries, budget_seconds)
-        trainings = [*references.trainings, *(each.training for each in timed)]
-        rounds = [VERIFYING] * len(references.trainings) + [each.round for each in timed]
-        progress = Progress(trainings, rounds, len(entries[0].runs), say)
+        references = ReferenceRuns(folder.path / "verify", Path(private))
+        pairs: dict[Request, ReferencePair] = {}
+        for item, request in zip(configurations, structures, strict=True):
+            if verify and request not in pairs:  # versions in fp32 and bf16 share one
+                name = f"{len(pairs):02d}_{slug(label(request))}"
+                pairs[request] = references.add(name, request, item.machine, item.summary)
+
+        turns = [Turn(training, VERIFYING, VERIFYING) for training in references.trainings]
+        turns += _create_runs(folder, configurations, entries, budget_seconds)
+        progress = Progress(turns, len(entries[0].runs), say)
         try:
-            failed = train_all(folder, trainings, progress.poll)
+            failed = train_all(folder, [turn.training for turn in turns], progress.poll)
         except KeyboardInterrupt as error:
             stopped_by = number_of(error)
 
         verified: dict[int, Verification] = {}
-        for number, item in enumerate(configurations):
-            pair = pairs.get(_structure(item))
-            if pair and all(n in failed or is_complete(trainings[n]) for n in pair.numbers):
+        for number, request in enumerate(structures):
+            pair = pairs.get(request)
+            if pair and all(n in failed or is_complete(turns[n].training) for n in pair.numbers):
                 verified[number] = references.judge(pair, failed)
 
-    first = len(references.trainings)
-    errors = {timed[n - first].number: error.problem for n, error in failed.items() if n >= first}
+    errors = {turns[n].number: error.problem for n, error in failed.items()}
+    timed = [turn for turn in turns if turn.round != VERIFYING]
     return _conclude(timed, entries, errors, verified, stopped_by, say)
+
+
+def _structure(item: Resolved) -> Request:
+    """Return the configuration to verify: a few steps in fp64."""
+    return replace(in_fp64(item.configuration.request), steps=VERIFY_STEPS, epochs=None)
 
 
 def _create_runs(
@@ -101,8 +107,8 @@ def _create_runs(
     configurations: Sequence[Resolved],
     entries: Sequence[Planned],
     budget_seconds: float | None,
-) -> list[Timed]:
-    timed = []
+) -> list[Turn]:
+    turns = []
     for round_ in range(len(entries[0].runs)):
         order = list(range(len(configurations)))
         random.Random(round_).shuffle(order)
@@ -112,12 +118,12 @@ def _create_runs(
             record_plan(run, item.plan, item.machine, item.summary)
             deadline = budget_seconds if round_ >= SURE_ROUNDS and place == 0 else None
             training = Training(item.plan, run, case=str(number), deadline_seconds=deadline)
-            timed.append(Timed(training, number, round_))
-    return timed
+            turns.append(Turn(training, number, round_))
+    return turns
 
 
 def _conclude(
-    timed: Sequence[Timed],
+    timed: Sequence[Turn],
     entries: Sequence[Planned],
     errors: dict[int, str],
     verified: dict[int, Verification],
@@ -166,53 +172,21 @@ def _conclude(
 class Progress:
     """Prints when a round begins, as its runs' event files show."""
 
-    def __init__(
-        self,
-        trainings: Sequence[Training],
-        rounds: Sequence[int],
-        num_rounds: int,
-        say: Callable[[str], None],
-    ) -> None:
-        self.trainings, self.rounds, self.num_rounds, self.say = trainings, rounds, num_rounds, say
+    def __init__(self, turns: Sequence[Turn], rounds: int, say: Callable[[str], None]) -> None:
+        self.turns, self.rounds, self.say = turns, rounds, say
         self.next = 0
         self.printed: int | None = None
 
     def poll(self) -> None:
         """Print the newest run's round. Runs start in order, but some may be skipped."""
-        for number in range(len(self.trainings) - 1, self.next - 1, -1):
-            if (self.trainings[number].folder.events / "rank0.jsonl").exists():
-                self.next = number + 1
-                self._print(self.rounds[number])
-                return
-
-    def _print(self, round_: int) -> None:
-        if round_ == self.printed:
+        for place in reversed(range(self.next, len(self.turns))):
+            turn = self.turns[place]
+            if not (turn.training.folder.events / "rank0.jsonl").exists():
+                continue
+            self.next = place + 1
+            if turn.round != self.printed:
+                self.printed = turn.round
+                verifying = "verifying that all configurations train alike"
+                counted = f"round {turn.round + 1} of {self.rounds}"
+                self.say(verifying if turn.round == VERIFYING else counted)
             return
-        self.printed = round_
-        verifying = "verifying that all configurations train alike"
-        self.say(verifying if round_ == VERIFYING else f"round {round_ + 1} of {self.num_rounds}")
-
-
-def _structure(item: Resolved) -> Request:
-    """Return the configuration to verify: in fp64, where rounding cannot mask an error."""
-    return replace(
-        item.configuration.request,
-        precision="fp64",
-        loss_scale=None,
-        no_scaler=None,
-        steps=VERIFY_STEPS,
-        epochs=None,
-    )
-
-
-def _add_references(
-    references: ReferenceRuns, configurations: Sequence[Resolved]
-) -> dict[Request, ReferencePair]:
-    """Add one pair per structure: fp32 and bf16 versions of a configuration share it."""
-    pairs: dict[Request, ReferencePair] = {}
-    for item in configurations:
-        request = _structure(item)
-        if request not in pairs:
-            name = f"{len(pairs):02d}_{slug(label(request))}"
-            pairs[request] = references.add(name, request, item.machine, item.summary)
-    return pairs

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def tune(
         )
     started = time.perf_counter()
     base = replace(base, workload=check_reference(base.workload))
-    machine, summary = look_once(base.workload, base.device, True, base.batch_size, 1)
+    machine, summary = look_once(base, [base.strategy])
     folder = RunFolder.create(out, f"tune_{base.strategy}_{slug(summary.name)}")
     folder.write_manifest(
         kind="tune", machine=asdict(machine), workload=asdict(summary), default=label(base)
@@ -125,58 +125,44 @@ def single_changes(base: Request, summary: Summary, on_gpu: bool) -> list[Reques
     return changes
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A configuration measured in a rung: its step time, also relative to the rung's default."""
-
-    request: Request
-    seconds: float
-    relative: float
-    fits: bool  # whether it fits into memory
-
-
 def combinations(base: Request, rung: Comparison) -> list[Request]:
     """Combine the best value of each option that does not look slower: all together, and with each
     one left out once."""
-    trials = _trials(rung)
-    default = next(trial.seconds for trial in trials if _is_like(trial.request, base))
+    times = _relative_times(rung)
     best: Options = {}
     for name in TUNED:
-        asked = [(getattr(trial.request, name), trial.seconds) for trial in trials]
-        options = {value: seconds for value, seconds in asked if value is not None}
-        if name != "precision" and getattr(base, name) is None and options:
-            value = min(options, key=lambda option: options[option])
-            if options[value] <= TOLERATED * default:
-                best[name] = value
+        values = {getattr(request, name): time_ for request, time_ in times}
+        values.pop(None, None)
+        if name == "precision" or getattr(base, name) is not None or not values:
+            continue
+        value = min(values, key=lambda value: values[value])
+        if values[value] <= TOLERATED:
+            best[name] = value
     if best.get("accumulate"):
         best.pop("static_graph", None)
-    found = [best] + [
-        {name: value for name, value in best.items() if name != left_out} for left_out in best
-    ]
-    changed = [each for each in found if len(each) > 1]
+
+    fewer = [{name: best[name] for name in best if name != left_out} for left_out in best]
+    changed = [each for each in [best, *fewer] if len(each) > 1]
     return list(dict.fromkeys(replace(base, **each) for each in changed))
 
 
 def _finalists(base: Request, rungs: list[Comparison]) -> list[Request]:
     """Return the two best from all rungs, and the best one in the fastest low precision."""
-    trials = [trial for rung in rungs for trial in _trials(rung) if trial.fits]
+    times = [each for rung in rungs for each in _relative_times(rung)]
+    times.sort(key=lambda each: each[1])
     same = [
-        trial
-        for trial in trials
-        if (trial.request.precision or "fp32") == (base.precision or "fp32")
-        and not _is_like(trial.request, base)
+        request
+        for request, _ in times
+        if (request.precision or "fp32") == (base.precision or "fp32")
     ]
-    same.sort(key=lambda trial: trial.relative)
-    chosen = [replace(trial.request, threads_per_device=None) for trial in same[:2]]
     low = [
-        trial
-        for trial in trials
-        if trial.request.precision not in (None, base.precision) and trial.relative < 1
+        request.precision
+        for request, time_ in times
+        if request.precision not in (None, base.precision) and time_ < 1
     ]
+    chosen = [replace(request, threads_per_device=None) for request in same[:2]]
     if low:
-        fastest = min(low, key=lambda trial: trial.relative)
-        start = chosen[0] if chosen else base
-        chosen.append(replace(start, precision=fastest.request.precision))
+        chosen.append(replace(chosen[0] if chosen else base, precision=low[0]))
     return list(dict.fromkeys(chosen))
 
 
@@ -196,29 +182,24 @@ def _rung(
     rung = compare(
         configurations,
         rounds=rounds,
-        prove=say is not None,
+        verify=say is not None,
         out=path,
         say=say or (lambda line: None),
     )
-    default = next(
-        (failed for failed in rung.failed if failed.name == configurations[0].label), None
-    )
-    if default:
-        raise RunFailed(f"The default fails: {default.error}", fix=f"read the logs in {path}")
+    for failed in rung.failed:
+        if failed.name == configurations[0].label:
+            raise RunFailed(f"The default fails: {failed.error}", fix=f"read the logs in {path}")
     return rung
 
 
-def _trials(rung: Comparison) -> list[Trial]:
-    """Read the rung's measurements; the first row is the default."""
-    default = rung.rows[0].step_seconds.median
+def _relative_times(rung: Comparison) -> list[tuple[Request, float]]:
+    """Return each change that fits into memory, and its step time relative to the default, which is
+    the first row."""
+    default, *changed = rung.rows
     return [
-        Trial(
-            request=row.request,
-            seconds=row.step_seconds.median,
-            relative=row.step_seconds.median / default,
-            fits=_fits(row, rung.machine),
-        )
-        for row in rung.rows
+        (row.request, row.step_seconds.median / default.step_seconds.median)
+        for row in changed
+        if _fits(row, rung.machine)
     ]
 
 
@@ -229,7 +210,3 @@ def _fits(row: Row, machine: Machine) -> bool:
     if machine.gpus and row.peak_bytes and row.peak_bytes[0].how == "allocator":
         return max(peaks) <= FULL * min(gpu.memory_bytes for gpu in machine.gpus)
     return machine.memory_bytes is None or sum(peaks) <= FULL * machine.memory_bytes
-
-
-def _is_like(request: Request, base: Request) -> bool:
-    return all(getattr(request, name) == getattr(base, name) for name in TUNED)

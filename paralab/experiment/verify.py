@@ -20,24 +20,23 @@ from msgspec.structs import asdict as asdict_fields
 
 from paralab.analyse.verify import Skipped, Verified, VerifyOptions, VerifyResult
 from paralab.errors import UsageError, unknown
-from paralab.experiment.planning import probe_once
+from paralab.experiment.planning import inspection_for, resolve_here
 from paralab.experiment.reference_runs import ReferenceRuns
 from paralab.experiment.shared_launch import train_all
 from paralab.launch.deadlines import Deadlines
 from paralab.launch.inspect import inspect_workload
 from paralab.launch.launched_by import refuse_inside
-from paralab.machine.host import Machine, threads_asked
+from paralab.machine.host import Machine
 from paralab.plan.batches import global_batches, shares
 from paralab.plan.check import check
 from paralab.plan.plan import Plan
-from paralab.plan.request import APPLIES, STRATEGIES, Options, Request, only_applicable
-from paralab.plan.resolve import resolve
+from paralab.plan.request import STRATEGIES, Options, Request, only_applicable
 from paralab.plan.schedules import SCHEDULES, WITHOUT
-from paralab.plan.sharding import BRANCHES, needs_units
+from paralab.plan.sharding import BRANCHES
 from paralab.record.folder import RunFolder
 from paralab.units import plural
 from paralab.workload.reference import check_reference
-from paralab.workload.summary import Inspection, Summary
+from paralab.workload.summary import Summary
 
 DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # fixed batches, and batches with varying token counts
 DEFAULT_STEPS = 4
@@ -71,8 +70,12 @@ def verify(
     deadlines.check()
     started = time.perf_counter()
 
-    inspected = _inspect_workloads(strategy, workloads or DEFAULT_WORKLOADS, options)
-    cases, skipped = _resolve(strategy, inspected, options)
+    names = list(STRATEGIES) if strategy == "all" else [strategy]
+    inspected: dict[str, Inspected] = {}
+    for reference in map(check_reference, workloads or DEFAULT_WORKLOADS):
+        base = Request("single", reference, **options)
+        inspected[reference] = inspect_workload(inspection_for(base, names, threads=1, verify=True))
+    cases, skipped = _resolve(names, inspected, options)
     summaries = [summary for _, summary in inspected.values()]
     folder = RunFolder.create(out, f"verify_{strategy}")
     folder.write_manifest(
@@ -111,31 +114,8 @@ def verify(
     return result
 
 
-def _names(strategy: str) -> list[str]:
-    return list(STRATEGIES) if strategy == "all" else [strategy]
-
-
-def _inspect_workloads(
-    strategy: str, workloads: Sequence[str], options: Options
-) -> dict[str, Inspected]:
-    names = _names(strategy)
-    return {
-        reference: inspect_workload(
-            Inspection(
-                reference,
-                options.get("device", "auto"),
-                threads=1,
-                layers=any(name in APPLIES["stages"] for name in names),
-                units=any(map(needs_units, names)),
-                proof=True,
-            )
-        )
-        for reference in map(check_reference, workloads)
-    }
-
-
 def _resolve(
-    strategy: str, inspected: dict[str, Inspected], options: Options
+    names: list[str], inspected: dict[str, Inspected], options: Options
 ) -> tuple[list[Case], list[Skipped]]:
     """Return (cases that can run, cases that cannot and why). Raise the first reason if none
     can."""
@@ -143,11 +123,10 @@ def _resolve(
     skipped: list[Skipped] = []
     refused: UsageError | None = None
     for reference, (machine, summary) in inspected.items():
-        base = Request(strategy="single", workload=reference, **options)
-        requests = _vary(_names(strategy), base, summary, pinned=strategy != "all")
-        for request, named in requests:
+        base = Request("single", reference, **options)
+        for request, named in _vary(names, base, summary, pinned=len(names) == 1):
             try:
-                plan = resolve(request, machine, summary, probe_once, threads_asked())
+                plan = resolve_here(request, machine, summary)
             except UsageError as error:
                 refused = refused or error
                 skip = Skipped(strategy=request.strategy, options=named, reason=error.problem)

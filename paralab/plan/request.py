@@ -194,6 +194,11 @@ def on_one_device(request: Request, batch_size: int) -> Request:
     )
 
 
+def in_fp64(request: Request) -> Request:
+    """Return the same configuration in fp64, where rounding cannot mask an error."""
+    return replace(request, precision="fp64", loss_scale=None, no_scaler=None)
+
+
 def prefix_words(prefix: str, rank: int, local_rank: int) -> list[str]:
     """`numactl -N {local_rank}` for local rank 1 -> ["numactl", "-N", "1"]."""
     return [word.format(rank=rank, local_rank=local_rank) for word in shlex.split(prefix)]

@@ -126,7 +126,7 @@ def inspect_workload(inspection: Inspection) -> Summary:
 
     parameter_bytes = sum(parameter.nbytes for parameter in model.parameters())
     split_problem = None
-    if inspection.proof:  # last: it changes the model's type
+    if inspection.verify:  # last: it changes the model's type
         kinds = controls(trial.batch_norms, trial.random, trial.state)
         split_problem = _run(
             "A trial step", folder, lambda: find_split_problem(workload, model, batch, kinds)

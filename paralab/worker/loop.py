@@ -20,8 +20,8 @@ from paralab.worker.setup import Extras, load_example, set_up_rank
 from paralab.worker.status import RankStatus
 from paralab.worker.strategies.table import make_strategy
 from paralab.worker.verify import TrainingTrace, compare
-from paralab.workload.proof_controls import controlled
 from paralab.workload.randomness import seed_everything
+from paralab.workload.verify_controls import controlled
 from paralab.workload.workload import Workload
 
 MEMORY_EVERY = 10  # steps

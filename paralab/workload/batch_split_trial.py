@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from paralab.workload.batch import call_model, map_tensors, num_samples, take, tensors, unpack
-from paralab.workload.proof_controls import controlled
 from paralab.workload.randomness import seed_everything
 from paralab.workload.sample_draws import seeded_loss
+from paralab.workload.verify_controls import controlled
 from paralab.workload.workload import Workload
 
 MOST_SINGLES = 16  # samples whose loss is computed alone

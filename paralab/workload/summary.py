@@ -13,7 +13,7 @@ class Inspection:
     threads   per device; default: all
     layers    where the model can be cut into stages
     units     submodules that can be sharded on their own
-    proof     whether a batch can be split at all
+    verify    whether a batch can be split at all
     """
 
     workload: str
@@ -22,7 +22,7 @@ class Inspection:
     threads: int | None = None
     layers: bool = False
     units: bool = False
-    proof: bool = False
+    verify: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,6 @@ class Summary:
 
 
 def controls(batch_norms: int, random: bool, state: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what verification must control (`paralab.workload.proof_controls`)."""
+    """Return what verification must control (`paralab.workload.verify_controls`)."""
     needed = {"batch_norm": bool(batch_norms), "random": random, "state": bool(state)}
     return tuple(name for name, is_needed in needed.items() if is_needed)

@@ -20,9 +20,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from paralab.errors import UsageError
 from paralab.workload.batch import call_model, num_samples, take, tensors, unpack
 from paralab.workload.cut_points import reachable
-from paralab.workload.proof_controls import controlled
 from paralab.workload.randomness import seed_everything
 from paralab.workload.state import changes, put_back, state_of
+from paralab.workload.verify_controls import controlled
 from paralab.workload.workload import Workload
 
 BRANCH_SECONDS = 0.2  # time limit for finding the parameters that single samples use

@@ -11,7 +11,7 @@ from paralab.errors import UsageError
 from paralab.plan.plan import Stage
 from paralab.worker.stage_module import StageModule, free_other_stages
 from paralab.workload.cut_points import find_layers
-from paralab.workload.proof_controls import controlled
+from paralab.workload.verify_controls import controlled
 
 X = torch.randn(6, 8, dtype=torch.float64)
 CPU = torch.device("cpu")

@@ -104,7 +104,7 @@ def inspect(tmp_path_factory):
     path = tmp_path_factory.mktemp("inspected") / "workloads.py"
     path.write_text(textwrap.dedent(FILE))
     return lambda name: inspect_workload(
-        Inspection(f"{path}:{name}", "cpu", layers=True, units=True, proof=True)
+        Inspection(f"{path}:{name}", "cpu", layers=True, units=True, verify=True)
     )
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from paralab.workload.proof_controls import controlled
 from paralab.workload.sample_draws import seeded_loss
 from paralab.workload.state import changes, put_back, state_of
+from paralab.workload.verify_controls import controlled
 
 X = torch.randn(12, 8, dtype=torch.float64)
 
