@@ -23,8 +23,7 @@ from paralab.analyse.result import Batch, PeakMemory, Rank, Result, Split, Sprea
 from paralab.analyse.verify import Verification
 from paralab.errors import UsageError
 from paralab.machine.host import Machine
-from paralab.plan.label import label
-from paralab.plan.plan import Plan
+from paralab.plan.plan import Plan, label
 from paralab.plan.request import Request
 from paralab.record.types import Record, convert, read_object
 from paralab.workload.summary import Summary

@@ -7,6 +7,7 @@ from paralab.analyse.compare import Comparison, Row
 from paralab.analyse.efficiency_loss import losses_of
 from paralab.analyse.phrases import capital
 from paralab.analyse.verdict import times_as_fast
+from paralab.plan.remarks import SHARE_CORES, find_sharing
 from paralab.units import plural, rate, seconds
 
 GOOD = 0.9  # fraction of the perfect speed-up
@@ -14,7 +15,7 @@ GOOD = 0.9  # fraction of the perfect speed-up
 
 def explain_crowding(row: Row, cores: int) -> str | None:
     """Explain slower compute, if too few cores are the reason."""
-    if not any("share cores" in remark for remark in row.remarks):
+    if SHARE_CORES not in find_sharing(row.remarks):
         return None
     used = [share for share in row.metrics.load.cores_per_rank if share is not None]
     total = f" and used {sum(used):.1f} in total" if used else ""

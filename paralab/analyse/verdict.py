@@ -12,6 +12,7 @@ from paralab.analyse.efficiency_loss import losses_of, perfect_seconds
 from paralab.analyse.metrics import RULE
 from paralab.analyse.phrases import capital, collectives_per_step
 from paralab.analyse.verify import apart_from
+from paralab.plan.remarks import find_sharing
 from paralab.units import plural, seconds, size
 
 BUSY = 0.85  # share of its cores; below this, another program uses the machine
@@ -151,9 +152,8 @@ def _limit(row: Row, baseline: Row) -> Finding:
             f"A perfect split over {plural(row.devices, 'device')} would take {seconds(perfect)}; "
             f"`{name}` takes {seconds(step)}. Most of the gap is {largest}: {lost} per step."
         )
-    shared = [remark for remark in row.remarks if "share cores" in remark or "shared:" in remark]
-    if shared:
-        text += f" ({capital(shared[0])}.)"
+    if shared := find_sharing(row.remarks):
+        text += f" ({capital(shared)}.)"
     return Finding("limit", text, evidence)
 
 

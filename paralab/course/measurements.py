@@ -14,6 +14,7 @@ from paralab.analyse.confidence import Ratio, speed_up
 from paralab.analyse.events_summary import EventsSummary, summarize
 from paralab.analyse.recording import Recording
 from paralab.course.configurations import KEYS, LABELS
+from paralab.plan.remarks import find_sharing
 
 
 class Measured(Row, frozen=True, kw_only=True):
@@ -71,5 +72,4 @@ class Measurements:
 def sharing(row: Row) -> str:
     """Explain why more devices cannot be faster on this machine. Return an empty string if they
     can."""
-    starts = ("the devices share", "shared:")
-    return next((remark for remark in row.remarks if remark.startswith(starts)), "")
+    return find_sharing(row.remarks)

@@ -12,9 +12,8 @@ from paralab.errors import UsageError
 from paralab.experiment.planning import look_once, resolve_here
 from paralab.launch.launched_by import refuse_inside
 from paralab.machine.host import Machine, threads_asked
-from paralab.plan.label import label
 from paralab.plan.option import to_words
-from paralab.plan.plan import Plan
+from paralab.plan.plan import Plan, label
 from paralab.plan.request import Request
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary

@@ -15,9 +15,8 @@ from paralab.machine.precision import probe_cpu
 from paralab.plan.check import check
 from paralab.plan.grid import Place
 from paralab.plan.plan import Plan
-from paralab.plan.request import Request
-from paralab.plan.resolve import needs_layers, resolve
-from paralab.plan.sharding import needs_units
+from paralab.plan.request import SHARDED, STAGED, Request
+from paralab.plan.resolve import resolve
 from paralab.record.folder import RunFolder
 from paralab.units import count, size
 from paralab.workload.reference import check_reference
@@ -29,12 +28,12 @@ _inspect = cache(inspect_workload)
 
 def inspection_for(request: Request, strategies: Iterable[str], **more: Any) -> Inspection:
     """Ask for everything that these strategies need to know about the workload."""
-    names = list(strategies)
+    names = set(strategies)
     return Inspection(
         check_reference(request.workload),
         request.device,
-        layers=any(map(needs_layers, names)),
-        units=any(map(needs_units, names)),
+        layers=not names.isdisjoint(STAGED),
+        units=not names.isdisjoint(SHARDED),
         **more,
     )
 

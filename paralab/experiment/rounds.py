@@ -25,7 +25,7 @@ from paralab.experiment.run import finish
 from paralab.experiment.shared_launch import has_started, is_complete, train_all
 from paralab.launch.job import Training
 from paralab.machine.signals import number_of
-from paralab.plan.label import label
+from paralab.plan.plan import label
 from paralab.plan.request import Request, in_fp64
 from paralab.record.folder import RunFolder
 

@@ -31,7 +31,7 @@ from paralab.experiment.configurations import Configuration
 from paralab.experiment.planning import look_once, slug
 from paralab.machine.host import Machine
 from paralab.plan.check import check
-from paralab.plan.label import label
+from paralab.plan.plan import label
 from paralab.plan.request import APPLIES, Options, Request
 from paralab.plan.schedules import misfit
 from paralab.record.folder import RunFolder

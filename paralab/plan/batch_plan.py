@@ -44,75 +44,9 @@ def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPla
             f"A batch of {batch_size} cannot be split over {replicas} replicas.",
             fix=f"--batch-size {replicas} or more, or --replicas {batch_size} or fewer",
         )
-    smallest = _smallest_step(strategy, batch_size, replicas, accumulate)
-    micro_batches = _choose_micro_batches(request, stages, smallest, reasons)
-    if smallest < micro_batches:
-        enough = _enough(request, replicas, micro_batches)
-        raise UsageError(
-            f"{plural(smallest, 'sample')} (batch {batch_size} ÷ {plural(replicas, 'replica')} "
-            f"÷ {plural(accumulate, 'accumulation step')}) cannot be split into {micro_batches} "
-            f"micro-batches: {smallest} < {micro_batches}.",
-            fix=f"--micro-batches {smallest} or fewer, or --batch-size {enough} or more",
-        )
-    return BatchPlan(replicas, stages, batch_size, accumulate, micro_batches)
-
-
-def _choose_micro_batches(request: Request, stages: int, smallest: int, reasons: Reasons) -> int:
-    """Use the given number, or 2 per stage if there are enough samples and the schedule can run
-    them."""
-    if request.strategy not in PIPELINED:
-        return 1
-    schedule = request.schedule
-    usual = _most_fitting(schedule, stages, min(2 * stages, smallest))
-    micro_batches = request.micro_batches or usual
-    because = f"2 × {plural(stages, 'stage')}, if there are enough samples: more shorten the bubble"
-    reasons.choose("micro-batches", request.micro_batches, micro_batches, because)
-
-    if schedule and (problem := misfit(schedule, stages, micro_batches)):
-        few = f" (there are only {plural(smallest, 'sample')} to split)"
-        raise UsageError(
-            f"--schedule {schedule} cannot run {plural(micro_batches, 'micro-batch')}: {problem}.",
-            fix=f"--micro-batches {2 * stages}, or another multiple of {stages}"
-            + (few if smallest < 2 * stages else ""),
-        )
-    return micro_batches
-
-
-def _most_fitting(schedule: str | None, stages: int, most: int) -> int:
-    """Return the most micro-batches, up to `most`, that the schedule can run; `most` if none
-    fits."""
-    fitting = [
-        number
-        for number in range(most, 0, -1)
-        if schedule is None or not misfit(schedule, stages, number)
-    ]
-    return fitting[0] if fitting else most
-
-
-def _enough(request: Request, replicas: int, needed: int) -> int:
-    """Return the smallest batch size that gives each accumulation step at least `needed`
-    samples."""
-    accumulate = request.accumulate or 1
-    most = 4 * replicas * accumulate * needed  # the last share of a split batch is never that small
-    short = [
-        size
-        for size in range(replicas, most)
-        if _smallest(request.strategy, size, replicas, accumulate) < needed
-    ]
-    return max(short) + 1
-
-
-def _smallest(strategy: str, batch_size: int, replicas: int, accumulate: int) -> int:
     per_rank = batch_size if strategy == "dp" else min(shares(batch_size, replicas))
-    return per_rank // accumulate
-
-
-def _smallest_step(strategy: str, batch_size: int, replicas: int, accumulate: int) -> int:
-    """Count the samples in the smallest accumulation step on any rank; each replica needs one."""
-    # DataParallel splits each accumulation step over its replicas. With one process per replica,
-    # the rank splits its own share.
+    # DataParallel splits each accumulation step over its replicas.
     sharing = replicas if strategy == "dp" else 1
-    per_rank = batch_size if strategy == "dp" else min(shares(batch_size, replicas))
     if per_rank < accumulate * sharing:
         over = f" × {replicas} replicas" if strategy == "dp" else ""
         raise UsageError(
@@ -121,7 +55,47 @@ def _smallest_step(strategy: str, batch_size: int, replicas: int, accumulate: in
             fix=f"--accumulate {per_rank // sharing} or less, "
             f"or --batch-size {accumulate * replicas} or more",
         )
-    return _smallest(strategy, batch_size, replicas, accumulate)
+    micro_batches = 1
+    if strategy in PIPELINED:
+        micro_batches = _choose_micro_batches(request, stages, per_rank // accumulate, reasons)
+    batch = BatchPlan(replicas, stages, batch_size, accumulate, micro_batches)
+    _require_samples(batch, per_rank // accumulate)
+    return batch
+
+
+def _choose_micro_batches(request: Request, stages: int, samples: int, reasons: Reasons) -> int:
+    """Use the given number, or 2 per stage if there are enough samples and the schedule can run
+    them."""
+    schedule = request.schedule
+    most = min(2 * stages, samples)
+    fitting = [n for n in range(1, most + 1) if not schedule or not misfit(schedule, stages, n)]
+    micro_batches = request.micro_batches or max(fitting, default=most)
+    because = f"2 × {plural(stages, 'stage')}, if there are enough samples: more shorten the bubble"
+    reasons.choose("micro-batches", request.micro_batches, micro_batches, because)
+
+    if schedule and (problem := misfit(schedule, stages, micro_batches)):
+        few = f" (there are only {plural(samples, 'sample')} to split)"
+        raise UsageError(
+            f"--schedule {schedule} cannot run {plural(micro_batches, 'micro-batch')}: {problem}.",
+            fix=f"--micro-batches {2 * stages}, or another multiple of {stages}"
+            + (few if samples < 2 * stages else ""),
+        )
+    return micro_batches
+
+
+def _require_samples(batch: BatchPlan, samples: int) -> None:
+    """Require a sample for each micro-batch in the smallest accumulation step on any rank."""
+    if samples >= batch.micro_batches:
+        return
+    needed, replicas = batch.micro_batches * batch.accumulate, batch.replicas
+    sizes = range(replicas, 4 * replicas * needed)  # no share of a larger batch is too small
+    enough = 1 + max(size for size in sizes if min(shares(size, replicas)) < needed)
+    raise UsageError(
+        f"{plural(samples, 'sample')} (batch {batch.batch_size} ÷ {plural(replicas, 'replica')} "
+        f"÷ {plural(batch.accumulate, 'accumulation step')}) cannot be split into "
+        f"{batch.micro_batches} micro-batches: {samples} < {batch.micro_batches}.",
+        fix=f"--micro-batches {samples} or fewer, or --batch-size {enough} or more",
+    )
 
 
 def arithmetic(batch: BatchPlan, ranks: tuple[RankPlan, ...]) -> str:

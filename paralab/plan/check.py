@@ -1,16 +1,22 @@
-"""Refuse a configuration that is wrong on any machine and for any model."""
+"""Refuse a configuration that cannot run: on any machine and for any model, or for this model."""
 
 from __future__ import annotations
 
 import math
+import re
 import shutil
 
 from paralab.errors import UsageError, unknown
+from paralab.machine.host import Machine
 from paralab.plan.option import options_of
-from paralab.plan.request import STRATEGIES, Request, prefix_words
+from paralab.plan.request import SHARDED, STRATEGIES, Request, prefix_words
+from paralab.workload.summary import Summary
+
+FSDP_TORCH = (2, 10)  # the first with custom collectives and sums instead of means, both on gloo
 
 
 def check(request: Request) -> None:
+    """Refuse a configuration that is wrong on any machine and for any model."""
     if request.strategy not in STRATEGIES:
         raise unknown("strategy", request.strategy, STRATEGIES)
     _check_each_option(request)
@@ -109,4 +115,51 @@ def _check_prefix(request: Request) -> None:
         raise UsageError(
             f"--prefix {request.prefix!r}: the command {command!r} does not exist here.",
             fix="a command on this machine",
+        )
+
+
+def check_model(request: Request, machine: Machine, summary: Summary) -> None:
+    """Refuse a model or an optimizer that the strategy would train incorrectly or not at all."""
+    strategy = request.strategy
+    if summary.sparse and strategy not in ("single", "ddp"):
+        raise UsageError(
+            f"{strategy} cannot train with sparse gradients, "
+            f"and {summary.sparse[0]!r} in {summary.name} has one.",
+            fix="nn.Embedding(…, sparse=False), or use single or ddp",
+        )
+    if summary.scalar_output and strategy == "dp":
+        raise UsageError(
+            f"dp cannot train {summary.name}: its model returns a scalar, such as a loss it "
+            "computes itself, and DataParallel would return one per replica.",
+            fix="return one value per sample and compute the loss in `loss`, or use ddp",
+        )
+    if summary.whole_tensors and strategy == "fsdp":
+        raise UsageError(
+            f"fsdp gives each rank a shard of every parameter, but {summary.optimizer} needs "
+            "whole parameters.",
+            fix="an elementwise optimizer such as AdamW or SGD, or use ddp",
+        )
+    if summary.whole_model and request.schedule:
+        raise UsageError(
+            f"--schedule {request.schedule} gives each stage its own optimizer, but "
+            f"{summary.optimizer} needs all parameters at once, for example to clip a global norm.",
+            fix="leave out --schedule, so one optimizer sees all parameters",
+        )
+    if strategy in SHARDED:
+        _check_sharding(machine, summary)
+
+
+def _check_sharding(machine: Machine, summary: Summary) -> None:
+    version = tuple(int(number) for number in re.findall(r"\d+", machine.torch)[:2])
+    if version < FSDP_TORCH:
+        needed = ".".join(map(str, FSDP_TORCH))
+        raise UsageError(
+            f"fsdp needs PyTorch {needed} or newer; this is {machine.torch}.",
+            fix=f"pip install 'torch>={needed}', or use ddp",
+        )
+    if summary.scalars:
+        name = summary.scalars[0]
+        raise UsageError(
+            f"fsdp cannot shard the parameter {name!r} of {summary.name}: it is a scalar.",
+            fix=f"give {name!r} the shape (1,), or use ddp",
         )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 PROCESS_PER_REPLICA = ("ddp", "fsdp", "hybrid")
 
@@ -63,83 +63,78 @@ def grid(
     placement: str,
     gpus: int,
     process_per_stage: bool = False,
+    places: Sequence[Place] = (),
 ) -> list[list[Device]]:
-    """Assign devices to each rank; gpus = 0 means CPU devices."""
-    if process_per_stage:
-        cells = [[(rank, _role(strategy, rank % stages))] for rank in range(replicas * stages)]
-    elif strategy in PROCESS_PER_REPLICA:
-        cells = [
-            [(rank + stage * replicas, _role(strategy, stage)) for stage in range(stages)]
-            for rank in range(replicas)
-        ]
-    elif strategy == "dp":
-        cells = [[(replica, f"replica {replica}") for replica in range(replicas)]]
-    else:
-        cells = [[(stage, _role(strategy, stage)) for stage in range(stages)]]
+    """Assign devices to each rank; gpus = 0 means CPU devices.
+
+    With `places`, a rank uses the devices that it sees on its node. ddp on 2 nodes × 2 GPUs:
+
+        rank 0  n1/cuda:0    rank 1  n1/cuda:1    rank 2  n2/cuda:0    rank 3  n2/cuda:1
+    """
+    rows = _indices(strategy, replicas, stages, process_per_stage)
     if placement == "same":  # all stages on the rank's first device: no model parallelism
-        cells = [[(row[0][0], role) for _, role in row] for row in cells]
-    used = Counter(index % gpus if gpus else index for row in cells for index, _ in row)
-    virtual = not gpus and len(used) > 1
+        rows = [[(row[0][0], role) for _, role in row] for row in rows]
+    names = _name_gpus(places)
+
+    def locate(rank: int, number: int, index: int) -> tuple[str, str]:
+        """Return the name and torch device of a rank's device `number`, `index` in the grid."""
+        if not gpus:
+            return f"cpu:{index}", "cpu"
+        if not places:
+            return f"cuda:{index % gpus}", f"cuda:{index % gpus}"
+        local = _index_of_device(places[rank], places, 0 if placement == "same" else number)
+        return names[places[rank].gpus[local]], f"cuda:{local}"
+
+    located = [
+        [locate(rank, number, index) for number, (index, _) in enumerate(row)]
+        for rank, row in enumerate(rows)
+    ]
+    nodes = [place.node for place in places] or [""] * len(rows)
+    used = Counter(name for row in located for name, _ in row)
+    node_of = {name: node for row, node in zip(located, nodes, strict=True) for name, _ in row}
+    on_node = Counter(node_of.values())
     return [
         [
             Device(
-                name=f"cuda:{index % gpus}" if gpus else f"cpu:{index}",
-                torch=f"cuda:{index % gpus}" if gpus else "cpu",
+                name=name,
+                torch=torch,
                 role=role,
-                virtual=virtual,
-                shared=used[index % gpus if gpus else index] > 1,
+                virtual=not gpus and on_node[node_of[name]] > 1,
+                shared=used[name] > 1,
             )
-            for index, role in row
+            for (name, torch), (_, role) in zip(devices, row, strict=True)
         ]
-        for row in cells
+        for devices, row in zip(located, rows, strict=True)
     ]
 
 
-def placed(
-    cells: list[list[Device]], places: Sequence[Place], placement: str, cuda: bool
-) -> list[list[Device]]:
-    """Lay out the same grid on launched ranks: each on its node, on the devices that it sees.
+def _indices(
+    strategy: str, replicas: int, stages: int, process_per_stage: bool
+) -> list[list[tuple[int, str]]]:
+    """Return each rank's (device number, role)."""
+    if process_per_stage:
+        return [[(rank, f"stage {rank % stages}")] for rank in range(replicas * stages)]
+    if strategy == "dp":
+        return [[(replica, f"replica {replica}") for replica in range(replicas)]]
+    role = {"single": "whole model", "ddp": "replica", "fsdp": "shard"}.get(strategy, "stage {}")
+    return [
+        [(rank + stage * replicas, role.format(stage)) for stage in range(stages)]
+        for rank in range(replicas)
+    ]
 
-    ddp on 2 nodes × 2 GPUs:   rank 0  n1/cuda:0    rank 1  n1/cuda:1
-                               rank 2  n2/cuda:0    rank 3  n2/cuda:1
-    """
-    if not cuda:
-        where = {
-            cell.name: place.node for row, place in zip(cells, places, strict=True) for cell in row
-        }
-        on_node = Counter(where.values())
-        return [
-            [replace(cell, virtual=on_node[where[cell.name]] > 1) for cell in row] for row in cells
-        ]
+
+def _name_gpus(places: Sequence[Place]) -> dict[str, str]:
+    """Number the GPUs on each node: unique ID -> `n1/cuda:0`, or `cuda:0` if there is one node."""
     names: dict[str, str] = {}
     several = len({place.node for place in places}) > 1
+    numbers: Counter[str] = Counter()
     for place in places:
         for gpu in place.gpus:
-            number = sum(
-                name.rpartition("/")[0] == (place.node if several else "")
-                for name in names.values()
-            )
-            names.setdefault(gpu, f"{place.node}/cuda:{number}" if several else f"cuda:{number}")
-    rows = [
-        [_index_of_device(place, places, 0 if placement == "same" else n) for n in range(len(row))]
-        for row, place in zip(cells, places, strict=True)
-    ]
-    used = Counter(
-        place.gpus[index] for row, place in zip(rows, places, strict=True) for index in row
-    )
-    return [
-        [
-            replace(
-                cell,
-                name=names[place.gpus[index]],
-                torch=f"cuda:{index}",
-                virtual=False,
-                shared=used[place.gpus[index]] > 1,
-            )
-            for cell, index in zip(row, indices, strict=True)
-        ]
-        for row, indices, place in zip(cells, rows, places, strict=True)
-    ]
+            if gpu not in names:
+                node = f"{place.node}/" if several else ""
+                names[gpu] = f"{node}cuda:{numbers[node]}"
+                numbers[node] += 1
+    return names
 
 
 def _index_of_device(place: Place, places: Sequence[Place], number: int) -> int:
@@ -149,9 +144,3 @@ def _index_of_device(place: Place, places: Sequence[Place], number: int) -> int:
     """
     together = [other for other in places if other.node == place.node and other.gpus == place.gpus]
     return (number * len(together) + together.index(place)) % len(place.gpus)
-
-
-def _role(strategy: str, stage: int) -> str:
-    return {"single": "whole model", "ddp": "replica", "fsdp": "shard"}.get(
-        strategy, f"stage {stage}"
-    )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from paralab.errors import UsageError
 from paralab.machine.host import Machine
 from paralab.plan.batch_plan import BatchPlan
 from paralab.plan.batches import chunk_sizes, pieces, shares
-from paralab.plan.grid import PROCESS_PER_REPLICA, Device, Place, grid, placed
+from paralab.plan.grid import PROCESS_PER_REPLICA, Device, Place, grid
 from paralab.plan.plan import RankPlan, Reasons
 from paralab.plan.request import Request
 from paralab.units import plural
@@ -63,17 +64,19 @@ def count_launched(request: Request, places: Sequence[Place]) -> Request:
 def lay_out(
     request: Request, batch: BatchPlan, machine: Machine, device: str, places: Sequence[Place]
 ) -> Layout:
-    cells = grid(
+    arrange = partial(
+        grid,
         request.strategy,
         batch.replicas,
         batch.stages,
         request.placement or "spread",
         len(machine.gpus) if device == "cuda" else 0,
-        process_per_stage=bool(request.schedule),
+        bool(request.schedule),
     )
+    cells = arrange()
     if places:
         _require_launched(request, len(cells), places, device)
-        cells = placed(cells, places, request.placement or "spread", device == "cuda")
+        cells = arrange(places)
     return Layout(device, cells, places)
 
 

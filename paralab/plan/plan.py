@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paralab.plan.grid import Device
+from paralab.plan.option import options_of
+from paralab.plan.request import Request
 from paralab.workload.reference import PICKLED
 
 
@@ -148,28 +150,40 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
-        ranks = tuple(
-            RankPlan(
-                **{
-                    **rank,
-                    "devices": tuple(Device(**d) for d in rank["devices"]),
-                    "split": tuple(rank["split"]),
-                }
-            )
-            for rank in data["ranks"]
-        )
-        stages = tuple(
-            Stage(**{**stage, "modules": tuple(stage["modules"])}) for stage in data["stage_parts"]
-        )
-        return cls(
-            **{
-                **data,
-                "ranks": ranks,
-                "stage_parts": stages,
-                "reasons": tuple(Reason(**reason) for reason in data["reasons"]),
-                "remarks": tuple(data["remarks"]),
-                "differences": tuple(data["differences"]),
-                "shard_units": tuple(data.get("shard_units", ())),
-                "control": tuple(data.get("control", ())),
-            }
-        )
+        given = _to_tuples(data)
+        ranks = [
+            RankPlan(**rank | {"devices": tuple(Device(**device) for device in rank["devices"])})
+            for rank in given["ranks"]
+        ]
+        given["ranks"] = tuple(ranks)
+        given["stage_parts"] = tuple(Stage(**stage) for stage in given["stage_parts"])
+        given["reasons"] = tuple(Reason(**reason) for reason in given["reasons"])
+        return cls(**given)
+
+
+def _to_tuples(value: Any) -> Any:
+    """Turn lists from a JSON file back into tuples."""
+    if isinstance(value, dict):
+        return {key: _to_tuples(item) for key, item in value.items()}
+    return tuple(map(_to_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+def label(configuration: Request | Plan) -> str:
+    """Label a configuration with its distinctive options: `hybrid ×2 · 2 stages · bf16`.
+
+    This is its name in every table, page, and folder. Leaves out options that were not given or
+    have their usual value. A plan has a value for each option, so its label also names automatic
+    choices.
+    """
+    words = [configuration.strategy]
+    for each in options_of(Request):
+        if each.label is None or not each.applies_to(configuration.strategy):
+            continue
+
+        given = getattr(configuration, each.name)
+        value = each.usual if given is None else given
+        if value in (None, False) or (value == each.usual and not each.always):
+            continue
+
+        words.append(each.label(value))
+    return " · ".join(words).replace(" · ×", " ×")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from paralab.machine.host import Machine
 from paralab.plan.batch_plan import BatchPlan
 from paralab.plan.layout import Layout
@@ -13,9 +15,15 @@ from paralab.workload.summary import Summary
 
 # Optimizers that divide each gradient by its size have one of these in their name.
 ADAPTIVE = ("Ada", "RMSprop", "Rprop", "NAdam", "RAdam")
-# The reading half recognizes these remarks by their words.
+# A run folder has remarks as sentences. These words identify the ones about shared hardware.
 SHARE_CORES = "share cores"
 SHARED_DEVICE = "shared:"
+
+
+def find_sharing(remarks: Iterable[str]) -> str:
+    """Return the remark that says which hardware several devices share; empty if there is none."""
+    words = (SHARE_CORES, SHARED_DEVICE)
+    return next((remark for remark in remarks if any(word in remark for word in words)), "")
 
 
 def remarks_on(request: Request, machine: Machine, layout: Layout, threads: int) -> tuple[str, ...]:

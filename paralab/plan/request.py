@@ -34,7 +34,8 @@ STRATEGIES: Mapping[str, str] = MappingProxyType(
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
 
 REPLICATED = ("dp", "ddp", "fsdp", "hybrid")
-STAGED = ("mp", "pipeline", "hybrid")
+STAGED = ("mp", "pipeline", "hybrid")  # these cut the model into stages
+SHARDED = ("fsdp",)  # this shards the parameters, unit by unit
 PIPELINED = ("pipeline", "hybrid")
 BUCKETED = ("ddp", "hybrid")
 

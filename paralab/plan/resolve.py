@@ -10,7 +10,7 @@ from paralab.machine.host import Machine
 from paralab.machine.precision import Probe
 from paralab.plan.batch_plan import BatchPlan, arithmetic, plan_batch
 from paralab.plan.batches import num_steps
-from paralab.plan.check import check
+from paralab.plan.check import check, check_model
 from paralab.plan.grid import Place
 from paralab.plan.layout import (
     choose_backend,
@@ -23,20 +23,14 @@ from paralab.plan.layout import (
 from paralab.plan.plan import Plan, Reasons
 from paralab.plan.precision import choose_precision
 from paralab.plan.remarks import differences_of, remarks_on
-from paralab.plan.request import BUCKETED, STAGED, Request
+from paralab.plan.request import BUCKETED, Request
 from paralab.plan.schedules import PARTS_PER_RANK, ideal_bubble
 from paralab.plan.sharding import shard_units
 from paralab.plan.stages import cut_into_stages
-from paralab.plan.supported import require_supported
 from paralab.units import plural
 from paralab.workload.summary import Summary
 
 DEFAULT_STEPS = 20
-
-
-def needs_layers(strategy: str) -> bool:
-    """Return whether this strategy cuts the model into stages."""
-    return strategy in STAGED
 
 
 def resolve(
@@ -54,10 +48,9 @@ def resolve(
     cuts     where the stages begin in the checkpoint that the run resumes from
     """
     check(request)
-    require_supported(request, summary)
-    request = count_launched(request, places)
+    check_model(request, machine, summary)
 
-    reasons = Reasons()
+    request, reasons = count_launched(request, places), Reasons()
     device = choose_device(request, machine, reasons)
     batch = plan_batch(request, summary, reasons)
     precision = choose_precision(request, machine, device, probe, reasons)
@@ -65,7 +58,7 @@ def resolve(
     ranks = plan_ranks(request, batch, layout)
     threads = count_threads(request, machine, layout, threads_asked, reasons)
     samples, steps = _choose_length(request, summary, reasons)
-    _explain_buckets(request, reasons)
+    find_unused = _choose_ddp_options(request, summary, reasons)
     chunks = _count_chunks(request, batch, reasons)
 
     return Plan(
@@ -77,7 +70,7 @@ def resolve(
         bucket_view=bool(request.bucket_view),
         static_graph=bool(request.static_graph),
         sync_every_pass=bool(request.sync_every_pass),
-        find_unused=_choose_find_unused(request, summary, reasons),
+        find_unused=find_unused,
         steps=steps,
         epochs=request.epochs,
         samples=samples,
@@ -93,7 +86,7 @@ def resolve(
         optimizer_bytes_per_byte=summary.optimizer_bytes_per_byte,
         draws=summary.dropout or summary.random,
         ranks=ranks,
-        shard_units=shard_units(request.strategy, machine, summary, reasons),
+        shard_units=shard_units(request.strategy, summary, reasons),
         stage_parts=cut_into_stages(request, batch.stages, chunks, summary, cuts, reasons),
         arithmetic=arithmetic(batch, ranks),
         reasons=tuple(reasons),
@@ -128,13 +121,6 @@ def _choose_length(
     return samples, steps
 
 
-def _explain_buckets(request: Request, reasons: Reasons) -> None:
-    if request.strategy in BUCKETED:
-        default = "25 MB" if request.schedule else "25 MB, the first one 1 MB"
-        bucket = f"{request.bucket_mb:g} MB" if request.bucket_mb else default
-        reasons.choose("bucket", request.bucket_mb, bucket, "the default in PyTorch's DDP")
-
-
 def _count_chunks(request: Request, batch: BatchPlan, reasons: Reasons) -> int:
     """Return how many model parts each stage holds under this schedule."""
     if request.schedule is None:
@@ -147,11 +133,14 @@ def _count_chunks(request: Request, batch: BatchPlan, reasons: Reasons) -> int:
     return chunks
 
 
-def _choose_find_unused(request: Request, summary: Summary, reasons: Reasons) -> bool:
-    """Choose find_unused_parameters: without it, DDP waits for every parameter's gradient."""
-    if request.strategy not in BUCKETED or request.schedule:
+def _choose_ddp_options(request: Request, summary: Summary, reasons: Reasons) -> bool:
+    """Return find_unused_parameters: without it, DDP waits for every parameter's gradient."""
+    if request.strategy not in BUCKETED:
         return False
-    if not request.find_unused and not summary.unused:
+    default = "25 MB" if request.schedule else "25 MB, the first one 1 MB"
+    bucket = f"{request.bucket_mb:g} MB" if request.bucket_mb else default
+    reasons.choose("bucket", request.bucket_mb, bucket, "the default in PyTorch's DDP")
+    if request.schedule or not (request.find_unused or summary.unused):
         return False
 
     names = ", ".join(summary.unused[:3]) + (", …" if len(summary.unused) > 3 else "")

@@ -179,10 +179,3 @@ def simulate(orders: list[list[Action]], full_backward: float = 1.0) -> list[Slo
                 moved = True
         assert moved, "these orders deadlock"
     return slots
-
-
-def idle_share(slots: list[Slot]) -> float:
-    """Return the bubble: the idle fraction of rank time from the first start to the last end."""
-    ranks = 1 + max(slot.rank for slot in slots)
-    window = max(slot.end for slot in slots) - min(slot.start for slot in slots)
-    return 1 - sum(slot.end - slot.start for slot in slots) / (ranks * window)

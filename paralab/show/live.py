@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from paralab.plan.label import label
+from paralab.plan.plan import label
 from paralab.show.console import plain_table
 from paralab.show.follow import Follower, Held, RankProgress, Share
 from paralab.units import rate, seconds, size

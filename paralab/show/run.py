@@ -8,8 +8,8 @@ from rich.markup import escape
 
 from paralab.analyse.phrases import collectives_per_step, spread
 from paralab.analyse.result import Result
-from paralab.plan.label import label
-from paralab.plan.plan import Plan
+from paralab.plan.plan import Plan, label
+from paralab.plan.remarks import SHARE_CORES, find_sharing
 from paralab.plan.stages import stage_loads
 from paralab.show.console import console, fact_table, plain_table, show_table
 from paralab.units import count, plural, rate, seconds, size
@@ -113,11 +113,8 @@ def print_result(result: Result, show: tuple[str, ...]) -> None:
     losses = [loss for loss in result.losses if loss is not None]
     table.add_row("loss", f"{losses[0]:.4f} → {losses[-1]:.4f}" if losses else "not finite")
     times = spread(result.step_seconds) if result.step_seconds else "not measured"
-    shared = (
-        "; [yellow]the devices share cores[/]"
-        if any("share cores" in remark for remark in result.remarks)
-        else ""
-    )
+    crowded = SHARE_CORES in find_sharing(result.remarks)
+    shared = "; [yellow]the devices share cores[/]" if crowded else ""
     table.add_row(
         "step time", f"{times}, {plural(result.warm_up_steps, 'warm-up step')} excluded{shared}"
     )

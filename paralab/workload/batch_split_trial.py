@@ -7,7 +7,6 @@ output is the same as in the full batch. Otherwise, any split batch trains somet
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 from paralab.workload.batch import call_model, map_tensors, num_samples, take, tensors, unpack
+from paralab.workload.hooks import watched
 from paralab.workload.randomness import seed_everything
 from paralab.workload.sample_draws import seeded_loss
 from paralab.workload.verify_controls import controlled
@@ -81,16 +81,14 @@ def _run(workload: Workload, model: nn.Module, batch: Any) -> tuple[float, Outpu
     outputs: Outputs = {}
     inputs, targets = (workload.unpack or unpack)(batch)
     seed_everything(0)
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
 
-            def save(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
-                outputs.setdefault(name, []).extend(
-                    t.detach().clone() for t in tensors(output) if t.is_floating_point()
-                )
+    def save(name: str, output: Any) -> None:
+        kept = (t.detach().clone() for t in tensors(output) if t.is_floating_point())
+        outputs.setdefault(name, []).extend(kept)
 
-            hooks.callback(module.register_forward_hook(save).remove)
+    with watched(model, leave=save):
         output = call_model(model, inputs)
+    save("", output)
     return float(workload.loss(output, targets)), outputs
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -26,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paralab.errors import UsageError
 from paralab.workload.batch import call_model, map_tensors, num_samples, tensors
+from paralab.workload.hooks import watched
 from paralab.workload.summary import Layer
 
 MEASUREMENTS = 3
@@ -58,6 +58,7 @@ class _Trace:
     callers: list[int] = field(default_factory=list)  # the enclosing call; -1 for the model
     marked: list[bool] = field(default_factory=list)
     output: Any = None
+    loss: Any = None
     began: float = 0.0
     ended: float = 0.0
     started: dict[int, float] = field(default_factory=dict)  # by call number
@@ -113,10 +114,18 @@ def find_layers(
     if problem:
         return (), problem
 
+    def run(at_cut: Callable[[], None] = lambda: None) -> _Trace:
+        model.zero_grad(set_to_none=True)
+        reset()
+        trace = _run(model, inputs, cuts, at_cut)
+        trace.loss = loss(trace.output)
+        return trace
+
+    activations, flops = _count(model, run)
+    seconds = _measure(cuts, run)
+    model.zero_grad(set_to_none=True)
     modules = dict(model.named_modules())
     samples = num_samples(inputs)
-    activations, flops = _count(model, inputs, loss, cuts, reset)
-    seconds = _measure(model, inputs, loss, cuts, reset)
     layers = [
         Layer(
             name=trace.names[cut] if cut >= 0 else "",
@@ -162,34 +171,25 @@ def _run(
     trace = _Trace(next(model.parameters()).device)
     stack: list[int] = []
 
-    def enter(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            call = len(trace.names)
-            crossing = [t for t in tensors((args, kwargs)) if t.requires_grad]
-            trace.names.append(name)
-            trace.callers.append(stack[-1] if stack else -1)
-            trace.marked.append(bool(crossing) and (only is None or call in only))
-            stack.append(call)
-            if only is not None and call in only:
-                trace.started[call] = trace.now()
-                at_cut()
-            if not trace.marked[call]:
-                return None
-            fresh = iter(_Marker.apply(trace, call, *crossing))  # type: ignore[no-untyped-call]
-            return map_tensors(lambda t: next(fresh) if t.requires_grad else t, (args, kwargs))
+    def enter(name: str, arguments: Any) -> Any:
+        call = len(trace.names)
+        crossing = [t for t in tensors(arguments) if t.requires_grad]
+        trace.names.append(name)
+        trace.callers.append(stack[-1] if stack else -1)
+        trace.marked.append(bool(crossing) and (only is None or call in only))
+        stack.append(call)
+        if only is not None and call in only:
+            trace.started[call] = trace.now()
+            at_cut()
+        if not trace.marked[call]:
+            return None
+        fresh = iter(_Marker.apply(trace, call, *crossing))  # type: ignore[no-untyped-call]
+        return map_tensors(lambda t: next(fresh) if t.requires_grad else t, arguments)
 
-        return hook
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
+    def leave(name: str, output: Any) -> None:
         stack.pop()
 
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            if name:
-                hooks.callback(
-                    module.register_forward_pre_hook(enter(name), with_kwargs=True).remove
-                )
-                hooks.callback(module.register_forward_hook(leave).remove)
+    with watched(model, enter, leave):
         trace.began = trace.now()
         trace.output = call_model(model, inputs)
         trace.ended = trace.now()
@@ -294,11 +294,7 @@ def _assign_modules(
 
 
 def _count(
-    model: nn.Module,
-    inputs: Any,
-    loss: Callable[[Any], torch.Tensor],
-    cuts: list[int],
-    reset: Callable[[], None],
+    model: nn.Module, run: Callable[[Callable[[], None]], _Trace]
 ) -> tuple[list[int], list[float | None]]:
     """Count, for each part, the bytes that autograd saves for backward and the FLOPs of forward and
     backward. The loss belongs to the last part.
@@ -318,9 +314,8 @@ def _count(
         parts.append({})
         marks.append(counter.get_total_flops())
 
-    reset()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), counter:
-        loss(_run(model, inputs, only=cuts, at_cut=at_cut).output)
+        run(at_cut)
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     flops = [
         None if recurrent else 3.0 * (b - a)
@@ -329,27 +324,18 @@ def _count(
     return [sum(part.values()) for part in parts], flops
 
 
-def _measure(
-    model: nn.Module,
-    inputs: Any,
-    loss: Callable[[Any], torch.Tensor],
-    cuts: list[int],
-    reset: Callable[[], None],
-) -> list[float]:
+def _measure(cuts: list[int], run: Callable[[], _Trace]) -> list[float]:
     """Measure each part's forward + backward time in seconds. Take the shortest of several runs:
     noise only makes a run longer. The first run is a warm-up."""
     rounds: list[list[float]] = []
     for _ in range(1 + MEASUREMENTS):
-        reset()
-        trace = _run(model, inputs, only=cuts)
-        value = loss(trace.output)
+        trace = run()
         turned = trace.now()
-        value.backward()
+        trace.loss.backward()
         back = trace.now()
         forward = [trace.began, *(trace.started[cut] for cut in cuts), trace.ended]
         # If the first parts are frozen, they get no gradient.
         backward = [back, *(trace.returned.get(cut, back) for cut in cuts), turned]
         both = zip(pairwise(forward), pairwise(backward), strict=True)
         rounds.append([(f1 - f0) + (b0 - b1) for (f0, f1), (b0, b1) in both])
-        model.zero_grad(set_to_none=True)
     return [min(column) for column in zip(*rounds[1:], strict=True)]

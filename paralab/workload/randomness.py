@@ -6,11 +6,13 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+
+from paralab.workload.hooks import patched
 
 
 def seed_everything(seed: int, gpus: bool = True) -> None:
@@ -24,14 +26,10 @@ def seed_everything(seed: int, gpus: bool = True) -> None:
 @contextmanager
 def seeded(seed: int, position: int = 0) -> Iterator[None]:
     """Seed all common generators from (seed, position) in this block, and restore them after it."""
-    value = (seed * 1_000_000_007 + position) % 2**32
     numpy = sys.modules.get("numpy")
     python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(value)  # torch.manual_seed would also seed GPUs
-        random.seed(value)
-        if numpy:
-            numpy.random.seed(value)
+        seed_everything((seed * 1_000_000_007 + position) % 2**32, gpus=False)
         try:
             yield
         finally:
@@ -47,11 +45,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
     Two runs whose dropout draws different numbers cannot be compared, and that difference could
     hide a real mistake.
     """
-    names = ["dropout", "dropout1d", "dropout2d", "dropout3d"]
-    names += ["alpha_dropout", "feature_alpha_dropout"]
-    original = {name: getattr(nn.functional, name) for name in names}
     attention = nn.functional.scaled_dot_product_attention
-    recurrent = {m: m.dropout for m in model.modules() if isinstance(m, nn.RNNBase)}
 
     def attend(
         query: Any,
@@ -64,16 +58,13 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
     ) -> Any:
         return attention(query, key, value, attn_mask, 0.0, *more, **named)
 
-    try:
-        for name in names:
-            setattr(nn.functional, name, lambda input, *_, **__: input)
-        nn.functional.scaled_dot_product_attention = attend
-        for module in recurrent:
-            module.dropout = 0.0
+    names = ["dropout", "dropout1d", "dropout2d", "dropout3d"]
+    names += ["alpha_dropout", "feature_alpha_dropout"]
+    functions: dict[str, Any] = dict.fromkeys(names, lambda input, *_, **__: input)
+    functions["scaled_dot_product_attention"] = attend
+    with ExitStack() as stack:
+        stack.enter_context(patched(nn.functional, **functions))
+        for module in model.modules():
+            if isinstance(module, nn.RNNBase):
+                stack.enter_context(patched(module, dropout=0.0))
         yield
-    finally:
-        for name, function in original.items():
-            setattr(nn.functional, name, function)
-        nn.functional.scaled_dot_product_attention = attention
-        for module, dropout in recurrent.items():
-            module.dropout = dropout

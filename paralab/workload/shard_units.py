@@ -12,8 +12,7 @@ use its parameters outside that call: not another module (tied weights), and not
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from paralab.workload.batch import call_model, tensors
+from paralab.workload.hooks import watched
 from paralab.workload.summary import Unit
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -58,14 +58,11 @@ class _ParameterUse(TorchFunctionMode):
                 self.used_outside |= self._owners.get(id(tensor), set()).difference(self._inside)
         return result
 
-    def enter(self, name: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            self.calls[name] += 1
-            self._inside.append(name)
+    def enter(self, name: str, arguments: Any) -> None:
+        self.calls[name] += 1
+        self._inside.append(name)
 
-        return hook
-
-    def leave(self, *_: Any) -> None:
+    def leave(self, name: str, output: Any) -> None:
         self._inside.pop()
 
 
@@ -73,13 +70,8 @@ class _ParameterUse(TorchFunctionMode):
 def find_units(model: nn.Module, inputs: Any) -> tuple[Unit, ...]:
     """Find the units, in the order of the model's modules. The rest stays with the root module."""
     use = _ParameterUse(model)
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            if name:
-                hooks.callback(module.register_forward_pre_hook(use.enter(name)).remove)
-                hooks.callback(module.register_forward_hook(use.leave).remove)
-        with use:
-            call_model(model, inputs)
+    with watched(model, use.enter, use.leave), use:
+        call_model(model, inputs)
 
     half = _num_bytes(model) / 2
     modules = dict(model.named_modules())

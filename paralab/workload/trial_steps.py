@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from paralab.errors import UsageError
 from paralab.workload.batch import call_model, num_samples, take, tensors, unpack
 from paralab.workload.cut_points import reachable
+from paralab.workload.hooks import patched, watched
 from paralab.workload.randomness import seed_everything
 from paralab.workload.state import changes, put_back, state_of
 from paralab.workload.verify_controls import controlled
@@ -55,14 +56,7 @@ class _CallCounter:
     @contextmanager
     def counting(self) -> Iterator[None]:
         counts: Counter[str] = Counter()
-        with ExitStack() as hooks:
-            for name, module in self.model.named_modules():
-                if name:
-                    hooks.callback(
-                        module.register_forward_pre_hook(
-                            lambda *_, name=name: counts.update([name])
-                        ).remove
-                    )
+        with watched(self.model, enter=lambda name, _: counts.update([name])):
             yield
         self.counts.append(counts)
 
@@ -151,11 +145,8 @@ def _counting_batch_norms() -> Iterator[list[int]]:
         count[0] += bool(training)
         return original(*args, **kwargs)
 
-    nn.functional.batch_norm = counted
-    try:
+    with patched(nn.functional, batch_norm=counted):
         yield count
-    finally:
-        nn.functional.batch_norm = original
 
 
 def _find_unused_by_some(

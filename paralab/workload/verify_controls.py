@@ -19,6 +19,7 @@ from torch import nn
 from torch._C import DisableTorchFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from paralab.workload.hooks import patched
 from paralab.workload.randomness import without_dropout
 from paralab.workload.sample_draws import (
     Axes,
@@ -52,9 +53,6 @@ def controlled(model: nn.Module, kinds: Iterable[str], example: Any = None) -> I
 
 @contextmanager
 def _frozen_batch_norm(model: nn.Module) -> Iterator[None]:
-    norms = [
-        module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
-    ]
     original = nn.functional.batch_norm
 
     def frozen(
@@ -64,22 +62,19 @@ def _frozen_batch_norm(model: nn.Module) -> Iterator[None]:
         weight: Any = None,
         bias: Any = None,
         training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
+        *more: Any,
+        **named: Any,
     ) -> torch.Tensor:
         mean = input.new_zeros(input.shape[1]) if running_mean is None else running_mean
         var = input.new_ones(input.shape[1]) if running_var is None else running_var
-        return original(input, mean, var, weight, bias, False, momentum, eps)
+        return original(input, mean, var, weight, bias, False, *more, **named)
 
-    for module in norms:
-        module.eval()
-    nn.functional.batch_norm = frozen
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(patched(nn.functional, batch_norm=frozen))
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                stack.enter_context(patched(module, training=False))
         yield
-    finally:
-        nn.functional.batch_norm = original
-        for module in norms:
-            module.train()
 
 
 def _hold(model: nn.Module, state: State, per_sample: bool, example: Any) -> None:

@@ -4,8 +4,8 @@ from dataclasses import fields
 
 import pytest
 
-from paralab.plan.label import label
 from paralab.plan.option import options_of, to_words
+from paralab.plan.plan import label
 from paralab.plan.request import APPLIES, STRATEGIES, Request
 from tests.plan.test_resolve import plan
 
