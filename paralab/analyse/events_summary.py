@@ -29,61 +29,47 @@ class Passes(Record, frozen=True, kw_only=True):
     micro_batches: int
 
 
-class Copying(Record, frozen=True, kw_only=True):
-    """One kind of DataParallel copy, per step."""
-
-    seconds: float
-    bytes: int | None
-    times: int
-
-
 class BucketStart(Record, frozen=True, kw_only=True):
     """When an all-reduce started, as a fraction of the surrounding backward pass (0 is its start, 1
     its end)."""
 
-    stage: int
     bytes: int
     share_of_backward: float
-    in_last_pass: bool
-    passes_done_before: int
 
 
 class EventsSummary(Record, frozen=True, kw_only=True):
-    """A summary of the last step on rank 0. Times are medians over all timed steps."""
+    """A summary of the last step on rank 0."""
 
     passes: Passes
-    copying: dict[str, Copying]
+    copying: dict[str, float]  # kind of DataParallel copy -> its median seconds per step
     buckets: list[BucketStart]
     all_reduces_by_pass: list[int]
-    loss_parts: list[float]
+    loss_parts: list[float]  # each rank's part of the first step's loss
     optimizer_steps: int
     steps: int
     status: str
-    threads_per_device: int
-    stage_bytes: list[int]
-    loss_scale: float | None
 
 
 def summarize(recording: Recording) -> EventsSummary:
-    steps = recording.detailed
-    last = recording.spans(0, steps[-1]) if steps else []
-    copies = {kind: copying(recording, steps, kind) for kind in IN_PROCESS}
+    detailed = [recording.spans(0, step) for step in recording.detailed]
+    last = detailed[-1] if detailed else []
     return EventsSummary(
-        passes=count_passes(last),
-        copying={kind: found for kind, found in copies.items() if found},
-        buckets=[bucket_start(event, last) for event in _reduces(last)],
-        all_reduces_by_pass=reduces_by_pass(last),
+        passes=_count_passes(last),
+        copying={
+            kind: statistics.median(_seconds(spans, kind) for spans in detailed)
+            for kind in IN_PROCESS
+            if any(span.event == kind for spans in detailed for span in spans)
+        },
+        buckets=[_bucket_start(event, last) for event in _reduces(last)],
+        all_reduces_by_pass=_reduces_by_pass(last),
         loss_parts=[event.loss for event in recording.steps[0]] if recording.steps else [],
         optimizer_steps=sum(event.event == "optimizer" for event in last),
         steps=len(recording.steps),
         status=recording.status,
-        threads_per_device=recording.plan.threads_per_device,
-        stage_bytes=[part.parameter_bytes for part in recording.plan.stage_parts],
-        loss_scale=recording.plan.loss_scale,
     )
 
 
-def count_passes(spans: Sequence[Span]) -> Passes:
+def _count_passes(spans: Sequence[Span]) -> Passes:
     forward, backward = (
         {(s.accumulation or 0, s.micro or 0) for s in spans if s.event == name}
         for name in ("forward", "backward")
@@ -96,16 +82,8 @@ def count_passes(spans: Sequence[Span]) -> Passes:
     )
 
 
-def copying(recording: Recording, steps: list[int], kind: str) -> Copying | None:
-    per_step = [[s for s in recording.spans(0, step) if s.event == kind] for step in steps]
-    if not any(per_step):
-        return None
-    sizes = [span.bytes for span in per_step[-1] if span.bytes is not None]
-    return Copying(
-        seconds=statistics.median(sum(span.seconds for span in spans) for spans in per_step),
-        bytes=sum(sizes) if len(sizes) == len(per_step[-1]) else None,
-        times=len(per_step[-1]),
-    )
+def _seconds(spans: Sequence[Span], kind: str) -> float:
+    return sum(span.seconds for span in spans if span.event == kind)
 
 
 def _reduces(spans: Sequence[Span]) -> list[Collective]:
@@ -113,23 +91,16 @@ def _reduces(spans: Sequence[Span]) -> list[Collective]:
     return sorted(reduces, key=lambda span: span.start)
 
 
-def bucket_start(event: Collective, spans: Sequence[Span]) -> BucketStart:
+def _bucket_start(event: Collective, spans: Sequence[Span]) -> BucketStart:
     stage = event.stage or 0
     own = [s for s in spans if s.event == "backward" and (s.stage or 0) == stage]
     around = [s for s in own if s.start <= event.start <= s.end]
-    final = max(own, key=lambda span: span.start)
-    during = around[0] if around else final
+    during = around[0] if around else max(own, key=lambda span: span.start)
     done = (event.start - during.start) / during.seconds if during.seconds else 0.0
-    return BucketStart(
-        stage=stage,
-        bytes=event.bytes,
-        share_of_backward=done,
-        in_last_pass=event.start >= final.start,
-        passes_done_before=sum(span.end <= event.start for span in own),
-    )
+    return BucketStart(bytes=event.bytes, share_of_backward=done)
 
 
-def reduces_by_pass(spans: Sequence[Span]) -> list[int]:
+def _reduces_by_pass(spans: Sequence[Span]) -> list[int]:
     """Count the all-reduces that started in each accumulation step: 0 0 0 2 with no_sync()."""
     backward = [span for span in spans if span.event == "backward"]
     counts = []

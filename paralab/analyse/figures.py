@@ -3,203 +3,161 @@ time, and the batch split."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from paralab.analyse.blocks import Line, Lines, Part, Schedule, Slot, Span, Split, Timeline
 from paralab.analyse.compare import Row
 from paralab.analyse.metrics import (
     blocked,
+    clip_backward,
     collectives,
-    computing,
     pass_bubbles,
     pipelines_of,
     transfers_and_waits,
 )
 from paralab.analyse.recording import Recording
 from paralab.analyse.result import Batch, Rank
-from paralab.analyse.time_intervals import Interval, lanes, without
+from paralab.analyse.time_intervals import lanes, without
+from paralab.plan.batches import even_sizes, pieces
 from paralab.plan.schedules import ideal_bubble, order, simulate
 from paralab.record.events import COLLECTIVES, Load, Step
 from paralab.record.events import Span as SpanEvent
 from paralab.units import plural
 
-KINDS = {
-    "replica_forward": "forward",
-    "replica_backward": "backward",
-}  # draw a replica's work like any other work
+# Draw a replica's work like any other work.
+KINDS = {"replica_forward": "forward", "replica_backward": "backward"}
 MOST_SPANS = 600  # per timeline, to keep the page small
-MOST_POINTS = 300
+MOST_POINTS = 300  # per curve
 GAP_SECONDS = 0.1  # between two runs on one time axis
 
-Curves = dict[str, list[tuple[float, float]]]
-T = TypeVar("T")
+Points = list[tuple[float, float]]
 
 
-def timeline(recording: Recording, steps: int = 2) -> Timeline | None:
-    """Draw the last measured steps on all ranks: each device's work and each bucket's transfer.
-    Time 0 is the start of the first drawn step."""
-    detailed = [recording.step(number) for number in recording.detailed]
-    for number in range(min(steps, len(detailed)), 0, -1):
-        found = _timeline(recording, detailed[-number:])
-        if len(found.spans) <= MOST_SPANS or number == 1:
-            return found
-    return None
+def timeline(recording: Recording) -> Timeline | None:
+    """Draw the last two measured steps on all ranks, or only the last one if they have too many
+    spans."""
+    steps = [recording.step(number) for number in recording.detailed[-2:]]
+    if not steps:
+        return None
+    drawn = _timeline(recording, steps)
+    return drawn if len(drawn.spans) <= MOST_SPANS else _timeline(recording, steps[-1:])
 
 
 def _timeline(recording: Recording, steps: list[list[Step]]) -> Timeline:
-    origin = min(event.start for event in steps[0])
+    """Draw each device's work and each bucket's transfer. Time 0 is the start of the first step."""
     names: list[str] = []
     spans: list[Span] = []
     for rank in recording.plan.ranks:
         devices = list(dict.fromkeys(device.name for device in rank.devices))
         base = len(names)
         names += [f"rank {rank.rank} · {device}" for device in devices]
+
         events = [event for step in steps for event in recording.spans(rank.rank, step[0].step)]
-        reduced = collectives(events)
-        rows = lanes([event.interval for event in reduced], nested=False)
-        what = "shards" if any(event.unit for event in reduced) else "all-reduce"
+        transfers = collectives(events)
+        rows = lanes([event.interval for event in transfers], nested=False)
+        what = "shards" if any(event.unit for event in transfers) else "all-reduce"
         names += [
             f"rank {rank.rank} · {what}" + (f" {n + 1}" if n else "")
             for n in range(max(rows, default=-1) + 1)
         ]
-        for event, row in zip(reduced, rows, strict=True):
-            spans.append(_span(event, base + len(devices) + row, origin))
+        for event, row in zip(transfers, rows, strict=True):
+            spans.append(_span(event, base + len(devices) + row))
         for step in steps:
-            own = recording.spans(rank.rank, step[0].step)
-            spans += _work(own, devices, base, origin)
-            spans += _exposed(recording, rank.rank, step[0].step, base, origin)
-        spans += [
-            _span(event, base, origin)
-            for event in recording.named("data", rank.rank)
-            if _between(event, steps)
-        ]
-    ends = tuple(
-        (
-            step[0].step,
-            min(e.start for e in step) - origin,
-            max(e.end for e in step) - origin,
-        )
+            spans += _work(recording.spans(rank.rank, step[0].step), devices, base)
+            spans += _exposed(recording, rank.rank, step[0].step, base)
+        begin, end = steps[0][0].start, steps[-1][0].end
+        data = recording.named("data", rank.rank)
+        spans += [_span(event, base) for event in data if begin <= event.start <= end]
+
+    origin = min(event.start for event in steps[0])
+    shown = (replace(s, start=s.start - origin, end=s.end - origin) for s in spans)
+    ends = (
+        (step[0].step, min(e.start for e in step) - origin, max(e.end for e in step) - origin)
         for step in steps
     )
-    return Timeline("the last steps", tuple(names), tuple(spans), ends)
+    return Timeline("the last steps", tuple(names), tuple(shown), tuple(ends))
 
 
-def _work(own: list[SpanEvent], devices: list[str], base: int, origin: float) -> list[Span]:
-    """Return each device's work. If replicas have their own spans, drop the process's forward
-    and backward spans that contain them."""
-    replicas = {event.event for event in own} & KINDS.keys()
-    clipped = dict(zip((id(e) for e in own if e.event == "backward"), computing(own), strict=True))
-    found = []
-    for event in own:
-        if event.event in (*COLLECTIVES, "data") or (
-            replicas and event.event in ("forward", "backward")
-        ):
-            continue
-        lane = base + devices.index(event.device) if event.device in devices else base
-        found.append(_span(event, lane, origin, clipped.get(id(event))))
-    return found
+def _work(spans: list[SpanEvent], devices: list[str], base: int) -> Iterator[Span]:
+    """Yield each device's work. If replicas have their own spans, drop the process's forward and
+    backward spans that contain them."""
+    dropped = {*COLLECTIVES, "data"}
+    if any(event.event in KINDS for event in spans):
+        dropped |= {"forward", "backward"}
+    for event in clip_backward(spans):
+        if event.event not in dropped:
+            own = event.device in devices
+            yield _span(event, base + (devices.index(event.device or "") if own else 0))
 
 
-def _exposed(recording: Recording, rank: int, step: int, base: int, origin: float) -> list[Span]:
-    """Return the spans in which the rank's first device only waits for a slower rank or a
+def _exposed(recording: Recording, rank: int, step: int, base: int) -> Iterator[Span]:
+    """Yield the spans in which the rank's first device only waits for a slower rank or a
     transfer."""
-    own = recording.spans(rank, step)
-    busy = [(e.start, e.end) for e in own if e.event in ("forward", "optimizer")] + computing(own)
-    busy = without(busy, blocked(own))
+    own = clip_backward(recording.spans(rank, step))
+    work = [e.interval for e in own if e.event in ("forward", "backward", "optimizer")]
+    busy = without(work, blocked(own))
     transfers, waits = transfers_and_waits(recording, rank, step)
-    found = []
-    for label, intervals in (
-        ("waiting for a slower rank", waits),
-        ("exposed communication", transfers),
-    ):
-        for start, end in without(intervals, busy):
-            exposed = intervals is transfers
-            found.append(
-                Span(
-                    base,
-                    "wait",
-                    label,
-                    start - origin,
-                    end - origin,
-                    exposed,
-                    details={"step": step},
-                )
-            )
-    return found
+    for start, end in without(waits, busy):
+        label = "waiting for a slower rank"
+        yield Span(base, "wait", label, start, end, details={"step": step})
+    for start, end in without(transfers, busy):
+        yield Span(base, "wait", "exposed communication", start, end, True, {"step": step})
 
 
-def _span(event: SpanEvent, lane: int, origin: float, interval: Interval | None = None) -> Span:
-    start, end = interval or event.interval
+def _span(event: SpanEvent, lane: int) -> Span:
     kind = KINDS.get(event.event, event.event)
+    label = event.unit or kind
+    if event.unit is None and kind == "all_reduce":
+        label = f"bucket {event.bucket}"
+    elif event.unit is None and event.micro is not None:
+        label = f"{kind} {event.micro}"
     hidden = ("event", "start", "end", "device")
     details = {name: value for name, value in event.known.items() if name not in hidden}
-    if event.unit is not None:
-        return Span(lane, kind, event.unit, start - origin, end - origin, details=details)
-    label = (
-        f"bucket {event.bucket}"
-        if kind == "all_reduce"
-        else f"{kind} {event.micro}"
-        if event.micro is not None
-        else kind
-    )
-    return Span(lane, kind, label, start - origin, end - origin, details=details)
-
-
-def _between(event: SpanEvent, steps: list[list[Step]]) -> bool:
-    return steps[0][0].start <= event.start <= steps[-1][0].end
+    return Span(lane, kind, label, event.start, event.end, details=details)
 
 
 def schedule(recording: Recording) -> Schedule | None:
     """Draw one pass of the last measured step through the first replica's stages, and the ideal
     schedule."""
     plan = recording.plan
-    stages, micro_batches, name = plan.stages, plan.micro_batches, plan.schedule
-    if stages < 2 or not recording.detailed:
+    name = plan.schedule or "gpipe"
+    if plan.stages < 2 or not recording.detailed:
         return None
     own = pipelines_of(recording, recording.detailed[-1])[0]
     work = [
-        event
-        for event in own
+        (event, event.stage)
+        for event in clip_backward(own)
         if event.event in ("forward", "backward")
         and not event.accumulation
         and event.stage is not None
     ]
     if not work:
         return None
-    passes = [event for event in own if event.event == "backward"]
-    clipped = {id(e): interval for e, interval in zip(passes, computing(own), strict=True)}
-    origin = min(event.start for event in work)
+
+    origin = min(event.start for event, _ in work)
     measured = []
-    for event in work:
-        start, end = clipped.get(id(event), event.interval)
-        part, stage = divmod(event.stage or 0, stages)
-        measured.append(
-            Slot(
-                stage,
-                event.micro or 0,
-                event.event == "backward",
-                start - origin,
-                end - origin,
-                part,
-                bool(event.weights),
-            )
-        )
-    if name:
-        devices = [
-            f"rank {rank.rank} · {rank.devices[0].name}" for rank in plan.ranks if not rank.replica
-        ]
+    for event, index in work:
+        part, stage = divmod(index, plan.stages)
+        start, end = event.start - origin, event.end - origin
+        backward = event.event == "backward"
+        micro, weights = event.micro or 0, bool(event.weights)
+        measured.append(Slot(stage, micro, backward, start, end, part, weights))
+    if plan.schedule:
+        who, first = "replica 0", [rank for rank in plan.ranks if not rank.replica]
+        devices = [f"rank {rank.rank} · {rank.devices[0].name}" for rank in first]
     else:
-        devices = [device.name for device in plan.ranks[0].devices]
-    who = "replica 0" if name else "rank 0"
+        who, devices = "rank 0", [device.name for device in plan.ranks[0].devices]
     return Schedule(
-        f"{who}, {plural(micro_batches, 'micro-batch')} through {stages} stages",
+        f"{who}, {plural(plan.micro_batches, 'micro-batch')} through {plan.stages} stages",
         tuple(f"stage {stage} · {device}" for stage, device in enumerate(devices)),
         tuple(measured),
-        tuple(ideal_slots(stages, micro_batches, name or "gpipe")),
-        pass_bubbles(own, stages)[0],
-        ideal_bubble(stages, micro_batches, name or "gpipe"),
-        IDEAL[name or "gpipe"],
+        tuple(ideal_slots(plan.stages, plan.micro_batches, name)),
+        pass_bubbles(own, plan.stages)[0],
+        ideal_bubble(plan.stages, plan.micro_batches, name),
+        IDEAL[name],
     )
 
 
@@ -229,33 +187,28 @@ def ideal_slots(stages: int, micro_batches: int, name: str = "gpipe") -> list[Sl
 
 def load_lines(recordings: Sequence[Recording], title: str = "load") -> Lines | None:
     """Draw each GPU's load as reported by NVML or, without a GPU, the cores that each rank used."""
-    lines: Curves = {}
+    curves: dict[str, Points] = defaultdict(list)
     for rank, time, event in _samples(recordings):
         for gpu in event.devices:
             if gpu.utilization is not None:
-                lines.setdefault(f"{gpu.device} · NVML (rank {rank})", []).append(
-                    (time, gpu.utilization)
-                )
+                curves[f"{gpu.device} · NVML (rank {rank})"].append((time, gpu.utilization))
         if not event.devices:
-            lines.setdefault(f"rank {rank} · cores", []).append((time, event.cpu_share))
-    on_gpu = any("NVML" in name for name in lines)
-    y, unit = (
-        ("share of time with a running kernel", "share") if on_gpu else ("cores in use", "number")
-    )
-    return _lines(title, lines, y, unit)
+            curves[f"rank {rank} · cores"].append((time, event.cpu_share))
+    if any("NVML" in name for name in curves):
+        return _lines(title, curves, "seconds", "share of time with a running kernel", "share")
+    return _lines(title, curves, "seconds", "cores in use", "number")
 
 
-def memory_lines(recordings: Sequence[Recording], title: str = "memory") -> Lines | None:
+def memory_lines(recordings: Sequence[Recording]) -> Lines | None:
     """Draw the memory allocated on each GPU or, without a GPU, each process's memory."""
-    lines: Curves = {}
+    curves: dict[str, Points] = defaultdict(list)
     for rank, time, event in _samples(recordings):
         for gpu in event.devices:
-            lines.setdefault(f"rank {rank} · {gpu.device}", []).append(
-                (time, gpu.allocated_bytes or 0)
-            )
+            if gpu.allocated_bytes is not None:
+                curves[f"rank {rank} · {gpu.device}"].append((time, gpu.allocated_bytes))
         if not event.devices and event.rss_bytes is not None:
-            lines.setdefault(f"rank {rank} · process", []).append((time, event.rss_bytes))
-    return _lines(title, lines, "memory", "bytes")
+            curves[f"rank {rank} · process"].append((time, event.rss_bytes))
+    return _lines("memory", curves, "seconds", "memory", "bytes")
 
 
 def _samples(recordings: Sequence[Recording]) -> Iterator[tuple[int, float, Load]]:
@@ -271,29 +224,22 @@ def _samples(recordings: Sequence[Recording]) -> Iterator[tuple[int, float, Load
         offset += max(times, default=0.0) - begin + GAP_SECONDS
 
 
-def _lines(title: str, lines: Curves, y: str, unit: str) -> Lines | None:
-    shown = tuple(Line(name, tuple(thin(sorted(points)))) for name, points in lines.items())
-    return Lines(title, shown, "seconds", y, unit) if shown else None
-
-
-def thin(points: Sequence[T]) -> Sequence[T]:
-    """Return at most `MOST_POINTS` points, evenly spaced."""
-    step = -(-len(points) // MOST_POINTS)
-    return points[:: step or 1]
-
-
 def loss_lines(rows: Sequence[Row]) -> Lines | None:
     """Draw the losses of all configurations. If they train the same, one curve hides the others."""
+    curves = {
+        row.name: [(float(step), loss) for step, loss in enumerate(row.losses) if loss is not None]
+        for row in rows
+    }
+    return _lines("Loss", curves, "optimizer step", "global batch loss", "number")
+
+
+def _lines(title: str, curves: Mapping[str, Points], x: str, y: str, unit: str) -> Lines | None:
+    """Draw each curve with at most `MOST_POINTS` points, evenly spaced."""
     lines = []
-    for row in rows:
-        points = [(float(step), loss) for step, loss in enumerate(row.losses) if loss is not None]
-        if points:
-            lines.append(Line(row.name, tuple(thin(points))))
-    return (
-        Lines("Loss", tuple(lines), "optimizer step", "global batch loss", "number")
-        if lines
-        else None
-    )
+    for name, points in curves.items():
+        step = -(-len(points) // MOST_POINTS)
+        lines += [Line(name, tuple(sorted(points)[::step]))] if points else []
+    return Lines(title, tuple(lines), x, y, unit) if lines else None
 
 
 def split(batch: Batch, ranks: Sequence[Rank]) -> Split:
@@ -303,21 +249,10 @@ def split(batch: Batch, ranks: Sequence[Rank]) -> Split:
         if rank.stage:  # all stages in a replica process the same samples
             continue
         if rank.roles[0].startswith("replica "):  # DataParallel: one process, one share per replica
-            pieces = [
-                (device, held, batch.accumulate)
-                for device, held in zip(rank.devices, rank.split, strict=True)
-            ]
+            for device, samples in zip(rank.devices, rank.split, strict=True):
+                parts.append(Part(device, even_sizes(samples, batch.accumulate)))
         else:
-            cuts = batch.accumulate * batch.micro_batches
-            pieces = [
-                (
-                    f"rank {rank.rank} · {' → '.join(rank.devices)}",
-                    rank.samples_per_step,
-                    cuts,
-                )
-            ]
-        for label, held, cuts in pieces:
-            parts.append(
-                Part(label, tuple(held // cuts + (place < held % cuts) for place in range(cuts)))
-            )
+            passes = pieces(rank.samples_per_step, batch.accumulate, batch.micro_batches)
+            sizes = tuple(stop - start for spans in passes for start, stop in spans)
+            parts.append(Part(f"rank {rank.rank} · {' → '.join(rank.devices)}", sizes))
     return Split(batch.arithmetic, batch.size, tuple(parts))

@@ -21,15 +21,9 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from paralab.analyse.metric_types import (
-    Bubble,
-    Bucket,
-    Busy,
-    Metrics,
-    Parts,
-    RankParts,
-    Straggler,
-)
+from msgspec.structs import replace
+
+from paralab.analyse.metric_types import Bubble, Bucket, Busy, Metrics, Parts, RankParts, Straggler
 from paralab.analyse.recording import Recording
 from paralab.analyse.time_intervals import Interval, length, union, without
 from paralab.analyse.utilization import count_gradients, mean_load, model_flops
@@ -43,8 +37,6 @@ LATE_STEPS = 0.70  # … in most steps
 
 # collective, stage, bucket (or FSDP unit), and its count within the step
 BucketKey = tuple[str, int, int, int]
-
-
 PARTS = tuple(Parts.__struct_fields__)
 
 
@@ -61,8 +53,10 @@ def metrics_of(recording: Recording) -> Metrics:
 
     not_measured: dict[str, str] = {}
     if recording.plan.strategy == "dp" and recording.plan.device == "cuda":
+        # Events do not cover the replicas on other GPUs; NVML's load does.
         not_measured["reduce"] = "nn.DataParallel adds up the gradients inside the backward pass"
     share = _ratio(communication, step_seconds)
+    busy = _busy(recording, measured)
     waiting = [[rank["exposed_waiting_seconds"] for rank in step] for step in per_step]
     return Metrics(
         **parts,
@@ -83,8 +77,8 @@ def metrics_of(recording: Recording) -> Metrics:
         buckets=_buckets(recording, measured),
         straggler=find_straggler(recording, measured, waiting, step_seconds or 0.0),
         bubble=_bubble(recording, measured),
-        busy=_busy(recording, measured),
-        balance=_balance(recording, measured),
+        busy=busy,
+        balance=None if "reduce" in not_measured else _balance(busy),
         load=mean_load(recording),
         flops=model_flops(recording, step_seconds),
         gradients=count_gradients(recording),
@@ -94,18 +88,16 @@ def metrics_of(recording: Recording) -> Metrics:
 
 def _rank_step(recording: Recording, rank: int, step: int) -> dict[str, float]:
     """Return how one rank spent one step, in seconds, using the names in `Parts`."""
-    spans = recording.spans(rank, step)
+    spans = clip_backward(recording.spans(rank, step))
     waits: list[Interval] = []
-    forward, backward, optimizer = (
-        _intervals(spans, name) for name in ("forward", "backward", "optimizer")
-    )
     if recording.plan.strategy == "dp":
-        transfers = union(_intervals(spans, *IN_PROCESS))
-        forward, backward = without(forward, transfers), without(backward, transfers)
+        halted = transfers = union(_intervals(spans, *IN_PROCESS))
     else:
         transfers, waits = transfers_and_waits(recording, rank, step)
         halted = blocked(spans)
-        forward, backward = without(forward, halted), without(computing(spans), halted)
+    forward = without(_intervals(spans, "forward"), halted)
+    backward = without(_intervals(spans, "backward"), halted)
+    optimizer = _intervals(spans, "optimizer")
     compute = union([*forward, *backward])
     busy = union([*compute, *optimizer])
     exposed, exposed_waits = without(transfers, busy), without(waits, busy)
@@ -138,28 +130,23 @@ def collectives(spans: Sequence[Span]) -> list[Collective]:
     return [span for span in spans if isinstance(span, Collective)]
 
 
-def computing(spans: Sequence[Span]) -> list[Interval]:
-    """Return the backward passes without the wait at their end.
+def clip_backward(spans: Sequence[Span]) -> list[Span]:
+    """Return the spans, with each backward pass shortened by the wait at its end.
 
     DDP ends a synchronized backward pass by waiting for its buckets. Its computation ends when the
     last bucket is ready, since a backward pass computes only gradients.
     """
-    passes = [span for span in spans if span.event == "backward"]
-    last: dict[int, Span] = {}
-    for span in passes:
-        number = span.accumulation or 0
-        if number not in last or span.end > last[number].end:
-            last[number] = span
-    intervals = []
-    for span in passes:
-        end = span.end
-        if span is last[span.accumulation or 0]:
-            ready = [
-                s.start for s in spans if s.event in REDUCES and span.start <= s.start <= span.end
-            ]
-            end = max(ready, default=end)
-        intervals.append((span.start, end))
-    return intervals
+    passes = sorted((s for s in spans if s.event == "backward"), key=lambda span: span.end)
+    last = {span.accumulation or 0: span for span in passes}  # in each accumulation step
+    ready = [span.start for span in spans if span.event in REDUCES]
+
+    def clip(span: Span) -> Span:
+        if span.event != "backward" or span is not last[span.accumulation or 0]:
+            return span
+        inside = (time for time in ready if span.start <= time <= span.end)
+        return replace(span, end=max(inside, default=span.end))
+
+    return [clip(span) for span in spans]
 
 
 def transfers_and_waits(
@@ -301,7 +288,7 @@ def pass_bubbles(spans: Sequence[Span], stages: int) -> list[float]:
     shares = []
     for number in sorted({span.accumulation or 0 for span in spans if span.micro is not None}):
         mine = [s for s in spans if (s.accumulation or 0) == number or s.event in COLLECTIVES]
-        work = [*_intervals(mine, "forward"), *computing(mine)]
+        work = _intervals(clip_backward(mine), "forward", "backward")
         window = max(end for _, end in work) - min(start for start, _ in work)
         busy = sum(end - start for start, end in work)
         shares.append(1 - busy / (stages * window) if window else 0.0)
@@ -333,21 +320,16 @@ def _device_seconds(recording: Recording, rank: int, step: int, device: str, fir
         mine = [s for s in spans if s.device == device]
         own = _intervals(mine, "replica_forward", "replica_backward")
         return length([*own, *_intervals(spans, *IN_PROCESS, "optimizer")] if first else own)
-    mine = [s for s in spans if s.device in (device, None)]
-    work = without([*_intervals(mine, "forward"), *computing(mine)], blocked(spans))
+    mine = clip_backward([s for s in spans if s.device in (device, None)])
+    work = without(_intervals(mine, "forward", "backward"), blocked(spans))
     return length([*work, *_intervals(spans, "optimizer")] if first else work)
 
 
-def _balance(recording: Recording, measured: list[int]) -> float | None:
+def _balance(busy: list[Busy]) -> float | None:
     """Return the first device's busy time divided by the mean of the others. 1 is balanced; more
     than 1 means that device 0 does more work."""
-    if recording.plan.strategy == "dp" and recording.plan.device == "cuda":
-        return None  # events do not cover replicas on other GPUs; NVML's load does
-    seconds = [device.seconds for device in _busy(recording, measured)]
-    known = [value for value in seconds if value is not None]
-    if len(known) < 2 or len(known) < len(seconds):
-        return None
-    return _ratio(known[0], statistics.mean(known[1:]))
+    seconds = [device.seconds for device in busy if device.seconds is not None]
+    return _ratio(seconds[0], statistics.mean(seconds[1:])) if len(seconds) > 1 else None
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -28,7 +28,8 @@ from paralab.analyse.compare import Comparison, Row
 from paralab.analyse.phrases import machine_words
 from paralab.analyse.recording import Recording
 from paralab.analyse.result import PeakMemory
-from paralab.analyse.time_tables import number, where_time_goes
+from paralab.analyse.table_cells import Cells, exact, name, number, percent, table
+from paralab.analyse.time_tables import where_time_goes
 from paralab.analyse.verdict import is_same_training, largest_memory, verdict
 from paralab.analyse.verify import apart_from
 from paralab.units import plural, rate, seconds, size
@@ -37,18 +38,6 @@ Chart = Timeline | Schedule | Split | Lines
 CLOCK = (
     "All ranks and devices on one clock. Hatched: exposed communication; dotted: waiting for a "
     "slower rank. Zoom in and hover for details."
-)
-COLUMNS = (
-    "configuration",
-    "devices",
-    "step time",
-    "samples/s",
-    "per device",
-    "speed-up",
-    "efficiency",
-    "memory",
-    "communication",
-    "same training",
 )
 COMPARED = ("speed-up", "efficiency", "same training")  # omitted for a single run
 
@@ -69,8 +58,7 @@ def report(comparison: Comparison, folder: Path, more: Sequence[Section] = ()) -
         sections=(
             _side_by_side(rows, recordings, comparison.baseline),
             *more,
-            where_time_goes(rows),
-            *_sections(rows, recordings),
+            *((where_time_goes(rows), *_sections(rows, recordings)) if rows else ()),
         ),
         facts=facts(comparison),
     )
@@ -92,41 +80,31 @@ def facts(comparison: Comparison) -> tuple[tuple[str, str], ...]:
 def _side_by_side(
     rows: Sequence[Row], recordings: dict[str, list[Recording]], baseline: str | None
 ) -> Section:
-    kept = [place for place, name in enumerate(COLUMNS) if len(rows) > 1 or name not in COMPARED]
-    cells = tuple(tuple(row[place] for place in kept) for row in map(_row, rows))
-    table = Table("", tuple(COLUMNS[place] for place in kept), cells, _remarks(rows))
+    times = {
+        name: [step for run in runs for step in run.step_seconds]
+        for name, runs in recordings.items()
+    }
+    groups = tuple(Group(name, tuple(values)) for name, values in times.items())
+    steps = Distribution("Step times", groups, "seconds")
+    cells = [_row(row) for row in rows]
+    if len(rows) < 2:
+        alone = [{k: v for k, v in row.items() if k not in COMPARED} for row in cells]
+        return Section("The run", (table("", alone, _remarks(rows)), steps))
+
     speed = [
-        Bar(
-            row.name,
-            row.ratio.value,
-            row.ratio.low,
-            row.ratio.high,
-            f"{row.ratio.value:.2f}×  {row.ratio.verdict}",
-        )
+        Bar(row.name, r.value, r.low, r.high, f"{r.value:.2f}×  {r.verdict}")
         for row in rows
+        for r in [row.ratio]
     ]
     efficient = [Bar(row.name, row.efficiency, text=f"{row.efficiency:.0%}") for row in rows]
-    times = {
-        name: [s for recording in list_ for s in recording.step_seconds]
-        for name, list_ in recordings.items()
-    }
-    bars = (
-        Bars(
-            f"Speed-up over {baseline}",
-            tuple(speed),
-            "×",
-            1.0,
-            "Error bars show the 95 % confidence interval over the rounds.",
-        ),
+    note = "Error bars show the 95 % confidence interval over the rounds."
+    blocks = (
+        table("", cells, _remarks(rows)),
+        Bars(f"Speed-up over {baseline}", tuple(speed), "×", 1.0, note),
         Bars("Scaling efficiency: speed-up per device", tuple(efficient), "share", 1.0),
+        steps,
     )
-    steps = Distribution(
-        "Step times", tuple(Group(name, tuple(values)) for name, values in times.items()), "seconds"
-    )
-    return Section(
-        "Side by side" if len(rows) > 1 else "The run",
-        (table, *(bars if len(rows) > 1 else ()), steps),
-    )
+    return Section("Side by side", blocks)
 
 
 def _remarks(rows: Sequence[Row]) -> str:
@@ -134,40 +112,37 @@ def _remarks(rows: Sequence[Row]) -> str:
     named: dict[str, list[str]] = {}
     for row in rows:
         for remark in row.remarks:
-            named.setdefault(
-                "devices are shares of one CPU (virtual)" if "virtual" in remark else remark, []
-            ).append(row.name)
-    told = [
-        remark + ("" if "virtual" in remark or len(names) > 3 else f" ({', '.join(names)})")
-        for remark, names in named.items()
-    ]
-    how = (
-        "step time: median over all steps; speed-up: mean over the rounds, in samples per second"
-        if len(rows) > 1
-        else ""
-    )
-    return "; ".join(filter(None, [how, "communication: share of the step (exposed share)", *told]))
+            virtual = "devices are shares of one CPU (virtual)"
+            named.setdefault(virtual if "virtual" in remark else remark, []).append(row.name)
+    notes = ["communication: share of the step (exposed share)"]
+    if len(rows) > 1:
+        notes.insert(
+            0,
+            "step time: median over all steps; speed-up: mean over the rounds, in samples per second",
+        )
+    for remark, names in named.items():
+        whose = "" if "virtual" in remark or len(names) > 3 else f" ({', '.join(names)})"
+        notes.append(remark + whose)
+    return "; ".join(notes)
 
 
-def _row(row: Row) -> tuple[Cell, ...]:
-    times, ratio, metrics = row.step_seconds, row.ratio, row.metrics
+def _row(row: Row) -> Cells:
+    ratio, share, exposed = row.ratio, row.metrics.communication_share, row.metrics.exposed_share
     interval = "" if ratio.low is None else f" ({ratio.low:.2f}–{ratio.high:.2f})"
-    share = metrics.communication_share
-    return (
-        Cell(row.name, row.name),
-        Cell(str(row.devices), row.devices),
-        number(times.median, seconds(times.median)),
-        number(row.samples_per_second, rate(row.samples_per_second)),
-        number(row.samples_per_second_per_device, rate(row.samples_per_second_per_device)),
-        Cell(
-            "1" if ratio.verdict == "baseline" else f"{ratio.value:.2f}{interval}",
-            ratio.value,
-        ),
-        Cell(f"{row.efficiency:.0%}", row.efficiency),
-        number(largest_memory(row), size(largest_memory(row))),
-        Cell("none" if not share else f"{share:.0%} ({metrics.exposed_share:.0%})", share),
-        Cell(same_training(row), is_same_training(row)),
-    )
+    speed = "1" if ratio.verdict == "baseline" else f"{ratio.value:.2f}{interval}"
+    moved = f"{share:.0%} ({exposed:.0%})" if share else "none" if share == 0 else "not measured"
+    return {
+        "configuration": name(row.name),
+        "devices": exact(row.devices),
+        "step time": number(row.step_seconds.median, seconds),
+        "samples/s": number(row.samples_per_second, rate),
+        "per device": number(row.samples_per_second_per_device, rate),
+        "speed-up": Cell(speed, ratio.value),
+        "efficiency": percent(row.efficiency),
+        "memory": number(largest_memory(row), size),
+        "communication": Cell(moved, share),
+        "same training": Cell(same_training(row), is_same_training(row)),
+    }
 
 
 def same_training(row: Row) -> str:
@@ -198,24 +173,28 @@ def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> li
             if (block := draw(row))
         )
 
-    timelines = all_of(lambda row: figures.timeline(last[row.name]))
-    schedules = all_of(lambda row: figures.schedule(last[row.name]))
-    splits = all_of(lambda row: figures.split(row.batch, row.ranks))
-    load = all_of(lambda row: figures.load_lines(recordings[row.name]))
-    memory = all_of(lambda row: figures.memory_lines(recordings[row.name]))
-    losses = figures.loss_lines([row for row in rows if row.losses])
+    losses = figures.loss_lines(rows)
     sections = [
-        Section("Timelines", timelines, CLOCK),
+        Section("Timelines", all_of(lambda row: figures.timeline(last[row.name])), CLOCK),
         Section(
             "Pipeline schedules",
-            schedules,
+            all_of(lambda row: figures.schedule(last[row.name])),
             "One row per stage, numbered by micro-batch. The gaps are the bubble.",
         ),
         Section(
-            "How the batch is split", splits, "To scale: each piece is one pass or micro-batch."
+            "How the batch is split",
+            all_of(lambda row: figures.split(row.batch, row.ranks)),
+            "To scale: each piece is one pass or micro-batch.",
         ),
         Section("Memory", (_memory(rows),)),
-        Section("Load and memory over time", (*load, *memory), "All rounds, one after the other."),
+        Section(
+            "Load and memory over time",
+            (
+                *all_of(lambda row: figures.load_lines(recordings[row.name])),
+                *all_of(lambda row: figures.memory_lines(recordings[row.name])),
+            ),
+            "All rounds, one after the other.",
+        ),
         Section(
             "Losses",
             (losses,) if losses else (),
@@ -227,27 +206,26 @@ def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> li
 
 
 def _memory(rows: Sequence[Row]) -> Table:
+    memories = [(row, memory) for row in rows for memory in row.peak_bytes]
     kinds = {kind: kind for kind in ("parameters", "gradients", "optimizer", "activations")}
-    if any(memory.gathered is not None for row in rows for memory in row.peak_bytes):
+    if any(memory.gathered is not None for _, memory in memories):
         kinds |= FSDP_MEMORY
-    columns = ("configuration", "rank", "device", "peak", *kinds.values(), "how")
-    cells = [
-        (
-            Cell(row.name, row.name),
-            Cell(str(memory.rank), memory.rank),
-            Cell(memory.device, memory.device),
-            Cell(size(memory.bytes), memory.bytes),
-            *(_held(memory, kind) for kind in kinds),
-            Cell(memory.how, memory.how),
-        )
-        for row in rows
-        for memory in row.peak_bytes
-    ]
+    cells = (
+        {
+            "configuration": name(row.name),
+            "rank": exact(memory.rank),
+            "device": name(memory.device),
+            "peak": number(memory.bytes, size),
+            **{column: _held(memory, kind) for kind, column in kinds.items()},
+            "how": name(memory.how),
+        }
+        for row, memory in memories
+    )
     note = (
         "counted: added up from the tensors. allocator: the peak that CUDA's allocator reports; it "
         "does not list activations separately."
     )
-    return Table("Peak memory per device, and what uses it", columns, tuple(cells), note)
+    return table("Peak memory per device, and what uses it", cells, note)
 
 
 # Memory that only fsdp uses: field -> column name.
@@ -256,37 +234,28 @@ FSDP_MEMORY = {"gathered": "gathered temporarily", "unreduced": "gradients not y
 
 def _held(memory: PeakMemory, kind: str) -> Cell:
     value: int | None = memory[kind]
-    if value is None and kind in FSDP_MEMORY:
-        return Cell("–", None)
-    return number(value, size(value))
+    return Cell("–") if value is None and kind in FSDP_MEMORY else number(value, size)
 
 
 def _verify(rows: Sequence[Row]) -> Table:
-    columns = (
-        "configuration",
-        "outcome",
-        "largest difference",
-        "tolerance",
-        "loss differs by",
-        "cause",
-    )
-    cells = []
-    for row in rows:
-        check, moved = row.verify, row.loss_difference
-        largest, tolerance = (check.max_difference, check.tolerance) if check else (None, None)
-        cause = check.cause if check else "not checked"
-        cells.append(
-            (
-                Cell(row.name, row.name),
-                Cell(same_training(row), is_same_training(row)),
-                number(largest, f"{largest or 0.0:.1e}"),
-                number(tolerance, f"{tolerance or 0.0:g}"),
-                Cell("–" if moved is None else f"{moved:.1e} (relative)", moved),
-                Cell(cause or "–", cause),
-            )
-        )
     note = (
         "All parameters after training in fp64 are compared with a single device. The losses come "
         "from the timed runs."
     )
-    return Table("", columns, tuple(cells), note)
+    return table("", map(_verify_row, rows), note)
+
+
+def _verify_row(row: Row) -> Cells:
+    check, moved = row.verify, row.loss_difference
+    largest, tolerance = (check.max_difference, check.tolerance) if check else (None, None)
+    cause = check.cause if check else "not checked"
+    return {
+        "configuration": name(row.name),
+        "outcome": Cell(same_training(row), is_same_training(row)),
+        "largest difference": Cell(
+            "not measured" if largest is None else f"{largest:.1e}", largest
+        ),
+        "tolerance": Cell("not measured" if tolerance is None else f"{tolerance:g}", tolerance),
+        "loss differs by": Cell("–" if moved is None else f"{moved:.1e} (relative)", moved),
+        "cause": Cell(cause or "–", cause),
+    }

@@ -1,15 +1,31 @@
-"""Create table cells from numbers: the text, the value, and the spread over repetitions. A count
-has no spread."""
+"""Create tables, and table cells from numbers: the text, the value, and the spread over repetitions.
+A count has no spread."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from paralab.analyse.blocks import Cell
+from paralab.analyse.blocks import Cell, Table
 from paralab.analyse.compare import Row
 from paralab.analyse.confidence import Ratio
 from paralab.analyse.phrases import factor, interval, share, split_words
 from paralab.units import rate, seconds, size
+
+Cells = dict[str, Cell]  # one table row: column name -> cell
+
+
+def table(title: str, rows: Iterable[Cells], note: str = "") -> Table:
+    made = list(rows)
+    columns = tuple(made[0]) if made else ()
+    return Table(title, columns, tuple(tuple(cells.values()) for cells in made), note)
+
+
+def number(value: float | None, show: Callable[[float | None], str]) -> Cell:
+    return Cell(show(value), value)
+
+
+def percent(value: float | None, unknown: str = "–") -> Cell:
+    return Cell(unknown if value is None else f"{value:.0%}", value)
 
 
 def name(text: object) -> Cell:

@@ -2,140 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from paralab.analyse.blocks import Cell, Section, Table
+from paralab.analyse.blocks import Cell, Section
 from paralab.analyse.compare import Row
 from paralab.analyse.metrics import RULE
 from paralab.analyse.phrases import collectives_per_step
+from paralab.analyse.table_cells import Cells, name, number, percent, table
 from paralab.units import count, seconds, size
 
 
-def number(value: float | None, text: str) -> Cell:
-    return Cell("not measured" if value is None else text, value)
-
-
 def where_time_goes(rows: Sequence[Row]) -> Section:
-    parts = {
-        "forward": "forward_seconds",
-        "backward": "backward_seconds",
-        "optimizer": "optimizer_seconds",
-        "exposed comm.": "exposed_communication_seconds",
-        "waiting for ranks": "exposed_waiting_seconds",
-        "other": "other_seconds",
-        "data wait": "data_wait_seconds",
-    }
-    time = Table(
+    time = table(
         "Seconds per optimizer step (median over steps, mean over ranks)",
-        ("configuration", "step p10", "step p90", *parts),
-        tuple(_time_row(row, parts) for row in rows),
+        map(_time, rows),
         "Exposed: the device waits instead of computing. Pipeline stages work at the same time, so "
         "forward and backward are the time in which any stage works.",
     )
-    columns = (
-        "configuration",
-        "communication",
-        "overlap",
-        "share of step",
-        f"below {RULE:.0%}",
-        "collectives",
-        "bytes",
-        "bubble (ideal)",
-    )
-    communication = Table(
-        "Communication per rank and optimizer step",
-        columns,
-        tuple(_communication_row(row) for row in rows),
-    )
-    loads = ("configuration", "device 0 vs. others", "load", "model FLOP/s", "share of peak")
+    communication = table("Communication per rank and optimizer step", map(_communication, rows))
     unknown = dict.fromkeys(reason for row in rows if (reason := row.metrics.flops.not_measured))
-    machine = Table(
-        "Load and arithmetic", loads, tuple(_machine_row(row) for row in rows), "; ".join(unknown)
-    )
-    return Section("Where the time goes", (time, communication, *_buckets(rows), machine))
-
-
-def _buckets(rows: Sequence[Row]) -> tuple[Table, ...]:
-    """Create the table that shows when each bucket was reduced within the step."""
-    cells = []
-    for row in rows:
-        for bucket in row.metrics.buckets:
-            ready = bucket.ready_seconds
-            share = ready / row.step_seconds.median
-            kind = bucket.kind.replace("_", "-") + " " if bucket.kind != "all_reduce" else ""
-            stage = f"stage {bucket.stage}, " if row.strategy == "hybrid" else ""
-            cells.append(
-                (
-                    Cell(row.name, row.name),
-                    Cell(f"{kind}{stage}{bucket.bucket}", bucket.bucket),
-                    Cell(size(bucket.bytes), bucket.bytes),
-                    Cell(seconds(ready), ready),
-                    Cell(f"{share:.0%}", share),
-                    Cell(seconds(bucket.transfer_seconds), bucket.transfer_seconds),
-                )
-            )
-    columns = ("configuration", "bucket", "size", "ready after", "of the step", "transfer")
-    note = (
+    machine = table("Load and arithmetic", map(_machine, rows), "; ".join(unknown))
+    buckets = table(
+        "When the collectives happen",
+        (cells for row in rows for cells in _buckets(row)),
         "On rank 0, in the last step of each round: when the bucket was ready, measured from the "
-        "start of the step, and how long its transfer took."
+        "start of the step, and how long its transfer took.",
     )
-    return (Table("When the collectives happen", columns, tuple(cells), note),) if cells else ()
+    tables = (time, communication, *((buckets,) if buckets.rows else ()), machine)
+    return Section("Where the time goes", tables)
 
 
-def _time_row(row: Row, parts: dict[str, str]) -> tuple[Cell, ...]:
-    times = [
-        row.step_seconds.p10,
-        row.step_seconds.p90,
-        *(row.metrics[key] for key in parts.values()),
-    ]
-    return (Cell(row.name, row.name), *(number(value, seconds(value)) for value in times))
+def _time(row: Row) -> Cells:
+    times, metrics = row.step_seconds, row.metrics
+    parts = {
+        "step p10": times.p10,
+        "step p90": times.p90,
+        "forward": metrics.forward_seconds,
+        "backward": metrics.backward_seconds,
+        "optimizer": metrics.optimizer_seconds,
+        "exposed comm.": metrics.exposed_communication_seconds,
+        "waiting for ranks": metrics.exposed_waiting_seconds,
+        "other": metrics.other_seconds,
+        "data wait": metrics.data_wait_seconds,
+    }
+    cells = {column: number(value, seconds) for column, value in parts.items()}
+    return {"configuration": name(row.name)} | cells
 
 
-def _communication_row(row: Row) -> tuple[Cell, ...]:
+def _communication(row: Row) -> Cells:
     metrics, bubble = row.metrics, row.metrics.bubble
-    has = bool(metrics.communication_seconds)
-    return (
-        Cell(row.name, row.name),
-        number(
-            metrics.communication_seconds,
-            seconds(metrics.communication_seconds) if has else "none",
+    kept, share = metrics.keeps_rule, metrics.communication_share
+    idle = f"{bubble.measured:.0%} ({bubble.ideal:.0%})" if bubble else "–"
+    collectives = row.all_reduces_per_step or row.all_gathers_per_step
+    return {
+        "configuration": name(row.name),
+        "communication": number(
+            metrics.communication_seconds, lambda value: "none" if value == 0 else seconds(value)
         ),
-        Cell(
-            f"{metrics.overlap:.0%}" if metrics.overlap is not None else "–",
-            metrics.overlap,
-        ),
-        Cell(f"{metrics.communication_share:.0%}" if has else "–", metrics.communication_share),
-        Cell(
-            "–" if metrics.keeps_rule is None else "yes" if metrics.keeps_rule else "no",
-            metrics.keeps_rule,
-        ),
-        Cell(
-            collectives_per_step(row) or "0", row.all_reduces_per_step or row.all_gathers_per_step
-        ),
-        Cell(size(row.bytes_per_step), row.bytes_per_step),
-        Cell(
-            f"{bubble.measured:.0%} ({bubble.ideal:.0%})" if bubble else "–",
-            bubble.measured if bubble else None,
-        ),
-    )
+        "overlap": percent(metrics.overlap),
+        "share of step": Cell(f"{share:.0%}" if share else "–", share),
+        f"below {RULE:.0%}": Cell("–" if kept is None else "yes" if kept else "no", kept),
+        "collectives": Cell(collectives_per_step(row) or "0", collectives),
+        "bytes": number(row.bytes_per_step, size),
+        "bubble (ideal)": Cell(idle, bubble.measured if bubble else None),
+    }
 
 
-def _machine_row(row: Row) -> tuple[Cell, ...]:
-    metrics = row.metrics
-    flops, load, balance = metrics.flops, metrics.load, metrics.balance
-    shown = ", ".join(f"{gpu.device} {gpu.utilization:.0%}" for gpu in load.gpu)
-    if not shown:
-        cores = [share for share in load.cores_per_rank if share is not None]
-        shown = (
-            ", ".join(f"{share:.2f}" for share in cores) + " cores"
-            if cores
-            else "not measured: the run was too short"
-        )
-    peak = f"{flops.share_of_peak:.0%}" if flops.share_of_peak is not None else "unknown"
-    return (
-        Cell(row.name, row.name),
-        Cell("–" if balance is None else f"{balance:.2f}× as busy", balance),
-        Cell(shown, shown),
-        number(flops.per_second, count(flops.per_second or 0)),
-        Cell(peak, flops.share_of_peak),
-    )
+def _buckets(row: Row) -> Iterator[Cells]:
+    """Yield when each bucket was reduced within the step."""
+    for bucket in row.metrics.buckets:
+        kind = bucket.kind.replace("_", "-") + " " if bucket.kind != "all_reduce" else ""
+        stage = f"stage {bucket.stage}, " if row.strategy == "hybrid" else ""
+        yield {
+            "configuration": name(row.name),
+            "bucket": Cell(f"{kind}{stage}{bucket.bucket}", bucket.bucket),
+            "size": number(bucket.bytes, size),
+            "ready after": number(bucket.ready_seconds, seconds),
+            "of the step": percent(bucket.ready_seconds / row.step_seconds.median),
+            "transfer": number(bucket.transfer_seconds, seconds),
+        }
+
+
+def _machine(row: Row) -> Cells:
+    flops, load, balance = row.metrics.flops, row.metrics.load, row.metrics.balance
+    cores = ", ".join(f"{share:.2f}" for share in load.cores_per_rank if share is not None)
+    busy = ", ".join(f"{gpu.device} {gpu.utilization:.0%}" for gpu in load.gpu)
+    busy = busy or (f"{cores} cores" if cores else "not measured: the run was too short")
+    flops_text = "not measured" if flops.per_second is None else count(flops.per_second)
+    return {
+        "configuration": name(row.name),
+        "device 0 vs. others": Cell("–" if balance is None else f"{balance:.2f}× as busy", balance),
+        "load": name(busy),
+        "model FLOP/s": Cell(flops_text, flops.per_second),
+        "share of peak": percent(flops.share_of_peak, "unknown"),
+    }

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from paralab.analyse.blocks import Cell, Document, Finding, Line, Lines, Section, Table
+from paralab.analyse.blocks import Cell, Document, Evidence, Finding, Line, Lines, Section
 from paralab.analyse.compare import Row, SpeedUp, comparison_of
 from paralab.analyse.manifest import read_tune
 from paralab.analyse.report import report
 from paralab.analyse.result import PeakMemory, Spread
-from paralab.analyse.time_tables import number
+from paralab.analyse.table_cells import Cells, number, table
 from paralab.analyse.verdict import is_same_training, times_as_fast
 from paralab.analyse.verify import Verification
 from paralab.errors import UsageError
@@ -109,17 +109,9 @@ def _speed(row: Row) -> float:
 
 
 def _tuned(row: Row) -> Tuned:
-    return Tuned(
-        name=row.name,
-        command=row.command,
-        step_seconds=row.step_seconds,
-        speed_up=row.ratio,
-        precision=row.precision,
-        loss_difference=row.loss_difference,
-        verify=row.verify,
-        peak_bytes=row.peak_bytes,
-        exposed_seconds=row.metrics.exposed_communication_seconds,
-    )
+    same = [name for name in Tuned.__struct_fields__ if name != "exposed_seconds"]
+    exposed = row.metrics.exposed_communication_seconds
+    return Tuned(exposed_seconds=exposed, **{name: row[name] for name in same})
 
 
 def curve(rung: Path) -> list[CurvePoint]:
@@ -156,64 +148,56 @@ def _sections(choice: TuneResult) -> list[Section]:
     points = choice.curve
     if not points:
         return []
-    columns = ("bucket", "all-reduces", "step time", "communication", "exposed")
-    rows = tuple(
-        (
-            Cell(
-                "25 MB, the first 1 MB (default)" if p.bucket_mb is None else f"{p.bucket_mb:g} MB",
-                p.bucket_mb,
-            ),
-            Cell(f"{p.buckets:g}", p.buckets),
-            number(p.step_seconds, seconds(p.step_seconds)),
-            number(p.communication_seconds, seconds(p.communication_seconds)),
-            number(p.exposed_seconds, seconds(p.exposed_seconds)),
-        )
-        for p in points
-    )
-    lines = (
-        Line("step time", tuple((_megabytes(p), p.step_seconds) for p in points)),
-        Line(
-            "exposed communication",
-            tuple((_megabytes(p), p.exposed_seconds or 0.0) for p in points),
-        ),
-    )
-    note = (
-        "One round each; the final rounds decide. Small buckets each add a fixed cost. Large "
-        "buckets leave no computation to hide behind."
-    )
+    exposed = [(_megabytes(p), p.exposed_seconds) for p in points]
     chart = Lines(
         "Step time over bucket size",
-        lines,
+        (
+            Line("step time", tuple((_megabytes(p), p.step_seconds) for p in points)),
+            Line("exposed communication", tuple((x, y) for x, y in exposed if y is not None)),
+        ),
         "bucket size in MB",
         "per optimizer step",
         "seconds",
         log_x=True,
     )
-    return [Section("Bucket size", (chart, Table("", columns, rows, note)))]
+    note = (
+        "One round each; the final rounds decide. Small buckets each add a fixed cost. Large "
+        "buckets leave no computation to hide behind."
+    )
+    return [Section("Bucket size", (chart, table("", map(_curve_row, points), note)))]
+
+
+def _curve_row(point: CurvePoint) -> Cells:
+    mb = point.bucket_mb
+    return {
+        "bucket": Cell("25 MB, the first 1 MB (default)" if mb is None else f"{mb:g} MB", mb),
+        "all-reduces": Cell(f"{point.buckets:g}", point.buckets),
+        "step time": number(point.step_seconds, seconds),
+        "communication": number(point.communication_seconds, seconds),
+        "exposed": number(point.exposed_seconds, seconds),
+    }
 
 
 def findings(choice: TuneResult) -> tuple[Finding, ...]:
     default, chosen, low = choice.default, choice.chosen, choice.low_precision
     before, after = default.step_seconds.median, chosen.step_seconds.median
-    evidence = {"default_seconds": before, "chosen_seconds": after}
+    evidence: Evidence = {"default_seconds": before, "chosen_seconds": after}
     if choice.best_is_default:
         text = (
             f"Keep the default ({seconds(before)} per step): no change that trains the same was "
             "measurably faster."
         )
-        found = [Finding("fastest", text, evidence)]
     else:
+        evidence["speed_up"] = chosen.speed_up.to_dict()
         text = (
             f"`{chosen.name}` takes {seconds(after)} per step, the default {seconds(before)}: "
             f"{times_as_fast(chosen.speed_up)}. Use: `{chosen.command}`"
         )
-        speed = {"speed_up": chosen.speed_up.to_dict()}
-        found = [Finding("fastest", text, evidence | speed)]
+    found = [Finding("fastest", text, evidence)]
     if low:
-        text = (
-            f"In low precision, `{low.name}` is {times_as_fast(low.speed_up)}; its losses differ "
-            f"by up to {low.loss_difference or 0.0:.0e} (relative). Use: `{low.command}`"
-        )
-        moved = {"speed_up": low.speed_up.to_dict(), "loss_difference": low.loss_difference}
-        found.append(Finding("next", text, moved))
+        moved = low.loss_difference
+        losses = "are not finite" if moved is None else f"differ by up to {moved:.0e} (relative)"
+        text = f"In low precision, `{low.name}` is {times_as_fast(low.speed_up)}; its losses {losses}. Use: `{low.command}`"
+        evidence = {"speed_up": low.speed_up.to_dict(), "loss_difference": moved}
+        found.append(Finding("next", text, evidence))
     return tuple(found)

@@ -45,14 +45,13 @@ def why_no_load(row: Measured) -> str:
 
 
 def copying(row: Measured, kind: str) -> float | None:
-    found = row.observed.copying.get(kind)
-    return None if found is None else float(found.seconds)
+    return row.observed.copying.get(kind)
 
 
 def copying_seconds(row: Measured) -> float:
     """Return the seconds that DataParallel copies in one step, or 0 if the copies run inside torch
     calls."""
-    return sum(float(part.seconds) for part in row.observed.copying.values())
+    return sum(row.observed.copying.values())
 
 
 def micro_sizes(row: Measured) -> str:

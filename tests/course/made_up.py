@@ -49,16 +49,7 @@ def row(key, processes, devices, step=0.030, batch=64, micro=1, **changed):
     )
     every = [f"cpu:{number}" for number in range(devices * processes)]
     own = [every[rank::processes] for rank in range(processes)]
-    buckets = [
-        {
-            "stage": 0,
-            "bytes": MIB * n,
-            "share_of_backward": 0.1 * n,
-            "in_last_pass": True,
-            "passes_done_before": micro - 1,
-        }
-        for n in (4, 8)
-    ]
+    buckets = [{"bytes": MIB * n, "share_of_backward": 0.1 * n} for n in (4, 8)]
     bucket = {"kind": "all_reduce", "stage": 0, "bucket": 0, "bytes": MIB}
     bucket |= {"ready_seconds": 0.0, "transfer_seconds": 0.001, "bytes_per_second": None}
     memory = {
@@ -174,18 +165,13 @@ def row(key, processes, devices, step=0.030, batch=64, micro=1, **changed):
                 "stages": devices,
                 "micro_batches": micro,
             },
-            "copying": {kind: {"seconds": 0.001, "bytes": MIB, "times": 1} for kind in COPYING}
-            if dp
-            else {},
+            "copying": dict.fromkeys(COPYING, 0.001) if dp else {},
             "buckets": buckets if processes > 1 else [],
             "all_reduces_by_pass": [2],
             "loss_parts": [3.45 + 0.01 * rank for rank in range(processes)],
             "optimizer_steps": 1,
             "steps": 20,
             "status": "completed",
-            "threads_per_device": 1,
-            "stage_bytes": [],
-            "loss_scale": None,
         },
     }
     return found | changed

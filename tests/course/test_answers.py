@@ -109,7 +109,7 @@ def test_the_split_is_torch_chunk_s():
 def test_the_work_of_device_0_grows_with_the_devices():
     rows = made_up("5")
     for key, seconds in (("dp2", 0.0023), ("dp3", 0.0045), ("dp5", 0.0090)):
-        rows[key]["observed"]["copying"]["replicate"]["seconds"] = seconds
+        rows[key]["observed"]["copying"]["replicate"] = seconds
     found = answers("5", rows)[6, "c) Why may it not scale to many GPUs?"]
     assert [found.evidence[f"replicate, {n} devices"] for n in (2, 3, 5)] == [
         0.0023,
