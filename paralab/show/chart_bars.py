@@ -1,13 +1,11 @@
 """Draw bars with error bars, and distributions with a dot per measured value. Each has one labeled
 row, on a common axis.
-
-Labels go to the left of the rows, or above them if there is little room.
 """
 
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from paralab.analyse.blocks import Bar, Bars, Distribution
 from paralab.show.svg import (
@@ -15,11 +13,13 @@ from paralab.show.svg import (
     Axis,
     axis,
     bottom_axis,
-    element,
     known,
     label,
+    line,
     nothing,
+    path,
     picture,
+    rect,
     text,
     width_of,
 )
@@ -28,18 +28,21 @@ from paralab.units import measure
 GOLDEN = 0.6180339887  # multiples modulo 1 spread dots evenly and deterministically
 
 
-@dataclass(frozen=True)
 class Rows:
-    """The row layout of a chart. Labels end at `left`; the numbers on the right start at
-    `right`."""
+    """The row layout of a chart: labels to the left of the rows, or above them if there is little
+    room, and `numbers` to the right of them, in bold."""
 
-    labels: list[str]
-    width: int
-    top: float
-    height: float  # row height, without the label above it
-    above: float  # px reserved for a label above a row
-    left: float
-    right: float
+    def __init__(
+        self, labels: list[str], width: int, top: float, height: float, numbers: Iterable[str] = ()
+    ) -> None:
+        self.labels, self.width, self.top = labels, width, top
+        self.above = 20 if width == NARROW else 0  # px for a label above its row
+        self.height = height - 4 if self.above else height
+        self.left, self.right = 6.0, width - 16.0
+        self.right -= max((width_of(words, bold=True) for words in numbers), default=0)
+        if not self.above:
+            self.left = min(max(map(width_of, labels), default=0) + 18, 0.35 * width)
+            self.right = max(self.right, self.left + 120)
 
     def middle(self, number: int) -> float:
         return self.top + (self.above + self.height) * number + self.above + self.height / 2
@@ -49,24 +52,18 @@ class Rows:
         return self.top + (self.above + self.height) * len(self.labels)
 
     def draw_label(self, number: int) -> str:
+        words, middle = self.labels[number], self.middle(number)
         if self.above:
-            return label(
-                self.labels[number],
-                0,
-                self.middle(number) - self.height / 2 - 2,
-                self.width,
-                "start",
-            )
-        return label(self.labels[number], self.left - 12, self.middle(number) + 4.5, self.left - 12)
+            return label(words, 0, middle - self.height / 2 - 2, self.width, "start")
+        return label(words, self.left - 12, middle + 4.5, self.left - 12)
 
+    def axis(self, values: list[float], unit: str, from_zero: bool) -> Axis:
+        return axis(values, unit, (self.left, self.right), from_zero, about=self.width // 110)
 
-def rows(labels: list[str], width: int, top: float, height: float, numbers: list[str]) -> Rows:
-    """Lay out the rows. `numbers` are printed to the right of the rows, in bold."""
-    right = width - max((width_of(words, bold=True) for words in numbers), default=0) - 16
-    if width == NARROW:
-        return Rows(labels, width, top, height - 4, above=20, left=6, right=right)
-    left = min(max(map(width_of, labels), default=0) + 18, 0.35 * width)
-    return Rows(labels, width, top, height, above=0, left=left, right=max(right, left + 120))
+    def picture(self, name: str, title: str, description: str, x: Axis, *content: str) -> str:
+        """Create the chart: the rows' content above the axis."""
+        grid = bottom_axis(x, self.top, self.bottom)
+        return picture(name, title, description, (self.width, self.bottom + 26), grid, *content)
 
 
 def draw_bars(bars: Bars, name: str, width: int) -> str:
@@ -75,63 +72,37 @@ def draw_bars(bars: Bars, name: str, width: int) -> str:
     if not bars.bars:
         return nothing()
     words = [bar.text or measure(bar.value, bars.unit) for bar in bars.bars]
-    shape = rows([bar.label for bar in bars.bars], width, 20, 32, words)
-    ends = known(
-        [end for bar in bars.bars for end in (bar.value, bar.low, bar.high)] + [bars.reference]
-    )
-    x = axis(ends, bars.unit, shape.left, shape.right, from_zero=True, about=width // 110)
-    drawn = []
+    rows = Rows([bar.label for bar in bars.bars], width, 20, 32, words)
+    ends = [end for bar in bars.bars for end in (bar.value, bar.low, bar.high)]
+    x = rows.axis(known([*ends, bars.reference]), bars.unit, from_zero=True)
+
+    drawn, described = [], []
     if bars.reference is not None:
-        at = x.scale(bars.reference)
-        drawn.append(
-            element("line", class_="reference", x1=at, x2=at, y1=shape.top - 4, y2=shape.bottom)
-        )
-        drawn.append(text(measure(bars.reference, bars.unit), at, shape.top - 8, "tick", "middle"))
+        at = x(bars.reference)
+        drawn.append(line("reference", at, rows.top - 4, at, rows.bottom))
+        drawn.append(text(measure(bars.reference, bars.unit), at, rows.top - 8, "tick", "middle"))
     for number, bar in enumerate(bars.bars):
-        drawn += [shape.draw_label(number), _bar(bar, words[number], x, shape.middle(number))]
-    told = "; ".join(
-        f"{bar.label}: {word}" + _range(bar.low, bar.high, bars.unit)
-        for bar, word in zip(bars.bars, words, strict=True)
-    )
-    return picture(
-        name,
-        bars.title,
-        told,
-        width,
-        shape.bottom + 26,
-        bottom_axis(x, shape.top, shape.bottom),
-        *drawn,
-    )
+        drawn += [rows.draw_label(number), _bar(bar, words[number], x, rows.middle(number))]
+        interval = ""
+        if bar.low is not None and bar.high is not None:
+            interval = f" (from {measure(bar.low, bars.unit)} to {measure(bar.high, bars.unit)})"
+        described.append(f"{bar.label}: {words[number]}{interval}")
+    return rows.picture(name, bars.title, "; ".join(described), x, *drawn)
 
 
 def _bar(bar: Bar, words: str, x: Axis, middle: float) -> str:
-    zero = x.scale(0)
+    zero = x(0)
     if bar.value is None or not known([bar.value]):
         return text(words, zero + 8, middle + 4.5, "unknown")
-    end = x.scale(bar.value)
-    drawn = element(
-        "rect",
-        class_="bar",
-        x=min(zero, end),
-        y=middle - 10,
-        width=abs(end - zero),
-        height=20,
-        rx=2,
-    )
-    if bar.low is not None and bar.high is not None and len(known([bar.low, bar.high])) == 2:
-        low, high = x.scale(bar.low), x.scale(bar.high)
-        path = f"M{low:.1f} {middle - 5:.1f}v10M{low:.1f} {middle:.1f}H{high:.1f}M{high:.1f} {middle - 5:.1f}v10"
-        drawn += element("path", class_="error-bar", d=path)
+    end = x(bar.value)
+    drawn = rect("bar", min(zero, end), middle - 10, abs(end - zero), 20)
+    ends = known([bar.low, bar.high])
+    if len(ends) == 2:
+        low, high = map(x, ends)
+        left, right = (f"M{at:.1f} {middle - 5:.1f}v10" for at in (low, high))
+        drawn += path("error-bar", f"{left}M{low:.1f} {middle:.1f}H{high:.1f}{right}")
         end = max(end, high)
     return drawn + text(words, max(end, zero) + 9, middle + 4.5, "value")
-
-
-def _range(low: float | None, high: float | None, unit: str) -> str:
-    return (
-        ""
-        if low is None or high is None
-        else f" (from {measure(low, unit)} to {measure(high, unit)})"
-    )
 
 
 def draw_distribution(distribution: Distribution, name: str, width: int) -> str:
@@ -141,38 +112,24 @@ def draw_distribution(distribution: Distribution, name: str, width: int) -> str:
         return nothing()
     unit = distribution.unit
     medians = [measure(statistics.median(found), unit) if found else "" for found in values]
-    shape = rows(
-        [group.label for group in distribution.groups], width, 20, 40, ["median", *medians]
-    )
-    x = axis(
-        [value for group in values for value in group],
-        unit,
-        shape.left,
-        shape.right,
-        from_zero=False,
-        about=width // 110,
-    )
-    drawn, told = [text("median", width - 2, 12, "tick", "end")], []
-    for number, group in enumerate(distribution.groups):
-        middle, found = shape.middle(number), values[number]
-        drawn.append(shape.draw_label(number))
+    labels = [group.label for group in distribution.groups]
+    rows = Rows(labels, width, 20, 40, ["median", *medians])
+    x = rows.axis([value for group in values for value in group], unit, from_zero=False)
+
+    drawn, described = [text("median", width - 2, 12, "tick", "end")], []
+    for number, found in enumerate(values):
+        middle = rows.middle(number)
+        drawn.append(rows.draw_label(number))
         if not found:
-            drawn.append(text("not measured", shape.left + 8, middle + 4.5, "unknown"))
-            told.append(f"{group.label}: not measured")
+            drawn.append(text("not measured", rows.left + 8, middle + 4.5, "unknown"))
+            described.append(f"{labels[number]}: not measured")
             continue
-        drawn.append(
-            _draw_quartiles(found, x, middle)
-            + _dots(values[number], x, middle)
-            + _draw_median(found, x, middle)
-        )
+        drawn.append(_draw_values(found, x, middle))
         drawn.append(text(medians[number], width - 2, middle + 4.5, "value", "end"))
-        first, _, third = (measure(value, unit) for value in quartiles(found))
-        spread = f"quartiles {first} and {third}"
-        told.append(f"{group.label}: median {medians[number]}, {spread}, {len(found)} values")
-    grid = bottom_axis(x, shape.top, shape.bottom)
-    return picture(
-        name, distribution.title, "; ".join(told), width, shape.bottom + 26, grid, *drawn
-    )
+        first, median, third = (measure(value, unit) for value in quartiles(found))
+        spread = f"median {median}, quartiles {first} and {third}, {len(found)} values"
+        described.append(f"{labels[number]}: {spread}")
+    return rows.picture(name, distribution.title, "; ".join(described), x, *drawn)
 
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:
@@ -184,24 +141,16 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
     return first, median, third
 
 
-def _dots(values: list[float], x: Axis, middle: float) -> str:
-    """Draw dots, spread vertically so equal values do not hide each other. The height has no
-    meaning."""
-    shifts = ((n * GOLDEN % 1 - 0.5) * 22 for n in range(len(values)))
-    dots = (
-        f"M{x.scale(value):.1f} {middle + shift:.1f}h0"
-        for value, shift in zip(values, shifts, strict=True)
+def _draw_values(values: list[float], x: Axis, middle: float) -> str:
+    """Draw the quartiles, a dot per value, and the median. Dots are spread vertically so equal
+    values do not hide each other; their height has no meaning."""
+    first, median, third = map(x, quartiles(values))
+    dots = "".join(
+        f"M{x(value):.1f} {middle + (number * GOLDEN % 1 - 0.5) * 22:.1f}h0"
+        for number, value in enumerate(values)
     )
-    return element("path", class_="dots", d="".join(dots))
-
-
-def _draw_quartiles(values: list[float], x: Axis, middle: float) -> str:
-    first, _, third = (x.scale(value) for value in quartiles(values))
-    return element(
-        "rect", class_="quartiles", x=first, y=middle - 15, width=third - first, height=30, rx=2
+    return (
+        rect("quartiles", first, middle - 15, third - first, 30)
+        + path("dots", dots)
+        + line("median", median, middle - 17, median, middle + 17)
     )
-
-
-def _draw_median(values: list[float], x: Axis, middle: float) -> str:
-    at = x.scale(statistics.median(values))
-    return element("line", class_="median", x1=at, x2=at, y1=middle - 17, y2=middle + 17)

@@ -4,8 +4,8 @@ their position in the batch."""
 from __future__ import annotations
 
 from paralab.analyse.blocks import Split
-from paralab.show.chart_bars import rows
-from paralab.show.svg import NARROW, element, nothing, picture, text, width_of
+from paralab.show.chart_bars import Rows
+from paralab.show.svg import NARROW, line, nothing, picture, rect, text, width_of
 
 GAP = 2  # px between pieces
 
@@ -15,51 +15,34 @@ def draw_split(split: Split, name: str, width: int) -> str:
     if extent <= 0:
         return nothing("nothing to split")
     sums = [_sum(part.pieces) if width > NARROW else str(sum(part.pieces)) for part in split.parts]
-    shape = rows(["batch", *(part.label for part in split.parts)], width, 0, 34, ["", *sums])
-    px_per_sample = (shape.right - shape.left) / extent
+    rows = Rows(["batch", *(part.label for part in split.parts)], width, 0, 34, sums)
+    px_per_sample = (rows.right - rows.left) / extent
 
-    drawn = [
-        shape.draw_label(0),
-        _piece(split.total, shape.left, shape.middle(0), split.total * px_per_sample, "whole"),
-    ]
-    x = shape.left
+    x, middle = rows.left, rows.middle(0)
+    drawn = [rows.draw_label(0), _piece(split.total, x, middle, px_per_sample, "whole")]
     for number, part in enumerate(split.parts):
-        middle = shape.middle(number + 1)
-        drawn.append(shape.draw_label(number + 1))
-        drawn.append(
-            element("line", class_="grid", x1=shape.left, x2=shape.right, y1=middle, y2=middle)
-        )
+        middle = rows.middle(number + 1)
+        drawn.append(rows.draw_label(number + 1))
+        drawn.append(line("grid", rows.left, middle, rows.right, middle))
         for piece in part.pieces:
-            drawn.append(
-                _piece(piece, x, middle, piece * px_per_sample, f"share line-{number % 8}")
-            )
+            drawn.append(_piece(piece, x, middle, px_per_sample, f"share line-{number % 8}"))
             x += piece * px_per_sample
-        drawn.append(text(sums[number], shape.right + 10, middle + 4.5, "value"))
-    told = f"{split.total} samples: " + "; ".join(
-        f"{part.label} {words}" for part, words in zip(split.parts, sums, strict=True)
-    )
-    return picture(name, split.title, told, width, shape.bottom, *drawn)
+        drawn.append(text(sums[number], rows.right + 10, middle + 4.5, "value"))
+
+    parts = [f"{part.label} {words}" for part, words in zip(split.parts, sums, strict=True)]
+    description = f"{split.total} samples: {'; '.join(parts)}"
+    return picture(name, split.title, description, (width, rows.bottom), *drawn)
 
 
-def _piece(samples: int, x: float, middle: float, width: float, look: str) -> str:
+def _piece(samples: int, x: float, middle: float, px_per_sample: float, look: str) -> str:
     """Draw a box with its sample count, if the number fits."""
     if samples <= 0:
         return ""
-    tip = element("title", f"{samples} samples")
-    box = element(
-        "rect",
-        tip,
-        class_=f"piece {look}",
-        x=x + GAP / 2,
-        y=middle - 12,
-        width=max(width - GAP, 1),
-        height=24,
-        rx=2,
-    )
-    fits = width - GAP > width_of(str(samples)) + 2
-    return box + (
-        text(str(samples), x + width / 2, middle + 4.5, "in-piece", "middle") if fits else ""
-    )
+    width, words = samples * px_per_sample, str(samples)
+    room = max(width - GAP, 1)
+    box = rect(f"piece {look}", x + GAP / 2, middle - 12, room, 24, tip=f"{samples} samples")
+    fits = room > width_of(words) + 2
+    return box + (text(words, x + width / 2, middle + 4.5, "in-piece", "middle") if fits else "")
 
 
 def _sum(pieces: tuple[int, ...]) -> str:
@@ -70,8 +53,5 @@ def _sum(pieces: tuple[int, ...]) -> str:
         return total
     if len(set(pieces)) == 1:
         return f"{len(pieces)} × {pieces[0]} = {total}"
-    return (
-        f"{' + '.join(map(str, pieces))} = {total}"
-        if len(pieces) <= 3
-        else f"{len(pieces)} pieces = {total}"
-    )
+    each = " + ".join(map(str, pieces)) if len(pieces) <= 3 else f"{len(pieces)} pieces"
+    return f"{each} = {total}"

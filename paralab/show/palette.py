@@ -7,7 +7,10 @@ color.
 
 from __future__ import annotations
 
-from paralab.show.svg import element
+from collections.abc import Iterable
+from html import escape
+
+from paralab.show.svg import rect
 
 # kind -> legend text and stripe direction
 LEGEND = {
@@ -29,7 +32,8 @@ LEGEND = {
     "bubble": ("bubble: the stage is idle", "hatch"),
 }
 STRIPES = {
-    "slope": (9, 30, "M0 0V9"),  # (period in px, degrees, path)
+    "plain": (8, 0, ""),  # (period in px, degrees, path)
+    "slope": (9, 30, "M0 0V9"),
     "rise": (5, 45, "M0 0V5"),
     "fall": (5, -45, "M0 0V5"),
     "down": (5, 0, "M0 0V5"),
@@ -47,40 +51,18 @@ def fill(kind: str) -> str:
     return f"url(#paint-{kind_of(kind)})"
 
 
-def textures() -> str:
-    """Return all patterns, once per page, in an SVG without a size. (Browsers do not paint patterns
-    from an SVG that is not displayed.)"""
-    return element(
-        "svg",
-        element("defs", *map(_texture, LEGEND)),
-        class_="paints",
-        aria_hidden="true",
-        width=0,
-        height=0,
+def legend(entries: Iterable[tuple[str, str]]) -> str:
+    """Create a legend from (swatch, text) pairs. It is HTML, which wraps on a phone; a drawn legend
+    would be cut off."""
+    items = (
+        f'<li><svg viewBox="0 0 26 12" aria-hidden="true">{swatch}</svg>{escape(words)}</li>'
+        for swatch, words in entries
     )
+    return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def _texture(kind: str) -> str:
-    period, degrees, path = STRIPES.get(LEGEND[kind][1], (8, 0, ""))
-    stripe = element("path", class_=f"stripe stripe-{kind}", d=path) if path else ""
-    ground = element("rect", class_=f"tone-{kind}", width=period, height=period)
-    turned = f"rotate({degrees})" if degrees else None
-    size = str(period)
-    return element(
-        "pattern",
-        ground,
-        stripe,
-        id=f"paint-{kind}",
-        width=size,
-        height=size,
-        patternUnits="userSpaceOnUse",
-        patternTransform=turned,
+def kinds_legend(kinds: Iterable[str]) -> str:
+    return legend(
+        (rect(f"span is-{kind}", 0.5, 0.5, 25, 11, fill=fill(kind)), LEGEND[kind][0])
+        for kind in kinds
     )
-
-
-def swatch(kind: str) -> tuple[str, str]:
-    """Return a legend entry: a swatch and the name of the kind."""
-    box = element(
-        "rect", class_=f"span is-{kind}", x=0.5, y=0.5, width=25, height=11, rx=2, fill=fill(kind)
-    )
-    return box, LEGEND[kind][0]

@@ -15,11 +15,11 @@ from html import escape
 # Mean character width of 13 px text in a wide font: accurate enough to decide if a label fits.
 CHARACTER_PX = 7.5
 BOLD = 1.12  # how much wider bold text is
-WIDE, NARROW = (
-    800,
-    330,
-)  # each chart is drawn for a desktop and for a phone; the style sheet shows one of them
+# We draw each chart for a desktop and for a phone; the style sheet shows one of them.
+WIDE, NARROW = 800, 330
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # tick distances that are easy to read
+
+Attribute = str | float | None
 
 
 def number(value: float) -> str:
@@ -28,7 +28,7 @@ def number(value: float) -> str:
     return "0" if short == "-0" else short
 
 
-def element(name: str, *content: str, **attributes: str | float | None) -> str:
+def element(name: str, *content: str, **attributes: Attribute) -> str:
     """Create an element: `element("rect", class_="bar", x=0)`. Content is markup, attributes are
     escaped here, and None omits an attribute."""
     written = "".join(
@@ -39,13 +39,31 @@ def element(name: str, *content: str, **attributes: str | float | None) -> str:
     return f"<{name}{written}>{''.join(content)}</{name}>" if content else f"<{name}{written}/>"
 
 
-def text(
-    words: str,
+def rect(
+    class_: str,
     x: float,
     y: float,
-    class_: str | None = None,
-    anchor: str | None = None,
+    width: Attribute,
+    height: float,
     tip: str = "",
+    **more: Attribute,
+) -> str:
+    """Draw a rectangle with rounded corners. `tip` appears on hover."""
+    title = [element("title", escape(tip))] if tip else []
+    more = {"rx": 2, **more}
+    return element("rect", *title, class_=class_, x=x, y=y, width=width, height=height, **more)
+
+
+def line(class_: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    return element("line", class_=class_, x1=x1, y1=y1, x2=x2, y2=y2)
+
+
+def path(class_: str, d: str, **more: Attribute) -> str:
+    return element("path", class_=class_, d=d, **more)
+
+
+def text(
+    words: str, x: float, y: float, class_: str, anchor: str | None = None, tip: str = ""
 ) -> str:
     """Draw text at a point. `tip` appears on hover: the full text of a shortened label."""
     title = element("title", escape(tip)) if tip else ""
@@ -67,38 +85,26 @@ def picture(
     name: str,
     title: str,
     description: str,
-    width: float,
-    height: float,
+    size: tuple[float, float],
     *content: str,
-    **attributes: str | None,
+    **more: Attribute,
 ) -> str:
     """Create a complete chart with its text alternative. `--w` lets the style sheet limit scaling,
     so the text keeps its size."""
-    head = element("title", escape(title), id=f"{name}-title") + element(
-        "desc", escape(description), id=f"{name}-desc"
-    )
+    width, height = map(number, size)
     return element(
         "svg",
-        head,
+        element("title", escape(title), id=f"{name}-title"),
+        element("desc", escape(description), id=f"{name}-desc"),
         *content,
         xmlns="http://www.w3.org/2000/svg",
-        class_="narrow" if width == NARROW else "wide",
-        viewBox=f"0 0 {number(width)} {number(height)}",
+        class_="narrow" if size[0] == NARROW else "wide",
+        viewBox=f"0 0 {width} {height}",
         role="img",
         aria_labelledby=f"{name}-title {name}-desc",
-        style=f"--w:{number(width)}",
-        **attributes,
+        style=f"--w:{width}",
+        **more,
     )
-
-
-def legend(entries: Iterable[tuple[str, str]]) -> str:
-    """Create a legend from (swatch, text) pairs. It is HTML, which wraps on a phone; a drawn legend
-    would be cut off."""
-    items = (
-        f'<li><svg viewBox="0 0 26 12" aria-hidden="true">{swatch}</svg>{escape(words)}</li>'
-        for swatch, words in entries
-    )
-    return f'<ul class="legend">{"".join(items)}</ul>'
 
 
 def nothing(why: str = "not measured") -> str:
@@ -117,13 +123,15 @@ def round_step(rough: float) -> float:
 
 
 @dataclass(frozen=True)
-class Scale:
-    """Maps numbers to pixels along one axis."""
+class Axis:
+    """Maps numbers to pixels: `x(value)`. Ticks are (value, label) pairs, with labels in `unit`."""
 
     low: float
     high: float
     start_px: float
     end_px: float
+    ticks: tuple[tuple[float, str], ...]
+    unit: str = ""
     log: bool = False
 
     def __call__(self, value: float) -> float:
@@ -133,24 +141,16 @@ class Scale:
             share = (value - self.low) / (self.high - self.low)
         return self.start_px + share * (self.end_px - self.start_px)
 
-
-@dataclass(frozen=True)
-class Axis:
-    """A scale with its ticks as (value, label) pairs. `unit` is the label unit."""
-
-    scale: Scale
-    ticks: tuple[tuple[float, str], ...]
-    unit: str
+    def labels(self) -> list[tuple[float, str]]:
+        """Return the ticks, with the unit after the last one: `0 20 40 60 ms`."""
+        last = ((tick, f"{words} {self.unit}".rstrip()) for tick, words in self.ticks[-1:])
+        return [*self.ticks[:-1], *last]
 
 
 def shown_unit(unit: str, largest: float) -> tuple[float, str]:
     """Return a conversion factor and the display unit's name: 0.05 seconds are shown in ms."""
     if unit == "seconds":
-        return next(
-            (factor, name)
-            for factor, name in ((1.0, "s"), (1e3, "ms"), (1e6, "µs"))
-            if largest * factor >= 1 or name == "µs"
-        )
+        return (1.0, "s") if largest >= 1 else (1e3, "ms") if largest >= 1e-3 else (1e6, "µs")
     if unit == "bytes":
         power = min(int(math.log(largest, 1024)), 4) if largest >= 1 else 0
         return 1024.0**-power, ("B", "KiB", "MiB", "GiB", "TiB")[power]
@@ -160,16 +160,10 @@ def shown_unit(unit: str, largest: float) -> tuple[float, str]:
 
 
 def axis(
-    values: Iterable[float],
-    unit: str,
-    start_px: float,
-    end_px: float,
-    *,
-    from_zero: bool,
-    about: int = 5,
+    values: Iterable[float], unit: str, px: tuple[float, float], from_zero: bool, about: int = 5
 ) -> Axis:
-    """Create an axis that contains all values and ends at ticks. Without values, it goes from 0 to
-    1."""
+    """Create an axis with about this many ticks that contains all values and ends at ticks. Without
+    values, it goes from 0 to 1."""
     found = list(values)
     low, high = (min(found), max(found)) if found else (0.0, 1.0)
     if from_zero:
@@ -177,11 +171,12 @@ def axis(
     if high - low <= 1e-9 * max(abs(high), abs(low)):
         margin = abs(high) * 0.1 or 1.0
         low, high = (low if from_zero and low == 0 else low - margin), high + margin
+
     factor, name = shown_unit(unit, max(abs(low), abs(high)))
     step = round_step((high - low) * factor / about)
     first, last = math.floor(low * factor / step + 1e-9), math.ceil(high * factor / step - 1e-9)
     ticks = tuple((n * step / factor, tick_text(n * step)) for n in range(first, last + 1))
-    return Axis(Scale(ticks[0][0], ticks[-1][0], start_px, end_px), ticks, name)
+    return Axis(ticks[0][0], ticks[-1][0], *px, ticks, name)
 
 
 def log_axis(values: Iterable[float], start_px: float, end_px: float) -> Axis:
@@ -195,7 +190,7 @@ def log_axis(values: Iterable[float], start_px: float, end_px: float) -> Axis:
     heads = (1, 2, 5) if len(powers) * 3 * 30 <= end_px - start_px else (1,)
     ticks = [head * 10.0**power for power in powers for head in heads]
     inside = tuple((tick, tick_text(tick)) for tick in ticks if low * 0.999 <= tick <= high * 1.001)
-    return Axis(Scale(low, high, start_px, end_px, log=True), inside, "")
+    return Axis(low, high, start_px, end_px, inside, log=True)
 
 
 def tick_text(value: float) -> str:
@@ -204,35 +199,19 @@ def tick_text(value: float) -> str:
 
 def bottom_axis(x: Axis, top: float, bottom: float, name: str = "") -> str:
     """Draw grid lines, tick labels, and the axis name below a plot."""
-    lines = (
-        element("line", class_="grid", x1=x.scale(tick), x2=x.scale(tick), y1=top, y2=bottom)
-        for tick, _ in x.ticks
-    )
-    title = text(name, x.scale.end_px, bottom + 36, "axis-name", "end") if name else ""
     return element(
         "g",
-        *lines,
-        *(
-            text(words, x.scale(tick), bottom + 18, "tick", "middle")
-            for tick, words in with_unit(x)
-        ),
-        title,
+        *(line("grid", x(tick), top, x(tick), bottom) for tick, _ in x.ticks),
+        *(text(words, x(tick), bottom + 18, "tick", "middle") for tick, words in x.labels()),
+        text(name, x.end_px, bottom + 36, "axis-name", "end") if name else "",
     )
 
 
-def with_unit(x: Axis) -> list[tuple[float, str]]:
-    """Return the tick labels, with the unit after the last one: `0 20 40 60 ms`."""
-    return [
-        (tick, f"{words} {x.unit}".rstrip() if tick == x.ticks[-1][0] else words)
-        for tick, words in x.ticks
-    ]
-
-
-def left_axis(y: Axis, left: float, right: float, name: str = "") -> str:
-    lines = (
-        element("line", class_="grid", x1=left, x2=right, y1=y.scale(tick), y2=y.scale(tick))
-        for tick, _ in y.ticks
+def left_axis(y: Axis, left: float, right: float, name: str) -> str:
+    """Draw grid lines and tick labels, and the axis name above them."""
+    return element(
+        "g",
+        *(line("grid", left, y(tick), right, y(tick)) for tick, _ in y.ticks),
+        *(text(words, left - 8, y(tick) + 4, "tick", "end") for tick, words in y.ticks),
+        text(f"{name} ({y.unit})" if y.unit else name, 0, 13, "axis-name"),
     )
-    words = (text(words, left - 8, y.scale(tick) + 4, "tick", "end") for tick, words in y.ticks)
-    unit = f"{name} ({y.unit})" if name and y.unit else name or y.unit
-    return element("g", *lines, *words, text(unit, 0, 13, "axis-name"))

@@ -24,7 +24,7 @@ from paralab.analyse.blocks import (
     Timeline,
 )
 from paralab.show.chart_bars import quartiles
-from paralab.show.chart_lines import MOST_POINTS, path, thin
+from paralab.show.chart_lines import MOST_POINTS, connect, thin
 from paralab.show.chart_timeline import rows_of
 from paralab.show.page import plain, render
 from paralab.show.svg import WIDE, axis, element, log_axis, round_step
@@ -198,14 +198,14 @@ def test_code_is_set_as_code_and_nothing_else_is():
     ],
 )
 def test_ticks_are_round(values, unit, shown):
-    made = axis(values, unit, 0, 100, from_zero=True)
+    made = axis(values, unit, (0, 100), from_zero=True)
     assert " ".join(words for _, words in made.ticks) + f" {made.unit}" == shown
-    assert (made.scale(made.ticks[0][0]), made.scale(made.ticks[-1][0])) == (0, pytest.approx(100))
+    assert (made(made.ticks[0][0]), made(made.ticks[-1][0])) == (0, pytest.approx(100))
 
 
 def test_a_logarithmic_axis_gives_every_factor_the_same_room():
     made = log_axis([1, 100], 0, 400)
-    assert [made.scale(value) for value in (1, 10, 100)] == pytest.approx([0, 200, 400])
+    assert [made(value) for value in (1, 10, 100)] == pytest.approx([0, 200, 400])
     assert [words for _, words in made.ticks] == ["1", "2", "5", "10", "20", "50", "100"]
 
 
@@ -228,7 +228,7 @@ def test_quartiles():
 
 
 def test_a_diverged_loss_cuts_its_curve():
-    assert path([(0, 0), (1, math.nan), (2, 2), (3, 3)]) == "M0.0 0.0M2.0 2.0L3.0 3.0"
+    assert connect([(0, 0), (1, math.nan), (2, 2), (3, 3)]) == "M0.0 0.0M2.0 2.0L3.0 3.0"
 
 
 def test_a_long_curve_is_thinned_but_keeps_its_peaks():
