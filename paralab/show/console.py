@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -36,6 +36,30 @@ console = _console(stderr=False)
 errors = _console(stderr=True)
 
 
+def say(text: str, style: str = "") -> None:
+    """Print a line on stdout without breaking it."""
+    console.print(text, style=style or None, soft_wrap=True)
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Iterable[str]], right: Sequence[str] = ()
+) -> None:
+    """Print a table. The columns named in `right` contain numbers."""
+    table = plain_table(*columns, right=right)
+    for row in rows:
+        table.add_row(*row)
+    show_table(table)
+
+
+def print_facts(facts: Iterable[tuple[str, str]], style: str = "dim") -> None:
+    """Print names, in this style, and their values."""
+    table = fact_table()
+    table.columns[0].style = style
+    for name, value in facts:
+        table.add_row(name, value)
+    show_table(table)
+
+
 def show_table(table: Table) -> None:
     """Print a table. If stdout is a file or a pipe, strip trailing spaces."""
     if console.is_terminal:
@@ -47,7 +71,7 @@ def show_table(table: Table) -> None:
         print(line.rstrip())
 
 
-def plain_table(*columns: str, right: tuple[str, ...] = (), header: bool = True) -> Table:
+def plain_table(*columns: str, right: Sequence[str] = (), header: bool = True) -> Table:
     """Create a borderless table. The columns named in `right` contain numbers."""
     table = Table(
         box=None, show_header=header, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim"

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from rich.markup import escape
 
-from paralab.analyse.blocks import Answer, Bar, Bars, Document, Finding, Table
-from paralab.show.console import console, plain_table, show_table
+from paralab.analyse.blocks import Answer, Bars, Document, Finding, Table
+from paralab.show.console import console, print_table, say
 from paralab.show.page import cell_words, numeric_columns
 
 STYLE = {"warning": "red", "next": "cyan", "fastest": "green", "same": "green"}
@@ -15,91 +15,80 @@ DETAILS = ("per device", "efficiency")  # omitted in a terminal for lack of room
 
 
 def print_document(document: Document) -> None:
-    console.print(
-        f"[bold]{escape(document.title)}[/]  [dim]{escape(document.subtitle)}[/]", soft_wrap=True
-    )
+    _print_title(document)
     for section in document.sections:
-        if not any(isinstance(block, Table | Answer | Bars) for block in section.blocks):
+        blocks = [block for block in section.blocks if isinstance(block, Table | Answer | Bars)]
+        if not blocks:
             continue
-        console.print(f"\n[bold]{escape(section.title)}[/]")
+        say(f"\n[bold]{escape(section.title)}[/]")
         if section.text:
-            console.print(escape(section.text.replace("`", "")), soft_wrap=True)
-        for block in section.blocks:
+            say(_prose(section.text))
+        for block in blocks:
             if isinstance(block, Table):
-                print_table(block)
+                _print_table(block)
             elif isinstance(block, Answer):
-                print_answer(block)
-            elif isinstance(block, Bars):
-                print_bars(block)
+                _print_answer(block)
+            else:
+                _print_bars(block)
     if document.findings:
         console.print()
-    for finding in document.findings:
-        print_finding(finding)
+    _print_findings(document.findings)
 
 
 def print_summary(document: Document) -> None:
     """Print the first table, narrow enough for a terminal, and the verdict."""
-    console.print(
-        f"[bold]{escape(document.title)}[/]  [dim]{escape(document.subtitle)}[/]", soft_wrap=True
-    )
-    first = next(
-        (
-            block
-            for section in document.sections
-            for block in section.blocks
-            if isinstance(block, Table)
-        ),
-        None,
-    )
+    _print_title(document)
+    blocks = [block for section in document.sections for block in section.blocks]
+    first = next((block for block in blocks if isinstance(block, Table)), None)
     if first:
-        kept = [place for place, column in enumerate(first.columns) if column not in DETAILS]
-        rows = tuple(tuple(row[place] for place in kept) for row in first.rows)
-        print_table(Table("", tuple(first.columns[place] for place in kept), rows, first.note))
-    for finding in document.findings:
-        print_finding(finding)
+        shown = [place for place, column in enumerate(first.columns) if column not in DETAILS]
+        columns = tuple(first.columns[place] for place in shown)
+        rows = tuple(tuple(row[place] for place in shown) for row in first.rows)
+        _print_table(Table("", columns, rows, first.note))
+    _print_findings(document.findings)
 
 
-def print_table(table: Table) -> None:
-    numeric = numeric_columns(table)
-    right = tuple(
-        column for column, is_number in zip(table.columns, numeric, strict=True) if is_number
-    )
-    shown = plain_table(*map(escape, table.columns), right=tuple(map(escape, right)))
-    for row in table.rows:
-        shown.add_row(*(escape(cell_words(cell).replace("`", "")) for cell in row))
+def _prose(text: str) -> str:
+    return escape(text.replace("`", ""))
+
+
+def _print_title(document: Document) -> None:
+    say(f"[bold]{escape(document.title)}[/]  [dim]{escape(document.subtitle)}[/]")
+
+
+def _print_table(table: Table) -> None:
     if table.title:
-        console.print(f"[dim]{escape(table.title)}[/]", soft_wrap=True)
-    show_table(shown)
+        say(f"[dim]{escape(table.title)}[/]")
+    columns = [escape(column) for column in table.columns]
+    numeric = zip(columns, numeric_columns(table), strict=True)
+    rows = ([_prose(cell_words(cell)) for cell in row] for row in table.rows)
+    print_table(columns, rows, right=[column for column, is_number in numeric if is_number])
     if table.note:
-        console.print(f"[dim]{escape(table.note.replace('`', ''))}[/]", soft_wrap=True)
+        say(f"[dim]{_prose(table.note)}[/]")
 
 
-def print_answer(answer: Answer) -> None:
-    console.print(f"[bold]{escape(answer.question)}[/]", soft_wrap=True)
+def _print_answer(answer: Answer) -> None:
+    say(f"[bold]{escape(answer.question)}[/]")
     if answer.prediction:
-        console.print(f"  [dim]Predicted: {escape(answer.prediction)}[/]", soft_wrap=True)
+        say(f"  [dim]Predicted: {escape(answer.prediction)}[/]")
     verdict = "" if answer.verdict is None else "Yes. " if answer.verdict else "No. "
-    console.print(f"  {verdict}{escape(answer.text.replace('`', ''))}", soft_wrap=True)
+    say(f"  {verdict}{_prose(answer.text)}")
 
 
-def print_bars(bars: Bars) -> None:
+def _print_bars(bars: Bars) -> None:
     """Print bars made of characters, all on one scale."""
-    known = [bar.value for bar in bars.bars if bar.value is not None]
-    if not known:
+    values = [bar.value for bar in bars.bars if bar.value is not None]
+    if not values:
         return
-    table = plain_table("", "", "")
+    per_character = max(values) / BAR_WIDTH
+    rows = []
     for bar in bars.bars:
-        table.add_row(escape(bar.label), _characters(bar, max(known)), escape(bar.text))
-    console.print(f"[dim]{escape(bars.title)}[/]", soft_wrap=True)
-    show_table(table)
+        drawn = max(1, round(bar.value / per_character)) if bar.value and per_character > 0 else 0
+        rows.append((escape(bar.label), "█" * drawn, escape(bar.text)))
+    say(f"[dim]{escape(bars.title)}[/]")
+    print_table(("", "", ""), rows)
 
 
-def _characters(bar: Bar, largest: float) -> str:
-    return "█" * max(1, round(BAR_WIDTH * bar.value / largest)) if bar.value and largest > 0 else ""
-
-
-def print_finding(finding: Finding) -> None:
-    style = STYLE.get(finding.kind, "bold")
-    console.print(
-        f"[{style}]{finding.kind}:[/] {escape(finding.text.replace('`', ''))}", soft_wrap=True
-    )
+def _print_findings(findings: tuple[Finding, ...]) -> None:
+    for finding in findings:
+        say(f"[{STYLE.get(finding.kind, 'bold')}]{finding.kind}:[/] {_prose(finding.text)}")

@@ -12,27 +12,28 @@ from paralab.analyse.verify import (
     size_of,
     skipped_by_reason,
 )
-from paralab.show.console import console, plain_table, show_table
+from paralab.show.console import console, print_table, say
 from paralab.units import plural
 
 
 def print_verify(result: VerifyResult) -> None:
     excuses = any(each.excused for each in result.configurations)
-    columns = ["strategy", "batch", "last batch", "difference", "outcome"]
-    columns += ["as requested"] if excuses else []
+    columns = ("strategy", "batch", "last batch", "difference", "outcome", "as requested")
+    shown = len(columns) if excuses else -1
     for workload in result.workloads:
-        table = plain_table(*columns, right=("difference", "as requested"))
-        for each in result.configurations:
-            if each.options.workload == workload:
-                table.add_row(*_row(each), *([_as_requested(each)] if excuses else []))
-        console.print(f"[bold]{escape(workload)}[/]")
-        show_table(table)
+        own = [each for each in result.configurations if each.options.workload == workload]
+        say(f"[bold]{escape(workload)}[/]")
+        print_table(
+            columns[:shown],
+            (_row(each)[:shown] for each in own),
+            right=("difference", "as requested"),
+        )
     for names, number, reason in skipped_by_reason(result):
         count = plural(number, "configuration")
-        console.print(f"[yellow]not run:[/] {names}, {count}: {escape(reason)}", soft_wrap=True)
-    console.print(escape(headline(result)), soft_wrap=True)
+        say(f"[yellow]not run:[/] {names}, {count}: {escape(reason)}")
+    say(escape(headline(result)))
     for line in _reasons(result):
-        console.print(f"  {escape(line)}", soft_wrap=True)
+        say(f"  {escape(line)}")
     console.print(f"{result.seconds:.1f} s, run folder {escape(result.run_folder)}", style="dim")
 
 
@@ -44,11 +45,8 @@ def _row(each: Verified) -> tuple[str, ...]:
         "partial" if each.options.partial_last_batch else "whole",
         size_of(each.max_difference),
         f"[{'green' if each.equal else 'red'}]{outcome(each)}[/]",
+        size_of((each.excused or each).max_difference),
     )
-
-
-def _as_requested(each: Verified) -> str:
-    return size_of((each.excused or each).max_difference)
 
 
 def _reasons(result: VerifyResult) -> list[str]:
