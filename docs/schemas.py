@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from paralab.cli.schemas import OUTPUTS, file_name, schema_of
+import msgspec
+
+from paralab.cli.schemas import OUTPUTS, file_name
 
 FOLDER = Path(__file__).parent / "schema"
 
@@ -16,6 +19,27 @@ def pages() -> dict[str, str]:
         file_name(output): json.dumps(schema_of(output), indent=1, ensure_ascii=False) + "\n"
         for output in OUTPUTS
     }
+
+
+def schema_of(output: str) -> dict[str, Any]:
+    """Return the JSON Schema for one output."""
+    schema = msgspec.json.schema(OUTPUTS[output])
+    title = "an error" if output == "error" else f"`paralab {output} --json`"
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": title,
+        **_close(schema),
+    }
+
+
+def _close(schema: Any) -> Any:
+    """Return the same schema, but reject fields that it does not list."""
+    if isinstance(schema, list):
+        return [_close(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: _close(value) for name, value in schema.items()}
+    return closed | {"additionalProperties": False} if "properties" in schema else closed
 
 
 def main() -> None:

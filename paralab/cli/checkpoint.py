@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from paralab.cli.command import Group
-from paralab.cli.options import JSON
+from paralab.cli.options import JSON, emit
 from paralab.errors import UsageError
 from paralab.record.checkpoints import Checkpoint, checkpoints
+from paralab.record.types import JsonObject, Record
 from paralab.show.visible import echo
 from paralab.units import plural, size
 
-if TYPE_CHECKING:
-    from paralab.cli.schemas import SavedCheckpoint
-
 FOLDER = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+
+
+class SavedCheckpoint(Record, frozen=True, kw_only=True):
+    path: str
+    step: int
+    bytes: int
+    problem: str | None  # None if complete
+    manifest: JsonObject  # as saved, without the list of files
+
+
+class CheckpointList(Record, frozen=True, kw_only=True):
+    folder: str
+    checked: bool  # the checksums were checked
+    checkpoints: list[SavedCheckpoint]
 
 
 @click.group(cls=Group, short_help="List checkpoints and check that they are complete.")
@@ -55,22 +65,27 @@ def _report(folder: Path, as_json: bool, check: bool) -> bool:
     whole = [each for each in found if not each.problem]
     damaged = len(found) - len(whole)
 
-    if as_json:
-        from paralab.cli.schemas import CheckpointList
+    def show(_: CheckpointList) -> None:
+        for each in found:
+            state = each.problem or ("complete, checksums match" if check else "complete, not read")
+            bytes_ = size(each.num_bytes) if each.manifest else ""
+            echo(f"{each.path.name}  {bytes_:>10}  {_describe_origin(each)}  {state}")
+        echo(plural(len(found), "checkpoint") + (f", {damaged} damaged." if damaged else "."))
+        if damaged:
+            last = f"step {whole[-1].step}" if whole else "the beginning"
+            echo(f"--resume would continue from {last}.")
 
-        rows = [_typed(each) for each in found]
-        printed = CheckpointList(folder=str(folder), checked=check, checkpoints=rows)
-        click.echo(json.dumps(printed.to_dict()))
-        return bool(damaged)
-
-    for each in found:
-        state = each.problem or ("complete, checksums match" if check else "complete, not read")
-        bytes_ = size(each.num_bytes) if each.manifest else ""
-        echo(f"{each.path.name}  {bytes_:>10}  {_describe_origin(each)}  {state}")
-    echo(plural(len(found), "checkpoint") + (f", {damaged} damaged." if damaged else "."))
-    if damaged:
-        last = f"step {whole[-1].step}" if whole else "the beginning"
-        echo(f"--resume would continue from {last}.")
+    rows = [
+        SavedCheckpoint(
+            path=str(each.path),
+            step=each.step,
+            bytes=each.num_bytes,
+            problem=each.problem,
+            manifest={name: value for name, value in each.manifest.items() if name != "files"},
+        )
+        for each in found
+    ]
+    emit(CheckpointList(folder=str(folder), checked=check, checkpoints=rows), as_json, show)
     return bool(damaged)
 
 
@@ -95,15 +110,3 @@ def _describe_origin(each: Checkpoint) -> str:
     ranks = plural(topology.get("world_size", 0), "rank")
     samples = f"{each.manifest.get('samples_seen', 0):,} samples"
     return f"{samples}  {topology.get('strategy')} on {ranks}  {each.manifest.get('created')}"
-
-
-def _typed(each: Checkpoint) -> SavedCheckpoint:
-    from paralab.cli.schemas import SavedCheckpoint
-
-    return SavedCheckpoint(
-        path=str(each.path),
-        step=each.step,
-        bytes=each.num_bytes,
-        problem=each.problem,
-        manifest={name: value for name, value in each.manifest.items() if name != "files"},
-    )

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from paralab.cli.command import Command
-from paralab.cli.options import JSON, OUT, flag, given, printer, request_options
-from paralab.cli.report import report
+from paralab.cli.options import JSON, OUT, emit, flag, given, printer, request_options
 from paralab.errors import UsageError
 from paralab.plan.option import options_of
 from paralab.plan.request import Request
+from paralab.show.visible import echo
+
+if TYPE_CHECKING:
+    from paralab.analyse.compare import Comparison
+    from paralab.analyse.tune import TuneResult
 
 MEASUREMENT = "Measurement"
 STEPS = {"help": "Optimizer steps per configuration and round.", "shown": "10 on CPU, 30 on GPU"}
@@ -65,6 +71,26 @@ def compare(
         cases, rounds=rounds, verify=not no_proof, out=out, say=printer(quiet=as_json)
     )
     report(result, as_json)
+
+
+def report(result: Comparison | TuneResult, as_json: bool) -> None:
+    """Write the page and print the result; exit with 1 if every configuration failed."""
+    from paralab.analyse.compare import Comparison
+    from paralab.show.document import print_summary
+    from paralab.show.open_folder import document_of
+    from paralab.show.page import write_report
+
+    folder = Path(result.run_folder)
+    document = document_of(folder)
+    page = write_report(folder, document)
+
+    def show(result: Comparison | TuneResult) -> None:
+        print_summary(document)
+        echo(f"Finished in {result.seconds:.0f} s. All tables and charts: {page}")
+
+    emit(replace(result, findings=document.findings, report=str(page)), as_json, show)
+    if isinstance(result, Comparison) and not result.rows:
+        sys.exit(1)
 
 
 def _parse_configuration(text: str, common: Request) -> Request:

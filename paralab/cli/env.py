@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from paralab.cli.command import Command
-from paralab.cli.options import JSON
+from paralab.cli.options import JSON, emit
 
 
 @click.command(cls=Command, short_help="Show what this machine can run.")
@@ -17,8 +15,4 @@ def env(as_json: bool) -> None:
     from paralab.experiment.environment import environment
     from paralab.show.facts import print_environment
 
-    facts = environment()
-    if as_json:
-        click.echo(json.dumps(facts.to_dict()))
-    else:
-        print_environment(facts)
+    emit(environment(), as_json, print_environment)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from paralab.cli.command import Command
-from paralab.cli.options import JSON
+from paralab.cli.options import JSON, emit
 
 
 @click.command(name="list", cls=Command)
@@ -16,7 +14,4 @@ def list_(as_json: bool) -> None:
     """List the strategies and the built-in workloads."""
     from paralab.show.facts import catalog, print_catalog
 
-    if as_json:
-        click.echo(json.dumps(catalog().to_dict()))
-    else:
-        print_catalog()
+    emit(catalog(), as_json, print_catalog)

@@ -5,10 +5,11 @@ Options have no defaults here: an option that was not given is None. The datacla
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -17,8 +18,10 @@ from paralab.launch.run_options import OUTPUT, RunOptions
 from paralab.plan.option import Option as Described
 from paralab.plan.option import options_of
 from paralab.plan.request import STRATEGIES, Request
+from paralab.record.types import Record
 
 Decorator = Callable[[Any], Any]
+R = TypeVar("R", bound=Record)
 METAVARS = {int: "N", float: "NUMBER"}
 STRATEGY = click.argument("strategy", metavar="|".join(STRATEGIES))
 
@@ -91,9 +94,12 @@ def printer(quiet: bool) -> Callable[[str], None]:
 
 
 OUT = options_from(RunOptions, "out")
-JSON = flag(
-    "--json as_json",
-    OUTPUT,
-    "Print a single JSON object on stdout.",
-    is_flag=True,
-)
+JSON = flag("--json as_json", OUTPUT, "Print a single JSON object on stdout.", is_flag=True)
+
+
+def emit(result: R, as_json: bool, show: Callable[[R], None]) -> None:
+    """Print a result as JSON on stdout, or show it as text."""
+    if as_json:
+        click.echo(json.dumps(result.to_dict()))
+    else:
+        show(result)

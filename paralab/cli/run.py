@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from paralab.cli.command import Command
 from paralab.cli.options import (
     JSON,
     STRATEGY,
+    emit,
     flag,
     given,
     options_from,
@@ -23,6 +24,7 @@ from paralab.cli.options import (
 )
 from paralab.errors import UsageError
 from paralab.launch.run_options import OUTPUT, RunOptions
+from paralab.plan.option import option
 from paralab.plan.request import Request
 from paralab.show.visible import echo
 
@@ -32,6 +34,22 @@ if TYPE_CHECKING:
     from paralab.launch.launched_by import LaunchedRank
 
 LAUNCHING, SLURM = "Launching", "Slurm"
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    slurm: str | None = option(
+        "Submit a Slurm job with these sbatch options: partition=gpu,gres=gpu:4,time=10:00.",
+        SLURM,
+        metavar="KEY=VALUE,…",
+    )
+    nodes: int | None = option("Nodes in the Slurm job.", SLURM, shown="1")
+    dry_run: bool = option(
+        "Print the Slurm job script without submitting it.", SLURM, default=False
+    )
+    slurm_wait: float | None = option(
+        "Cancel the Slurm job if it has not started by then.", SLURM, metavar="SECONDS"
+    )
 
 
 @click.command(cls=Command, short_help="Train a workload and report what it cost.")
@@ -65,21 +83,7 @@ LAUNCHING, SLURM = "Launching", "Slurm"
     shown="paralab",
     type=click.Choice(["paralab", "torchrun"]),
 )
-@flag(
-    "--slurm",
-    SLURM,
-    "Submit a Slurm job with these sbatch options: partition=gpu,gres=gpu:4,time=10:00.",
-    metavar="KEY=VALUE,…",
-)
-@flag("--nodes", SLURM, "Nodes in the Slurm job.", shown="1", type=int, metavar="N")
-@flag("--dry-run", SLURM, "Print the Slurm job script without submitting it.", is_flag=True)
-@flag(
-    "--slurm-wait",
-    SLURM,
-    "Cancel the Slurm job if it has not started by then.",
-    metavar="SECONDS",
-    type=float,
-)
+@options_from(SlurmOptions)
 def run(
     strategy: str,
     as_json: bool,
@@ -87,10 +91,6 @@ def run(
     live: bool,
     report: bool,
     launcher: str | None,
-    slurm: str | None,
-    nodes: int | None,
-    dry_run: bool,
-    slurm_wait: float | None,
     **options: Any,
 ) -> None:
     """Train a workload with a STRATEGY and report what it cost.
@@ -112,15 +112,16 @@ def run(
     from paralab.show.screen import Screen
 
     chosen = RunOptions(**take(RunOptions, options))
+    asked = SlurmOptions(**take(SlurmOptions, options))
     request = Request(strategy=strategy, **given(options))
-    launched = detect_launcher() if slurm is None else None
+    launched = detect_launcher() if asked.slurm is None else None
     if launcher == "torchrun":
-        _use_torchrun(request, chosen, slurm is not None, launched is not None)
+        _use_torchrun(request, chosen, asked.slurm is not None, launched is not None)
         chosen = replace(chosen, max_restarts=0)  # torchrun restarts the ranks
-    if slurm is None:
-        require_slurm(nodes, dry_run, slurm_wait)
-    elif dry_run:
-        script = SlurmLauncher(slurm, nodes).write_script(request, chosen)
+    if asked.slurm is None:
+        require_slurm(asked.nodes, asked.dry_run, asked.slurm_wait)
+    elif asked.dry_run:
+        script = SlurmLauncher(asked.slurm, asked.nodes).write_script(request, chosen)
         click.echo(json.dumps({"script": script}) if as_json else script, nl=as_json)
         return
     if as_json and live:
@@ -129,14 +130,13 @@ def run(
             fix="use only one of the two",
         )
 
-    how: dict[str, Any] = {"say": printer(quiet=as_json and slurm is not None)}
+    how: dict[str, Any] = {"say": printer(quiet=as_json and asked.slurm is not None)}
     screen = None
     if not as_json and (not launched or launched.rank == 0):
-        screen = Screen(show, live, looking=slurm is None)
+        screen = Screen(show, live, looking=asked.slurm is None)
         how["watch"] = screen.watch
     try:
-        with_launcher = _choose_launcher(launched, slurm, nodes, slurm_wait)
-        result = experiment.run(request, chosen, with_launcher, **how)
+        result = experiment.run(request, chosen, _choose_launcher(launched, asked), **how)
     finally:
         if screen:
             screen.close()
@@ -151,16 +151,16 @@ def _report(
     from paralab.show.page import write_report
     from paralab.show.run import print_result
 
+    def print_text(result: Result) -> None:
+        print_result(result, show)
+        if report:
+            echo(f"All tables and charts: {result.report}")
+        if chosen.tensorboard:
+            echo(f"View it with: tensorboard --logdir {chosen.tensorboard}")
+
     if report:
         result = replace_fields(result, report=str(write_report(Path(result.run_folder))))
-    if as_json:
-        click.echo(json.dumps(result.to_dict()))
-        return
-    print_result(result, show)
-    if report:
-        echo(f"All tables and charts: {result.report}")
-    if chosen.tensorboard:
-        echo(f"View it with: tensorboard --logdir {chosen.tensorboard}")
+    emit(result, as_json, print_text)
 
 
 def _use_torchrun(request: Request, chosen: RunOptions, slurm: bool, launched: bool) -> None:
@@ -177,13 +177,11 @@ def _use_torchrun(request: Request, chosen: RunOptions, slurm: bool, launched: b
         become_torchrun(make_plan(request)[0], chosen.max_restarts)
 
 
-def _choose_launcher(
-    launched: LaunchedRank | None, slurm: str | None, nodes: int | None, wait_seconds: float | None
-) -> Launcher:
+def _choose_launcher(launched: LaunchedRank | None, asked: SlurmOptions) -> Launcher:
     from paralab.launch.joined_ranks import JoinedLauncher
     from paralab.launch.local import LocalLauncher
     from paralab.launch.slurm_job import SlurmLauncher
 
-    if slurm is not None:
-        return SlurmLauncher(slurm, nodes, wait_seconds)
+    if asked.slurm is not None:
+        return SlurmLauncher(asked.slurm, asked.nodes, asked.slurm_wait)
     return JoinedLauncher(launched) if launched else LocalLauncher()

@@ -8,9 +8,8 @@ from typing import Any
 import click
 
 from paralab.cli.command import Command
-from paralab.cli.compare import MEASUREMENT, NO_PROOF, ROUNDS, STEPS
+from paralab.cli.compare import MEASUREMENT, NO_PROOF, ROUNDS, STEPS, report
 from paralab.cli.options import JSON, OUT, flag, given, printer, request_options
-from paralab.cli.report import report
 from paralab.plan.request import REPLICATED, Request
 
 COUNTS = "1,2,4"
@@ -59,11 +58,6 @@ def scale(
         Request(strategy=strategy, **given(options)), counts, weak
     )
     result = comparison.compare(
-        cases,
-        kind="scale",
-        rounds=rounds,
-        verify=not no_proof,
-        out=out,
-        say=printer(quiet=as_json),
+        cases, kind="scale", rounds=rounds, verify=not no_proof, out=out, say=printer(quiet=as_json)
     )
     report(result, as_json)

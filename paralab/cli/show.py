@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from paralab.cli.command import Command
-from paralab.cli.options import JSON, flag
+from paralab.cli.options import JSON, emit, flag
 from paralab.errors import UsageError
 from paralab.launch.run_options import OUTPUT
 from paralab.show.visible import echo
@@ -53,7 +52,4 @@ def show(
         if path:
             write_new(path, text(document))
             echo(f"Wrote {path}", err=True)
-    if as_json:
-        click.echo(json.dumps(document.to_dict()))
-    else:
-        (print_document if everything else print_summary)(document)
+    emit(document, as_json, print_document if everything else print_summary)

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from paralab.cli.command import Command
+from paralab.cli.compare import report
 from paralab.cli.options import JSON, OUT, flag, given, printer, request_options
-from paralab.cli.report import report
 from paralab.plan.request import Request
 
 SEARCH = "Search"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 
 from paralab.cli.command import Command
-from paralab.cli.options import JSON, OUT, given, options_from, printer, request_options
+from paralab.cli.options import JSON, OUT, emit, given, options_from, printer, request_options
 from paralab.launch.run_options import RunOptions
 from paralab.plan.request import LENGTH, STRATEGIES
 
@@ -60,8 +59,5 @@ def verify(
         strategy, [workload] if workload else [], out=out, say=printer(quiet=as_json), **asked
     )
 
-    if as_json:
-        click.echo(json.dumps(result.to_dict()))
-    else:
-        print_verify(result)
+    emit(result, as_json, print_verify)
     sys.exit(0 if result.passed else 1)

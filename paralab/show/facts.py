@@ -40,14 +40,14 @@ def catalog() -> Catalog:
     return Catalog(strategies=dict(STRATEGIES), workloads=workloads)
 
 
-def print_catalog() -> None:
+def print_catalog(found: Catalog) -> None:
     workloads = {
         name: f"{entry.about}; sizes: {', '.join(f'{name}:{size}' for size in entry.sizes)} "
         "(the first is the default)"
-        for name, entry in BUILT_IN.items()
+        for name, entry in found.workloads.items()
     }
     yours = "yours: a function that returns paralab.Workload(model=…, data=…, loss=…)"
-    facts = {**STRATEGIES, "": "", **workloads, "FILE.py:FUNCTION": yours}
+    facts = {**found.strategies, "": "", **workloads, "FILE.py:FUNCTION": yours}
     print_facts(facts.items(), style="bold")
 
 
