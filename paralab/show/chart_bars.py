@@ -8,21 +8,8 @@ import statistics
 from collections.abc import Iterable
 
 from paralab.analyse.blocks import Bar, Bars, Distribution
-from paralab.show.svg import (
-    NARROW,
-    Axis,
-    axis,
-    bottom_axis,
-    known,
-    label,
-    line,
-    nothing,
-    path,
-    picture,
-    rect,
-    text,
-    width_of,
-)
+from paralab.show import svg
+from paralab.show.svg import Axis
 from paralab.units import measure
 
 GOLDEN = 0.6180339887  # multiples modulo 1 spread dots evenly and deterministically
@@ -36,12 +23,12 @@ class Rows:
         self, labels: list[str], width: int, top: float, height: float, numbers: Iterable[str] = ()
     ) -> None:
         self.labels, self.width, self.top = labels, width, top
-        self.above = 20 if width == NARROW else 0  # px for a label above its row
+        self.above = 20 if width == svg.NARROW else 0  # px for a label above its row
         self.height = height - 4 if self.above else height
         self.left, self.right = 6.0, width - 16.0
-        self.right -= max((width_of(words, bold=True) for words in numbers), default=0)
+        self.right -= max((svg.width_of(words, bold=True) for words in numbers), default=0)
         if not self.above:
-            self.left = min(max(map(width_of, labels), default=0) + 18, 0.35 * width)
+            self.left = min(max(map(svg.width_of, labels), default=0) + 18, 0.35 * width)
             self.right = max(self.right, self.left + 120)
 
     def middle(self, number: int) -> float:
@@ -54,33 +41,35 @@ class Rows:
     def draw_label(self, number: int) -> str:
         words, middle = self.labels[number], self.middle(number)
         if self.above:
-            return label(words, 0, middle - self.height / 2 - 2, self.width, "start")
-        return label(words, self.left - 12, middle + 4.5, self.left - 12)
+            return svg.label(words, 0, middle - self.height / 2 - 2, self.width, "start")
+        return svg.label(words, self.left - 12, middle + 4.5, self.left - 12)
 
     def axis(self, values: list[float], unit: str, from_zero: bool) -> Axis:
-        return axis(values, unit, (self.left, self.right), from_zero, about=self.width // 110)
+        return svg.axis(values, unit, (self.left, self.right), from_zero, about=self.width // 110)
 
     def picture(self, name: str, title: str, description: str, x: Axis, *content: str) -> str:
         """Create the chart: the rows' content above the axis."""
-        grid = bottom_axis(x, self.top, self.bottom)
-        return picture(name, title, description, (self.width, self.bottom + 26), grid, *content)
+        grid = svg.bottom_axis(x, self.top, self.bottom)
+        return svg.picture(name, title, description, (self.width, self.bottom + 26), grid, *content)
 
 
 def draw_bars(bars: Bars, name: str, width: int) -> str:
     """Draw horizontal bars from zero, with the value at the end of each bar and a dashed reference
     line."""
     if not bars.bars:
-        return nothing()
+        return svg.nothing()
     words = [bar.text or measure(bar.value, bars.unit) for bar in bars.bars]
     rows = Rows([bar.label for bar in bars.bars], width, 20, 32, words)
     ends = [end for bar in bars.bars for end in (bar.value, bar.low, bar.high)]
-    x = rows.axis(known([*ends, bars.reference]), bars.unit, from_zero=True)
+    x = rows.axis(svg.known([*ends, bars.reference]), bars.unit, from_zero=True)
 
     drawn, described = [], []
     if bars.reference is not None:
         at = x(bars.reference)
-        drawn.append(line("reference", at, rows.top - 4, at, rows.bottom))
-        drawn.append(text(measure(bars.reference, bars.unit), at, rows.top - 8, "tick", "middle"))
+        drawn.append(svg.line("reference", at, rows.top - 4, at, rows.bottom))
+        drawn.append(
+            svg.text(measure(bars.reference, bars.unit), at, rows.top - 8, "tick", "middle")
+        )
     for number, bar in enumerate(bars.bars):
         drawn += [rows.draw_label(number), _bar(bar, words[number], x, rows.middle(number))]
         interval = ""
@@ -92,40 +81,40 @@ def draw_bars(bars: Bars, name: str, width: int) -> str:
 
 def _bar(bar: Bar, words: str, x: Axis, middle: float) -> str:
     zero = x(0)
-    if bar.value is None or not known([bar.value]):
-        return text(words, zero + 8, middle + 4.5, "unknown")
+    if bar.value is None or not svg.known([bar.value]):
+        return svg.text(words, zero + 8, middle + 4.5, "unknown")
     end = x(bar.value)
-    drawn = rect("bar", min(zero, end), middle - 10, abs(end - zero), 20)
-    ends = known([bar.low, bar.high])
+    drawn = svg.rect("bar", min(zero, end), middle - 10, abs(end - zero), 20)
+    ends = svg.known([bar.low, bar.high])
     if len(ends) == 2:
         low, high = map(x, ends)
         left, right = (f"M{at:.1f} {middle - 5:.1f}v10" for at in (low, high))
-        drawn += path("error-bar", f"{left}M{low:.1f} {middle:.1f}H{high:.1f}{right}")
+        drawn += svg.path("error-bar", f"{left}M{low:.1f} {middle:.1f}H{high:.1f}{right}")
         end = max(end, high)
-    return drawn + text(words, max(end, zero) + 9, middle + 4.5, "value")
+    return drawn + svg.text(words, max(end, zero) + 9, middle + 4.5, "value")
 
 
 def draw_distribution(distribution: Distribution, name: str, width: int) -> str:
     """Draw dots, a box from the first to the third quartile, and a bar at the median."""
-    values = [known(group.values) for group in distribution.groups]
+    values = [svg.known(group.values) for group in distribution.groups]
     if not any(values):
-        return nothing()
+        return svg.nothing()
     unit = distribution.unit
     medians = [measure(statistics.median(found), unit) if found else "" for found in values]
     labels = [group.label for group in distribution.groups]
     rows = Rows(labels, width, 20, 40, ["median", *medians])
     x = rows.axis([value for group in values for value in group], unit, from_zero=False)
 
-    drawn, described = [text("median", width - 2, 12, "tick", "end")], []
+    drawn, described = [svg.text("median", width - 2, 12, "tick", "end")], []
     for number, found in enumerate(values):
         middle = rows.middle(number)
         drawn.append(rows.draw_label(number))
         if not found:
-            drawn.append(text("not measured", rows.left + 8, middle + 4.5, "unknown"))
+            drawn.append(svg.text("not measured", rows.left + 8, middle + 4.5, "unknown"))
             described.append(f"{labels[number]}: not measured")
             continue
         drawn.append(_draw_values(found, x, middle))
-        drawn.append(text(medians[number], width - 2, middle + 4.5, "value", "end"))
+        drawn.append(svg.text(medians[number], width - 2, middle + 4.5, "value", "end"))
         first, median, third = (measure(value, unit) for value in quartiles(found))
         spread = f"median {median}, quartiles {first} and {third}, {len(found)} values"
         described.append(f"{labels[number]}: {spread}")
@@ -150,7 +139,7 @@ def _draw_values(values: list[float], x: Axis, middle: float) -> str:
         for number, value in enumerate(values)
     )
     return (
-        rect("quartiles", first, middle - 15, third - first, 30)
-        + path("dots", dots)
-        + line("median", median, middle - 17, median, middle + 17)
+        svg.rect("quartiles", first, middle - 15, third - first, 30)
+        + svg.path("dots", dots)
+        + svg.line("median", median, middle - 17, median, middle + 17)
     )

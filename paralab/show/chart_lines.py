@@ -12,20 +12,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from paralab.analyse.blocks import Line, Lines
+from paralab.show import svg
 from paralab.show.palette import legend
-from paralab.show.svg import (
-    NARROW,
-    Axis,
-    axis,
-    bottom_axis,
-    known,
-    left_axis,
-    log_axis,
-    nothing,
-    path,
-    picture,
-    width_of,
-)
+from paralab.show.svg import Axis
 from paralab.units import measure
 
 TOP, BOTTOM, RIGHT = 26, 44, 14  # px around the plot
@@ -45,32 +34,33 @@ def lines_legend(lines: Lines) -> str:
 
 
 def draw_lines(lines: Lines, name: str, width: int) -> str:
-    height, right = 330 if width > NARROW else 270, width - RIGHT
+    height, right = 330 if width > svg.NARROW else 270, width - RIGHT
     points = [(x, y) for line in lines.lines for x, y in line.points if _drawable(x, lines.log_x)]
     edges = [y for line in lines.lines for y in (*line.low, *line.high)]
-    heights = known([y for _, y in points] + edges)
+    heights = svg.known([y for _, y in points] + edges)
     if not heights:
-        return nothing()
+        return svg.nothing()
 
     from_zero = lines.y_unit in ("bytes", "share") or (
         lines.y_unit == "seconds" and min(heights) < 0.5 * max(heights)
     )
-    y = axis(heights, lines.y_unit, (height - BOTTOM, TOP), from_zero)
-    left = max(width_of(words) for _, words in y.ticks) + 14
-    x = (log_axis if lines.log_x else _full_axis)([x for x, _ in points], left, right)
+    y = svg.axis(heights, lines.y_unit, (height - BOTTOM, TOP), from_zero)
+    left = max(svg.width_of(words) for _, words in y.ticks) + 14
+    x = (svg.log_axis if lines.log_x else _full_axis)([x for x, _ in points], left, right)
 
+    name_x = lines.x + (" (logarithmic)" if lines.log_x else "")
     described = "; ".join(_describe(line, lines.y_unit) for line in lines.lines)
     scales = {
         name: [each.low, each.high, each.start_px, each.end_px]
         for name, each in (("x", x), ("y", y))
     }
-    return picture(
+    return svg.picture(
         name,
         lines.title,
         f"{lines.y} over {lines.x}. {described}",
         (width, height),
-        bottom_axis(x, TOP, height - BOTTOM, lines.x + (" (logarithmic)" if lines.log_x else "")),
-        left_axis(y, left, right, lines.y),
+        svg.bottom_axis(x, TOP, height - BOTTOM, name_x),
+        svg.left_axis(y, left, right, lines.y),
         *(_draw(line, n, len(lines.lines) > 1, x, y) for n, line in enumerate(lines.lines)),
         data_plot=json.dumps({**scales, "log": lines.log_x}, separators=(",", ":")),
     )
@@ -83,7 +73,7 @@ def _drawable(x: float, log_x: bool) -> bool:
 def _full_axis(values: list[float], left: float, right: float) -> Axis:
     """Create an axis that ends at the first and last values, not at ticks, so that a curve fills
     its plot."""
-    x = axis(values, "number", (left, right), from_zero=False, about=int((right - left) // 75))
+    x = svg.axis(values, "number", (left, right), from_zero=False, about=int((right - left) // 75))
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     if low == high:
         return x
@@ -94,7 +84,7 @@ def _draw(line: Line, number: int, several: bool, x: Axis, y: Axis) -> str:
     """Draw the band, the curve, and its points if there are few. An unknown value interrupts the
     curve."""
     places = [
-        (x(px) if _drawable(px, x.log) else math.nan, y(py) if known([py]) else math.nan)
+        (x(px) if _drawable(px, x.log) else math.nan, y(py) if svg.known([py]) else math.nan)
         for px, py in line.points
     ]
     band = dots = ""
@@ -102,10 +92,10 @@ def _draw(line: Line, number: int, several: bool, x: Axis, y: Axis) -> str:
         edge = [(px, y(high)) for (px, _), high in zip(places, line.high, strict=True)]
         back = [(px, y(low)) for (px, _), low in zip(places, line.low, strict=True)]
         outline = connect(place for place in edge + back[::-1] if _finite(place))
-        band = path(f"band line-{number % len(DASHES)}", outline + "Z")
+        band = svg.path(f"band line-{number % len(DASHES)}", outline + "Z")
     if len(places) <= MOST_DOTS:
         marks = "".join(f"M{px:.1f} {py:.1f}h0" for px, py in filter(_finite, places))
-        dots = path(f"points line-{number % len(DASHES)}", marks)
+        dots = svg.path(f"points line-{number % len(DASHES)}", marks)
     return band + _curve(connect(thin(places)), number, several) + dots
 
 
@@ -114,7 +104,7 @@ def _curve(d: str, number: int, several: bool) -> str:
     on top of it stay visible."""
     style = number % len(DASHES)
     under = " under" if several and number == 0 else ""
-    return path(f"curve line-{style}{under}", d, stroke_dasharray=DASHES[style])
+    return svg.path(f"curve line-{style}{under}", d, stroke_dasharray=DASHES[style])
 
 
 def _finite(place: Place) -> bool:
@@ -146,7 +136,7 @@ def thin(places: list[Place]) -> list[Place]:
 
 
 def _describe(line: Line, unit: str) -> str:
-    found = known(y for _, y in line.points)
+    found = svg.known(y for _, y in line.points)
     if not found:
         return f"{line.label}: not measured"
     numbers = {"first": found[0], "last": found[-1], "lowest": min(found), "highest": max(found)}

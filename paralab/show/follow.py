@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,8 +16,7 @@ from paralab.analyse.manifest import RunManifest
 from paralab.analyse.time_intervals import length
 from paralab.machine.host import Machine
 from paralab.plan.plan import Plan, RankPlan
-from paralab.record.events import COLLECTIVES, DeviceLoad, Event, Load, Memory, Span, Start
-from paralab.record.events import Step as StepEvent
+from paralab.record.events import COLLECTIVES, DeviceLoad, Event, Load, Memory, Span, Start, Step
 from paralab.record.folder import RunFolder
 from paralab.record.reader import Tail
 from paralab.record.types import convert, read_manifest
@@ -44,25 +43,6 @@ class Held(NamedTuple):
     measure: str
 
 
-@dataclass(frozen=True)
-class Step:
-    """A finished step on one rank, with its details if recorded."""
-
-    event: StepEvent
-    details: list[Span]
-
-    @property
-    def seconds(self) -> float:
-        return self.event.seconds
-
-    def covered_by(self, names: Iterable[str], device: str | None = None) -> float:
-        return length(
-            span.interval
-            for span in self.details
-            if span.event in names and device in (None, span.device)
-        )
-
-
 @dataclass
 class RankProgress:
     """One rank's progress so far."""
@@ -75,7 +55,9 @@ class RankProgress:
     samples: int = 0
     load: Load | None = None
     _memory: dict[str, Memory] = field(default_factory=dict)
-    _recent: deque[Step] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    _recent: deque[tuple[Step, list[Span]]] = field(
+        default_factory=lambda: deque(maxlen=RECENT_STEPS)
+    )
     _details: list[Span] = field(default_factory=list)  # details of the unfinished step
 
     @property
@@ -89,8 +71,8 @@ class RankProgress:
             self.load = event
         elif isinstance(event, Memory):
             self._memory[event.device] = event
-        elif isinstance(event, StepEvent):
-            self._recent.append(Step(event, self._details))
+        elif isinstance(event, Step):
+            self._recent.append((event, self._details))
             self._details = []
             self.losses.append(event.loss)
             self.samples += event.samples
@@ -99,30 +81,24 @@ class RankProgress:
 
     @property
     def step_seconds(self) -> float | None:
-        return statistics.median(step.seconds for step in self._recent) if self._recent else None
+        return _median([step.seconds for step, _ in self._recent])
 
     @property
     def data_seconds(self) -> float | None:
         """Data loading seconds per step, while the rank waits."""
-        return (
-            statistics.median(step.covered_by(("data",)) for step in self._recent)
-            if self._recent
-            else None
-        )
+        return _median([_cover(details, ("data",)) for _, details in self._recent])
 
     @property
     def seconds_per_step(self) -> float | None:
         """Seconds from the end of one step to the end of the next."""
-        if len(self._recent) < 2:
-            return None
-        first, last = self._recent[0].event.end, self._recent[-1].event.end
-        return (last - first) / (len(self._recent) - 1)
+        ends = [step.end for step, _ in self._recent]
+        return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else None
 
     @property
     def communication_share(self) -> float | None:
         """The share of a step during which a collective was running, whether or not the backward
         pass hides it."""
-        return self._share_of_steps(lambda step: step.covered_by(COLLECTIVES))
+        return self._share_of_steps(COLLECTIVES)
 
     def load_of(self, device: str) -> Share | None:
         """Return the load that the driver or the system reports, or else the share of a step that
@@ -132,12 +108,9 @@ class RankProgress:
             return Share(gpu.utilization, "GPU load")
         if self.load and self._is_the_process(device):
             return Share(self.load.cpu_share / self.threads_per_device, "CPU load")
-        names = (
-            REPLICA_WORK
-            if any(e.event in REPLICA_WORK for step in self._recent for e in step.details)
-            else WORK
-        )
-        busy = self._share_of_steps(lambda step: step.covered_by(names, device))
+        events = {span.event for _, details in self._recent for span in details}
+        work = REPLICA_WORK if events.intersection(REPLICA_WORK) else WORK
+        busy = self._share_of_steps(work, device)
         return None if busy is None else Share(busy, "busy")
 
     @property
@@ -172,17 +145,31 @@ class RankProgress:
 
     def _capacity(self, device: str) -> int | None:
         kind, _, number = device.partition(":")
-        gpus, host_bytes = self.machine.gpus, self.machine.memory_bytes
         if kind != "cuda":
-            return host_bytes
+            return self.machine.memory_bytes
+        gpus = self.machine.gpus
         return gpus[int(number)].memory_bytes if int(number) < len(gpus) else None
 
-    def _share_of_steps(self, part: Callable[[Step], float]) -> float | None:
+    def _share_of_steps(self, names: Iterable[str], device: str | None = None) -> float | None:
+        """Return the share of steps with recorded details that spans with these names cover."""
         detailed = [
-            step for step in self._recent if any(event.event != "data" for event in step.details)
+            (step.seconds, _cover(details, names, device))
+            for step, details in self._recent
+            if any(span.event != "data" for span in details)
         ]
-        together = sum(step.seconds for step in detailed)
-        return sum(part(step) for step in detailed) / together if together else None
+        total = sum(seconds for seconds, _ in detailed)
+        return sum(covered for _, covered in detailed) / total if total else None
+
+
+def _cover(spans: list[Span], names: Iterable[str], device: str | None = None) -> float:
+    """Return the seconds during which at least one span with these names was running."""
+    return length(
+        span.interval for span in spans if span.event in names and device in (None, span.device)
+    )
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 class Follower:
@@ -207,7 +194,7 @@ class Follower:
                 rank.take(event)
                 if isinstance(event, Start):
                     started.append(event)
-                elif isinstance(event, StepEvent):
+                elif isinstance(event, Step):
                     self._first_start = min(self._first_start, event.start)
                     self._last_end = max(self._last_end, event.end)
         done = min(len(rank.losses) for rank in self.ranks)
@@ -225,11 +212,9 @@ class Follower:
 
     @property
     def samples_per_second(self) -> float | None:
-        return (
-            self.done * self.plan.batch_size / (self._last_end - self._first_start)
-            if self.done
-            else None
-        )
+        if not self.done:
+            return None
+        return self.done * self.plan.batch_size / (self._last_end - self._first_start)
 
     @property
     def seconds_left(self) -> float | None:

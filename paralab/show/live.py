@@ -106,15 +106,14 @@ def _table(follower: Follower, width: int) -> Table:
 def _of_rank(rank: RankProgress, width: int, with_communication: bool) -> dict[str, str]:
     """Return column -> text for numbers that belong to the process, not to a device."""
     share = rank.communication_share
-    communication = {
-        "communication" if width >= WIDE else "comm.": UNKNOWN if share is None else f"{share:.0%}"
-    }
-    return {
-        "step": _time(rank.step_seconds),
-        **(communication if with_communication else {}),
-        "data": _time(rank.data_seconds),
-        **({"samples": f"{rank.samples:,}"} if width >= NARROW else {}),
-    }
+    numbers = {"step": _time(rank.step_seconds)}
+    if with_communication:
+        name = "communication" if width >= WIDE else "comm."
+        numbers[name] = UNKNOWN if share is None else f"{share:.0%}"
+    numbers["data"] = _time(rank.data_seconds)
+    if width >= NARROW:
+        numbers["samples"] = f"{rank.samples:,}"
+    return numbers
 
 
 def _common(measures: list[str], otherwise: str) -> str:
@@ -124,10 +123,8 @@ def _common(measures: list[str], otherwise: str) -> str:
 def _load(load: Share | None, width: int) -> Text:
     if load is None:
         return Text(UNKNOWN)
-    return Text.assemble(
-        *_bar(load.value, 12 if width >= WIDE else 6 if width >= MEDIUM else 4, "green"),
-        f" {load.value:4.0%}",
-    )
+    cells = 12 if width >= WIDE else 6 if width >= MEDIUM else 4
+    return Text.assemble(*_bar(load.value, cells, "green"), f" {load.value:4.0%}")
 
 
 def _memory(memory: Held | None, width: int) -> Text:
@@ -163,11 +160,8 @@ def sparkline(values: Sequence[float], cells: int) -> str:
     if not known:
         return ""
     low, spread = min(known), max(known) - min(known)
-    heights = [
-        None if m is None else round((m - low) / spread * (len(BLOCKS) - 1)) if spread else 0
-        for m in means
-    ]
-    return "".join(" " if height is None else BLOCKS[height] for height in heights)
+    per_block = spread / (len(BLOCKS) - 1) or 1.0
+    return "".join(" " if m is None else BLOCKS[round((m - low) / per_block)] for m in means)
 
 
 def _time(value: float | None) -> str:

@@ -17,18 +17,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from paralab.analyse.blocks import (
-    Bars,
-    Block,
-    Cell,
-    Distribution,
-    Document,
-    Lines,
-    Schedule,
-    Split,
-    Table,
-    Timeline,
-)
+from paralab.analyse import blocks
+from paralab.analyse.blocks import Block, Cell, Document, Table
 from paralab.errors import ParalabError
 from paralab.show.chart_bars import draw_bars, draw_distribution
 from paralab.show.chart_lines import draw_lines, lines_legend
@@ -43,11 +33,11 @@ from paralab.units import measure
 
 Draw = Callable[[Any, str, int], str]
 DRAW: dict[type[Block], tuple[Draw, Callable[[Any], str]]] = {  # the chart and its legend
-    Bars: (draw_bars, lambda block: ""),
-    Distribution: (draw_distribution, lambda block: ""),
-    Lines: (draw_lines, lines_legend),
-    Schedule: (draw_schedule, schedule_legend),
-    Split: (draw_split, lambda block: ""),
+    blocks.Bars: (draw_bars, lambda block: ""),
+    blocks.Distribution: (draw_distribution, lambda block: ""),
+    blocks.Lines: (draw_lines, lines_legend),
+    blocks.Schedule: (draw_schedule, schedule_legend),
+    blocks.Split: (draw_split, lambda block: ""),
 }
 UNITS = ("seconds", "bytes", "share")  # a name's last word is its unit: `step_seconds`
 MOST_LISTED = 12  # numbers per list; the JSON has all of them
@@ -92,7 +82,7 @@ def write_report(folder: Path, document: Document | None = None) -> Path:
 def draw(block: Block, name: str) -> Markup:
     """Draw a chart with its legend. Each chart is drawn for a desktop and for a phone, except the
     timeline, which the script fits to its place."""
-    if isinstance(block, Timeline):
+    if isinstance(block, blocks.Timeline):
         return Markup(timeline_legend(block) + draw_timeline(block, name))
     draw_chart, legend = DRAW[type(block)]
     wide, narrow = (draw_chart(block, f"{name}-{width}", width) for width in (WIDE, NARROW))

@@ -9,7 +9,6 @@ from typing import Protocol
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paralab.plan.plan import Plan
-from paralab.record.events import Start
 from paralab.record.folder import RunFolder
 from paralab.show.console import console, errors
 from paralab.show.follow import Follower
@@ -29,9 +28,8 @@ class Screen:
     def __init__(self, show: tuple[str, ...], live: bool = False, looking: bool = True) -> None:
         self.show, self.live = show, live
         self.view: View | None = None
-        self.looking = errors.status(
-            "inspecting the machine and the workload"
-        )  # only shown in a terminal
+        # rich shows this only in a terminal.
+        self.looking = errors.status("inspecting the machine and the workload")
         if looking:
             self.looking.start()
 
@@ -45,23 +43,18 @@ class Screen:
         return self.poll
 
     def poll(self) -> None:
-        for event in self.follower.poll():
-            self._rank_started(event)
-        if (
-            self.view is None and self.follower.all_started
-        ):  # not earlier: printing next to a live view would break it
-            print_ranks(
-                self.follower.plan,
-                {rank.plan.rank: rank.started.pid for rank in self.follower.ranks if rank.started},
-            )
+        started = self.follower.poll()
+        for event in started if "ranks" in self.show else ():
+            where = f"Device: {', '.join(event.devices)} | PID: {event.pid}"
+            console.print(f"Rank: {event.rank} | Local Rank: {event.local_rank} | {where}")
+        # Not earlier: printing next to a live view would break it.
+        if self.view is None and self.follower.all_started:
+            ranks = self.follower.ranks
+            pids = {rank.plan.rank: rank.started.pid for rank in ranks if rank.started}
+            print_ranks(self.follower.plan, pids)
             self.view = self._open()
         if self.view:
             self.view.update()
-
-    def _rank_started(self, event: Start) -> None:
-        if "ranks" in self.show:
-            where = f"Device: {', '.join(event.devices)} | PID: {event.pid}"
-            console.print(f"Rank: {event.rank} | Local Rank: {event.local_rank} | {where}")
 
     def _open(self) -> View:
         if not errors.is_terminal or errors.is_dumb_terminal:

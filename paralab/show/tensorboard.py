@@ -12,7 +12,7 @@ import importlib.util
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paralab.analyse.manifest import RunManifest
 from paralab.analyse.recording import Recording
@@ -46,24 +46,30 @@ def write_tensorboard(folder: Path, directory: Path) -> Path:
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     recording = Recording.read(folder)
-    launched = _launched_unix_seconds(recording)
-    points = sorted(points_of(recording), key=lambda point: (point.seconds, point.step))
+    # Find when the event clock was zero. If no rank started, there are no events either.
+    starts = (event.unix_seconds - event.time for event in recording.of(Start))
+    launched = next(starts, 0.0)
+
+    def record(step: int, seconds: float, **value: Any) -> Record:
+        summary = Summary(value=[Summary.Value(**value)])
+        return Record(wall_time=launched + seconds, step=step, summary=summary)
+
     text = TensorProto(dtype=DT_STRING, string_val=[_sentence(recording.manifest).encode()])
-    said = Summary.Value(
-        tag="plan", tensor=text, metadata=SummaryMetadata(plugin_data={"plugin_name": "text"})
-    )
+    as_text = SummaryMetadata(plugin_data={"plugin_name": "text"})
+    records = [
+        Record(wall_time=launched, file_version="brain.Event:2"),
+        record(0, 0.0, tag="plan", tensor=text, metadata=as_text),
+    ]
+    for tag, step, seconds, value in sorted(
+        points_of(recording), key=lambda p: (p.seconds, p.step)
+    ):
+        records.append(record(step, seconds, tag=tag, simple_value=value))
+
     target = _new_folder(directory, folder.resolve().name)
     with (target / f"events.out.tfevents.{launched:.0f}.paralab").open("xb") as file:
-        records = RecordWriter(file)
-        records.write(Record(wall_time=launched, file_version="brain.Event:2").SerializeToString())
-        records.write(
-            Record(wall_time=launched, step=0, summary=Summary(value=[said])).SerializeToString()
-        )
-        for tag, step, seconds, value in points:
-            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-            records.write(
-                Record(wall_time=launched + seconds, step=step, summary=summary).SerializeToString()
-            )
+        writer = RecordWriter(file)
+        for each in records:
+            writer.write(each.SerializeToString())
     return target
 
 
@@ -76,16 +82,12 @@ def points_of(recording: Recording) -> Iterator[Point]:
         if math.isfinite(loss):
             yield Point("train/loss", number, end, loss)
         yield Point("train/step_seconds", number, end, end - start)
-        elapsed = end - (
-            start if previous_end is None else previous_end
-        )  # from step to step, including loading
+
+        # From step to step, including data loading.
+        elapsed = end - (start if previous_end is None else previous_end)
         if elapsed > 0:
-            yield Point(
-                "train/samples_per_second",
-                number,
-                end,
-                sum(event.samples for event in step) / elapsed,
-            )
+            samples = sum(event.samples for event in step)
+            yield Point("train/samples_per_second", number, end, samples / elapsed)
         previous_end = end
     for rank, own in recording.events.items():
         yield from _per_detailed_step(rank, own)
@@ -104,9 +106,8 @@ def _per_detailed_step(rank: int, events: list[Event]) -> Iterator[Point]:
         elif event.event == "optimizer" and rank == 0 and event.scale is not None:
             yield Point("train/loss_scale", event.step, event.end, event.scale)
         elif event.event == "step" and under_way:
-            yield Point(
-                f"communication_seconds/rank_{rank}", event.step, event.end, length(under_way)
-            )
+            tag = f"communication_seconds/rank_{rank}"
+            yield Point(tag, event.step, event.end, length(under_way))
             under_way = []
 
 
@@ -126,17 +127,9 @@ def _over_time(rank: int, events: list[Event]) -> Iterator[Point]:
             for device in event.devices:
                 numbers[f"load/rank_{rank}_{device.device}"] = device.utilization
                 numbers[f"memory_bytes/rank_{rank}_{device.device}"] = device.allocated_bytes
-            yield from (
-                Point(tag, step, event.time, value)
-                for tag, value in numbers.items()
-                if value is not None
-            )
-
-
-def _launched_unix_seconds(recording: Recording) -> float:
-    """Return when the event clock was zero. If no rank started, there are no events either."""
-    starts = (event.unix_seconds - event.time for event in recording.of(Start))
-    return next(starts, 0.0)
+            for tag, value in numbers.items():
+                if value is not None:
+                    yield Point(tag, step, event.time, value)
 
 
 def _sentence(manifest: RunManifest) -> str:
