@@ -17,7 +17,7 @@ from paralab.analyse.recording import Recording
 from paralab.errors import UsageError
 from paralab.launch.launched_by import assign_places, detect_launcher, without_launch
 from paralab.launch.processes import INSIDE
-from paralab.plan.grid import Place, grid, placed
+from paralab.plan.grid import Place, grid
 from paralab.plan.request import prefix_words
 from paralab.record.checkpoints import checkpoints
 from paralab.record.events import Start
@@ -170,7 +170,7 @@ def test_ranks_share_cores_unless_each_has_its_own():
 )
 def test_a_rank_uses_the_gpu_that_is_its_own(seen, devices):
     where = [Place(node, rank, tuple(gpus), 1) for rank, (node, gpus) in enumerate(seen)]
-    cells = placed(grid("ddp", 4, 1, "spread", len(seen[0][1])), where, "spread", cuda=True)
+    cells = grid("ddp", 4, 1, "spread", len(seen[0][1]), places=where)
     found = [f"{cell.name}={cell.torch[-1]}{' s' if cell.shared else ''}" for [cell] in cells]
     assert found == devices
 
