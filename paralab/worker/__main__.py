@@ -18,9 +18,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,8 +34,8 @@ from paralab.record.checkpoints import CheckpointPolicy
 from paralab.record.stack_dump import write_error
 from paralab.record.status_board import StatusBoard
 from paralab.record.writer import EventWriter
-from paralab.worker.clock_alignment import ALIGNED, Offset, offset_to_rank_0
-from paralab.worker.groups import make_checkpoint_group, make_groups
+from paralab.worker.clock import ALIGNED, Offset, offset_to_rank_0
+from paralab.worker.groups import make_groups
 from paralab.worker.loop import train
 from paralab.worker.rendezvous import join_group
 from paralab.worker.setup import Extras
@@ -96,29 +95,18 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
         # Each run has its own group (`group_of`) with its own timeout.
         join_group(spec["rendezvous"], world_size, rank)
         offset = offset_to_rank_0()
-        make_groups(plans)
         for plan, job in jobs:
-            if job["checkpoints"]:
-                make_checkpoint_group(plan)
+            make_groups(plan, saves=bool(job["checkpoints"]))
     origin = float(spec["origin_seconds"]) - offset.seconds  # rank 0's origin on this rank's clock
 
     gc.freeze()  # torch's objects stay alive: skip them in later collections
     gc.enable()
-    workloads: dict[str, Workload] = {}
     for plan, job in jobs:
         deadline = job["deadline_seconds"]
         if deadline is not None and _is_over(origin + deadline, world_size):
             break
         if rank < plan.world_size:
-            with _open_record(_events_file(job, rank), plan, rank, origin, offset) as record:
-                if plan.workload not in workloads:
-                    workloads[plan.workload] = _load(plan.workload)
-                extras = Extras(
-                    **{name: Path(path) for name, path in job["extras"].items()},
-                    policy=CheckpointPolicy(**job["checkpoints"]) if job["checkpoints"] else None,
-                )
-                workload = workloads[plan.workload]
-                record.complete = train(workload, plan, rank, record.writer, origin, extras, status)
+            _train_one(job, plan, rank, origin, offset, status)
         status.enter("idle")
         _clean_up()
         if world_size > 1:
@@ -127,56 +115,13 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
     status.enter("end")
 
 
-def _load(name: str) -> Workload:
-    """Load without garbage collection: modules that the user's file imports stay alive anyway."""
-    gc.disable()
-    try:
-        return load_workload(name)
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-def _events_file(job: dict[str, Any], rank: int) -> Path:
-    """Return the event file for this attempt: attempts never overwrite each other's events."""
-    attempt = f".{job['attempt']}" if job["attempt"] else ""
-    return Path(job["events"], f"rank{rank}{attempt}.jsonl")
-
-
-def _is_over(deadline: float, world_size: int) -> bool:
-    """Return whether the deadline has passed on rank 0's clock: other ranks read theirs later."""
-    over = torch.tensor(time.perf_counter() > deadline)
-    if world_size > 1:
-        dist.broadcast(over, 0)
-    return bool(over)
-
-
-def _clean_up() -> None:
-    """Reset state between runs: cached memory, the peak, and the default dtype."""
-    torch.set_default_dtype(torch.float32)
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-        for index in range(torch.cuda.device_count()):
-            torch.cuda.reset_peak_memory_stats(index)
-
-
-@dataclass
-class Record:
-    """A run's event file, and whether the run completed all of its steps."""
-
-    writer: EventWriter
-    complete: bool = True
-
-
-@contextmanager
-def _open_record(
-    path: Path, plan: Plan, rank: int, origin: float, offset: Offset
-) -> Iterator[Record]:
-    """Open this rank's event file. The first event identifies the rank; the last one says how the
-    run ended."""
-    writer = EventWriter(path)
-    record = Record(writer)
+def _train_one(
+    job: dict[str, Any], plan: Plan, rank: int, origin: float, offset: Offset, status: RankStatus
+) -> None:
+    """Run one job and record it. The first event identifies the rank; the last one says how the run
+    ended."""
+    attempt = f".{job['attempt']}" if job["attempt"] else ""  # attempts have separate event files
+    writer = EventWriter(Path(job["events"], f"rank{rank}{attempt}.jsonl"))
 
     def emit(event: str, **fields: Any) -> None:
         writer.write([{"event": event, "time": round(time.perf_counter() - origin, 6), **fields}])
@@ -195,22 +140,51 @@ def _open_record(
         torch=torch.__version__,
     )
     try:
-        yield record
-    except Stopped:
-        with suppress(OSError):
-            emit("end", status="interrupted")
-            writer.close()
-        raise
+        workload = _load(plan.workload)
+        policy = CheckpointPolicy(**job["checkpoints"]) if job["checkpoints"] else None
+        extras = Extras(**{name: Path(path) for name, path in job["extras"].items()}, policy=policy)
+        complete = train(workload, plan, rank, writer, origin, extras, status)
     except BaseException as error:
-        text = str(error) if isinstance(error, ParalabError) else f"{type(error).__name__}: {error}"
-        detail = their_lines(error, user_folder(plan.workload))
         with suppress(OSError):  # the disk may be full; the launcher also gets the exit code
-            emit("error", error=text, detail=detail, traceback=traceback.format_exc())
-            emit("end", status="failed")
+            if not isinstance(error, Stopped):
+                kind = "" if isinstance(error, ParalabError) else f"{type(error).__name__}: "
+                detail = their_lines(error, user_folder(plan.workload))
+                trace = traceback.format_exc()
+                emit("error", error=f"{kind}{error}", detail=detail, traceback=trace)
+            emit("end", status="interrupted" if isinstance(error, Stopped) else "failed")
             writer.close()
         raise
-    emit("end", status="completed" if record.complete else "stopped")
+    emit("end", status="completed" if complete else "stopped")
     writer.close()
+
+
+@cache
+def _load(name: str) -> Workload:
+    """Load without garbage collection: modules that the user's file imports stay alive anyway."""
+    gc.disable()
+    try:
+        return load_workload(name)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _is_over(deadline: float, world_size: int) -> bool:
+    """Return whether the deadline has passed on rank 0's clock: other ranks read theirs later."""
+    over = torch.tensor(time.perf_counter() > deadline)
+    if world_size > 1:
+        dist.broadcast(over, 0)
+    return bool(over)
+
+
+def _clean_up() -> None:
+    """Reset state between runs: cached memory, the peak, and the default dtype."""
+    torch.set_default_dtype(torch.float32)
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        for index in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(index)
 
 
 _stopping = threading.Event()

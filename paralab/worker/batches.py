@@ -33,12 +33,8 @@ def load_batches(
     def span(batch: GlobalBatch) -> tuple[int, int]:
         return replica_span(batch.size, plan.rank_replicas, context.rank.replica)
 
-    stream = rank_batches(
-        context.workload,
-        span,
-        Sampling.of(plan, done=done),
-        pin_memory=plan.device == "cuda",
-    )
+    sampling = Sampling(plan.batch_size, plan.samples, plan.steps, plan.epochs, plan.seed, done)
+    stream = rank_batches(context.workload, span, sampling, pin_memory=plan.device == "cuda")
     ahead: RankBatch | None = None
     while True:
         start = clock.now()  # on the CPU clock: the CPU loads the data

@@ -7,8 +7,8 @@ error. See `paralab.worker.training_state` for the contents of a checkpoint.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,8 @@ class Saver:
     def __init__(self, state: TrainingState, directory: Path, keep: int, probe: Probe) -> None:
         self.state, self.directory, self.keep, self.probe = state, directory, keep, probe
         self._copy: State = {}
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self._saved: dict[str, Any] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="paralab-save")
+        self._saving: Future[dict[str, Any]] | None = None  # returns the fields of a `save` event
 
     def prepare(self) -> None:
         """Allocate memory for the copies during a warm-up step: pinning a gigabyte takes half a
@@ -79,27 +78,18 @@ class Saver:
 
         about = self.state.describe(step, samples, epoch)
         blocked = self.probe.clock.now() - start
-        self._thread = threading.Thread(
-            target=self._write, args=(step, about, copied, start, blocked), name="paralab-save"
-        )
-        self._thread.start()
+        self._saving = self._thread.submit(self._write, step, about, copied, start, blocked)
 
     def poll(self) -> None:
         """Raise the thread's error, or write the event for a finished save."""
-        if self._thread and not self._thread.is_alive():
+        if self._saving and self._saving.done():
             self.finish()
 
     def finish(self) -> None:
         """Wait for the current save to finish."""
-        if self._thread:
-            self._thread.join()
-            self._thread = None
-        if self._error:
-            error, self._error = self._error, None
-            raise error
-        if self._saved:
-            self.probe.emit("save", **self._saved)
-            self._saved = None
+        if self._saving:
+            saving, self._saving = self._saving, None
+            self.probe.emit("save", **saving.result())
 
     def _allocate(self, tensors: State) -> None:
         changed = {
@@ -117,38 +107,35 @@ class Saver:
         copied: list[torch.cuda.Event],
         start: float,
         blocked: float,
-    ) -> None:
+    ) -> dict[str, Any]:
         """Write a checkpoint in the side thread."""
-        try:
-            for event in copied:
-                event.synchronize()
-            self._require_finite(step)
+        state, folder = self.state, step_folder(self.directory, step)
+        for event in copied:
+            event.synchronize()
+        self._require_finite(step)
 
-            folder = step_folder(self.directory, step)
-            group = checkpoint_group(self.state.plan)
-            inject_fault("write", self.state.rank, step, self.state.model)
-            # Write into a new folder: DCP overwrites in place, so a rank killed halfway would leave
-            # a folder that loads but mixes two steps.
-            threads = WRITERS if self.state.plan.device == "cuda" else 1
-            writer = FileSystemWriter(folder, overwrite=False, thread_count=threads)
-            with _without_crc():
-                save(self._copy, storage_writer=writer, process_group=group, no_dist=group is None)
+        group = checkpoint_group(state.plan)
+        inject_fault("write", state.rank, step, state.model)
+        # Write into a new folder: DCP overwrites in place, so a rank killed halfway would leave a
+        # folder that loads but mixes two steps.
+        threads = WRITERS if state.plan.device == "cuda" else 1
+        writer = FileSystemWriter(folder, overwrite=False, thread_count=threads)
+        with _without_crc():
+            save(self._copy, storage_writer=writer, process_group=group, no_dist=group is None)
 
-            inject_fault("save", self.state.rank, step, self.state.model)
-            if self.state.rank == 0:
-                _require_files(folder)
-                write_manifest(folder, **about)
-                rotate(self.directory, self.keep)
-            if group:
-                dist.barrier(group)  # ranks report a checkpoint only once it has a manifest
-            self._saved = {
-                "step": step,
-                "blocked_seconds": round(blocked, 6),
-                "seconds": round(self.probe.clock.now() - start, 6),
-                "folder": folder.name,
-            }
-        except BaseException as error:
-            self._error = error
+        inject_fault("save", state.rank, step, state.model)
+        if state.rank == 0:
+            _require_files(folder)
+            write_manifest(folder, **about)
+            rotate(self.directory, self.keep)
+        if group:
+            dist.barrier(group)  # ranks report a checkpoint only once it has a manifest
+        return {
+            "step": step,
+            "blocked_seconds": round(blocked, 6),
+            "seconds": round(self.probe.clock.now() - start, 6),
+            "folder": folder.name,
+        }
 
     def _require_finite(self, step: int) -> None:
         """Raise if a parameter is not finite. A step with a finite loss can leave NaN in a

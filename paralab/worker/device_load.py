@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ class LoadSampler:
         self.probe = probe
         names = dict.fromkeys(device.torch for device in rank.devices)
         self.gpus = [name for name in names if name.startswith("cuda")]
-        self.nvml = Nvml(self.gpus) if self.gpus else None
+        self.nvml = Nvml(self.gpus)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="paralab-load", daemon=True)
 
@@ -42,20 +41,11 @@ class LoadSampler:
             wall_now, cpu_now = time.perf_counter(), time.process_time()
             share = (cpu_now - cpu) / (wall_now - wall)
             wall, cpu = wall_now, cpu_now
-            reason = {"not_measured": self.nvml.reason} if self.nvml and self.nvml.reason else {}
-            devices = [self._gpu(device) for device in self.gpus]
-            self.probe.emit(
-                "load",
-                cpu_share=round(share, 3),
-                rss_bytes=resident_bytes(),
-                devices=devices,
-                **reason,
-            )
-
-    def _gpu(self, device: str) -> dict[str, Any]:
-        assert self.nvml is not None
-        return {
-            "device": device,
-            "allocated_bytes": torch.cuda.memory_allocated(device),
-            **self.nvml.read(device),
-        }
+            reason = {"not_measured": self.nvml.reason} if self.nvml.reason else {}
+            fields = {"cpu_share": round(share, 3), "rss_bytes": resident_bytes()}
+            devices = [
+                {"device": device, "allocated_bytes": torch.cuda.memory_allocated(device)}
+                | self.nvml.read(device)
+                for device in self.gpus
+            ]
+            self.probe.emit("load", **fields, devices=devices, **reason)

@@ -37,10 +37,7 @@ def inject_fault(phase: str, rank: int, step: int, model: nn.Module) -> None:
     if mark.exists():
         return
     mark.write_text(json.dumps({"unix_seconds": time.time(), "step": step}))
-    if fault["kind"] == "fill":
-        _fill(Path(fault["path"]))
-    else:
-        FAULTS[fault["kind"]](model)
+    FAULTS[fault["kind"]](model)
 
 
 @cache
@@ -49,9 +46,9 @@ def _requested() -> dict[str, Any]:
     return fault
 
 
-def _fill(path: Path) -> None:
-    """Fill the disk that contains this file."""
-    with suppress(OSError), path.open("wb") as file:
+def _fill(model: nn.Module) -> None:
+    """Fill the disk that contains the requested file."""
+    with suppress(OSError), Path(_requested()["path"]).open("wb") as file:
         while True:
             file.write(bytes(2**20))
             file.flush()
@@ -75,5 +72,6 @@ FAULTS: dict[str, Callable[[nn.Module], Any]] = {
     "gil": lambda model: sum(iter(int, 1)),  # adds zeros forever and never releases the GIL
     "memory": lambda model: torch.empty(2**60),
     "nan": _poison,
+    "fill": _fill,
     "slow": lambda model: None,
 }

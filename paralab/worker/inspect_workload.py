@@ -14,8 +14,10 @@ if __name__ == "__main__":
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,8 +31,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from paralab.errors import UsageError
 from paralab.machine.host import Gpu, Machine, cpu_name, memory_bytes, usable_cores
 from paralab.machine.signals import leave_to_the_launcher
-from paralab.worker.optimizer import make_optimizer, make_scheduler
-from paralab.worker.optimizer_trials import mixes_parameters, mixes_rows, state_bytes_per_byte
+from paralab.worker.optimizer import (
+    make_optimizer,
+    make_scheduler,
+    mixes_parameters,
+    mixes_rows,
+    state_bytes_per_byte,
+)
 from paralab.worker.parent_watch import end_with_the_parent
 from paralab.worker.samples import Sampling, dataset_samples, rank_batches
 from paralab.workload.batch import map_tensors, take, unpack
@@ -96,30 +103,33 @@ def inspect_workload(inspection: Inspection) -> Summary:
     gc.freeze()
     gc.enable()
     seed_everything(0)
-    folder = user_folder(inspection.workload)
-    model = _build_model(workload, folder)
+    running = partial(_running, user_folder(inspection.workload))
+    with running("model()"):
+        model = _build_model(workload)
     if inspection.threads:
         torch.set_num_threads(inspection.threads)
 
-    device = _choose_device(inspection.device)
+    # Without a GPU, use the CPU: the plan then rejects `--device cuda` and says why.
+    wants_gpu = inspection.device in ("cuda", "auto")
+    device = "cuda" if wants_gpu and torch.cuda.is_available() else "cpu"
     model = model.to(device).train()
 
     def load(samples: int) -> Any:
         return map_tensors(lambda t: t.to(device), _load_batch(workload, samples))
 
-    batch = _run("data", folder, lambda: load(inspection.samples or workload.batch_size))
-    trial: Trial = _run(
-        "A trial step",
-        folder,
-        lambda: try_step(workload, model, batch, lambda: load(MOST_BRANCHES)),
-    )
-    layers, uncut_reason = (), None
+    with running("data"):
+        batch = load(inspection.samples or workload.batch_size)
+    with running("A trial step"):
+        trial = try_step(workload, model, batch, lambda: load(MOST_BRANCHES))
+    layers: tuple[Layer, ...] = ()
+    uncut_reason: str | None = None
     if inspection.layers:
-        layers, uncut_reason = _run(
-            "forward", folder, lambda: _find_layers(workload, model, batch, trial)
-        )
-    optimizer = _run("optimizer", folder, lambda: make_optimizer(workload, model))
-    _run("scheduler", folder, lambda: make_scheduler(workload, optimizer))
+        with running("forward"):
+            layers, uncut_reason = _find_layers(workload, model, batch, trial)
+    with running("optimizer"):
+        optimizer = make_optimizer(workload, model)
+    with running("scheduler"):
+        make_scheduler(workload, optimizer)
     units: tuple[Unit, ...] = ()
     if inspection.units:
         units = find_units(model, (workload.unpack or unpack)(take(batch, 0, 2))[0])
@@ -128,9 +138,8 @@ def inspect_workload(inspection: Inspection) -> Summary:
     split_problem = None
     if inspection.verify:  # last: it changes the model's type
         kinds = controls(trial.batch_norms, trial.random, trial.state)
-        split_problem = _run(
-            "A trial step", folder, lambda: find_split_problem(workload, model, batch, kinds)
-        )
+        with running("A trial step"):
+            split_problem = find_split_problem(workload, model, batch, kinds)
 
     return Summary(
         name=workload.name,
@@ -153,13 +162,8 @@ def inspect_workload(inspection: Inspection) -> Summary:
     )
 
 
-def _choose_device(device: str) -> str:
-    """Choose the CPU if there is no GPU: the plan then rejects `--device cuda` and says why."""
-    return "cuda" if device in ("cuda", "auto") and torch.cuda.is_available() else "cpu"
-
-
-def _build_model(workload: Workload, folder: Path) -> nn.Module:
-    model = _run("model()", folder, workload.model)
+def _build_model(workload: Workload) -> nn.Module:
+    model: Any = workload.model()
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"model() of {workload.name} returned {type(model).__name__}, not an nn.Module.",
@@ -220,10 +224,11 @@ def _load_batch(workload: Workload, samples: int) -> Any:
     return batch
 
 
-def _run(what: str, folder: Path, call: Callable[[], Any]) -> Any:
-    """Run the user's code and report any exception as the user's error."""
+@contextmanager
+def _running(folder: Path, what: str) -> Iterator[None]:
+    """Report any exception in this block as the user's error."""
     try:
-        return call()
+        yield
     except UsageError:
         raise
     except Exception as error:

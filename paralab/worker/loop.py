@@ -39,11 +39,11 @@ def train(
     """Train as rank `rank_number` of `plan`. Return False if the launcher stopped the run early."""
     context, model = set_up_rank(workload, plan, rank_number, writer, origin)
     trace = TrainingTrace.begin(model) if extras.traced else None
-    around: AbstractContextManager[None]
-    if trace:
-        around = controlled(model, plan.control, load_example(context))
-    else:
-        around = LoadSampler(context.rank, context.probe)
+    around: AbstractContextManager[None] = (
+        controlled(model, plan.control, load_example(context))
+        if trace
+        else LoadSampler(context.rank, context.probe)
+    )
 
     with around:
         strategy = make_strategy(context, model)

@@ -11,9 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from paralab.worker.shards import local
-from paralab.workload.batch import tensors
-
 
 class ActivationMeter:
     """Counts the bytes that autograd saves for backward, per device. Counting is slow, so it runs
@@ -22,25 +19,9 @@ class ActivationMeter:
     def __init__(self, parameters: Iterable[nn.Parameter], enabled: bool) -> None:
         self.enabled = enabled
         self.peak: dict[str, int] = {}
-        self._ignored: set[int] = set()  # addresses
-        self.ignore(parameters)
+        self.ignored = addresses(parameters)  # autograd saves them, but they are not activations
         self._live: dict[str, dict[int, tuple[int, Any]]] = {}  # storage -> (bytes, piece)
         self._lock = threading.Lock()
-
-    def ignore(self, parameters: Iterable[nn.Parameter]) -> set[int]:
-        """Exclude parameters, which autograd also saves. Return their addresses."""
-        addresses = {parameter.untyped_storage().data_ptr() for parameter in parameters}
-        self._ignored |= addresses
-        return addresses
-
-    def forget(self, addresses: set[int]) -> None:
-        """Count these addresses again: the parameters are freed, and other tensors may be there."""
-        self._ignored -= addresses
-
-    def ignore_only(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Exclude only these parameters: the others are freed, and activations may be there now."""
-        self._ignored.clear()
-        self.ignore(parameters)
 
     @contextmanager
     def counting(self, device: str, piece: Any = None) -> Iterator[None]:
@@ -57,7 +38,7 @@ class ActivationMeter:
     def saved(self, device: str, tensor: torch.Tensor, piece: Any = None) -> torch.Tensor:
         storage = tensor.untyped_storage()
         with self._lock:
-            if self.enabled and storage.data_ptr() not in self._ignored:
+            if self.enabled and storage.data_ptr() not in self.ignored:
                 live = self._live.setdefault(device, {})
                 live[storage.data_ptr()] = storage.nbytes(), piece
                 self.peak[device] = max(
@@ -75,28 +56,11 @@ class ActivationMeter:
                     del live[storage]
 
 
-def tensor_bytes(values: Iterable[torch.Tensor | None]) -> int:
-    return sum(stored_bytes(local(value)) for value in values if value is not None)
+def addresses(parameters: Iterable[nn.Parameter]) -> set[int]:
+    return {parameter.untyped_storage().data_ptr() for parameter in parameters}
 
 
 def stored_bytes(value: torch.Tensor) -> int:
-    return (
-        value.nbytes
-        if value.layout == torch.strided
-        else value._values().nbytes + value._indices().nbytes
-    )
-
-
-def parts(
-    parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, activations: int | None
-) -> dict[str, Any]:
-    """Count a device's bytes, by kind."""
-    states = [
-        tensor for parameter in parameters for tensor in tensors(optimizer.state.get(parameter, {}))
-    ]
-    return {
-        "parameters": tensor_bytes(parameters),
-        "gradients": tensor_bytes(parameter.grad for parameter in parameters),
-        "optimizer": tensor_bytes(states),
-        "activations": activations,
-    }
+    if value.layout == torch.strided:
+        return value.nbytes
+    return value._values().nbytes + value._indices().nbytes

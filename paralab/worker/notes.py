@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from paralab.machine.host import peak_resident_bytes
-from paralab.worker import memory
 from paralab.worker.groups import group_of
+from paralab.worker.memory import stored_bytes
 from paralab.worker.rank_context import RankContext, Strategy
 from paralab.worker.shards import local
+from paralab.workload.batch import tensors
 
 
 @torch.no_grad()
@@ -36,7 +39,7 @@ def note_gradients(context: RankContext, model: nn.Module) -> None:
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:
-    """The stored values: a sparse gradient omits its zeros."""
+    """Return the stored values: a sparse gradient omits its zeros."""
     return gradient if gradient.layout == torch.strided else gradient.coalesce().values()
 
 
@@ -45,7 +48,12 @@ def note_memory(context: RankContext, strategy: Strategy, optimizer: torch.optim
     devices = {device.name: device for device in context.rank.devices}
     for number, (name, device) in enumerate(devices.items()):
         parameters = strategy.device_parameters(name)
-        parts = memory.parts(parameters, optimizer, context.meter.peak.get(name))
+        parts = {
+            "parameters": _num_bytes(parameters),
+            "gradients": _num_bytes([parameter.grad for parameter in parameters]),
+            "optimizer": _num_bytes([optimizer.state.get(p, {}) for p in parameters]),
+            "activations": context.meter.peak.get(name),
+        }
         if context.plan.strategy == "dp" and number:
             parts["optimizer"] = 0  # the optimizer updates only the first replica
         parts |= strategy.transient_bytes()
@@ -58,3 +66,7 @@ def note_memory(context: RankContext, strategy: Strategy, optimizer: torch.optim
         context.probe.emit(
             "memory", device=name, bytes=total, how=how, **parts, process_bytes=process
         )
+
+
+def _num_bytes(tree: Any) -> int:
+    return sum(stored_bytes(local(tensor)) for tensor in tensors(tree))

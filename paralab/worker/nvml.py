@@ -27,6 +27,8 @@ class Nvml:
     def __init__(self, devices: list[str]) -> None:
         self.reason: str | None = None
         self._handles: dict[str, ctypes.c_void_p] = {}
+        if not devices:
+            return
         try:
             self._library: Any = ctypes.CDLL("libnvidia-ml.so.1")
             self._check("nvmlInit_v2")

@@ -64,8 +64,7 @@ class Precision:
         self.scaler.scale(loss).backward()
 
     def scale_like(self, loss: torch.Tensor) -> torch.Tensor | None:
-        """The scaler's current scale, still on the device: `get_scale()` would make the CPU
-        wait."""
+        """Return the scaler's scale on the device: `get_scale()` would make the CPU wait."""
         return self.scaler.scale(torch.ones_like(loss)) if self.scaler.is_enabled() else None
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:

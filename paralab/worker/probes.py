@@ -10,16 +10,20 @@ the run folder small. If details would cost more than 1 % of a step (many marks 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from paralab.errors import ParalabError
 from paralab.record.writer import EventWriter
 from paralab.worker.clock import Clock, Mark
+from paralab.worker.memory import stored_bytes
+from paralab.workload.batch import tensors
 
 DETAILED_STEPS = 200
 DETAIL_EVERY = 10
@@ -51,7 +55,8 @@ class Probe:
         self.clock = clock
         self.writer = writer
         self.step = -1
-        self._reset_counts()
+        self.collectives: Counter[str] = Counter()  # in this step, by kind
+        self.bytes = 0
         self.only_finite = False  # raise if a loss is not finite
         self._notes: list[Note] = []
         self._pending: deque[tuple[int, list[Note]]] = deque()
@@ -80,18 +85,33 @@ class Probe:
         where = {"device": device} if device else {}
         self.note(event, start, self.clock.mark(device), **where, **fields)
 
+    def begin_collective(
+        self, kind: str, tensor: torch.Tensor, group: dist.ProcessGroup, **fields: Any
+    ) -> Callable[[], None]:
+        """Count a collective that begins now. Return a function that notes its end."""
+        on_stream = runs_on_stream(tensor, group)
+        device = str(tensor.device) if tensor.is_cuda else None
+        size = stored_bytes(tensor)
+        self.collectives[kind] += 1
+        self.bytes += size
+        start = self.clock.mark(device)
+
+        def note() -> None:
+            if self.detailed:
+                end = self.clock.mark(device) if on_stream else self.clock.now()
+                self.note(kind, start, end, bytes=size, **fields)
+
+        return note
+
     def begin_step(self, step: int) -> None:
-        self.step = step
-        self._reset_counts()
+        self.step, self.bytes = step, 0
+        self.collectives.clear()
         self._start = self.clock.mark()
 
     def end_step(self, loss: torch.Tensor, **fields: Any) -> None:
         """Close the step and write all steps that the device has finished."""
-        sharded = {
-            "all_gathers": self.all_gathers or None,
-            "reduce_scatters": self.reduce_scatters or None,
-        }
-        fields |= {"all_reduces": self.all_reduces, **sharded, "bytes": self.bytes, "loss": loss}
+        fields |= {"all_reduces": 0} | {f"{kind}s": n for kind, n in self.collectives.items()}
+        fields |= {"bytes": self.bytes, "loss": loss}
         self.note("step", self._start, self.clock.mark(), **fields)
         self._pending.append((self.step, self._notes))
         self._notes = []
@@ -106,9 +126,6 @@ class Probe:
         """Wait for the device and write all pending steps."""
         while self._pending:
             self._write_oldest()
-
-    def _reset_counts(self) -> None:
-        self.all_reduces = self.all_gathers = self.reduce_scatters = self.bytes = 0
 
     def _write_oldest(self) -> None:
         step, notes = self._pending.popleft()
@@ -146,6 +163,38 @@ class Probe:
         number = torch.empty((), dtype=value.dtype, pin_memory=True)
         number.copy_(value, non_blocking=True)
         return Arriving(number, self.clock.mark(str(value.device)))
+
+
+def runs_on_stream(tensor: torch.Tensor, group: dist.ProcessGroup) -> bool:
+    """Return whether a collective completes on the device's stream, as NCCL's do. gloo copies
+    through the host and completes there."""
+    return tensor.is_cuda and "nccl" in dist.get_backend(group)
+
+
+class SplitNotes:
+    """Records how a batch was split: writes one event per device in the first step, and another
+    whenever the shape changes."""
+
+    def __init__(self, devices: list[str], probe: Probe) -> None:
+        self.probe = probe
+        self.expected = Counter(devices)  # several replicas on one GPU write several events
+        self.shapes: dict[str, list[list[int]]] = {}
+
+    def __call__(self, device: str, inputs: Any) -> None:
+        x = next(tensors(inputs))
+        shape, shapes = list(x.shape), self.shapes.setdefault(device, [])
+        if len(shapes) < self.expected[device] or shape not in shapes:
+            shapes.append(shape)
+            where = {"device": device, "physical": str(x.device)}
+            self.probe.emit("split", step=self.probe.step, **where, shape=shape)
+
+    def watch(self, model: nn.Module, device: str | None = None) -> None:
+        """Note the inputs whenever the model is called."""
+
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self(device or str(next(tensors((args, kwargs))).device), (args, kwargs))
+
+        model.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def _round(seconds: float) -> float:

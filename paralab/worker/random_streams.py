@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _swapping = threading.Lock()
-_active = threading.local()  # .streams: (streams, current device) of this thread
+_active = threading.local()  # .swap: this thread's dispatch mode
 
 
 class RandomStreams:
@@ -45,12 +45,12 @@ class RandomStreams:
     def drawing(self, current: Callable[[], int]) -> Iterator[None]:
         """Draw from the stream for device `current()` in this block and thread."""
         _follow_streams()
-        before, _active.streams = getattr(_active, "streams", None), (self, current)
+        before = getattr(_active, "swap", None)
         try:
-            with _Swap(self, current):
+            with _Swap(self, current) as _active.swap:
                 yield
         finally:
-            _active.streams = before
+            _active.swap = before
 
 
 class _Swap(TorchDispatchMode):
@@ -60,10 +60,8 @@ class _Swap(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if (
-            torch.Tag.nondeterministic_seeded not in func.tags
-            or kwargs.get("generator") is not None
-        ):
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        if not draws or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         states, number, generator = self.streams.states, self.current(), self.streams.generator
         with _swapping:
@@ -79,22 +77,20 @@ class _Swap(TorchDispatchMode):
 _get_global, _set_global = torch.get_rng_state, torch.set_rng_state
 
 
-def _place() -> tuple[list[torch.Tensor], int] | None:
-    """The list and index of this thread's state, or None if it draws from the process generator."""
-    active: tuple[RandomStreams, Callable[[], int]] | None = getattr(_active, "streams", None)
-    if active is None or active[0].generator is not torch.default_generator:
-        return None
-    return active[0].states, active[1]()
+def _swap() -> _Swap | None:
+    """Return this thread's mode, or None if the thread draws from the process generator."""
+    swap: _Swap | None = getattr(_active, "swap", None)
+    return swap if swap and swap.streams.generator is torch.default_generator else None
 
 
 def _get() -> torch.Tensor:
-    place = _place()
-    return place[0][place[1]] if place else _get_global()
+    swap = _swap()
+    return swap.streams.states[swap.current()] if swap else _get_global()
 
 
 def _set(new_state: torch.Tensor) -> None:
-    if place := _place():
-        place[0][place[1]] = new_state
+    if swap := _swap():
+        swap.streams.states[swap.current()] = new_state
     else:
         _set_global(new_state)
 

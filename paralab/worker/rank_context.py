@@ -14,11 +14,10 @@ from torch import nn
 from paralab.plan.plan import Plan, RankPlan
 from paralab.worker.memory import ActivationMeter
 from paralab.worker.precision import Precision
-from paralab.worker.probes import Probe
+from paralab.worker.probes import Probe, SplitNotes
 from paralab.worker.random_streams import RandomStreams
 from paralab.worker.shards import whole
-from paralab.worker.split_notes import SplitNotes
-from paralab.workload.batch import tensors
+from paralab.workload.batch import call_model, tensors
 from paralab.workload.workload import Workload
 
 
@@ -75,14 +74,37 @@ class Strategy(ABC):
         """Leave the global batch's gradients in the parameters and return this rank's part of the
         loss."""
 
+    def accumulate(
+        self,
+        model: Callable[..., Any],
+        accumulation_steps: list[AccumulationStep],
+        unsynchronized: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> torch.Tensor:
+        """Run forward and backward for each accumulation step and add up the gradients. All steps
+        but the last run inside `unsynchronized()`."""
+        context, device = self.context, self.context.rank.devices[0].name
+        losses = []
+        for number, [micro] in enumerate(accumulation_steps):
+            last = number == len(accumulation_steps) - 1
+            with nullcontext() if last else unsynchronized():
+                with context.probe.span("forward", device=device, accumulation=number):
+                    with context.precision.autocast(), context.meter.counting(device):
+                        output = call_model(model, micro.inputs)
+                        loss = context.weighted_loss(output, micro)
+                with context.probe.span("backward", device=device, accumulation=number):
+                    context.precision.backward(loss)
+            context.meter.backward_done()
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
+
     def device_parameters(self, device: str) -> list[nn.Parameter]:
-        """The parameters that are on this device."""
+        """Return the parameters on this device."""
         return list(self.model.parameters())
 
     def transient_bytes(self) -> dict[str, int]:
-        """Memory that the strategy needs only during part of a step, by kind."""
+        """Count the bytes that the strategy needs only during part of a step, by kind."""
         return {}
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
-        """The full model's state on rank 0. All ranks must call this: each may have a shard."""
+        """Return the full model's state. All ranks must call this: each may have a shard."""
         return {name: whole(value) for name, value in self.model.state_dict().items()}

@@ -11,6 +11,16 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 CONNECT_SECONDS = 300  # a job's slowest node may start minutes after its first
 
 
+def open_store(
+    address: str, port: int, prefix: str, serve: bool = False
+) -> tuple[PrefixStore, int]:
+    """Connect to the store at this address, or serve it there. Port 0 means any free port. Return
+    the store and its port."""
+    timeout = timedelta(seconds=CONNECT_SECONDS)
+    store = TCPStore(address, port, None, is_master=serve, timeout=timeout, wait_for_workers=False)
+    return PrefixStore(prefix, store), int(store.port)
+
+
 def join_group(rendezvous: str, world_size: int, rank: int) -> None:
     """Join all other ranks in one group at `file:///PATH` or at `tcp://ADDRESS:PORT/PREFIX`."""
     kind, _, rest = rendezvous.partition("://")
@@ -19,10 +29,7 @@ def join_group(rendezvous: str, world_size: int, rank: int) -> None:
         return
     where, _, prefix = rest.partition("/")
     address, _, port = where.rpartition(":")
-    served = TCPStore(
-        address, int(port), None, is_master=False, timeout=timedelta(seconds=CONNECT_SECONDS)
-    )
-    store = PrefixStore(prefix, served)
+    store, _ = open_store(address, int(port), prefix)
     dist.init_process_group(
         "gloo", timeout=timedelta(days=1), world_size=world_size, rank=rank, store=store
     )

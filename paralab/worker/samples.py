@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from paralab.errors import UsageError
 from paralab.plan.batches import GlobalBatch, Span, global_batches
-from paralab.plan.plan import Plan
 from paralab.workload.batch import map_tensors, num_samples, take, tensors
 from paralab.workload.randomness import seed_everything, seeded
 from paralab.workload.workload import Workload
@@ -36,10 +35,6 @@ class Sampling:
     epochs: int | None = None
     seed: int = 0
     done: int = 0
-
-    @classmethod
-    def of(cls, plan: Plan, done: int) -> Sampling:
-        return cls(plan.batch_size, plan.samples, plan.steps, plan.epochs, plan.seed, done)
 
 
 def dataset_samples(workload: Workload) -> int | None:
@@ -102,7 +97,10 @@ def rank_batches(
     dataset = cast("Dataset[Any]", workload.data)
     loader: DataLoader[Any] = DataLoader(
         _SeededBatches(dataset, workload.collate or default_collate, sampling.seed),
-        batch_sampler=_BatchSampler(plan, indices),
+        batch_sampler=(
+            [(_position(batch), i) for i in index.tolist()]
+            for batch, index in zip(plan, indices, strict=True)
+        ),
         # Use a separate generator: loading must not draw from the model's random stream.
         generator=torch.Generator().manual_seed(sampling.seed),
         num_workers=workload.loader_workers,
@@ -143,19 +141,9 @@ def _choose_samples(
         yield order[batch.first + start : batch.first + stop]
 
 
-class _BatchSampler:
-    """Yields one list per step with (position of the batch in the run, index) for each sample."""
-
-    def __init__(self, batches: list[GlobalBatch], indices: Iterator[torch.Tensor]) -> None:
-        self.batches, self.indices = batches, indices
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for batch, index in zip(self.batches, self.indices, strict=True):
-            yield [(_position(batch), i) for i in index.tolist()]
-
-
 class _SeededBatches(Dataset[Any]):
-    """Complete batches from the user's Dataset, with reproducible random numbers.
+    """Complete batches from the user's Dataset, with reproducible random numbers. An item is
+    (position of the batch in the run, index of the sample).
 
     A sample's random numbers (augmentation) depend on the seed, the batch, and the sample. The
     random numbers in collate depend on the seed and the batch. So split batches and resumed runs

@@ -15,11 +15,10 @@ from paralab.record.writer import EventWriter
 from paralab.worker.clock import Clock, CudaClock
 from paralab.worker.memory import ActivationMeter
 from paralab.worker.precision import Precision
-from paralab.worker.probes import Probe, sampled
+from paralab.worker.probes import Probe, SplitNotes, sampled
 from paralab.worker.random_streams import RandomStreams
 from paralab.worker.rank_context import RankContext
 from paralab.worker.samples import Sampling, rank_batches
-from paralab.worker.split_notes import SplitNotes
 from paralab.workload.batch import num_samples, unpack
 from paralab.workload.randomness import seed_everything
 from paralab.workload.sample_draws import seeded_loss

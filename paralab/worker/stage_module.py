@@ -51,26 +51,21 @@ class _Enter(torch.autograd.Function):
         return grad.contiguous().to(ctx.came_from), None  # only contiguous tensors can be sent
 
 
-class _Run:
+class _Run(ShapeMode):
     """One micro-batch passing through one stage."""
 
     def __init__(self, stage: StageModule, inputs: Any, received: tuple[torch.Tensor, ...]) -> None:
+        super().__init__(stage.device, stage.uses_missing)
         self.stage, self.received = stage, received
         self.returning = False  # True during backward
-        self.mode = ShapeMode(stage.device, stage.uses_missing)
-        self.first = stage.number == 0
-        self.mode.begun = self.first
-        self.inputs = inputs if self.first else map_tensors(lambda t: t.to("meta"), inputs)
+        self.begun = stage.number == 0
+        self.inputs = inputs if self.begun else map_tensors(lambda t: t.to("meta"), inputs)
         for empty, value in zip(tensors(self.inputs), tensors(inputs), strict=True):
-            self.mode.know(empty, value.to(stage.device))
-
-    @property
-    def begun(self) -> bool:
-        return self.mode.begun
+            self.know(empty, value.to(stage.device))
 
     def begin(self, args: Any, kwargs: Any) -> Any:
         """Begin the stage: replace the call's arguments with the received tensors."""
-        stage, self.mode.begun = self.stage, True
+        stage, self.begun = self.stage, True
         empty = list(tensors((args, kwargs)))
         assert len(empty) == len(self.received), (
             f"{len(empty)} tensors cross, but {len(self.received)} were received"
@@ -80,10 +75,10 @@ class _Run:
             enter(t, stage.device) if t.requires_grad else t.to(stage.device) for t in self.received
         ]
         for tensor, value in zip(empty, entered, strict=True):
-            self.mode.know(tensor, value)
+            self.know(tensor, value)
         if stage.leaves_mode.get(stage.shapes):
-            self.mode.leave()
-        stage.on_entry(entered[0])
+            self.leave()
+        stage.on_entry(entered)
         values = iter(entered)
         return map_tensors(lambda _: next(values), (args, kwargs))
 
@@ -101,10 +96,6 @@ class _Run:
         if self.stage.splits_backward and tensor.is_floating_point() and not tensor.requires_grad:
             tensor = tensor + tensor.new_zeros((), requires_grad=True)
         return tensor
-
-    def real(self, tree: Any) -> Any:
-        """Replace meta tensors in the tree with real tensors."""
-        return self.mode.real(tree)
 
 
 class StageModule(nn.Module):
@@ -148,7 +139,7 @@ class StageModule(nn.Module):
         self.shapes: Any = None  # of the current inputs
         self.leaves_mode: dict[Any, bool] = {}  # by shapes: the stage uses no meta tensors
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
-        self.on_entry: Callable[[torch.Tensor], None] = lambda first: None
+        self.on_entry: Callable[[Any], None] = lambda inputs: None
         # If the backward pass has two halves, the second half begins where gradients reach the
         # stage's inputs. So gradients must reach them, even if everything before is frozen.
         self.splits_backward = False
@@ -211,16 +202,16 @@ class StageModule(nn.Module):
             return self._run(run)
         finally:
             put_back(self.model[0], before)
-            self.leaves_mode[self.shapes] = not run.mode.replaced
+            self.leaves_mode[self.shapes] = not run.replaced
             run.returning, self.trial = True, run
 
     def _run(self, run: _Run) -> Any:
         StageModule.active = run
         if self.cache:
-            self.cache.begin_forward()
-            run.mode.__enter__()  # type: ignore[no-untyped-call]
+            self.cache.calls.clear()
+            run.__enter__()  # type: ignore[no-untyped-call]
         else:
-            self.on_entry(next(tensors(run.inputs)))
+            self.on_entry(run.inputs)
         try:
             with self.autocast(), samples_of(self.inputs[self.micro_number]):
                 output = call_model(self.model[0], run.inputs)
@@ -238,7 +229,7 @@ class StageModule(nn.Module):
             ) from error
         finally:
             StageModule.active = None
-            run.mode.leave()
+            run.leave()
 
         if not run.begun or self.number < len(self.starts) - 1:
             raise self._not_called(self.number + run.begun)
@@ -264,12 +255,12 @@ class StageModule(nn.Module):
         """Expect inputs with these shapes from now on."""
         self.shapes = shapes
         if self.cache:
-            self.cache.recall(shapes)
+            self.cache.shapes = shapes
 
     def forget(self, shapes: Any) -> None:
         self.leaves_mode.pop(shapes, None)
         if self.cache:
-            self.cache.forget(shapes)
+            self.cache.outputs.pop(shapes, None)
 
     @contextmanager
     def returning(self, micro_number: int, last: bool) -> Iterator[None]:

@@ -8,6 +8,8 @@ needed. Each process has the inputs.
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,46 +36,27 @@ VALUES = (
 
 
 class _Source:
-    """A recipe for the real value of a meta tensor, computed when it is needed."""
+    """The real value of a meta tensor, computed when it is needed."""
 
-    def __init__(self, func: Any, args: Any, kwargs: Any, device: torch.device) -> None:
-        self.func, self.args, self.kwargs, self.device = func, args, kwargs, device
-        self._result: list[Any] = []
-
-    def value(self) -> Any:
-        if not self._result:
-            args, kwargs = (
-                map_tree(_Source.value, tree, lambda item: isinstance(item, _Source))
-                for tree in (self.args, self.kwargs)
-            )
-            if _changes_in_place(self.func):
-                args = (args[0].clone(), *args[1:])
-            if self.func in _device_constructors() or "device" in kwargs:
-                # The model may have read its inputs' device, which is meta here.
-                device = kwargs.get("device")
-                if device is None or torch.device(device).type == "meta":
-                    kwargs = kwargs | {"device": self.device}
-            with torch.no_grad(), DisableTorchFunction():
-                result = self.func(*args, **kwargs)
-            self._result.append(args[0] if result is None else result)
-        return self._result[0]
+    def __init__(self, compute: Callable[[], Any]) -> None:
+        self.value = functools.cache(compute)
 
 
-class _Known(_Source):
-    """An input, or another tensor whose value is available."""
-
-    def __init__(self, value: torch.Tensor) -> None:
-        self._result = [value]
-
-
-class _Item(_Source):
-    """One of several tensors that a call returned."""
-
-    def __init__(self, source: _Source, number: int) -> None:
-        self.source, self.number = source, number
-
-    def value(self) -> Any:
-        return list(tensors(self.source.value()))[self.number]
+def _call(func: Any, args: Any, kwargs: Any, device: torch.device) -> Any:
+    """Repeat a call with real values in place of their sources."""
+    args, kwargs = map_tree(
+        lambda source: source.value(), (args, kwargs), lambda item: isinstance(item, _Source)
+    )
+    if _changes_in_place(func):
+        args = (args[0].clone(), *args[1:])
+    if func in _device_constructors() or "device" in kwargs:
+        # The model may have read its inputs' device, which is meta here.
+        wanted = kwargs.get("device")
+        if wanted is None or torch.device(wanted).type == "meta":
+            kwargs = kwargs | {"device": device}
+    with torch.no_grad(), DisableTorchFunction():
+        result = func(*args, **kwargs)
+    return args[0] if result is None else result
 
 
 def _changes_in_place(func: Any) -> bool:
@@ -96,7 +79,7 @@ class ShapeMode(TorchFunctionMode):
         self._sources: dict[int, tuple[torch.Tensor, _Source]] = {}
 
     def know(self, empty: torch.Tensor, value: torch.Tensor) -> None:
-        self._sources[id(empty)] = (empty, _Known(value))
+        self._sources[id(empty)] = (empty, _Source(lambda: value))
 
     def leave(self) -> None:
         """Leave the mode if it is still the innermost one."""
@@ -142,7 +125,7 @@ class ShapeMode(TorchFunctionMode):
             # The output shape depends on the values, as in nonzero().
             empty = map_tensors(lambda t: t.to("meta"), source.value())
         if source:
-            self._remember(source, args, empty)
+            self._remember(source, args[0] if _changes_in_place(func) else empty)
         return empty
 
     def _source_of(self, func: Any, args: Any, kwargs: Any) -> _Source | None:
@@ -155,17 +138,19 @@ class ShapeMode(TorchFunctionMode):
             if id(value) in self._sources:
                 return self._sources[id(value)][1]
             unknown = unknown or value.is_meta or isinstance(value, nn.Parameter)
-            return _Known(value)
+            return _Source(lambda: value)
 
         args, kwargs = map_tensors(source_of, (args, kwargs))
-        return None if unknown else _Source(func, args, kwargs, self.device)
+        return None if unknown else _Source(lambda: _call(func, args, kwargs, self.device))
 
-    def _remember(self, source: _Source, args: Any, empty: Any) -> None:
-        if _changes_in_place(source.func):
-            empty = args[0]
-        for number, tensor in enumerate(list(tensors(empty))):
-            item = source if tensor is empty else _Item(source, number)
-            self._sources[id(tensor)] = (tensor, item)
+    def _remember(self, source: _Source, empty: Any) -> None:
+        """Remember the source of each tensor that a call returned."""
+
+        def item(number: int) -> _Source:
+            return _Source(lambda: list(tensors(source.value()))[number])
+
+        for number, tensor in enumerate(tensors(empty)):
+            self._sources[id(tensor)] = (tensor, source if tensor is empty else item(number))
 
 
 class ShapeCache:
@@ -178,9 +163,9 @@ class ShapeCache:
 
     def __init__(self, model: nn.Module, is_before: Callable[[], bool]) -> None:
         self.is_before = is_before
-        self.outputs: dict[tuple[Any, ...], Any] = {}
-        self.by_shapes: dict[Any, dict[tuple[Any, ...], Any]] = {}
-        self.calls: dict[int, int] = {}
+        self.shapes: Any = None  # of the current inputs
+        self.outputs: dict[Any, dict[tuple[Any, ...], Any]] = {}  # by shapes
+        self.calls: Counter[int] = Counter()  # in this forward, by module
         for name, module in model.named_modules():
             # Without parameters, the output may have a source among the inputs.
             if name and next(module.parameters(), None) is not None:
@@ -190,27 +175,18 @@ class ShapeCache:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not self.is_before():
                 return forward(*args, **kwargs)
-            number = self.calls.get(id(module), 0)
-            self.calls[id(module)] = number + 1
+            self.calls[id(module)] += 1
             # Include the argument shapes: a forward that takes another branch may pass others.
-            key = id(module), number, shapes_of((args, kwargs))
-            if key not in self.outputs:
+            key = id(module), self.calls[id(module)], shapes_of((args, kwargs))
+            outputs = self.outputs.setdefault(self.shapes, {})
+            if key not in outputs:
                 output = forward(*args, **kwargs)
                 if not self.is_before():  # the stage begins inside this submodule
                     return output
-                self.outputs[key] = output
-            return self.outputs[key]
+                outputs[key] = output
+            return outputs[key]
 
         return call
-
-    def begin_forward(self) -> None:
-        self.calls.clear()
-
-    def recall(self, shapes: Any) -> None:
-        self.outputs = self.by_shapes.setdefault(shapes, {})
-
-    def forget(self, shapes: Any) -> None:
-        self.by_shapes.pop(shapes, None)
 
 
 def shapes_of(tree: Any) -> tuple[Any, ...]:

@@ -18,68 +18,58 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from paralab.machine import signals
 from paralab.machine.host import host_mark
 from paralab.worker.parent_watch import end_with_the_parent
-from paralab.worker.rendezvous import CONNECT_SECONDS
+from paralab.worker.rendezvous import open_store
 
 
 class StoreClient:
     """Short notes between ranks, as JSON, each under its own name."""
 
-    def __init__(self) -> None:
-        self._store: PrefixStore | None = None
+    _store: PrefixStore
 
     def open(self, address: str, port: int, prefix: str, serve: bool) -> int:
-        """Connect to the store at this address, or serve it there. Port 0 means any free port."""
-        timeout = timedelta(seconds=CONNECT_SECONDS)
-        store = TCPStore(
-            address, port, None, is_master=serve, timeout=timeout, wait_for_workers=False
-        )
-        self._store = PrefixStore(prefix, store)
-        return int(store.port)
+        """Open the store and return its port."""
+        self._store, port = open_store(address, port, prefix, serve)
+        return port
 
     def put(self, name: str, note: Any) -> None:
-        assert self._store is not None
         with suppress(RuntimeError):  # no process is left to read it
             self._store.set(name, json.dumps(note))
 
     def has(self, name: str) -> bool:
-        assert self._store is not None
         return bool(self._store.check([name]))
 
     def get(self, name: str, seconds: float) -> list[Any]:
         """Return [the note], or [] if it does not arrive in time."""
-        assert self._store is not None
         with suppress(RuntimeError):
             self._store.wait([name], timedelta(seconds=max(seconds, 0.001)))
         # `wait` raises the same error on a timeout and when the store is gone; `check` does not.
         return [json.loads(self._store.get(name))] if self.has(name) else []
 
     def gpus(self) -> list[str]:
-        return visible_gpus()
-
-
-def visible_gpus() -> list[str]:
-    """Return the NVML identifiers of the GPUs that this process sees. They are unique, and reading
-    them does not touch the GPUs."""
-    number = torch.cuda.device_count() if torch.version.cuda else 0
-    if not number:
-        return []
-    uuids: list[str] = []
-    with suppress(AttributeError, OSError):  # a private torch function
-        uuids = torch.cuda._raw_device_uuid_nvml() or []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    words = [str(index) for index in range(number)]
-    if visible is not None:
-        words = [word.strip() for word in visible.split(",")]
-    names = [
-        uuids[int(word)] if word.isdigit() and int(word) < len(uuids) else f"{host_mark()} {word}"
-        for word in words
-    ]
-    return names[:number]
+        """Return the NVML identifiers of the GPUs that this process sees. They are unique, and
+        reading them does not touch the GPUs."""
+        number = torch.cuda.device_count() if torch.version.cuda else 0
+        if not number:
+            return []
+        uuids: list[str] = []
+        with suppress(AttributeError, OSError):  # a private torch function
+            uuids = torch.cuda._raw_device_uuid_nvml() or []
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        words = [str(index) for index in range(number)]
+        if visible is not None:
+            words = [word.strip() for word in visible.split(",")]
+        names = [
+            uuids[int(word)]
+            if word.isdigit() and int(word) < len(uuids)
+            else f"{host_mark()} {word}"
+            for word in words
+        ]
+        return names[:number]
 
 
 def answer(client: StoreClient, request: dict[str, Any]) -> dict[str, Any]:

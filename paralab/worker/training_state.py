@@ -20,7 +20,6 @@ import io
 import pickle
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,21 +58,25 @@ class TrainingState:
 
     @property
     def buffers(self) -> State:
-        """The model's buffers, looked up each time: a forward may replace a buffer."""
+        """Look up the model's buffers each time: a forward may replace a buffer."""
         return {name: buffer for name, buffer in self.model.named_buffers() if not buffer.is_meta}
 
     def tensors(self) -> State:
-        """The state in place, not copied. A plain tensor is in only one rank's state, because
-        copies may differ (replicas have different buffers) and DCP would pick any."""
-        state = {f"model.{name}": parameter.detach() for name, parameter in self.parameters.items()}
-        for name, values in self._optimizer_values():
-            for key, value in values.items():
+        """Return the state without copying it. Only one rank has a given plain tensor: copies may
+        differ (replicas have different buffers), and DCP would pick any."""
+        state = {}
+        plain: dict[str, dict[str, Any]] = {}
+        for name, parameter in self.parameters.items():
+            state[f"model.{name}"] = parameter.detach()
+            for key, value in self.optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
                     state[f"optimizer.{name}.{key}"] = value
+                else:
+                    plain.setdefault(name, {})[key] = value
 
         if self.first_replica:
             state |= {f"buffer.{name}": buffer for name, buffer in self.buffers.items()}
-            state[f"plain.{self.rank}"] = _pickle(self._plain())
+            state[f"plain.{self.rank}"] = _pickle(plain)
         else:
             state = {name: value for name, value in state.items() if isinstance(value, DTensor)}
         if self.rank == 0:
@@ -136,18 +139,6 @@ class TrainingState:
         whole = [key for key in saved if key == "shared" or key.startswith("plain.")]
         whole += [f"rank.{self.rank}"] if same_topology else []
         return state | {key: _empty(saved[key]) for key in whole}
-
-    def _optimizer_values(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        for name, parameter in self.parameters.items():
-            if parameter in self.optimizer.state:
-                yield name, self.optimizer.state[parameter]
-
-    def _plain(self) -> dict[str, dict[str, Any]]:
-        plain = {
-            name: {key: v for key, v in values.items() if not isinstance(v, torch.Tensor)}
-            for name, values in self._optimizer_values()
-        }
-        return {name: values for name, values in plain.items() if values}
 
     def _shared(self) -> dict[str, Any]:
         groups = [

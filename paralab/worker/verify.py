@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from paralab.worker.shards import whole
+from paralab.workload.batch import map_tree
 
 Tensors = dict[str, torch.Tensor]
 
@@ -42,11 +43,8 @@ class TrainingTrace:
         self.gradients = {name: grad / scale for name, grad in _copy(grads).items()}
 
     def finish(self, model: nn.Module, losses: list[float]) -> None:
-        self.end, self.buffers, self.losses = (
-            _copy(_parameters(model)),
-            _copy(_buffers(model)),
-            losses,
-        )
+        self.end, self.buffers = _copy(_parameters(model)), _copy(_buffers(model))
+        self.losses = losses
 
     def save(self, path: Path) -> None:
         torch.save(vars(self), path)
@@ -61,26 +59,28 @@ def compare(mine: TrainingTrace, reference: TrainingTrace) -> dict[str, Any]:
     part."""
     absolute, relative, worst = _compare_parameters(mine, reference)
     factor, residual = _fit_factor(mine.gradients, reference.gradients)
+    gradients = {name: g for name, g in reference.gradients.items() if name in mine.gradients}
+    differences = [_largest(mine.gradients[name] - g) for name, g in gradients.items()]
     expected = reference.gradients.keys() & mine.end.keys()
-    return {
-        "parameter_error": _to_json(absolute),
-        "parameter_error_of_update": _to_json(relative),
+    fields = {
+        "parameter_error": absolute,
+        "parameter_error_of_update": relative,
         "worst_parameter": worst,
-        "gradient_error": _to_json(_largest_difference(mine.gradients, reference.gradients)),
-        "gradient_size": _to_json(
-            max((_largest(g) for g in reference.gradients.values()), default=0.0)
-        ),
+        "gradient_error": max(differences, default=0.0, key=_nan_last),
+        "gradient_size": max(map(_largest, reference.gradients.values()), default=0.0),
         "missing_gradients": sorted(expected - mine.gradients.keys()),
         "extra_gradients": sorted(mine.gradients.keys() - reference.gradients.keys()),
         "buffer_errors": _buffer_errors(mine.buffers, reference.buffers),
-        "gradient_factor": _to_json(factor),
-        "gradient_residual": _to_json(residual),
-        "losses": [_to_json(loss) for loss in mine.losses],
-        "reference_losses": [_to_json(loss) for loss in reference.losses],
+        "gradient_factor": factor,
+        "gradient_residual": residual,
+        "losses": mine.losses,
+        "reference_losses": reference.losses,
         "digest": digest(mine.end),
         "compared": len(mine.end),
         "of": len(reference.end),
     }
+    json_ready: dict[str, Any] = map_tree(_to_json, fields, lambda item: isinstance(item, float))
+    return json_ready
 
 
 def _compare_parameters(mine: TrainingTrace, reference: TrainingTrace) -> tuple[float, float, str]:
@@ -127,12 +127,12 @@ def _fit_factor(mine: Tensors, reference: Tensors) -> tuple[float, float]:
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """This rank's parameters."""
+    """Return this rank's parameters."""
     return {name: p for name, p in model.named_parameters() if not p.is_meta}
 
 
 def _buffers(model: nn.Module) -> Tensors:
-    """This rank's buffers that are in the state_dict."""
+    """Return this rank's buffers that are in the state_dict."""
     return {
         f"{name}.{key}" if name else key: buffer
         for name, module in model.named_modules()
@@ -143,33 +143,22 @@ def _buffers(model: nn.Module) -> Tensors:
     }
 
 
-def _buffer_errors(mine: Tensors, reference: Tensors) -> dict[str, float | str]:
+def _buffer_errors(mine: Tensors, reference: Tensors) -> dict[str, float]:
     """Return each differing buffer's largest difference, relative to its largest value."""
-    errors: dict[str, float | str] = {}
+    errors: dict[str, float] = {}
     for name, value in mine.items():
         other = reference.get(name)
         if other is None or other.shape != value.shape:
-            errors[name] = str(math.inf)
+            errors[name] = math.inf
         elif not torch.equal(value, other):
             difference = _largest(value.double() - other.double())
-            errors[name] = _to_json(difference / max(1.0, _largest(other.double())))
+            errors[name] = difference / max(1.0, _largest(other.double()))
     return errors
 
 
 def _copy(tensors: dict[str, Any]) -> Tensors:
-    return {name: _dense(whole(tensor)).detach().cpu().clone() for name, tensor in tensors.items()}
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.layout == torch.strided else tensor.to_dense()
-
-
-def _largest_difference(mine: Tensors, reference: Tensors) -> float:
-    return max(
-        (_largest(mine[name] - value) for name, value in reference.items() if name in mine),
-        default=0.0,
-        key=_nan_last,
-    )
+    # A gradient may be sparse.
+    return {name: whole(t).to_dense().detach().cpu().clone() for name, t in tensors.items()}
 
 
 def _nan_last(value: float) -> float:
@@ -183,4 +172,4 @@ def _largest(tensor: torch.Tensor) -> float:
 
 def _to_json(value: float) -> float | str:
     """Write NaN and infinity as strings: JSON has neither."""
-    return value if value - value == 0.0 else str(value)
+    return value if math.isfinite(value) else str(value)

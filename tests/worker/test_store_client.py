@@ -2,7 +2,7 @@
 
 import pytest
 
-from paralab.worker.store_client import StoreClient, answer, visible_gpus
+from paralab.worker.store_client import StoreClient, answer
 
 
 @pytest.fixture
@@ -59,9 +59,9 @@ def test_gpus_are_named_by_their_identifiers(monkeypatch, visible, expected):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert visible_gpus() == expected
+    assert StoreClient().gpus() == expected
 
 
 def test_without_cuda_there_are_no_gpus(monkeypatch):
     monkeypatch.setattr("torch.version.cuda", None)
-    assert visible_gpus() == []
+    assert StoreClient().gpus() == []

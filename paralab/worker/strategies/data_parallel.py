@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch import nn
 
 from paralab.errors import UsageError
 from paralab.plan.batches import chunk_sizes, spans
-from paralab.worker.accumulation import accumulate
+from paralab.worker.memory import addresses
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 from paralab.workload.batch import call_model, map_tensors, num_samples, take, tensors
 
@@ -33,18 +32,13 @@ class DataParallel(Strategy):
         if context.plan.device == "cuda":
             ids = [torch.device(device.torch).index for device in context.rank.devices]
             self.parallel = TimedDataParallel(context, self.model, ids)
-            # nn.DataParallel copies the module's hooks to its replicas, so this hook runs in each
-            # of them.
-            self.model.register_forward_pre_hook(self._note_split, with_kwargs=True)
+            # nn.DataParallel copies the module's hooks to its replicas.
+            context.note_split.watch(self.model)
         else:
             self.parallel = VirtualDataParallel(context, self.model)
 
     def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
-        return accumulate(self.context, self.parallel, accumulation_steps)
-
-    def _note_split(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        x = next(tensors((args, kwargs)))
-        self.context.note_split(str(x.device), x.device, x.shape)
+        return self.accumulate(self.parallel, accumulation_steps)
 
 
 class TimedDataParallel(nn.DataParallel[nn.Module]):
@@ -91,7 +85,7 @@ class VirtualDataParallel(nn.Module):
         self.names = [device.name for device in context.rank.devices]
         self.replicas = [module, *(copy.deepcopy(module) for _ in self.names[1:])]
         for replica in self.replicas[1:]:
-            context.meter.ignore(replica.parameters())
+            context.meter.ignored |= addresses(replica.parameters())
         module_bytes = sum(t.nbytes for t in [*module.parameters(), *module.buffers()])
         self.copied_bytes = module_bytes * (len(self.names) - 1)  # per step
         self.threads = ThreadPoolExecutor(len(self.names), thread_name_prefix="paralab-replica")
@@ -123,8 +117,7 @@ class VirtualDataParallel(nn.Module):
 
     def forward_replica(self, number: int, inputs: Any) -> Any:
         context, device, replica = self.context, self.names[number], self.replicas[number]
-        x = next(tensors(inputs))
-        context.note_split(device, x.device, x.shape)
+        context.note_split(device, inputs)
         with (
             context.precision.autocast(),
             context.meter.counting(device),
@@ -148,7 +141,7 @@ class VirtualDataParallel(nn.Module):
         return map_tensors(lambda _: next(gathered), outputs[0])
 
     def backward_replica(
-        self, number: int, outputs: list[torch.Tensor], grads: list[torch.Tensor]
+        self, number: int, outputs: list[torch.Tensor], grads: tuple[torch.Tensor, ...]
     ) -> None:
         pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
         with (
@@ -191,10 +184,8 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         parallel, flat = ctx.parallel, ctx.flat
-        edges = [0]
-        for outputs in flat:
-            edges.append(edges[-1] + outputs[0].shape[0])
-        pieces = [[grad[start:stop] for grad in grads] for start, stop in pairwise(edges)]
+        sizes = [outputs[0].shape[0] for outputs in flat]
+        pieces = zip(*(grad.split(sizes) for grad in grads), strict=True)
         list(parallel.threads.map(parallel.backward_replica, range(len(flat)), flat, pieces))
         parallel.reduce(len(flat))
         return None, None, None

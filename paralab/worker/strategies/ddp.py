@@ -16,9 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paralab.errors import ParalabError
-from paralab.worker.accumulation import accumulate
 from paralab.worker.groups import group_of
-from paralab.worker.memory import stored_bytes
 from paralab.worker.probes import Probe
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 
@@ -35,9 +33,7 @@ class Ddp(Strategy):
         if self.context.plan.sync_every_pass:
             loss = self._synchronize_always(accumulation_steps)
         else:
-            loss = accumulate(
-                self.context, self.ddp, accumulation_steps, unsynchronized=self.ddp.no_sync
-            )
+            loss = self.accumulate(self.ddp, accumulation_steps, self.ddp.no_sync)
         require_reduced(self.context, self.model, [self.reduction])
         return loss
 
@@ -50,7 +46,7 @@ class Ddp(Strategy):
             [replace(micro, share=micro.share * ranks) for micro in step]
             for step in accumulation_steps
         ]
-        return accumulate(self.context, self.ddp, scaled) / ranks
+        return self.accumulate(self.ddp, scaled) / ranks
 
 
 @dataclass
@@ -125,26 +121,18 @@ def timed_all_reduce(
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
     """Sum a bucket over the ranks. Note its size, and when it was ready and done."""
-    probe, group = state.probe, state.group
     state.reduced.update(map(id, bucket.parameters()))
     buffer = bucket.buffer()
     if state.divisor > 1:
         buffer /= state.divisor
 
-    device = str(buffer.device) if buffer.is_cuda else None
-    start = probe.clock.mark(device)
-    size = stored_bytes(buffer)
-    probe.all_reduces += 1
-    probe.bytes += size
-    fields = {"bucket": bucket.index(), "bytes": size, **state.where}
-    work = dist.all_reduce(buffer, group=group, async_op=True)
-    on_stream = buffer.is_cuda and "nccl" in dist.get_backend(group)
+    note = state.probe.begin_collective(
+        "all_reduce", buffer, state.group, bucket=bucket.index(), **state.where
+    )
+    work = dist.all_reduce(buffer, group=state.group, async_op=True)
 
     def done(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        # NCCL completes on the stream; gloo copies through the host and completes there.
-        if probe.detailed:
-            end = probe.clock.mark(device) if on_stream else probe.clock.now()
-            probe.note("all_reduce", start, end, **fields)
+        note()
         return future.value()[0]
 
     finished: torch.futures.Future[torch.Tensor] = work.get_future().then(done)

@@ -25,10 +25,11 @@ import torch.distributed as dist
 from torch import nn
 
 from paralab.errors import ParalabError
-from paralab.worker.accumulation import accumulate
 from paralab.worker.collective_order import CollectiveOrder
-from paralab.worker.groups import checking_group, group_of
+from paralab.worker.groups import group_of
+from paralab.worker.memory import addresses
 from paralab.worker.precision import LOW
+from paralab.worker.probes import runs_on_stream
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 from paralab.worker.shards import is_sharded
 
@@ -49,14 +50,14 @@ class Fsdp(Strategy):
                 # As bytes: gloo does not support all dtypes.
                 dist.broadcast(tensor.detach().view(-1).view(torch.uint8), 0, group_of(plan))
 
-        addresses = context.meter.ignore(model.parameters())
+        full = addresses(model.parameters())
         self.units = [
             Unit(name, module, *_unit_bytes(context, module))
             for name, module in _shard(context, model)
         ]
-        context.meter.forget(addresses)  # the full parameters are freed
+        context.meter.ignored -= full  # the full parameters are freed
 
-        self.order = CollectiveOrder(checking_group(plan), context.rank.rank)
+        self.order = CollectiveOrder(group_of(plan, "order"), context.rank.rank)
         for number, unit in enumerate(self.units):
             self._time_collectives(unit, {"bucket": number, "unit": unit.name or "the rest"})
             if context.meter.enabled:
@@ -83,7 +84,7 @@ class Fsdp(Strategy):
         unsynchronized = nullcontext if plan.sync_every_pass else self._unsynchronized
         self.order.begin(self.context.probe.step)
         try:
-            loss = accumulate(self.context, self.model, steps, unsynchronized=unsynchronized)
+            loss = self.accumulate(self.model, steps, unsynchronized)
             self.order.end()
             return loss
         except RuntimeError as error:
@@ -106,10 +107,10 @@ class Fsdp(Strategy):
         self.model.set_requires_gradient_sync(True)
 
     def transient_bytes(self) -> dict[str, int]:
-        """Bytes in unsharded tensors that exist at the same time during a backward pass.
+        """Count the bytes in unsharded tensors that exist together during a backward pass.
 
-        Parameters: those outside all units, one unit, and the prefetched unit. Gradients: one unit,
-        or all of them while accumulation steps do not synchronize."""
+        Parameters: outside all units, in one unit, and in the prefetched unit. Gradients: in one
+        unit, or in all units while accumulation steps do not synchronize."""
         plan = self.context.plan
         if plan.world_size == 1:
             return {}
@@ -181,17 +182,18 @@ def _unit_bytes(context: RankContext, module: Any) -> tuple[int, int]:
 
 def _exclude_from_activations(context: RankContext, module: nn.Module) -> None:
     """Do not count a unit's gathered parameters, which autograd also saves, as activations."""
-    addresses: set[int] = set()
+    gathered: set[int] = set()
 
     def before(called: nn.Module, _: Any) -> None:
         # Registered after FSDP's own hook, so the parameters are gathered here.
         if context.meter.enabled:
             whole = [p for p in called.parameters() if not is_sharded(p)]
-            addresses.update(context.meter.ignore(whole))
+            gathered.update(addresses(whole))
+            context.meter.ignored |= gathered
 
     def after(*_: Any) -> None:
-        context.meter.forget(addresses)
-        addresses.clear()
+        context.meter.ignored -= gathered
+        gathered.clear()
 
     module.register_forward_pre_hook(before)
     module.register_forward_hook(after)
@@ -237,18 +239,16 @@ class _TimedCollective:
         return torch.empty(*size, dtype=dtype, device=device)
 
     @contextmanager
-    def _span(self, event: str, whole: torch.Tensor, group: dist.ProcessGroup) -> Iterator[None]:
-        """Time a collective. gloo blocks this thread, so nothing else computes meanwhile. NCCL runs
-        on FSDP's stream, which is the current one here."""
-        probe = self.context.probe
-        device = str(whole.device) if whole.is_cuda else None
-        on_stream = whole.is_cuda and "nccl" in dist.get_backend(group)
-        probe.bytes += whole.nbytes
-        start = probe.clock.mark(device)
+    def _noted(
+        self, verb: str, kind: str, whole: torch.Tensor, group: dist.ProcessGroup
+    ) -> Iterator[None]:
+        """Announce and time a collective. gloo blocks this thread, so nothing else computes
+        meanwhile. NCCL runs on FSDP's stream, which is the current one here."""
+        self.order.announce(f"{verb} {self.where['unit']!r}{self.gradients}")
+        blocking, probe = not runs_on_stream(whole, group), self.context.probe
+        note = probe.begin_collective(kind, whole, group, **self.where, blocking=blocking)
         yield
-        if probe.detailed:
-            end = probe.clock.mark(device) if on_stream else probe.clock.now()
-            probe.note(event, start, end, **self.where, bytes=whole.nbytes, blocking=not on_stream)
+        note()
 
 
 class TimedAllGather(_TimedCollective):
@@ -258,13 +258,10 @@ class TimedAllGather(_TimedCollective):
         input_tensor: torch.Tensor,
         group: dist.ProcessGroup,
         async_op: bool = False,
-    ) -> dist.Work | None:
+    ) -> Any:
         assert not async_op  # FSDP sets it only for unshard(async_op=True)
-        self.context.probe.all_gathers += 1
-        self.order.announce(f"gather {self.where['unit']!r}")
-        with self._span("all_gather", output_tensor, group):
-            work: dist.Work | None = _all_gather(output_tensor, input_tensor, group=group)
-        return work
+        with self._noted("gather", "all_gather", output_tensor, group):
+            return _all_gather(output_tensor, input_tensor, group=group)
 
 
 class TimedReduceScatter(_TimedCollective):
@@ -275,12 +272,7 @@ class TimedReduceScatter(_TimedCollective):
         group: dist.ProcessGroup,
         op: Any,
         async_op: bool = False,
-    ) -> dist.Work | None:
+    ) -> Any:
         assert not async_op
-        self.context.probe.reduce_scatters += 1
-        self.order.announce(f"reduce {self.where['unit']!r}{self.gradients}")
-        with self._span("reduce_scatter", input_tensor, group):
-            work: dist.Work | None = _reduce_scatter(
-                output_tensor, input_tensor, op=op, group=group
-            )
-        return work
+        with self._noted("reduce", "reduce_scatter", input_tensor, group):
+            return _reduce_scatter(output_tensor, input_tensor, op=op, group=group)

@@ -26,7 +26,7 @@ class Hybrid(Strategy):
         for stage in range(context.plan.stages):
             parameters = self.pipeline.stage_parameters(stage)
             if any(parameter.requires_grad for parameter in parameters):
-                group = group_of(context.plan, stage)
+                group = group_of(context.plan, "all", stage)
                 holder = _ParameterHolder(parameters)
                 self.replicated[stage], reduction = wrap(context, holder, None, group, stage=stage)
                 self.reductions.append(reduction)

@@ -10,7 +10,7 @@ are summed in buckets over all replicas of the stage.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,7 +28,8 @@ from torch.utils.checkpoint import CheckpointError
 from paralab.errors import UsageError
 from paralab.plan.batches import widest
 from paralab.plan.schedules import UNCUT, WITHOUT
-from paralab.worker.groups import group_of, mesh, pipeline_group
+from paralab.worker.groups import group_of, mesh
+from paralab.worker.memory import addresses
 from paralab.worker.rank_context import AccumulationStep, MicroBatch, RankContext, Strategy
 from paralab.worker.stage_module import StageModule, free_other_stages
 from paralab.worker.stage_shapes import shapes_of
@@ -64,7 +65,8 @@ class PipelineProcesses(Strategy):
             module.on_entry, module.autocast = self._note_split, context.precision.autocast
             module.splits_backward = plan.schedule == "zero-bubble"
 
-        context.meter.ignore_only(self.device_parameters())
+        # The other parameters are freed, and activations may be there now.
+        context.meter.ignored = addresses(self.device_parameters())
         self.width = widest(rank.samples_per_step, plan.accumulate, plan.micro_batches)
         self.schedules: dict[Any, tuple[Any, list[_TimedStage]]] = {}  # by input shapes
         self.micros: list[MicroBatch] = []
@@ -73,7 +75,7 @@ class PipelineProcesses(Strategy):
             context.precision.agreed_over = group_of(plan)
 
     def device_parameters(self, device: str = "") -> list[nn.Parameter]:
-        """All parameters on this rank, which has one device."""
+        """Return all parameters on this rank, which has one device."""
         return [parameter for module in self.modules for parameter in module.own_parameters]
 
     def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
@@ -98,15 +100,15 @@ class PipelineProcesses(Strategy):
         return torch.stack(self.losses).sum()
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
-        """The full model's state on rank 0, gathered from the first replica's stages. None on the
-        other ranks."""
+        """Gather the full model's state from the first replica's stages. Return None on ranks other
+        than 0."""
         context = self.context
         if context.rank.replica:
             return None
         own = {n: value.cpu() for n, value in self.model.state_dict().items() if not value.is_meta}
         gathered: list[Any] = [None] * context.plan.stages
         first = context.rank.rank == 0
-        dist.gather_object(own, gathered if first else None, 0, pipeline_group(context.plan, 0))
+        dist.gather_object(own, gathered if first else None, 0, self.mesh.get_group("stage"))
         if not first:
             return None
         together = {name: value for stage in gathered for name, value in stage.items()}
@@ -153,8 +155,8 @@ class PipelineProcesses(Strategy):
             self.losses.append(loss.detach())
         return self.context.precision.scaler.scale(loss).to(self.wire)
 
-    def _note_split(self, first: torch.Tensor) -> None:
-        self.context.note_split(self.context.rank.devices[0].name, first.device, first.shape)
+    def _note_split(self, inputs: Any) -> None:
+        self.context.note_split(self.context.rank.devices[0].name, inputs)
 
     @torch.no_grad()
     def _sum_over_replicas(self) -> None:
@@ -180,15 +182,11 @@ class PipelineProcesses(Strategy):
                 parameter.grad = gradient.copy_(total.view_as(gradient)) if is_used else None
 
     def _all_reduce(self, flat: torch.Tensor, bucket: int) -> None:
-        probe, rank = self.context.probe, self.context.rank
-        device = rank.devices[0].name
-        start = probe.clock.mark(device)
-        dist.all_reduce(flat, group=self.mesh.get_group("replica"))
-        probe.all_reduces += 1
-        probe.bytes += flat.nbytes
-        if probe.detailed:
-            where = {"bucket": bucket, "bytes": flat.nbytes, "stage": rank.stage}
-            probe.note("all_reduce", start, probe.clock.mark(device), **where)
+        probe, group = self.context.probe, self.mesh.get_group("replica")
+        where = {"bucket": bucket, "stage": self.context.rank.stage}
+        note = probe.begin_collective("all_reduce", flat, group, **where)
+        dist.all_reduce(flat, group=group)
+        note()
 
 
 class _TimedStage(PipelineStage):
@@ -206,19 +204,23 @@ class _TimedStage(PipelineStage):
         self.context, self.module, self.accumulation = context, module, 0
         self.name = context.rank.devices[0].name
 
+    def _span(self, event: str, micro: int, **more: Any) -> AbstractContextManager[None]:
+        where = {"stage": self.module.number, "micro": micro, "accumulation": self.accumulation}
+        return self.context.probe.span(event, self.name, **where, **more)
+
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        module, context = self.module, self.context
-        start = context.probe.clock.mark(self.name)
+        module, meter = self.module, self.context.meter
         module.micro_number, module.live = fwd_chunk_id, True
         try:
-            with context.meter.counting(self.name, piece=(module.number, fwd_chunk_id)):
-                output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+            with (
+                self._span("forward", fwd_chunk_id),
+                meter.counting(self.name, piece=(module.number, fwd_chunk_id)),
+            ):
+                return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         except RuntimeError as error:
             raise error.__cause__ or error from None  # torch wraps the model's exception
         finally:
             module.micro_number, module.live = 0, False
-        self._note("forward", start, fwd_chunk_id)
-        return output
 
     def backward_one_chunk(
         self,
@@ -227,34 +229,23 @@ class _TimedStage(PipelineStage):
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> Any:
-        start = self.context.probe.clock.mark(self.name)
-        with self.module.returning(bwd_chunk_id, last=full_backward):
-            super().backward_one_chunk(
-                bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward
-            )
+        # torch runs the first stage's entire backward in its weight pass.
+        noted = full_backward or not self.is_first
+        with (
+            self._span("backward", bwd_chunk_id) if noted else nullcontext(),
+            self.module.returning(bwd_chunk_id, last=full_backward),
+        ):
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         if full_backward:
             self.context.meter.backward_done((self.module.number, bwd_chunk_id))
-        # torch runs the first stage's entire backward in its weight pass.
-        if full_backward or not self.is_first:
-            self._note("backward", start, bwd_chunk_id)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
-        start = self.context.probe.clock.mark(self.name)
-        with self.module.returning(bwd_chunk_id, last=True):
+        with (
+            self._span("backward", bwd_chunk_id, weights=True),
+            self.module.returning(bwd_chunk_id, last=True),
+        ):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
         self.context.meter.backward_done((self.module.number, bwd_chunk_id))
-        self._note("backward", start, bwd_chunk_id, weights=True)
-
-    def _note(self, event: str, start: Any, micro: int, **more: Any) -> None:
-        probe = self.context.probe
-        if probe.detailed:
-            where = {
-                "device": self.name,
-                "stage": self.module.number,
-                "micro": micro,
-                "accumulation": self.accumulation,
-            }
-            probe.note(event, start, probe.clock.mark(self.name), **where, **more)
 
 
 @contextmanager

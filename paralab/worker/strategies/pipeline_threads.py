@@ -81,13 +81,13 @@ class PipelineThreads(Strategy):
             crossing = [t for t in tensors((args, kwargs)) if t.requires_grad]
             came_from = passage.stage
             passage.forward_to(stage)
-            first = next(tensors((args, kwargs)))
-            self.context.note_split(self.names[stage], device, first.shape)
             cross: Any = _Crossing.apply
             arrived = iter(cross(passage, came_from, device, *crossing) if crossing else ())
-            return map_tensors(
+            inputs = map_tensors(
                 lambda t: next(arrived) if t.requires_grad else move(t, device), (args, kwargs)
             )
+            self.context.note_split(self.names[stage], inputs)
+            return inputs
 
         return hook
 
@@ -181,8 +181,7 @@ class Passage:
             self._enter(0)
             self._count()
             inputs = move(self.micro.inputs, pipeline.devices[0])
-            x = next(tensors(inputs))
-            context.note_split(pipeline.names[0], x.device, x.shape)
+            context.note_split(pipeline.names[0], inputs)
             output = call_model(pipeline.model, inputs)
 
             if self.stage < last_stage:

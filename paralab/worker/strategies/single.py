@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from paralab.worker.accumulation import accumulate
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 
 
@@ -16,4 +15,4 @@ class Single(Strategy):
         context.note_split.watch(self.model, device.name)
 
     def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
-        return accumulate(self.context, self.model, accumulation_steps)
+        return self.accumulate(self.model, accumulation_steps)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 
 from paralab.worker.rank_context import RankContext, Strategy
@@ -13,24 +15,19 @@ from paralab.worker.strategies.pipeline_processes import PipelineProcesses
 from paralab.worker.strategies.pipeline_threads import PipelineThreads
 from paralab.worker.strategies.single import Single
 
+STRATEGIES: dict[str, Callable[[RankContext, nn.Module], Strategy]] = {
+    "single": Single,
+    "dp": DataParallel,
+    "ddp": Ddp,
+    "fsdp": Fsdp,
+    "mp": PipelineThreads,  # with one micro-batch
+    "pipeline": PipelineThreads,
+    "hybrid": Hybrid,
+}
+
 
 def make_strategy(context: RankContext, model: nn.Module) -> Strategy:
-    """Make the plan's strategy. `mp` is a pipeline with one micro-batch. With --schedule, each
-    stage has its own process."""
+    """Make the plan's strategy. With --schedule, each stage has its own process."""
     if context.plan.schedule:
         return PipelineProcesses(context, model)
-    match context.plan.strategy:
-        case "single":
-            return Single(context, model)
-        case "dp":
-            return DataParallel(context, model)
-        case "ddp":
-            return Ddp(context, model)
-        case "fsdp":
-            return Fsdp(context, model)
-        case "mp" | "pipeline":
-            return PipelineThreads(context, model)
-        case "hybrid":
-            return Hybrid(context, model)
-        case unknown:
-            raise AssertionError(f"no strategy {unknown!r}")
+    return STRATEGIES[context.plan.strategy](context, model)

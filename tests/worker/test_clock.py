@@ -2,8 +2,8 @@
 
 import pytest
 
-from paralab.worker import clock_alignment
-from paralab.worker.clock_alignment import ALIGNED, QUESTIONS, best_offset, offset_to_rank_0
+from paralab.worker import clock
+from paralab.worker.clock import ALIGNED, QUESTIONS, best_offset, offset_to_rank_0
 from tests.worker.one_rank import group_of_one
 
 
@@ -51,8 +51,8 @@ class TwoMachines:
 
 def test_a_rank_on_another_machine_measures_the_offset(monkeypatch):
     other = TwoMachines()
-    monkeypatch.setattr(clock_alignment, "dist", other)
-    monkeypatch.setattr(clock_alignment, "time", other)
+    monkeypatch.setattr(clock, "dist", other)
+    monkeypatch.setattr(clock, "time", other)
     offset = offset_to_rank_0()
     assert other.answers == QUESTIONS
     assert offset.seconds == pytest.approx(500.0)
