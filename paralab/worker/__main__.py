@@ -83,8 +83,7 @@ def main() -> NoReturn:
 
 
 def _train_all(spec: dict[str, Any], rank: int) -> None:
-    """Run each job in the specification, one after another, in the same processes. Ranks that a job
-    does not need wait."""
+    """Run the jobs one after another in these processes. Ranks that a job does not need wait."""
     plans = [Plan.from_json(job["plan"]) for job in spec["jobs"]]
     jobs = list(zip(plans, spec["jobs"], strict=True))
     world_size = int(os.environ["WORLD_SIZE"])
@@ -118,8 +117,7 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
 def _train_one(
     job: dict[str, Any], plan: Plan, rank: int, origin: float, offset: Offset, status: RankStatus
 ) -> None:
-    """Run one job and record it. The first event identifies the rank; the last one says how the run
-    ended."""
+    """Run one job and record it. The last event says how the run ended."""
     attempt = f".{job['attempt']}" if job["attempt"] else ""  # attempts have separate event files
     writer = EventWriter(Path(job["events"], f"rank{rank}{attempt}.jsonl"))
 
@@ -191,8 +189,7 @@ _stopping = threading.Event()
 
 
 def _stop() -> None:
-    """Stop the run, from the side thread that listens to the launcher. A real signal wakes the main
-    thread if it is sleeping or waiting."""
+    """Stop the run, from a side thread. A real signal wakes the main thread if it waits."""
     _stopping.set()
     signal.siginterrupt(signal.SIGTERM, True)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)

@@ -23,7 +23,13 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from paralab.errors import ParalabError
-from paralab.record.checkpoints import require_room, rotate, step_folder, write_manifest
+from paralab.record.checkpoints import (
+    CheckpointPolicy,
+    require_room,
+    rotate,
+    step_folder,
+    write_manifest,
+)
 from paralab.record.metadata import read_metadata
 from paralab.worker.groups import checkpoint_group
 from paralab.worker.inject import inject_fault
@@ -37,8 +43,9 @@ WRITERS = 4  # threads that write a checkpoint while a GPU trains
 class Saver:
     """Writes one checkpoint at a time."""
 
-    def __init__(self, state: TrainingState, directory: Path, keep: int, probe: Probe) -> None:
-        self.state, self.directory, self.keep, self.probe = state, directory, keep, probe
+    def __init__(self, state: TrainingState, policy: CheckpointPolicy, probe: Probe) -> None:
+        self.state, self.policy, self.probe = state, policy, probe
+        self.directory = Path(policy.directory)
         self._copy: State = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paralab-save")
         self._saving: Future[dict[str, Any]] | None = None  # returns the fields of a `save` event
@@ -127,7 +134,7 @@ class Saver:
         if state.rank == 0:
             _require_files(folder)
             write_manifest(folder, **about)
-            rotate(self.directory, self.keep)
+            rotate(self.directory, self.policy.keep)
         if group:
             dist.barrier(group)  # ranks report a checkpoint only once it has a manifest
         return {

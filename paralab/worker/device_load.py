@@ -17,8 +17,7 @@ EVERY_SECONDS = 0.1
 
 
 class LoadSampler:
-    """Writes a `load` event every tenth of a second. Only reads system counters; never waits for a
-    device."""
+    """Writes `load` events. It only reads system counters and never waits for a device."""
 
     def __init__(self, rank: RankPlan, probe: Probe) -> None:
         self.probe = probe

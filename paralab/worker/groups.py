@@ -27,8 +27,7 @@ _groups: dict[Key, dist.ProcessGroup] = {}
 
 
 def make_groups(plan: Plan, saves: bool) -> None:
-    """Make all groups that this plan needs. All ranks in a launch must make all groups in the same
-    order."""
+    """Make this plan's groups. All ranks in a launch must make all groups in the same order."""
     keys = [_key(plan, "all", stage) for stage in range(1 if plan.schedule else plan.stages)]
     if plan.strategy == "fsdp":
         keys = [_key(plan, "all"), _key(plan, "order")]

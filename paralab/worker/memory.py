@@ -13,8 +13,7 @@ from torch import nn
 
 
 class ActivationMeter:
-    """Counts the bytes that autograd saves for backward, per device. Counting is slow, so it runs
-    in only one warm-up step."""
+    """Counts the bytes that autograd saves on each device, in one step: counting is slow."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], enabled: bool) -> None:
         self.enabled = enabled
@@ -25,8 +24,7 @@ class ActivationMeter:
 
     @contextmanager
     def counting(self, device: str, piece: Any = None) -> Iterator[None]:
-        """Count what this thread's forward saves on this device. A `piece` can be freed before the
-        others."""
+        """Count what this thread's forward saves on this device, as part of a `piece`."""
         if not self.enabled:
             yield
             return

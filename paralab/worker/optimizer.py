@@ -4,7 +4,7 @@ optimizer: run a few steps on small matrices."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,8 +44,7 @@ def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimize
 
 
 def make_scheduler(workload: Workload, optimizer: torch.optim.Optimizer) -> Any:
-    """Make the learning-rate scheduler, if there is one. paralab calls `step()` without arguments
-    after each optimizer step."""
+    """Make the learning-rate scheduler. paralab calls `step()` after each optimizer step."""
     scheduler = workload.scheduler(optimizer) if workload.scheduler else None
     if isinstance(scheduler, ReduceLROnPlateau):
         raise UsageError(
@@ -74,32 +73,29 @@ def state_bytes_per_byte(workload: Workload) -> float | None:
 def mixes_rows(workload: Workload) -> bool:
     """Return whether an element's update depends on the rest of its parameter (Adafactor, Muon). If
     so, two halves of a matrix are updated differently from the full matrix."""
-
-    def compare(start: torch.Tensor, slope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        [whole] = _train(workload, [start], [slope])
-        return whole, torch.cat(_train(workload, list(start.chunk(2)), list(slope.chunk(2))))
-
-    return _steps_differ(compare)
+    return _trains_differently(
+        workload, lambda p, grad: torch.cat(_train(workload, p.chunk(2), grad.chunk(2)))
+    )
 
 
 def mixes_parameters(workload: Workload) -> bool:
     """Return whether a parameter's update depends on other parameters (a clipped global norm)."""
-
-    def compare(start: torch.Tensor, slope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        [alone] = _train(workload, [start], [slope])
-        return alone, _train(workload, [start, start], [slope, 10.0 * slope])[0]
-
-    return _steps_differ(compare)
+    return _trains_differently(
+        workload, lambda p, grad: _train(workload, [p, p], [grad, 10.0 * grad])[0]
+    )
 
 
-def _steps_differ(compare: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> bool:
-    """Compare small, medium, and large gradients. Return False if the optimizer cannot step."""
+def _trains_differently(
+    workload: Workload, train: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> bool:
+    """Compare `train` with training one matrix, for small, medium, and large gradients. Return
+    False if the optimizer cannot step."""
     torch.manual_seed(0)
     start, slope = torch.randn(8, 8), torch.randn(8, 8)
     try:
         for scale in (1e-3, 1.0, 1e3):
-            one, other = compare(start, slope * scale)
-            if not torch.allclose(one, other, rtol=1e-4, atol=1e-7):
+            [alone] = _train(workload, [start], [slope * scale])
+            if not torch.allclose(alone, train(start, slope * scale), rtol=1e-4, atol=1e-7):
                 return True
     except Exception:
         return False
@@ -107,7 +103,7 @@ def _steps_differ(compare: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> 
 
 
 def _train(
-    workload: Workload, starts: list[torch.Tensor], slopes: list[torch.Tensor]
+    workload: Workload, starts: Sequence[torch.Tensor], slopes: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Run two steps with constant gradients."""
     parameters = nn.ParameterList([nn.Parameter(start.clone()) for start in starts])

@@ -74,8 +74,7 @@ class Precision:
         self.scaler.update()
 
     def _agree(self, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
-        """Treat a gradient that is infinite on one rank as infinite on all ranks: GradScaler checks
-        only this rank's gradients."""
+        """Skip the step on all ranks if one has an infinite gradient: each checks only its own."""
         self.scaler.unscale_(optimizer)
         state = self.scaler._per_optimizer_states[id(optimizer)]
         flags: dict[torch.device, torch.Tensor] = state["found_inf_per_device"]

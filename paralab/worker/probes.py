@@ -70,8 +70,7 @@ class Probe:
         self.writer.write([{"event": event, "time": _round(self.clock.now()), **fields}])
 
     def note(self, event: str, start: Mark, end: Mark, **fields: Any) -> None:
-        """Add an event that lasted from start to end in this step. Numbers on a device stay there
-        until the device is done."""
+        """Add an event in this step. Numbers on a device stay there until the device is done."""
         fields = {name: self._to_host(value) for name, value in fields.items()}
         self._notes.append((event, start, end, fields))
 
@@ -156,8 +155,7 @@ class Probe:
             )
 
     def _to_host(self, value: Any) -> Any:
-        """Start copying a number from a device. `item()` would wait for everything in the stream,
-        including later steps."""
+        """Start copying a number. `item()` would wait for the entire stream, later steps too."""
         if not isinstance(value, torch.Tensor) or not value.is_cuda:
             return value
         number = torch.empty((), dtype=value.dtype, pin_memory=True)
@@ -166,14 +164,12 @@ class Probe:
 
 
 def runs_on_stream(tensor: torch.Tensor, group: dist.ProcessGroup) -> bool:
-    """Return whether a collective completes on the device's stream, as NCCL's do. gloo copies
-    through the host and completes there."""
+    """Return whether a collective completes on the stream (NCCL) or on the host (gloo)."""
     return tensor.is_cuda and "nccl" in dist.get_backend(group)
 
 
 class SplitNotes:
-    """Records how a batch was split: writes one event per device in the first step, and another
-    whenever the shape changes."""
+    """Writes how a batch was split, in the first step and whenever a shape changes."""
 
     def __init__(self, devices: list[str], probe: Probe) -> None:
         self.probe = probe

@@ -41,17 +41,12 @@ class TrainingProgress:
         self.epoch = 0
         self.stopped = False
         self.state = TrainingState(context, strategy.model, optimizer, self.scheduler)
-        self.saver = (
-            Saver(self.state, Path(policy.directory), policy.keep, context.probe)
-            if policy
-            else None
-        )
+        self.saver = Saver(self.state, policy, context.probe) if policy else None
         context.probe.only_finite = policy is not None
         inject_fault("start", context.rank.rank, -1, strategy.model)
 
     def begin_step(self, batch: GlobalBatch, accumulation_steps: list[AccumulationStep]) -> bool:
-        """Return whether this step may begin. A resumed run restores the checkpoint before its
-        first step."""
+        """Return whether this step may begin. Before its first step, a resumed run restores."""
         if self.policy and self.policy.resume and batch.step == self.first:
             self._restore(self.policy, Path(self.policy.resume), accumulation_steps)
         if self.status.stops_before(batch.step):
@@ -69,14 +64,11 @@ class TrainingProgress:
         """Count the step and save if the policy says so."""
         if self.saver and self.done == self.first:
             self.saver.prepare()
-        self.done = batch.step + 1
+        self.done, self.epoch = batch.step + 1, batch.epoch
         self.samples += batch.size
-        self.epoch = batch.epoch
-        if not self.saver or not self.policy:
-            return
-        if self.policy.every and self.done % self.policy.every == 0:
+        if self.saver and self.saver.policy.every and self.done % self.saver.policy.every == 0:
             self._save(self.saver)
-        else:
+        elif self.saver:
             self.saver.poll()
 
     def finish(self) -> None:

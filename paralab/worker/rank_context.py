@@ -71,8 +71,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
-        """Leave the global batch's gradients in the parameters and return this rank's part of the
-        loss."""
+        """Leave the global gradients in the parameters and return this rank's part of the loss."""
 
     def accumulate(
         self,

@@ -26,8 +26,7 @@ from paralab.workload.workload import Workload
 
 @dataclass(frozen=True)
 class Sampling:
-    """The global batches to load: `samples` is the dataset size (None if endless), and `done` is
-    the number of steps to skip."""
+    """The global batches to load from `samples` samples (None if endless), after `done` steps."""
 
     batch_size: int
     samples: int | None

@@ -76,8 +76,7 @@ def set_up_rank(
 
 
 def _make_streams(plan: Plan, rank_number: int) -> RandomStreams | None:
-    """Make streams if several threads draw from one generator: virtual devices on a CPU, or
-    replicas that share a GPU."""
+    """Make streams if threads share a generator: virtual devices, or replicas on one GPU."""
     names = [device.torch for device in plan.ranks[rank_number].devices]
     threaded = plan.strategy == "dp" or (plan.device == "cpu" and plan.micro_batches > 1)
     shared = len(set(names)) < len(names)

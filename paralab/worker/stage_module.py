@@ -30,8 +30,7 @@ FIX = f"{UNCUT}: a replica's stages then share a process, and tensors may bypass
 
 
 class _Cut(BaseException):
-    """Raised where the next stage begins. Not an Exception: a user's `except Exception` must not
-    catch it."""
+    """Raised where the next stage begins. Not an Exception, which user code might catch."""
 
     def __init__(self, values: tuple[torch.Tensor, ...]) -> None:
         super().__init__()
@@ -264,8 +263,7 @@ class StageModule(nn.Module):
 
     @contextmanager
     def returning(self, micro_number: int, last: bool) -> Iterator[None]:
-        """Wrap a backward pass for this micro-batch: recomputed values must match the forward
-        pass."""
+        """Wrap this micro-batch's backward pass: recomputed values must match the forward."""
         StageModule.active = run = self.runs[micro_number]
         run.returning = True
         try:
@@ -277,8 +275,7 @@ class StageModule(nn.Module):
 
 
 def free_other_stages(model: nn.Module, stages: tuple[Stage, ...], owned: set[int]) -> None:
-    """Turn other stages' parameters and buffers into meta tensors, which have shapes but no
-    memory."""
+    """Turn other stages' parameters and buffers into meta tensors, which have no memory."""
     modules = dict(model.named_modules())
     emptied: dict[int, Any] = {}  # by id, so tied parameters stay tied
     for number, stage in enumerate(stages):

@@ -129,8 +129,7 @@ class ShapeMode(TorchFunctionMode):
         return empty
 
     def _source_of(self, func: Any, args: Any, kwargs: Any) -> _Source | None:
-        """Return how to compute this call for real, or None if it needs a parameter or another
-        stage's result."""
+        """Return this call's source, or None if it needs a parameter or another stage's result."""
         unknown = False
 
         def source_of(value: torch.Tensor) -> Any:

@@ -51,8 +51,7 @@ class StoreClient:
         return [json.loads(self._store.get(name))] if self.has(name) else []
 
     def gpus(self) -> list[str]:
-        """Return the NVML identifiers of the GPUs that this process sees. They are unique, and
-        reading them does not touch the GPUs."""
+        """Return the NVML identifiers of the visible GPUs, without touching the GPUs."""
         number = torch.cuda.device_count() if torch.version.cuda else 0
         if not number:
             return []

@@ -55,8 +55,7 @@ class TrainingTrace:
 
 
 def compare(mine: TrainingTrace, reference: TrainingTrace) -> dict[str, Any]:
-    """Compute the fields of the `parity` event. A rank that has part of the model compares that
-    part."""
+    """Compute the fields of the `verify` event. A rank compares its part of the model."""
     absolute, relative, worst = _compare_parameters(mine, reference)
     factor, residual = _fit_factor(mine.gradients, reference.gradients)
     gradients = {name: g for name, g in reference.gradients.items() if name in mine.gradients}

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from paralab.errors import ParalabError
+from paralab.record.checkpoints import CheckpointPolicy
 from paralab.worker.checkpoint import Saver
 from paralab.worker.optimizer import make_optimizer, make_scheduler
 from paralab.worker.training_state import TrainingState
@@ -60,7 +61,8 @@ def start(tmp_path):
 
 
 def save(training, directory, step=2, keep=3):
-    saver = Saver(training.state, directory, keep, training.context.probe)
+    policy = CheckpointPolicy(str(directory), keep=keep)
+    saver = Saver(training.state, policy, training.context.probe)
     saver.prepare()
     saver.begin(step, samples=8, epoch=0)
     saver.finish()
@@ -104,7 +106,8 @@ def test_with_another_topology_the_random_streams_stay(start, tmp_path):
 def test_the_copy_is_from_the_step_that_began_the_save(start, tmp_path):
     training = start()
     training.step()
-    saver = Saver(training.state, tmp_path / "checkpoints", 3, training.context.probe)
+    policy = CheckpointPolicy(str(tmp_path / "checkpoints"))
+    saver = Saver(training.state, policy, training.context.probe)
     saved = training.numbers()
     saver.begin(1, samples=4, epoch=0)
     training.step()  # while the thread writes

@@ -76,8 +76,7 @@ class TimedDataParallel(nn.DataParallel[nn.Module]):
 
 
 class VirtualDataParallel(nn.Module):
-    """nn.DataParallel's algorithm over virtual devices. Replica 0 is the module itself; the others
-    are copies."""
+    """nn.DataParallel's algorithm over virtual devices. Replica 0 is the module itself."""
 
     def __init__(self, context: RankContext, module: nn.Module) -> None:
         super().__init__()
@@ -127,8 +126,7 @@ class VirtualDataParallel(nn.Module):
             return call_model(replica, inputs)
 
     def _gather(self, outputs: list[Any]) -> Any:
-        """Concatenate the outputs in one graph node. Its backward pass runs each replica's own
-        backward pass."""
+        """Concatenate the outputs in one graph node, which runs each replica's backward pass."""
         flat = [list(tensors(output)) for output in outputs]
         if not flat[0]:
             raise UsageError(

@@ -98,8 +98,7 @@ def wrap(
     group: dist.ProcessGroup,
     **where: int,
 ) -> tuple[DistributedDataParallel, Reduction]:
-    """Wrap the module in DDP with the plan's options and the timed all-reduce. `where` (such as
-    stage=1) is added to its events."""
+    """Wrap the module in DDP with the timed all-reduce, whose events contain `where`."""
     plan = context.plan
     ddp = DistributedDataParallel(
         module,

@@ -137,8 +137,7 @@ class Unit:
 
 
 def _shard(context: RankContext, model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Shard the plan's units, inner ones first, and then the entire model, which takes the rest.
-    Yield each name and module."""
+    """Shard the plan's units, inner ones first, and then the rest. Yield names and modules."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -228,8 +227,7 @@ def _report_missing_gradients(module: Any, reduce_scatter: TimedReduceScatter) -
 
 
 class _TimedCollective:
-    """One unit's collective, in FSDP's interface for custom collectives. Runs FSDP's collective
-    and notes it."""
+    """One unit's collective, in FSDP's interface for custom collectives."""
 
     def __init__(self, context: RankContext, where: dict[str, Any], order: CollectiveOrder) -> None:
         self.context, self.where, self.order = context, where, order

@@ -100,8 +100,7 @@ class PipelineProcesses(Strategy):
         return torch.stack(self.losses).sum()
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
-        """Gather the full model's state from the first replica's stages. Return None on ranks other
-        than 0."""
+        """Gather the model's state from the first replica's stages. Only rank 0 returns it."""
         context = self.context
         if context.rank.replica:
             return None
@@ -282,8 +281,7 @@ def _cut_off_copies(output: Any, real: int, width: int) -> Any:
 
 
 def buckets(parameters: list[nn.Parameter], limit_bytes: float) -> list[list[nn.Parameter]]:
-    """Group trainable parameters by dtype, up to `limit_bytes` per bucket. A larger parameter gets
-    its own bucket."""
+    """Group trainable parameters by dtype, up to `limit_bytes` or one parameter per bucket."""
     groups: list[list[nn.Parameter]] = []
     room, dtype = 0.0, None
     for parameter in parameters:

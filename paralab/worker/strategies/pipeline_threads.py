@@ -28,8 +28,7 @@ from paralab.workload.batch import call_model, map_tensors, tensors
 
 
 class PipelineThreads(Strategy):
-    """Calls `before_last_backward(stage)` when a step's last micro-batch begins a stage's backward
-    pass."""
+    """Calls `before_last_backward(stage)` before a stage's last backward pass in a step."""
 
     def __init__(
         self,
@@ -141,8 +140,7 @@ class PipelineThreads(Strategy):
 
 
 def move(tree: Any, device: torch.device, copy: bool = False) -> Any:
-    """Move all tensors in the tree. The CPU waits only if they move to the CPU, because it reads
-    them there."""
+    """Move all tensors in the tree. The CPU waits only for tensors that it will read."""
     return map_tensors(
         lambda tensor: tensor.to(device, non_blocking=device.type == "cuda", copy=copy), tree
     )
