@@ -18,7 +18,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -44,12 +44,15 @@ class Forked:
         self.template, self.pid, self.stdin = template, pid, stdin
         self.returncode: int | None = None
 
-    def poll(self) -> int | None:
-        return self._code(0.0)
+    def poll(self, seconds: float = 0.0) -> int | None:
+        """Return the exit code; None if the process does not end within this time."""
+        if self.returncode is None:
+            self.returncode = self.template.wait_for(self.pid, seconds)
+        return self.returncode
 
     def wait(self, timeout: float) -> int:
         until = time.monotonic() + timeout
-        while (code := self._code(max(0.0, until - time.monotonic()))) is None:
+        while (code := self.poll(max(0.0, until - time.monotonic()))) is None:
             if time.monotonic() >= until:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
         return code
@@ -59,17 +62,8 @@ class Forked:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
-
-    def _code(self, seconds: float) -> int | None:
-        """Wait for the exit code; None if the process does not end within this time."""
-        if self.returncode is None:
-            self.returncode = self.template.wait_for(self.pid, seconds)
-        return self.returncode
 
 
 Child = subprocess.Popen[bytes] | Forked
@@ -118,18 +112,13 @@ class Template:
     ) -> Forked | None:
         """Fork a process; None if the template could not import torch or is gone. The directly
         started process will then report the error."""
-        names = self.environment.keys() | environment.keys()
-        changes = {
-            name: environment.get(name)
-            for name in names
-            if environment.get(name) != self.environment.get(name)
-        }
-        request = json.dumps(
-            {"module": module, "arguments": arguments, "environment": changes}
-        ).encode()
+        removed = dict.fromkeys(self.environment.keys() - environment.keys())
+        changed = dict(environment.items() - self.environment.items())
+        request = {"module": module, "arguments": arguments, "environment": removed | changed}
         theirs, ours = os.pipe()
         try:
-            socket.send_fds(self.channel, [request], [theirs, log.fileno()])
+            message = json.dumps(request).encode()
+            socket.send_fds(self.channel, [message], [theirs, log.fileno()])
         except OSError:
             self.gone = True
         finally:
@@ -205,7 +194,7 @@ def start(
     arguments: list[str],
     environment: dict[str, str],
     log: IO[bytes],
-    prefix: list[str],
+    prefix: Sequence[str] = (),
     own: bool = False,
 ) -> Child:
     """Start a process that runs a module and ends when its standard input closes. It starts with

@@ -148,7 +148,7 @@ def rank_environment(
 def _start(
     folder: RunFolder, spec: Path, plan: Plan, rank: int, local_rank: int, interface: str | None
 ) -> Child:
-    prefix = prefix_words(plan.prefix, rank, local_rank) if plan.prefix else []
+    prefix = prefix_words(plan.prefix, rank, local_rank) if plan.prefix else ()
     environment = rank_environment(plan, rank, local_rank, interface)
     own = bool(plan.environment)
     with (folder.logs / f"rank{rank}.txt").open("ab") as log:

@@ -45,7 +45,7 @@ class Store:
             listener.bind(str(address))
             listener.listen(1)
             module = "paralab.worker.store_client"
-            self._child = start(module, [str(address)], environment, file, prefix=[])
+            self._child = start(module, [str(address)], environment, file)
             atexit.register(self.close)
             self._channel = self._accept(listener, log)
         self._received = b""

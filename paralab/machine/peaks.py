@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 
 @dataclass(frozen=True)
 class Peak:
-    """FLOP/s by precision, and their source. None if unsupported or not in the data sheet."""
+    """TFLOP/s by precision, and their source. None if unsupported or not in the data sheet."""
 
     fp32: float
     tf32: float | None
@@ -22,50 +21,29 @@ class Peak:
     source: str
 
     def of(self, precision: str) -> float | None:
-        return {
-            "fp32": self.fp32,
-            "tf32": self.tf32,
-            "bf16": self.half,
-            "fp16": self.half,
-            "fp64": self.fp64,
-        }[precision]
+        """Return the peak in FLOP/s."""
+        name = "half" if precision in ("bf16", "fp16") else precision
+        peak: float | None = getattr(self, name)
+        return None if peak is None else peak * 1e12
 
 
-_T = 1e12
-_A100 = Peak(19.5 * _T, 156 * _T, 312 * _T, 19.5 * _T, "NVIDIA A100 data sheet")
-_H100 = Peak(
-    66.9 * _T,
-    494.7 * _T,
-    989.4 * _T,
-    66.9 * _T,
-    "NVIDIA H100 Tensor Core GPU architecture paper, SXM5",
-)
-_V100 = Peak(15.7 * _T, None, 125 * _T, 7.8 * _T, "NVIDIA V100 data sheet, SXM2")
+_A100 = Peak(19.5, 156, 312, 19.5, "NVIDIA A100 data sheet")
+_V100 = Peak(15.7, None, 125, 7.8, "NVIDIA V100 data sheet, SXM2")
+_H100 = "NVIDIA H100 Tensor Core GPU architecture paper, SXM5"
+_H200 = "NVIDIA H200 data sheet, SXM, half of the sparse figures"
 
-PEAKS: Mapping[str, Peak] = MappingProxyType(
-    {
-        "NVIDIA H200": Peak(
-            67 * _T,
-            494.5 * _T,
-            989 * _T,
-            67 * _T,
-            "NVIDIA H200 data sheet, SXM, half of the sparse figures",
-        ),
-        "NVIDIA H100 80GB HBM3": _H100,
-        "NVIDIA H100 PCIe": Peak(
-            51.2 * _T, 378 * _T, 756 * _T, 51.2 * _T, "NVIDIA H100 architecture paper, PCIe"
-        ),
-        "NVIDIA A100-SXM4-40GB": _A100,
-        "NVIDIA A100-SXM4-80GB": _A100,
-        "NVIDIA A100-PCIE-40GB": _A100,
-        "NVIDIA A100 80GB PCIe": _A100,
-        "NVIDIA A10": Peak(31.2 * _T, 62.5 * _T, 125 * _T, None, "NVIDIA A10 data sheet"),
-        "NVIDIA L4": Peak(
-            30.3 * _T, 60 * _T, 121 * _T, None, "NVIDIA L4 data sheet, half of the sparse figures"
-        ),
-        "NVIDIA L40S": Peak(91.6 * _T, 183 * _T, 362 * _T, None, "NVIDIA L40S data sheet"),
-        "Tesla V100-SXM2-16GB": _V100,
-        "Tesla V100-SXM2-32GB": _V100,
-        "Tesla T4": Peak(8.1 * _T, None, 65 * _T, None, "NVIDIA T4 data sheet"),
-    }
-)
+PEAKS: Mapping[str, Peak] = {
+    "NVIDIA H200": Peak(67, 494.5, 989, 67, _H200),
+    "NVIDIA H100 80GB HBM3": Peak(66.9, 494.7, 989.4, 66.9, _H100),
+    "NVIDIA H100 PCIe": Peak(51.2, 378, 756, 51.2, "NVIDIA H100 architecture paper, PCIe"),
+    "NVIDIA A100-SXM4-40GB": _A100,
+    "NVIDIA A100-SXM4-80GB": _A100,
+    "NVIDIA A100-PCIE-40GB": _A100,
+    "NVIDIA A100 80GB PCIe": _A100,
+    "NVIDIA A10": Peak(31.2, 62.5, 125, None, "NVIDIA A10 data sheet"),
+    "NVIDIA L4": Peak(30.3, 60, 121, None, "NVIDIA L4 data sheet, half of the sparse figures"),
+    "NVIDIA L40S": Peak(91.6, 183, 362, None, "NVIDIA L40S data sheet"),
+    "Tesla V100-SXM2-16GB": _V100,
+    "Tesla V100-SXM2-32GB": _V100,
+    "Tesla T4": Peak(8.1, None, 65, None, "NVIDIA T4 data sheet"),
+}

@@ -5,7 +5,12 @@ Only the launching and the reading half import this module. A rank needs only to
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import psutil
+
+T = TypeVar("T")
 
 # psutil's word -> the letter that `ps` prints, which run folders store.
 LETTERS = {
@@ -20,63 +25,48 @@ LETTERS = {
 }
 
 
-def state_of(pid: int) -> str | None:
-    """Return R running, S sleeping, T stopped, D waiting for a disk, …; None if the process does
-    not exist or the system does not report its state."""
+def _read(pid: int, read: Callable[[psutil.Process], T], otherwise: T) -> T:
+    """Read a fact; return `otherwise` if the process is gone, belongs to another user, or the
+    system does not report the fact."""
     try:
-        return LETTERS.get(psutil.Process(pid).status())
-    except psutil.Error:
-        return None
+        return read(psutil.Process(pid))
+    except (psutil.Error, OSError, AttributeError):
+        return otherwise
+
+
+def state_of(pid: int) -> str | None:
+    """Return R running, S sleeping, T stopped, D waiting for a disk, …; None if unknown."""
+    return _read(pid, lambda process: LETTERS.get(process.status()), None)
 
 
 def parent_of(pid: int) -> int | None:
-    try:
-        return psutil.Process(pid).ppid()
-    except psutil.Error:
-        return None
+    return _read(pid, lambda process: process.ppid(), None)
 
 
 def name_of(pid: int) -> str:
-    try:
-        return psutil.Process(pid).name()
-    except psutil.Error:
-        return ""
+    return _read(pid, lambda process: process.name(), "")
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """Return a process's initial environment; empty if it is gone or belongs to another user."""
-    try:
-        return psutil.Process(pid).environ()
-    except (psutil.Error, OSError):
-        return {}
+    """Return a process's initial environment."""
+    return _read(pid, lambda process: process.environ(), {})
 
 
 def cpu_seconds_of(pid: int) -> float:
-    try:
-        times = psutil.Process(pid).cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(times.user + times.system)
+    return _read(pid, lambda process: float(sum(process.cpu_times()[:2])), 0.0)  # user + system
 
 
 def descendants_of(pid: int) -> list[int]:
     """Return children, grandchildren, …, with parents before their children."""
-    try:
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    except psutil.Error:
-        return []
+    return _read(pid, lambda process: [each.pid for each in process.children(recursive=True)], [])
 
 
 def is_python(pid: int) -> bool:
-    try:
-        return "python" in psutil.Process(pid).exe().rpartition("/")[2].lower()
-    except psutil.Error:
-        return False
+    return _read(pid, lambda process: "python" in process.exe().rpartition("/")[2].lower(), False)
 
 
 def has_loaded(pid: int, library: str) -> bool:
     """Return whether a process has mapped a library; False if the system cannot tell (macOS)."""
-    try:
-        return any(library in each.path for each in psutil.Process(pid).memory_maps())
-    except (psutil.Error, AttributeError):
-        return False
+    return _read(
+        pid, lambda process: any(library in each.path for each in process.memory_maps()), False
+    )

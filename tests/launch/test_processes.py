@@ -34,7 +34,7 @@ def child(folder, *arguments, **more):
     environment = {**os.environ, INSIDE: "rank 3", "GIVEN": "this", "OMP_NUM_THREADS": "1"}
     del environment["TAKEN"]
     with log.open("ab") as file:
-        process = start("tests.launch.child", list(arguments), environment, file, prefix=[], **more)
+        process = start("tests.launch.child", list(arguments), environment, file, **more)
     try:
         wait_until(lambda: log.read_bytes().endswith(b"\n"))
         yield process, json.loads(log.read_text().splitlines()[0])
@@ -75,7 +75,7 @@ def test_every_end_is_told(tmp_path):
         assert "ValueError: as asked" in (tmp_path / "log.txt").read_text()
     (tmp_path / "log.txt").unlink()
     with child(tmp_path, "hold") as (process, _):
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)
         process.send_signal(signal.SIGKILL)
