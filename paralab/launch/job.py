@@ -10,9 +10,13 @@ afterward. A launcher that needs to plan or explain in between calls the functio
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from paralab.launch.ranks import RankExits
 from paralab.launch.run_options import RunOptions
@@ -22,7 +26,7 @@ from paralab.plan.plan import Plan
 from paralab.plan.request import Request
 from paralab.record.checkpoints import CheckpointPolicy
 from paralab.record.folder import RunFolder
-from paralab.record.reader import read_events, read_status
+from paralab.record.reader import RunStatus, read_events, read_status
 
 Print = Callable[[str], None]  # prints one line for the user
 Watch = Callable[[Plan, RunFolder], Callable[[], None]]  # returns a function to call at each poll
@@ -66,7 +70,6 @@ class Training:
 class Outcome:
     """How a run ended.
 
-    status        stopped: the ranks finished a step together, saved, and stopped
     training      None for a Slurm job, which makes its own plan
     exits         how the ranks ended in the last attempt
     signal        the signal that interrupted the run
@@ -75,7 +78,7 @@ class Outcome:
     """
 
     folder: RunFolder
-    status: Literal["completed", "stopped", "failed", "interrupted"]
+    status: RunStatus
     training: Training | None = None
     exits: RankExits | None = None
     attempt: int = 0
@@ -89,9 +92,18 @@ def conclude(training: Training, exits: RankExits, attempt: int = 0) -> Outcome:
     """Determine the outcome of an attempt from the exit codes and the ranks' events."""
     status = read_status(read_events(training.folder.path), training.plan.world_size)
     if exits.failed or status not in ("completed", "stopped"):
-        return Outcome(training.folder, "failed", training, exits, attempt)
-    ended: Literal["completed", "stopped"] = "completed" if status == "completed" else "stopped"
-    return Outcome(training.folder, ended, training, exits, attempt)
+        status = "failed"
+    return Outcome(training.folder, status, training, exits, attempt)
+
+
+def wait_for_file(path: Path, seconds: float) -> bool:
+    """Wait for a file from another machine; return whether it appears."""
+    deadline = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < deadline:
+        with suppress(OSError):
+            os.listdir(path.parent.parent)  # a network file system then refreshes the folder
+        time.sleep(0.05)
+    return path.exists()
 
 
 @dataclass(frozen=True)

@@ -14,20 +14,20 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from paralab.errors import ParalabError, UsageError
 from paralab.launch.deadlines import Deadlines
-from paralab.launch.job import Job, Outcome, Training, conclude
+from paralab.launch.job import Job, Outcome, conclude, wait_for_file
 from paralab.launch.launched_by import LaunchedRank, assign_places, own_address, rendezvous_file
 from paralab.launch.local import LocalLauncher
 from paralab.launch.ranks import GRACE_SECONDS, RankExits, Seat, run_ranks
-from paralab.launch.resume import choose_checkpoint, lock_checkpoints, require_steps_left
+from paralab.launch.restart import Attempts
 from paralab.launch.run_options import RunOptions
-from paralab.launch.stop_signals import REPEAT_SECONDS, stop_in_order
-from paralab.launch.stop_together import ASK_SECONDS, FailureOfOthers, OtherFailed, StopTogether
+from paralab.launch.stop_signals import REPEAT_SECONDS, StopRequest, stop_in_order
+from paralab.launch.stop_together import ASK_SECONDS, OtherFailed, StopTogether
 from paralab.launch.store import CONNECT_SECONDS, Lost, Store
 from paralab.launch.watchdog import LateRank
 from paralab.machine.host import (
@@ -50,6 +50,42 @@ NOWHERE = Post("start", NEVER, 0.0, False)  # for a rank that did not report whe
 STOPPED_BY = {exit_code_of(number): number for number in ENDS}
 
 
+@dataclass(frozen=True)
+class Team:
+    """One launched process's connection to the others: its place, the store, the store's address,
+    and where the ranks themselves rendezvous."""
+
+    place: LaunchedRank
+    store: Store
+    address: str
+    group: str
+
+    def run_rank(
+        self,
+        work: dict[str, Any],
+        request: StopRequest,
+        show_progress: Callable[[], None] = lambda: None,
+    ) -> tuple[RankExits | None, int | None]:
+        """Start this process's one rank and watch it. Return (how it ended, None); (None, None) if
+        we ended it because another rank failed; (None, signal) if a signal stopped this process."""
+        rank = self.place.rank
+        seat = Seat(rank, self.group, _interface(work["towards"][rank]))
+        folder, deadlines = RunFolder(Path(work["folder"])), Deadlines(*work["deadlines"])
+        stop = StopTogether(self.place, self.store, request)
+
+        def on_poll(board: StatusBoard) -> None:
+            show_progress()
+            stop.poll(board)
+
+        try:
+            exits = run_ranks(folder, work["jobs"], work["origin"], on_poll, deadlines, seat)
+            return exits, None
+        except OtherFailed:
+            return None, None
+        except KeyboardInterrupt as error:  # by the user, or by torchrun after a failure
+            return None, number_of(error)
+
+
 class JoinedLauncher:
     """The launcher inside each launched process. In rank 0, `run` returns or raises an error for
     the user; in the others it exits."""
@@ -67,12 +103,11 @@ class JoinedLauncher:
                 store.close()
                 return LocalLauncher(assign_places([facts])).run(job)
 
-            address, port = find_store(place, store)
-            store.put(f"facts/{place.rank}", collect_facts(place, store.gpus(), address))
-            group = f"tcp://{address}:{port}/{_prefix(place)}/group"
+            team = join(place, store)
+            store.put(f"facts/{place.rank}", collect_facts(place, store.gpus(), team.address))
             if place.rank:
-                follow(place, store, group)
-            return Leader(place, store, address, group).run(job)
+                follow(team)
+            return lead(team, job)
         except Lost as error:
             where = f"{place.address}:{place.port}"
             where = where if place.address else str(rendezvous_file(place))
@@ -100,24 +135,25 @@ def adapt_to_restart(place: LaunchedRank, options: RunOptions) -> RunOptions:
     return replace(options, out=out, resume=options.checkpoint is not None)
 
 
-def _prefix(place: LaunchedRank) -> str:
-    return f"paralab/{place.attempt}"
-
-
-def find_store(place: LaunchedRank, store: Store) -> tuple[str, int]:
-    """Open the job's store; return its address and port. srun provides neither, so rank 0 chooses
-    a port and writes it to a file that all nodes can see."""
-    prefix = _prefix(place)
+def join(place: LaunchedRank, store: Store) -> Team:
+    """Open the job's store. srun does not provide its address, so rank 0 chooses a port and writes
+    it to a file that all nodes can see."""
+    path = rendezvous_file(place)
+    serve = place.rank == 0 and not place.served
     if place.address is not None:
         assert place.port is not None
-        serve = place.rank == 0 and not place.served
-        store.open(place.address, place.port, prefix, serve)
-        return place.address, place.port
+        address, port = place.address, place.port
+    elif place.rank == 0:
+        address, port = own_address(place), 0
+    else:
+        if not wait_for_file(path, CONNECT_SECONDS):
+            raise Lost(f"{path} did not appear within {CONNECT_SECONDS} s")
+        address, text = path.read_text().split()
+        port = int(text)
 
-    path = rendezvous_file(place)
-    if place.rank == 0:
-        address = own_address(place)
-        port = store.open(address, 0, prefix, serve=True)
+    prefix = f"paralab/{place.attempt}"
+    port = store.open(address, port, prefix, serve)
+    if place.address is None and place.rank == 0:
         part = path.with_name(path.name + ".part")
         try:
             part.write_text(f"{address} {port}")
@@ -127,13 +163,7 @@ def find_store(place: LaunchedRank, store: Store) -> tuple[str, int]:
                 f"{path} is not writable: {error.strerror}.", fix="start srun in a writable folder"
             ) from error
         atexit.register(path.unlink, missing_ok=True)
-        return address, port
-
-    if not _appears(path, CONNECT_SECONDS):
-        raise Lost(f"{path} did not appear within {CONNECT_SECONDS} s")
-    address, port_text = path.read_text().split()
-    store.open(address, int(port_text), prefix)
-    return address, int(port_text)
+    return Team(place, store, address, f"tcp://{address}:{port}/{prefix}/group")
 
 
 def collect_facts(place: LaunchedRank, gpus: list[str], address: str | None) -> dict[str, Any]:
@@ -151,76 +181,55 @@ def collect_facts(place: LaunchedRank, gpus: list[str], address: str | None) -> 
     }
 
 
-class Leader:
-    """Rank 0."""
+def lead(team: Team, job: Job) -> Outcome:
+    """Run rank 0: train on all ranks. If rank 0 raises an error, tell ranks that have not begun to
+    exit."""
+    place, store = team.place, team.store
 
-    def __init__(self, place: LaunchedRank, store: Store, address: str, group: str) -> None:
-        self.place, self.store, self.address, self.group = place, store, address, group
-        self.began = False
+    def report() -> None:
+        sys.stdout.flush()
+        store.put("reported", True)
 
-    def run(self, job: Job) -> Outcome:
-        """Train on all ranks. If rank 0 ends before they begin, tell them to exit."""
-
-        def report() -> None:
-            sys.stdout.flush()
-            self.store.put("reported", True)
-
-        atexit.register(report)
-        try:
-            self.facts = self._read_facts()
-            if self.place.address is None:
-                rendezvous_file(self.place).unlink(missing_ok=True)  # all ranks are here
-            self.places = assign_places(self.facts)
-            return self._train(job)
-        except BaseException as error:
-            if not self.began:
-                code = error.exit_code if isinstance(error, ParalabError) else 1
-                self.store.put("work", {"code": code})
-            raise
-
-    def _read_facts(self) -> list[dict[str, Any]]:
+    atexit.register(report)
+    try:
         facts = []
-        for rank in range(self.place.world_size):
+        for rank in range(place.world_size):
             try:
-                facts.append(self.store.get(f"facts/{rank}", CONNECT_SECONDS))
+                facts.append(store.get(f"facts/{rank}", CONNECT_SECONDS))
             except Lost as error:
                 raise Lost(f"rank {rank} did not arrive within {CONNECT_SECONDS} s") from error
-        return facts
+        if place.address is None:
+            rendezvous_file(place).unlink(missing_ok=True)  # all ranks are here
+        return JoinedAttempts(job, team, facts).train()
+    except BaseException as error:
+        store.put("work", {"code": error.exit_code if isinstance(error, ParalabError) else 1})
+        raise
 
-    def _train(self, job: Job) -> Outcome:
-        training = job.prepare(job, self.places)
-        show_progress = job.watch(training.plan, training.folder)
-        origin = time.perf_counter()
-        try:
-            with lock_checkpoints(job.options.checkpoint):
-                outcome = self._run_ranks(job, training, show_progress, origin)
-        except KeyboardInterrupt as error:
-            number = number_of(error)
-            outcome = Outcome(training.folder, "interrupted", training, signal=number)
-        return replace(outcome, wall_seconds=time.perf_counter() - origin)
 
-    def _run_ranks(
-        self, job: Job, training: Training, show_progress: Callable[[], None], origin: float
-    ) -> Outcome:
-        """Make one attempt: torchrun or Slurm restarts failed ranks."""
-        checkpoints = choose_checkpoint(job.options, training.plan, job.say)
-        require_steps_left(checkpoints, training.plan)
-        training = replace(training, checkpoints=checkpoints)
-        towards = self._towards()
+class JoinedAttempts(Attempts):
+    """Rank 0's one attempt: torchrun or Slurm restarts failed ranks. A launcher also forwards the
+    Ctrl-C that its ranks have received, so signals within REPEAT_SECONDS count as one."""
+
+    together_seconds = REPEAT_SECONDS
+
+    def __init__(self, job: Job, team: Team, facts: list[dict[str, Any]]) -> None:
+        self.team, self.store, self.facts = team, team.store, facts
+        self.places = assign_places(facts)
+        super().__init__(job, self.places)
+
+    def run_ranks(self, attempt: int, stop: StopRequest) -> RankExits:
         work = {
             "code": 0,
-            "folder": str(training.folder.path.resolve()),
-            "jobs": [training.to_spec()],
-            "origin": origin,
-            "towards": towards,
-            "deadlines": job.options.deadlines,
+            "folder": str(self.training.folder.path.resolve()),
+            "jobs": [self.training.to_spec()],
+            "origin": self.origin_seconds,
+            "towards": self._towards(),
+            "deadlines": self.job.options.deadlines,
         }
-        self.began = True
         self.store.put("work", work)
-        self._require_shared_folder(training.folder)
+        self._require_shared_folder()
 
-        seat = Seat(0, self.group, _interface(towards[0]))
-        own, stopped = run_own_rank(self.place, self.store, work, seat, show_progress, job.say)
+        own, stopped = self.team.run_rank(work, stop, self.show_progress)
         if own is None or own.failed:
             self.store.put("failed", True)
         exits = self._collect_exits(own, stopped)
@@ -229,18 +238,13 @@ class Leader:
         signals = [STOPPED_BY[code] for code in exits.codes if code in STOPPED_BY]
         if signals and not exits.unknown:
             raise StopSignal(signals[0])
-        return self._conclude(job, training, exits)
-
-    def _conclude(self, job: Job, training: Training, exits: RankExits) -> Outcome:
-        outcome = conclude(training, exits)
         # On a shared file system the last events of another node may appear a little later.
         deadline = time.monotonic() + SEE_SECONDS
-        while not exits.failed and outcome.status == "failed" and time.monotonic() < deadline:
+        while not exits.failed and time.monotonic() < deadline:
+            if conclude(self.training, exits).status != "failed":
+                break
             time.sleep(0.1)
-            outcome = conclude(training, exits)
-        if outcome.status == "failed":
-            training.folder.note_failure(0, job.explain(outcome), time.time())
-        return outcome
+        return exits
 
     def _towards(self) -> list[str | None]:
         """For each rank, return the address of another node; the rank uses the interface on the
@@ -253,21 +257,22 @@ class Leader:
         ]
         if not away:
             return [None] * len(self.places)
-        return [away[0] if place.node == here else self.address for place in self.places]
+        return [away[0] if place.node == here else self.team.address for place in self.places]
 
-    def _require_shared_folder(self, folder: RunFolder) -> None:
+    def _require_shared_folder(self) -> None:
         """Refuse a run folder that some nodes cannot see: their ranks could not write events."""
         blind = {
-            self.places[rank].node
-            for rank in range(1, self.place.world_size)
-            if not self.store.get(f"sees/{rank}", SEE_SECONDS * 3)
+            place.node
+            for rank, place in enumerate(self.places)
+            if rank and not self.store.get(f"sees/{rank}", SEE_SECONDS * 3)
         }
         self.store.put("begin", 2 if blind else 0)
         if blind:
             nodes = f"{plural(len(blind), 'node')} ({', '.join(sorted(blind))})"
             raise UsageError(
-                f"{nodes} in this job cannot see the run folder {folder.path.resolve()}, which "
-                f"rank 0 created on {self.places[0].node}.",
+                f"{nodes} in this job cannot see the run folder "
+                f"{self.training.folder.path.resolve()}, which rank 0 created on "
+                f"{self.places[0].node}.",
                 fix="--out DIR on a file system that all nodes share",
             )
 
@@ -276,7 +281,7 @@ class Leader:
         healthy = own is not None and not own.failed
         deadline = time.monotonic() + (CONNECT_SECONDS if healthy else 3 * GRACE_SECONDS)
         notes, unknown = [_exit_note(own, stopped and exit_code_of(stopped))], []
-        for rank in range(1, self.place.world_size):
+        for rank in range(1, len(self.places)):
             try:
                 notes.append(self.store.get(f"ended/{rank}", deadline - time.monotonic()))
             except Lost:
@@ -286,6 +291,7 @@ class Leader:
             codes=[note["code"] for note in notes],
             posts=[Post(*note["post"]) for note in notes],
             late=[LateRank(*late) for note in notes for late in note["late"]],
+            noticed=time.time(),
             errors={int(rank): text for note in notes for rank, text in note["errors"].items()},
             unknown=tuple(unknown),
         )
@@ -293,42 +299,42 @@ class Leader:
 
 def _exit_note(exits: RankExits | None, code: int | None) -> dict[str, Any]:
     """Return a process's report on its rank; `code` if its launcher was stopped, or stopped it."""
-    if exits is None:
-        exits = RankExits([code], [NOWHERE])
-    [own], [post] = exits.codes, exits.posts
+    exits = exits or RankExits([code], [NOWHERE])
     return {
-        "code": own,
-        "post": [post.phase, post.step, post.since, post.waiting],
-        "late": [list(late) for late in exits.late],
+        "code": exits.codes[0],
+        "post": astuple(exits.posts[0]),
+        "late": exits.late,
         "errors": exits.errors,
     }
 
 
-def follow(place: LaunchedRank, store: Store, group: str) -> NoReturn:
+def follow(team: Team) -> NoReturn:
     """Run any other rank: follow rank 0, report how the rank ended, and exit with its code."""
+    rank, store = team.place.rank, team.store
     exits: RankExits | None = None
     code: int | None = 1
     try:
         work = store.get("work", PLAN_SECONDS)
         code = work["code"]
         if not code:
-            sees = _appears(Path(work["folder"], "manifest.json"), SEE_SECONDS)
-            store.put(f"sees/{place.rank}", sees)
+            sees = wait_for_file(Path(work["folder"], "manifest.json"), SEE_SECONDS)
+            store.put(f"sees/{rank}", sees)
             code = store.get("begin", SEE_SECONDS * 4)
         if not code:
-            seat = Seat(place.rank, group, _interface(work["towards"][place.rank]))
-            exits, stopped = run_own_rank(place, store, work, seat)
+            saves = work["jobs"][0]["checkpoints"] is not None
+            with stop_in_order(saves, together_seconds=REPEAT_SECONDS) as request:
+                exits, stopped = team.run_rank(work, request)
             code = exits.codes[0] if exits else stopped and exit_code_of(stopped)
     except Lost:
         code = 1
     except KeyboardInterrupt as error:
         code = exit_code_of(number_of(error))
     except BaseException:
-        store.put(f"ended/{place.rank}", _exit_note(None, 1))
+        store.put(f"ended/{rank}", _exit_note(None, 1))
         store.put("failed", True)
         raise
 
-    store.put(f"ended/{place.rank}", _exit_note(exits, code))
+    store.put(f"ended/{rank}", _exit_note(exits, code))
     if code != 0:
         store.put("failed", True)
     _leave_after_rank_0(store, wait=bool(exits or code), failed=code != 0)
@@ -349,48 +355,9 @@ def _leave_after_rank_0(store: Store, wait: bool, failed: bool) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def run_own_rank(
-    place: LaunchedRank,
-    store: Store,
-    work: dict[str, Any],
-    seat: Seat,
-    show_progress: Callable[[], None] = lambda: None,
-    say: Callable[[str], None] = lambda line: None,
-) -> tuple[RankExits | None, int | None]:
-    """Start this process's one rank and watch it. Return (how it ended, None); (None, None)
-    if we ended it because another rank failed; (None, signal) if a signal stopped this process."""
-    others = FailureOfOthers(store)
-    saves = work["jobs"][0]["checkpoints"] is not None
-    folder, deadlines = RunFolder(Path(work["folder"])), Deadlines(*work["deadlines"])
-    try:
-        with stop_in_order(saves, say, together_seconds=REPEAT_SECONDS) as request:
-            stop = StopTogether(place, store, request)
-
-            def on_poll(board: StatusBoard) -> None:
-                show_progress()
-                others.check()
-                stop.poll(board)
-
-            exits = run_ranks(folder, work["jobs"], work["origin"], on_poll, deadlines, seat)
-            return exits, None
-    except OtherFailed:
-        return None, None
-    except KeyboardInterrupt as error:  # by the user, or by torchrun because another rank failed
-        return None, number_of(error)
-
-
 def _interface(towards: str | None) -> str | None:
     """Return the network interface for gloo; None lets gloo choose."""
     if towards is None:
         return loopback()
     own = address_towards(towards)
     return interface_of(own) if own else None
-
-
-def _appears(path: Path, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True

@@ -62,13 +62,13 @@ def detect_launcher(environment: Mapping[str, str] = os.environ) -> LaunchedRank
         return _of_torchrun(environment)
     # An sbatch script also has SLURM_PROCID 0 and SLURM_NTASKS, but only a job step has
     # tasks.
-    if "SLURM_PROCID" in environment and _number(environment, "SLURM_STEP_NUM_TASKS", 1) > 1:
+    if "SLURM_PROCID" in environment and (_number(environment, "SLURM_STEP_NUM_TASKS") or 1) > 1:
         return _of_srun(environment)
     return None
 
 
 def _of_torchrun(environment: Mapping[str, str]) -> LaunchedRank:
-    ranks = _number(environment, "WORLD_SIZE", 1)
+    ranks = _number(environment, "WORLD_SIZE") or 1
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
     if ranks > 1 and missing:
         raise UsageError(
@@ -76,56 +76,52 @@ def _of_torchrun(environment: Mapping[str, str]) -> LaunchedRank:
             f"{' and '.join(missing)}, so this rank cannot find the others.",
             fix="start it with torchrun or srun, or unset RANK and WORLD_SIZE",
         )
-    restart = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-    here = _number(environment, "LOCAL_WORLD_SIZE", 0)
+    run = environment.get("TORCHELASTIC_RUN_ID")
+    restarts = _number(environment, "TORCHELASTIC_RESTART_COUNT") or 0
+    here = _number(environment, "LOCAL_WORLD_SIZE")
     return LaunchedRank(
-        launcher="torchrun"
-        if "TORCHELASTIC_RUN_ID" in environment
-        else "the launcher that set RANK and WORLD_SIZE",
-        rank=_number(environment, "RANK", 0),
+        launcher="torchrun" if run else "the launcher that set RANK and WORLD_SIZE",
+        rank=_number(environment, "RANK") or 0,
         world_size=ranks,
-        local_rank=_number(environment, "LOCAL_RANK", 0) if "LOCAL_RANK" in environment else None,
-        node=_number(environment, "GROUP_RANK", 0) if "GROUP_RANK" in environment else None,
+        local_rank=_number(environment, "LOCAL_RANK"),
+        node=_number(environment, "GROUP_RANK"),
         num_nodes=ranks // here if here else 0,
         address=environment.get("MASTER_ADDR"),
-        port=_number(environment, "MASTER_PORT", 0) if "MASTER_PORT" in environment else None,
+        port=_number(environment, "MASTER_PORT"),
         served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        attempt=f"{environment.get('TORCHELASTIC_RUN_ID', 'none')}/{restart}",
-        restarts=int(restart),
+        attempt=f"{run or 'none'}/{restarts}",
+        restarts=restarts,
     )
 
 
 def _of_srun(environment: Mapping[str, str]) -> LaunchedRank:
-    restart = environment.get("SLURM_RESTART_COUNT", "0")
+    restarts = _number(environment, "SLURM_RESTART_COUNT") or 0
     step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", "0"))
+    nodes = _number(environment, "SLURM_STEP_NUM_NODES") or _number(environment, "SLURM_NNODES")
+    attempt = f"{environment.get('SLURM_JOB_ID', '0')}-{step}"
     return LaunchedRank(
         launcher="srun",
-        rank=_number(environment, "SLURM_PROCID", 0),
-        world_size=_number(environment, "SLURM_STEP_NUM_TASKS", 1),
-        local_rank=_number(environment, "SLURM_LOCALID", 0)
-        if "SLURM_LOCALID" in environment
-        else None,
-        node=_number(environment, "SLURM_NODEID", 0) if "SLURM_NODEID" in environment else None,
-        num_nodes=_number(
-            environment, "SLURM_STEP_NUM_NODES", _number(environment, "SLURM_NNODES", 1)
-        ),
+        rank=_number(environment, "SLURM_PROCID") or 0,
+        world_size=_number(environment, "SLURM_STEP_NUM_TASKS") or 1,
+        local_rank=_number(environment, "SLURM_LOCALID"),
+        node=_number(environment, "SLURM_NODEID"),
+        num_nodes=nodes or 1,
         address=None,
         port=None,
         served=False,
-        attempt=f"{environment.get('SLURM_JOB_ID', '0')}-{step}"
-        + (f"-{restart}" if restart != "0" else ""),
-        restarts=int(restart),
+        attempt=f"{attempt}-{restarts}" if restarts else attempt,
+        restarts=restarts,
     )
 
 
-def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+def _number(environment: Mapping[str, str], name: str) -> int | None:
     text = environment.get(name, "")
     if text and not text.isdigit():
         raise UsageError(
             f"{name}={text!r} is not a number.",
             fix=f"unset {name}, or start it with torchrun or srun",
         )
-    return int(text) if text else default
+    return int(text) if text else None
 
 
 def without_launch(environment: Mapping[str, str]) -> dict[str, str]:
@@ -191,20 +187,17 @@ def assign_places(facts: list[dict[str, Any]]) -> tuple[Place, ...]:
         machine A, cores 0-7    machine A, cores 0-7    machine B, cores 0-3
         4 cores                 4 cores                 4 cores
     """
-    nodes = [fact["node"] if fact["node"] is not None else fact["machine"] for fact in facts]
-    names = {fact["name"] for fact in facts}
-    # Several nodes with one name are a single machine that acts as several.
-    ambiguous = len({(node, fact["name"]) for node, fact in zip(nodes, facts, strict=True)}) > len(
-        names
-    )
+    nodes = [fact["machine"] if fact["node"] is None else fact["node"] for fact in facts]
     masks = [(fact["machine"], tuple(fact["mask"])) for fact in facts]
+    # Several nodes with one name are a single machine that acts as several.
+    named = {(node, fact["name"]) for node, fact in zip(nodes, facts, strict=True)}
+    ambiguous = len(named) > len({name for _, name in named})
 
     places = []
-    for node, fact, mask in zip(nodes, facts, masks, strict=True):
+    for rank, (node, fact, mask) in enumerate(zip(nodes, facts, masks, strict=True)):
         local_rank = fact["local_rank"]
         if local_rank is None:
-            on_node = [rank for rank, other in enumerate(nodes) if other == node]
-            local_rank = on_node.index(fact["rank"])
+            local_rank = nodes[:rank].count(node)
         name = fact["name"]
         if ambiguous and fact["node"] is not None:
             name = f"{name}#{fact['node']}"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from paralab.launch.job import Job, Outcome
+from paralab.launch.ranks import RankExits, run_ranks
 from paralab.launch.restart import Attempts
-from paralab.launch.resume import lock_checkpoints
-from paralab.machine.signals import number_of
+from paralab.launch.stop_signals import StopRequest
 from paralab.plan.grid import Place
+from paralab.record.status_board import StatusBoard
 
 
 class LocalLauncher:
@@ -20,12 +19,17 @@ class LocalLauncher:
         self.places = places
 
     def run(self, job: Job) -> Outcome:
-        training = job.prepare(job, self.places)
-        attempts = Attempts(job, training)
-        try:
-            with lock_checkpoints(job.options.checkpoint):
-                outcome = attempts.train()
-        except KeyboardInterrupt as error:
-            signal = number_of(error)
-            outcome = Outcome(training.folder, "interrupted", training, signal=signal)
-        return replace(outcome, wall_seconds=time.perf_counter() - attempts.origin_seconds)
+        return LocalAttempts(job, self.places).train()
+
+
+class LocalAttempts(Attempts):
+    def run_ranks(self, attempt: int, stop: StopRequest) -> RankExits:
+        def on_poll(board: StatusBoard) -> None:
+            self.show_progress()
+            if stop:
+                stop.announce()
+                board.agree()
+
+        specs = [self.training.to_spec(attempt=attempt)]
+        deadlines = self.job.options.deadlines
+        return run_ranks(self.training.folder, specs, self.origin_seconds, on_poll, deadlines)

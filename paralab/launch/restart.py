@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paralab.launch.job import Job, Outcome, Training, conclude
-from paralab.launch.ranks import run_ranks
-from paralab.launch.resume import choose_checkpoint, require_steps_left
+from paralab.launch.job import Job, Outcome, conclude
+from paralab.launch.ranks import RankExits
+from paralab.launch.resume import choose_checkpoint, lock_checkpoints, require_steps_left
 from paralab.launch.stop_signals import StopRequest, stop_in_order
+from paralab.machine.signals import number_of
+from paralab.plan.grid import Place
 from paralab.record.events import Step
 from paralab.record.reader import read_events
-from paralab.record.status_board import StatusBoard
 
 
 @dataclass(frozen=True)
@@ -43,23 +44,42 @@ def is_stuck(attempts: Sequence[FailedAttempt]) -> bool:
 
 
 class Attempts:
-    """All attempts at one run."""
+    """All attempts at one run. A launcher's subclass runs the ranks.
 
-    def __init__(self, job: Job, training: Training) -> None:
-        self.job, self.training = job, training
-        self.failed: list[FailedAttempt] = []
-        self.show_progress = job.watch(training.plan, training.folder)
+    together_seconds  stop signals within this time count as one
+    """
+
+    together_seconds = 0.0
+
+    def __init__(self, job: Job, places: Sequence[Place]) -> None:
+        self.job = job
+        self.training = job.prepare(job, places)
+        self.show_progress = job.watch(self.training.plan, self.training.folder)
         self.origin_seconds = time.perf_counter()
+        self.failed: list[FailedAttempt] = []
+
+    def run_ranks(self, attempt: int, stop: StopRequest) -> RankExits:
+        raise NotImplementedError
 
     def train(self) -> Outcome:
         """Train, and restart after a failure if restarts are left and can help."""
+        try:
+            with lock_checkpoints(self.job.options.checkpoint):
+                outcome = self._train()
+        except KeyboardInterrupt as error:
+            folder, number = self.training.folder, number_of(error)
+            outcome = Outcome(folder, "interrupted", self.training, signal=number)
+        return replace(outcome, wall_seconds=time.perf_counter() - self.origin_seconds)
+
+    def _train(self) -> Outcome:
         self._choose_checkpoint(self.job.options.resume)
         require_steps_left(self.training.checkpoints, self.training.plan)
 
         last = self.job.options.max_restarts
-        with stop_in_order(self.training.checkpoints is not None, self.job.say) as stop:
+        saves = self.training.checkpoints is not None
+        with stop_in_order(saves, self.job.say, self.together_seconds) as stop:
             for attempt in range(last + 1):
-                outcome = self._attempt(attempt, stop)
+                outcome = conclude(self.training, self.run_ranks(attempt, stop), attempt)
                 if outcome.status != "failed":
                     return outcome
                 problem = self._note_failure(outcome)
@@ -78,22 +98,6 @@ class Attempts:
                 begin = f"step {done}" if done else "the beginning"
                 self.job.say(f"Restarting from {begin} (restart {attempt + 1} of {last}).")
         raise AssertionError("the last attempt returns")
-
-    def _attempt(self, attempt: int, stop: StopRequest) -> Outcome:
-        def on_poll(board: StatusBoard) -> None:
-            self.show_progress()
-            if stop:
-                stop.announce()
-                board.agree()
-
-        exits = run_ranks(
-            self.training.folder,
-            [self.training.to_spec(attempt=attempt)],
-            self.origin_seconds,
-            on_poll,
-            self.job.options.deadlines,
-        )
-        return conclude(self.training, exits, attempt)
 
     def _note_failure(self, outcome: Outcome) -> str:
         assert outcome.exits is not None

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from paralab.errors import ParalabError, UsageError
 
 CALL_SECONDS = 60.0  # for one answer from the controller, which may be busy
+SHOW_ACCOUNTS = "sacctmgr show assoc user=$USER lists yours"
 ENDED = (
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
     *("BOOT_FAIL", "DEADLINE", "REVOKED", "SPECIAL_EXIT"),
@@ -26,88 +27,82 @@ ENDED = (
 
 
 class Waiting(NamedTuple):
-    """Why a job has not started: the meaning of Slurm's reason, the fix, and whether waiting
-    helps."""
+    """Why a job has not started: the meaning of Slurm's reason, and the fix."""
 
     means: str
     do: str
-    normal: bool = False
+
+    @property
+    def normal(self) -> bool:
+        """Whether waiting helps."""
+        return self.do.startswith("wait")
 
 
 # Keyed by the reason from `squeue` and `scontrol` (* matches anything); the first match counts.
-REASONS: Mapping[str, Waiting] = {
-    "None": Waiting("Slurm has not considered it yet", "wait", True),
-    "Resources": Waiting("it is next once enough nodes are free", "wait, or request less", True),
-    "Priority": Waiting(
-        "other jobs come first", "wait, or request less time: a short job fits into gaps", True
+REASONS: Mapping[str, tuple[str, str]] = {
+    "None": ("Slurm has not considered it yet", "wait"),
+    "Resources": ("it is next once enough nodes are free", "wait, or request less"),
+    "Priority": ("other jobs come first", "wait, or request less time: a short job fits into gaps"),
+    "BeginTime": ("its start time has not come; Slurm delays a requeued job for a while", "wait"),
+    "Dependency": ("it is waiting for another job", "wait for that job"),
+    "Licenses": ("no license is free", "wait"),
+    "Prolog": ("Slurm is preparing the nodes", "wait"),
+    "Nodes_required_for_job_are_DOWN*": (
+        "the matching nodes are down, drained, or reserved",
+        "wait",
     ),
-    "BeginTime": Waiting(
-        "its start time has not come; Slurm delays a requeued job for a while", "wait", True
-    ),
-    "Dependency": Waiting("it is waiting for another job", "wait for that job", True),
-    "Licenses": Waiting("no license is free", "wait", True),
-    "Prolog": Waiting("Slurm is preparing the nodes", "wait", True),
-    "Nodes_required_for_job_are_DOWN*": Waiting(
-        "the matching nodes are down, drained, or reserved", "wait", True
-    ),
-    "PartitionNodeLimit": Waiting(
+    "PartitionNodeLimit": (
         "it requests more nodes than the partition has or allows per job",
         "fewer --nodes, or another partition",
     ),
-    "PartitionTimeLimit": Waiting(
+    "PartitionTimeLimit": (
         "it requests more time than the partition allows",
         "a shorter time=, or another partition",
     ),
-    "PartitionConfig": Waiting(
+    "PartitionConfig": (
         "no node in the partition is large enough",
         "fewer ranks, CPUs, or GPUs per node, or more --nodes",
     ),
-    "PartitionDown": Waiting("the partition is disabled", "another partition"),
-    "PartitionInactive": Waiting("the partition is disabled", "another partition"),
-    "BadConstraints": Waiting(
-        "no node meets all constraints at once", "fewer constraints: gres, constraint, mem"
+    "PartitionDown": ("the partition is disabled", "another partition"),
+    "PartitionInactive": ("the partition is disabled", "another partition"),
+    "BadConstraints": (
+        "no node meets all constraints at once",
+        "fewer constraints: gres, constraint, mem",
     ),
-    "ReqNodeNotAvail*": Waiting(
+    "ReqNodeNotAvail*": (
         "a required node is down, drained, or reserved, for example for maintenance that "
         "begins before the job would end",
         "leave out nodelist=, use a shorter time=, or wait for the node",
     ),
-    "Reservation*": Waiting("its reservation has not begun or is over", "another reservation="),
-    "JobHeldUser": Waiting("you put it on hold", "leave out hold, or run scontrol release JOB"),
-    "JobHeldAdmin": Waiting("an administrator put it on hold", "ask the administrators"),
-    "DependencyNeverSatisfied": Waiting(
-        "the job it depends on ended the wrong way", "another dependency="
+    "Reservation*": ("its reservation has not begun or is over", "another reservation="),
+    "JobHeldUser": ("you put it on hold", "leave out hold, or run scontrol release JOB"),
+    "JobHeldAdmin": ("an administrator put it on hold", "ask the administrators"),
+    "DependencyNeverSatisfied": (
+        "the job it depends on ended the wrong way",
+        "another dependency=",
     ),
-    "InvalidAccount": Waiting(
-        "the account does not exist", "account=NAME; sacctmgr show assoc user=$USER lists yours"
+    "InvalidAccount": ("the account does not exist", f"account=NAME; {SHOW_ACCOUNTS}"),
+    "InvalidQOS": ("the QOS does not exist", f"qos=NAME; {SHOW_ACCOUNTS}"),
+    "AccountNotAllowed": (
+        "the account may not use this partition",
+        "another account= or partition=",
     ),
-    "InvalidQOS": Waiting(
-        "the QOS does not exist", "qos=NAME; sacctmgr show assoc user=$USER lists yours"
+    "QOSNotAllowed": ("this partition does not allow the QOS", "another qos= or partition="),
+    "QOS*Per[JN]o[bd]*": (
+        "it requests more than the QOS allows per job",
+        "request less, or another qos=",
     ),
-    "AccountNotAllowed": Waiting(
-        "the account may not use this partition", "another account= or partition="
-    ),
-    "QOSNotAllowed": Waiting("this partition does not allow the QOS", "another qos= or partition="),
-    "QOS*Per[JN]o[bd]*": Waiting(
-        "it requests more than the QOS allows per job", "request less, or another qos="
-    ),
-    "QOSMin*": Waiting(
-        "it requests less than the QOS requires per job", "request more, or another qos="
-    ),
-    "QOS*": Waiting(
+    "QOSMin*": ("it requests less than the QOS requires per job", "request more, or another qos="),
+    "QOS*": (
         "your jobs, or all jobs in this QOS, have reached its limit",
         "wait for them, or another qos=",
-        True,
     ),
-    "Assoc*PerJob*": Waiting(
-        "it requests more than your account allows per job", "request less, or another account="
+    "Assoc*PerJob*": (
+        "it requests more than your account allows per job",
+        "request less, or another account=",
     ),
-    "Assoc*": Waiting(
-        "your account's jobs have reached its limit",
-        "wait for them, or another account=",
-        True,
-    ),
-    "launch_failed_requeued_held": Waiting(
+    "Assoc*": ("your account's jobs have reached its limit", "wait for them, or another account="),
+    "launch_failed_requeued_held": (
         "a node could not start it, and Slurm put it on hold",
         "scontrol release JOB, or ask the administrators",
     ),
@@ -116,10 +111,7 @@ REASONS: Mapping[str, Waiting] = {
 # For jobs that did not complete: what happened, and the fix.
 ENDINGS: Mapping[str, tuple[str, str]] = {
     "CANCELLED": ("was cancelled by scancel or an administrator", "submit it again: {again}"),
-    "TIMEOUT": (
-        "reached its time limit of {limit}",
-        "a longer --slurm time=, or fewer --steps",
-    ),
+    "TIMEOUT": ("reached its time limit of {limit}", "a longer --slurm time=, or fewer --steps"),
     "NODE_FAIL": (
         "lost one of its nodes, {nodes}",
         "submit it again with --slurm exclude=NODE; sinfo -R names it",
@@ -169,16 +161,16 @@ class SlurmJob:
 
 
 def explain_reason(reason: str) -> Waiting:
-    """Explain Slurm's reason."""
-    known = (meaning for pattern, meaning in REASONS.items() if fnmatchcase(reason, pattern))
-    return next(known, Waiting("paralab does not know this reason", "man squeue, JOB REASON CODES"))
+    for pattern, meaning in REASONS.items():
+        if fnmatchcase(reason, pattern):
+            return Waiting(*meaning)
+    return Waiting("paralab does not know this reason", "man squeue, JOB REASON CODES")
 
 
 def require_commands() -> None:
     """Raise an error if Slurm's commands are missing."""
-    missing = [
-        name for name in ("sbatch", "scontrol", "scancel", "sinfo") if not shutil.which(name)
-    ]
+    commands = ("sbatch", "scontrol", "scancel", "sinfo")
+    missing = [name for name in commands if not shutil.which(name)]
     if missing:
         raise UsageError(
             f"--slurm needs Slurm, and this machine has no {', '.join(missing)}.",
@@ -225,12 +217,11 @@ def parse_job(number: int, text: str) -> SlurmJob:
     for word in text.split():
         name, _, value = word.partition("=")
         fields.setdefault(name, value)
-    nodes = fields.get("NodeList", "")
     return SlurmJob(
         number,
         fields.get("JobState", "UNKNOWN").partition("+")[0],
         fields.get("Reason", "None"),
-        "" if nodes == "(null)" else nodes,
+        fields.get("NodeList", "").replace("(null)", ""),
         int(fields.get("Restarts", "0")),
         fields.get("ExitCode", "0:0"),
         fields.get("TimeLimit", ""),
@@ -241,29 +232,43 @@ def cancel(number: int) -> None:
     _call("scancel", str(number))
 
 
+# How sbatch refuses a job -> the fix; the first match counts.
+REFUSALS: Mapping[str, str] = {
+    r"invalid partition|partition name": "--slurm partition=NAME, one of: {partitions} (* is the "
+    "default)",
+    r"time limit|--time": "--slurm time=MINUTES or time=HOURS:MINUTES:SECONDS, at most the "
+    "partition's TIMELIMIT",
+    r"account|qos": "--slurm account=NAME,qos=NAME; `sacctmgr show assoc user=$USER` lists yours",
+    r"node configuration|node count|CPU count|memory spec|feature spec|generic resource|node name"
+    r"|processors": "at most what the nodes have (GRES: GPUs, CPUS, MEMORY in MB), e.g. --slurm "
+    "gres=gpu:N",
+    r"unrecognized option|ambiguous": "an sbatch long option (sbatch --help)",
+    r"contact slurm|configuration|controller|connect": "use a cluster login node, where "
+    "`scontrol ping` and `sinfo` answer",
+    "": "sbatch --help lists the options that --slurm takes",
+}
+
+
 def explain_refusal(stderr: str, script: Path | str) -> UsageError:
-    """Return the error for a job that sbatch refused: its message and the fix."""
-    words = _message(stderr)
-    kept = f"(the script is {script})"
-    for pattern, advice in REFUSALS.items():
-        if re.search(pattern, words, re.IGNORECASE):
-            fix, detail = advice()
-            return UsageError(f"Slurm refused the job: {words} {kept}", fix=fix, detail=detail)
+    """Return the error for a job that sbatch refused: its message, the fix, and sinfo's table if
+    the fix names its columns."""
+    message = _message(stderr)
+    known = (fix for pattern, fix in REFUSALS.items() if re.search(pattern, message, re.IGNORECASE))
+    fix = next(known)
+    if "{partitions}" in fix:
+        fix = fix.format(partitions=", ".join(partitions()) or "sinfo lists them")
     return UsageError(
-        f"Slurm refused the job: {words} {kept}",
-        fix="sbatch --help lists the options that --slurm takes",
+        f"Slurm refused the job: {message} (the script is {script})",
+        fix=fix,
+        detail=list_nodes() if "MEMORY" in fix or "TIMELIMIT" in fix else None,
     )
 
 
 def _message(stderr: str) -> str:
     """`sbatch: error: X` -> `X.`"""
-    lines = [
-        re.sub(r"^\w+: (error: |fatal: )?(Batch job submission failed: )?", "", line)
-        for line in stderr.strip().splitlines()
-    ]
-    return (
-        "; ".join(dict.fromkeys(line.strip() for line in lines if line.strip())).rstrip(".") + "."
-    )
+    prefix = r"^\w+: (error: |fatal: )?(Batch job submission failed: )?"
+    lines = [re.sub(prefix, "", line).strip() for line in stderr.strip().splitlines()]
+    return "; ".join(dict.fromkeys(filter(None, lines))).rstrip(".") + "."
 
 
 def partitions() -> list[str]:
@@ -274,44 +279,6 @@ def partitions() -> list[str]:
 def list_nodes() -> str | None:
     """Return sinfo's table of node resources; None if sinfo prints nothing."""
     return _call("sinfo", "--format=%9P %.6D %.5c %.8m %20G %.12l %f").stdout.rstrip() or None
-
-
-def _another_partition() -> tuple[str, str | None]:
-    names = ", ".join(partitions()) or "sinfo lists them"
-    return f"--slurm partition=NAME, one of: {names} (* is the default)", None
-
-
-def _less() -> tuple[str, str | None]:
-    fix = "at most what the nodes have (GRES: GPUs, CPUS, MEMORY in MB), e.g. --slurm gres=gpu:N"
-    return fix, list_nodes()
-
-
-def _less_time() -> tuple[str, str | None]:
-    fix = "--slurm time=MINUTES or time=HOURS:MINUTES:SECONDS, at most the partition's TIMELIMIT"
-    return fix, list_nodes()
-
-
-def _right_account() -> tuple[str, str | None]:
-    return "--slurm account=NAME,qos=NAME; `sacctmgr show assoc user=$USER` lists yours", None
-
-
-def _known_option() -> tuple[str, str | None]:
-    return "an sbatch long option (sbatch --help)", None
-
-
-def _living_controller() -> tuple[str, str | None]:
-    return "use a cluster login node, where `scontrol ping` and `sinfo` answer", None
-
-
-REFUSALS = {
-    r"invalid partition|partition name": _another_partition,
-    r"time limit|--time": _less_time,
-    r"account|qos": _right_account,
-    r"node configuration|node count|CPU count|memory spec|feature spec|generic resource|node name"
-    r"|processors": _less,
-    r"unrecognized option|ambiguous": _known_option,
-    r"contact slurm|configuration|controller|connect": _living_controller,
-}
 
 
 def _call(

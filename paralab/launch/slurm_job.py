@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Literal
 
 from paralab.errors import Interrupted, ParalabError, RunFailed, UsageError
 from paralab.launch import slurm
-from paralab.launch.job import Job, Outcome, Print, Watch
+from paralab.launch.job import Job, Outcome, Print, Watch, wait_for_file
 from paralab.launch.launched_by import refuse_inside
 from paralab.launch.run_options import RunOptions
 from paralab.launch.slurm_script import Allocation, JobScript, allocate, parse_options, run_name
@@ -80,9 +79,9 @@ class SlurmLauncher:
         except KeyboardInterrupt as error:
             raise _stop_following(error, number, folder, path) from None
         folder.write_outcome({"slurm": asdict(state), "run": follower.run.name})
-        done = state.state == "COMPLETED" and _appears(follower.run / "result.json")
-        status: Literal["completed", "failed"] = "completed" if done else "failed"
-        return Outcome(RunFolder(follower.run), status, slurm=state)
+        result = follower.run / "result.json"
+        done = state.state == "COMPLETED" and wait_for_file(result, ARRIVE_SECONDS)
+        return Outcome(RunFolder(follower.run), "completed" if done else "failed", slurm=state)
 
     def _allocate(self, request: Request) -> Allocation:
         """Return the resources to request from Slurm. Refuse mistakes that would fail on any
@@ -97,18 +96,16 @@ class SlurmLauncher:
     ) -> str:
         if options.checkpoint:
             options = replace(options, checkpoint=options.checkpoint.absolute())
-        words = to_words(replace(options, out=None))
         return JobScript(
             request=request,
             asked=asked,
-            words=words,
+            words=to_words(replace(options, out=None)),
             runs=runs.absolute(),
             prints=prints,
             where=Path.cwd(),
             paralab=child.command("paralab"),
             environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
             command=["paralab", *sys.argv[1:]],
-            saves=options.checkpoint is not None,
         ).text()
 
 
@@ -143,15 +140,6 @@ def _stop_following(
         f"`paralab show {folder.path}` reads its results",
         exit_code=exit_code_of(by),
     )
-
-
-def _appears(path: Path) -> bool:
-    deadline = time.monotonic() + ARRIVE_SECONDS
-    while not path.exists() and time.monotonic() < deadline:
-        # Listing a folder makes a network file system refresh it.
-        os.listdir(path.parent.parent)
-        time.sleep(POLL_SECONDS)
-    return path.exists()
 
 
 class JobFollower:

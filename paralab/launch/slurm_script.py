@@ -120,17 +120,13 @@ def allocate(request: Request, nodes: int | None, options: Options) -> Allocatio
             f"--nodes {nodes} and --slurm nodes={rest['nodes']} contradict or repeat each other.",
             fix="--nodes alone",
         )
-    nodes = (
-        _number("nodes", rest.pop("nodes")) if "nodes" in rest else 1 if nodes is None else nodes
-    )
+    names = [name for name in ("nodes", "ntasks", "ntasks-per-node") if name in rest]
+    given = {name: _number(name, rest.pop(name)) for name in names}
+    nodes = given.get("nodes", 1 if nodes is None else nodes)
+    tasks, per_node = given.get("ntasks"), given.get("ntasks-per-node")
     if nodes < 1:
         raise UsageError(f"--nodes {nodes} is not a positive number.", fix="--nodes 1 or more")
-    tasks = _number("ntasks", rest.pop("ntasks")) if "ntasks" in rest else None
-    per_node = (
-        _number("ntasks-per-node", rest.pop("ntasks-per-node"))
-        if "ntasks-per-node" in rest
-        else None
-    )
+
     alone = request.strategy in ONE_PROCESS and not request.schedule
     per_replica = (request.stages or 2) if request.schedule else 1
     if alone:
@@ -145,13 +141,11 @@ def allocate(request: Request, nodes: int | None, options: Options) -> Allocatio
             f"{request.strategy} runs in one process and cannot use {nodes} nodes.",
             fix="--nodes 1, or ddp",
         )
-    for name, given, fits in (
-        ("ntasks", tasks, tasks == wanted),
-        ("ntasks-per-node", per_node, (per_node or 0) * nodes >= wanted),
-    ):
-        if given is not None and not fits:
+    fits = {"ntasks": tasks == wanted, "ntasks-per-node": (per_node or 0) * nodes >= wanted}
+    for name, number in given.items():
+        if not fits.get(name, True):
             raise UsageError(
-                f"--slurm {name}={given} on {nodes} nodes, but there are {wanted} ranks.",
+                f"--slurm {name}={number} on {nodes} nodes, but there are {wanted} ranks.",
                 fix=f"leave out {name}",
             )
     if wanted < nodes:
@@ -168,11 +162,8 @@ def _ranks_per_node(request: Request, nodes: int, options: Options) -> int:
     gpus = gpus_per_node(options, nodes)
     if gpus is None:
         return 1 if nodes > 1 else 2
-    return (
-        max(1, gpus // (request.stages or 2))
-        if request.strategy == "hybrid" and not request.schedule
-        else gpus
-    )
+    each_has_stages = request.strategy == "hybrid" and not request.schedule
+    return max(1, gpus // (request.stages or 2)) if each_has_stages else gpus
 
 
 def gpus_per_node(options: Options, nodes: int) -> int | None:
@@ -224,8 +215,6 @@ class JobScript:
     paralab      the words that start paralab
     environment  variables that the script sets, so it also works from another shell
     command      the user's command line, for the comment
-    saves        whether it writes checkpoints: then a later start resumes, and a job that saved
-                 at its time limit is requeued
     """
 
     request: Request
@@ -237,7 +226,6 @@ class JobScript:
     paralab: Sequence[str]
     environment: Mapping[str, str]
     command: Sequence[str]
-    saves: bool = False
 
     def text(self) -> str:
         restart = "${SLURM_RESTART_COUNT:+-restart$SLURM_RESTART_COUNT}"
@@ -288,8 +276,9 @@ class JobScript:
         # Since Slurm 22.05 a step does not inherit the job's --cpus-per-task.
         cpus = "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}"
         step = f'srun --kill-on-bad-exit=1 {cpus} {shlex.join(train)} --out "$run"'
-        if not self.saves:
+        if "--checkpoint" not in self.words:
             return [step]
+        # A later start resumes, and a job that saved at its time limit is requeued.
         resume = "" if "--resume" in self.words else " ${SLURM_RESTART_COUNT:+--resume}"
         return [
             f"{step}{resume} || code=$?",

@@ -18,29 +18,6 @@ class OtherFailed(Exception):
     """Another rank has failed, and this rank has had time to notice."""
 
 
-class FailureOfOthers:
-    """Checks periodically whether another rank has failed."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.next = time.monotonic() + ASK_SECONDS
-        self.failed_at: float | None = None
-
-    def check(self) -> None:
-        now = time.monotonic()
-        if self.failed_at is not None:
-            if now - self.failed_at > GRACE_SECONDS:
-                raise OtherFailed
-        elif now > self.next:
-            self.next = now + ASK_SECONDS
-            try:
-                failed = self.store.has("failed")
-            except Lost:  # rank 0 is gone, and the store with it
-                failed = True
-            if failed:
-                self.failed_at = now
-
-
 class StopTogether:
     """Each launched process posts its rank's position; the process for rank 0 chooses the step
     before which all ranks stop."""
@@ -48,21 +25,29 @@ class StopTogether:
     def __init__(self, place: LaunchedRank, store: Store, request: StopRequest) -> None:
         self.place, self.store, self.request = place, store, request
         self.wanted, self.stop_at, self.next = False, NEVER, 0.0
+        self.failed_at: float | None = None  # when we noticed that another rank has failed
 
     def poll(self, board: StatusBoard) -> None:
+        """Do this process's part. Raise OtherFailed a while after another rank has failed."""
         self.request.announce()
+        now = time.monotonic()
+        if self.failed_at is not None and now - self.failed_at > GRACE_SECONDS:
+            raise OtherFailed
         if self.request and not self.wanted:
             self.wanted = True
             self.store.put("stop", True)
-        if time.monotonic() < self.next:
+        if self.failed_at is not None or now < self.next:
             return
+
         try:
             self.wanted = self.wanted or self.store.has("stop")
-            self.next = time.monotonic() + (0.0 if self.wanted else ASK_SECONDS)
             if self.wanted:
                 self._agree(board)
-        except Lost:  # rank 0 is gone, and the store with it: `FailureOfOthers` ends this rank
-            self.next = time.monotonic() + ASK_SECONDS
+            failed = self.store.has("failed")
+        except Lost:  # rank 0 is gone, and the store with it
+            failed = True
+        self.failed_at = now if failed else None
+        self.next = now if self.wanted else now + ASK_SECONDS
 
     def _agree(self, board: StatusBoard) -> None:
         post = board.read(self.place.rank)

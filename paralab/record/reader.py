@@ -8,12 +8,16 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from paralab.record.events import End, Error, Event, Resume, Save, Step, type_of
 from paralab.record.types import JsonObject, Record
 
+# How a run ended. stopped: the ranks finished a step together, saved, and stopped. killed: a rank
+# did not write an end event.
+RunStatus = Literal["completed", "stopped", "failed", "interrupted", "killed"]
 NAME = re.compile(r"rank\d+(\.\d+)?\.jsonl")
 
 
@@ -102,11 +106,10 @@ def read_events(
     return ranks
 
 
-def read_status(events: Mapping[int, list[Event]], world_size: int) -> str:
-    """Return how a run ended: completed, failed, interrupted, stopped (and saved), or killed (a
-    rank did not write an end event)."""
+def read_status(events: Mapping[int, list[Event]], world_size: int) -> RunStatus:
     ends = [event.status for rank in events.values() for event in rank if isinstance(event, End)]
-    for status in ("failed", "interrupted", "stopped"):
+    incomplete: tuple[RunStatus, ...] = ("failed", "interrupted", "stopped")
+    for status in incomplete:
         if status in ends:
             return status
     return "completed" if len(ends) == world_size else "killed"

@@ -8,11 +8,11 @@ import pytest
 
 from paralab.errors import UsageError
 from paralab.launch import joined_ranks
-from paralab.launch.joined_ranks import Leader, adapt_to_restart, follow
+from paralab.launch.joined_ranks import Team, adapt_to_restart, follow, lead
 from paralab.launch.launched_by import LaunchedRank
 from paralab.launch.run_options import RunOptions
 from paralab.launch.stop_signals import StopRequest
-from paralab.launch.stop_together import FailureOfOthers, OtherFailed, StopTogether
+from paralab.launch.stop_together import OtherFailed, StopTogether
 from paralab.record.status_board import NEVER
 from tests.launch.fakes import Clock, FakeStore, exits, make_job, write_events
 
@@ -41,27 +41,31 @@ def note(code, phase="end", late=(), errors=()):
     return {"code": code, "post": [phase, 9, 0.0, False], "late": late, "errors": dict(errors)}
 
 
+def team(store, rank=0):
+    return Team(replace(PLACE, rank=rank), store, "localhost", "tcp://…")
+
+
 @pytest.fixture
-def lead(tmp_path, monkeypatch, clock):
+def run_rank_0(tmp_path, monkeypatch, clock):
     """Run rank 0, whose own rank ends like this; rank 1 has left these notes."""
     monkeypatch.setattr(joined_ranks.atexit, "register", lambda *arguments, **options: None)
 
-    def lead(own, other, status="completed", folder="run", **options):
-        def run_own_rank(place, store, work, seat, show_progress, say):
+    def run_rank_0(own, other, status="completed", folder="run", **options):
+        def run_rank(team, work, request, show_progress):
             write_events(tmp_path / folder, status)
             return own
 
-        monkeypatch.setattr(joined_ranks, "run_own_rank", run_own_rank)
+        monkeypatch.setattr(Team, "run_rank", run_rank)
         store = FakeStore(facts_0={**FACTS, "rank": 0}, facts_1={**FACTS, "rank": 1}, sees_1=True)
         store.notes |= {"ended/1": other} if other else {}
         job, _ = make_job(tmp_path / folder, **options)
-        return Leader(PLACE, store, "localhost", "tcp://…").run(job), store.notes
+        return lead(team(store), job), store.notes
 
-    return lead
+    return run_rank_0
 
 
-def test_rank_0_tells_the_others_what_to_do_and_reports(lead, tmp_path):
-    outcome, notes = lead((exits(0), None), note(0))
+def test_rank_0_tells_the_others_what_to_do_and_reports(run_rank_0, tmp_path):
+    outcome, notes = run_rank_0((exits(0), None), note(0))
     assert outcome.status == "completed"
     assert outcome.exits.codes == [0, 0]
     assert notes["work"]["folder"] == str(tmp_path / "run")
@@ -70,9 +74,9 @@ def test_rank_0_tells_the_others_what_to_do_and_reports(lead, tmp_path):
     assert "failed" not in notes
 
 
-def test_a_rank_that_failed_elsewhere_is_in_the_outcome(lead, tmp_path):
+def test_a_rank_that_failed_elsewhere_is_in_the_outcome(run_rank_0, tmp_path):
     failed = note(1, "step", [[1, "step", 9, 12.0, 10.0]], {"1": "ValueError"})
-    outcome, _ = lead((None, None), failed, status=None)
+    outcome, _ = run_rank_0((None, None), failed, status=None)
     assert outcome.status == "failed"
     assert outcome.exits.codes == [None, 1]
     assert outcome.exits.errors == {1: "ValueError"}
@@ -80,36 +84,36 @@ def test_a_rank_that_failed_elsewhere_is_in_the_outcome(lead, tmp_path):
     assert (tmp_path / "run" / "failures.jsonl").read_text().count("attempt 0 failed") == 1
 
 
-def test_a_rank_that_never_reports_is_unknown(lead):
-    outcome, notes = lead((exits(1), None), None, status=None)
+def test_a_rank_that_never_reports_is_unknown(run_rank_0):
+    outcome, notes = run_rank_0((exits(1), None), None, status=None)
     assert outcome.exits.unknown == (1,)
     assert notes["failed"] is True
 
 
 @pytest.mark.parametrize("own", [(None, signal.SIGTERM), (exits(0), None)])
-def test_a_signal_to_any_launched_process_interrupts_the_run(lead, own):
-    outcome, _ = lead(own, note(128 + signal.SIGTERM))
+def test_a_signal_to_any_launched_process_interrupts_the_run(run_rank_0, own):
+    outcome, _ = run_rank_0(own, note(128 + signal.SIGTERM))
     assert (outcome.status, outcome.signal) == ("interrupted", signal.SIGTERM)
 
 
-def test_a_mistake_of_the_user_ends_the_others_with_its_code(lead, monkeypatch):
+def test_a_mistake_of_the_user_ends_the_others_with_its_code(run_rank_0, monkeypatch):
     def prepare(job, places):
         raise UsageError("wrong")
 
     store = FakeStore(facts_0={**FACTS, "rank": 0}, facts_1={**FACTS, "rank": 1})
     job, _ = make_job(None)
     with pytest.raises(UsageError):
-        Leader(PLACE, store, "localhost", "").run(replace(job, prepare=prepare))
+        lead(team(store), replace(job, prepare=prepare))
     assert store.notes["work"] == {"code": 2}
 
 
-def test_a_node_that_does_not_see_the_run_folder_is_named(lead, tmp_path):
+def test_a_node_that_does_not_see_the_run_folder_is_named(run_rank_0, tmp_path):
     facts = {"facts_0": {**FACTS, "rank": 0}, "facts_1": {**FACTS, "rank": 1, "name": "n2"}}
     facts["facts_1"] |= {"node": 1, "machine": "B"}
     store = FakeStore(**facts, sees_1=False)
     job, _ = make_job(tmp_path / "run")
     with pytest.raises(UsageError, match="n2"):
-        Leader(PLACE, store, "localhost", "").run(job)
+        lead(team(store), job)
     assert store.notes["begin"] == 2
 
 
@@ -124,13 +128,13 @@ def test_a_node_that_does_not_see_the_run_folder_is_named(lead, tmp_path):
     ],
 )
 def test_another_rank_follows_and_reports(tmp_path, monkeypatch, clock, own, code):
-    monkeypatch.setattr(joined_ranks, "run_own_rank", lambda *arguments: own)
+    monkeypatch.setattr(Team, "run_rank", lambda *arguments: own)
     monkeypatch.setattr(joined_ranks.signal, "signal", lambda *arguments: None)
     (tmp_path / "manifest.json").touch()
-    work = {"code": 0, "folder": str(tmp_path), "towards": [None, None]}
+    work = {"code": 0, "folder": str(tmp_path), "jobs": [{"checkpoints": None}]}
     store = FakeStore(work=work, begin=0, reported=True)
     with pytest.raises(SystemExit) as left:
-        follow(replace(PLACE, rank=1), store, "tcp://…")
+        follow(team(store, rank=1))
     assert left.value.code == code
     assert store.notes["sees/1"] is True
     assert ("failed" in store.notes) == (code != 0)
@@ -141,34 +145,8 @@ def test_another_rank_ends_with_the_code_of_rank_0s_mistake(monkeypatch, clock):
     monkeypatch.setattr(joined_ranks.signal, "signal", lambda *arguments: None)
     store = FakeStore(work={"code": 2}, reported=True)
     with pytest.raises(SystemExit) as left:
-        follow(replace(PLACE, rank=1), store, "")
+        follow(team(store, rank=1))
     assert left.value.code == 2
-
-
-def test_a_failure_elsewhere_ends_this_rank_after_a_moment(clock):
-    store = FakeStore()
-    others = FailureOfOthers(store)
-    for _ in range(20):
-        others.check()
-        clock.now += 1
-    store.put("failed", True)
-    others.check()  # notices it
-    clock.now += 2
-    others.check()  # this rank may notice it itself
-    clock.now += 2
-    with pytest.raises(OtherFailed):
-        others.check()
-
-
-def test_a_store_that_is_gone_is_a_failure_of_rank_0(clock):
-    store = FakeStore()
-    store.gone = True
-    others = FailureOfOthers(store)
-    clock.now += 1
-    others.check()
-    clock.now += 4
-    with pytest.raises(OtherFailed):
-        others.check()
 
 
 class Board:
@@ -189,6 +167,42 @@ class Board:
         if not self.waiting:
             self.step += 1
             self.waiting = self.step == self.stop_at
+
+
+@pytest.fixture
+def poll(clock):
+    """Poll as a process whose rank runs, with this store."""
+
+    def poll(store):
+        stop = StopTogether(replace(PLACE, rank=1), store, StopRequest(lambda line: None))
+        return lambda: stop.poll(Board(7))
+
+    return poll
+
+
+def test_a_failure_elsewhere_ends_this_rank_after_a_moment(poll, clock):
+    store = FakeStore()
+    check = poll(store)
+    for _ in range(20):
+        check()
+        clock.now += 1
+    store.put("failed", True)
+    check()  # notices it
+    clock.now += 2
+    check()  # this rank may notice it itself
+    clock.now += 2
+    with pytest.raises(OtherFailed):
+        check()
+
+
+def test_a_store_that_is_gone_is_a_failure_of_rank_0(poll, clock):
+    store = FakeStore()
+    store.gone = True
+    check = poll(store)
+    check()
+    clock.now += 4
+    with pytest.raises(OtherFailed):
+        check()
 
 
 def test_ranks_of_two_processes_stop_before_the_same_step(clock):
