@@ -13,9 +13,9 @@ from collections.abc import Callable
 from paralab.analyse.recording import Recording
 from paralab.errors import RunFailed
 from paralab.experiment.explain_failure import explain_failure
-from paralab.launch.deadlines import Deadlines
 from paralab.launch.job import Outcome, Training
 from paralab.launch.ranks import RankExits, run_ranks
+from paralab.launch.run_options import Deadlines
 from paralab.plan.schedules import UNCUT
 from paralab.record.folder import RunFolder
 

@@ -23,9 +23,9 @@ from paralab.errors import UsageError, unknown
 from paralab.experiment.planning import inspection_for, resolve_here
 from paralab.experiment.reference_runs import ReferenceRuns
 from paralab.experiment.shared_launch import train_all
-from paralab.launch.deadlines import Deadlines
 from paralab.launch.inspect import inspect_workload
 from paralab.launch.launched_by import refuse_inside
+from paralab.launch.run_options import Deadlines
 from paralab.machine.host import Machine
 from paralab.plan.batches import global_batches, shares
 from paralab.plan.check import check

@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from paralab.errors import ParalabError, UsageError
-from paralab.launch.deadlines import Deadlines
 from paralab.launch.job import Job, Outcome, conclude, wait_for_file
 from paralab.launch.launched_by import LaunchedRank, assign_places, own_address, rendezvous_file
 from paralab.launch.local import LocalLauncher
 from paralab.launch.ranks import GRACE_SECONDS, RankExits, Seat, run_ranks
 from paralab.launch.restart import Attempts
-from paralab.launch.run_options import RunOptions
+from paralab.launch.run_options import Deadlines, RunOptions
 from paralab.launch.stop_signals import REPEAT_SECONDS, StopRequest, stop_in_order
 from paralab.launch.stop_together import ASK_SECONDS, OtherFailed, StopTogether
 from paralab.launch.store import CONNECT_SECONDS, Lost, Store

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from paralab.errors import naming
-from paralab.launch.deadlines import Deadlines
 from paralab.launch.processes import INSIDE, LAUNCHER, Child, start
+from paralab.launch.run_options import Deadlines
 from paralab.launch.watchdog import LateRank, Watchdog
 from paralab.machine.host import loopback
 from paralab.machine.signals import STOP, STOPS, hear
-from paralab.plan.plan import Plan
+from paralab.plan.plan import Plan, RankPlan
 from paralab.plan.request import prefix_words
 from paralab.record.folder import RunFolder
 from paralab.record.stack_dump import read_errors
@@ -111,7 +111,7 @@ def run_ranks(
         ranks: list[Child] = []
         try:
             for rank in here:
-                ranks.append(_start(folder, spec, plan, rank.rank, rank.local_rank, interface))
+                ranks.append(_start(folder, spec, plan, rank, interface))
             exits = _watch(ranks, watchdog, on_poll)
             return replace(exits, errors=read_errors(private, numbers))
         finally:
@@ -125,33 +125,26 @@ def _widest(plans: list[Plan]) -> Plan:
     return replace(widest, environment=environment)
 
 
-def rank_environment(
-    plan: Plan, rank: int, local_rank: int, interface: str | None
-) -> dict[str, str]:
-    """Return the variables for torchrun's convention, the plan's threads, and its precision."""
+def _start(
+    folder: RunFolder, spec: Path, plan: Plan, rank: RankPlan, interface: str | None
+) -> Child:
+    """Start a rank with torchrun's variables, the plan's threads, and its precision."""
     environment = {
         **os.environ,
         **plan.environment,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local_rank),
+        "RANK": str(rank.rank),
+        "LOCAL_RANK": str(rank.local_rank),
         "WORLD_SIZE": str(plan.world_size),
         "OMP_NUM_THREADS": str(plan.threads_per_device),
         "PYTHONUNBUFFERED": "1",
-        INSIDE: f"rank {rank}",
+        INSIDE: f"rank {rank.rank}",
         LAUNCHER: str(os.getpid()),
     }
     if interface:
         environment.setdefault("GLOO_SOCKET_IFNAME", interface)
-    return environment
-
-
-def _start(
-    folder: RunFolder, spec: Path, plan: Plan, rank: int, local_rank: int, interface: str | None
-) -> Child:
-    prefix = prefix_words(plan.prefix, rank, local_rank) if plan.prefix else ()
-    environment = rank_environment(plan, rank, local_rank, interface)
+    prefix = prefix_words(plan.prefix, rank.rank, rank.local_rank) if plan.prefix else ()
     own = bool(plan.environment)
-    with (folder.logs / f"rank{rank}.txt").open("ab") as log:
+    with (folder.logs / f"rank{rank.rank}.txt").open("ab") as log:
         return start("paralab.worker", [str(spec)], environment, log, prefix, own)
 
 

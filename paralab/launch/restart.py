@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from paralab.errors import NothingLeft
 from paralab.launch.job import Job, Outcome, conclude
 from paralab.launch.ranks import RankExits
-from paralab.launch.resume import choose_checkpoint, lock_checkpoints, require_steps_left
+from paralab.launch.resume import choose_checkpoint, lock_checkpoints
 from paralab.launch.stop_signals import StopRequest, stop_in_order
 from paralab.machine.signals import number_of
 from paralab.plan.grid import Place
@@ -73,11 +74,14 @@ class Attempts:
 
     def _train(self) -> Outcome:
         self._choose_checkpoint(self.job.options.resume)
-        require_steps_left(self.training.checkpoints, self.training.plan)
+        policy, steps = self.training.checkpoints, self.training.plan.num_steps
+        if policy and policy.done == steps:
+            raise NothingLeft(
+                f"All {steps} steps are already done: {policy.resume}", fix="more --steps"
+            )
 
         last = self.job.options.max_restarts
-        saves = self.training.checkpoints is not None
-        with stop_in_order(saves, self.job.say, self.together_seconds) as stop:
+        with stop_in_order(policy is not None, self.job.say, self.together_seconds) as stop:
             for attempt in range(last + 1):
                 outcome = conclude(self.training, self.run_ranks(attempt, stop), attempt)
                 if outcome.status != "failed":
@@ -88,7 +92,7 @@ class Attempts:
 
                 self.job.say(problem)
                 self._rewind(attempt)
-                if self.training.steps_done == self.training.plan.num_steps:
+                if self.training.steps_done == steps:
                     return self._accept(outcome)
                 if is_stuck(self.failed):
                     return replace(outcome, stuck_after=self.failed[-1].last_step)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from paralab.errors import NothingLeft, UsageError, naming
+from paralab.errors import UsageError, naming
 from paralab.launch.run_options import RunOptions
 from paralab.plan.plan import Plan
 from paralab.record.checkpoints import (
@@ -81,7 +81,13 @@ def choose_checkpoint(
     for checkpoint in bad:
         say(f"{checkpoint.path} cannot be used: {checkpoint.problem}.")
     if good is not None:
-        _require_fit(good, plan)
+        require_same_training(good.manifest, plan.training, good.path)
+        if good.step > plan.num_steps:
+            raise UsageError(
+                f"--resume: {good.path} is after {good.step} steps, and this run has "
+                f"{plan.num_steps}.",
+                fix=f"--steps {good.step + 1} or more",
+            )
     elif all(checkpoint.half_written for checkpoint in bad):
         say(f"{directory} contains no checkpoint: starting from the beginning.")
     else:
@@ -103,23 +109,6 @@ def choose_checkpoint(
         samples=good.manifest["samples_seen"],
         same_topology=all(topology.get(name) == getattr(plan, name) for name in TOPOLOGY),
     )
-
-
-def _require_fit(checkpoint: Checkpoint, plan: Plan) -> None:
-    require_same_training(checkpoint.manifest, plan.training, checkpoint.path)
-    if checkpoint.step > plan.num_steps:
-        raise UsageError(
-            f"--resume: {checkpoint.path} is after {checkpoint.step} steps, and this run has "
-            f"{plan.num_steps}.",
-            fix=f"--steps {checkpoint.step + 1} or more",
-        )
-
-
-def require_steps_left(policy: CheckpointPolicy | None, plan: Plan) -> None:
-    if policy and policy.done == plan.num_steps:
-        raise NothingLeft(
-            f"All {plan.num_steps} steps are already done: {policy.resume}", fix="more --steps"
-        )
 
 
 def set_aside(checkpoint: Checkpoint) -> None:

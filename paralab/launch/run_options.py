@@ -4,15 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from paralab.errors import UsageError
-from paralab.launch.deadlines import Deadlines
 from paralab.plan.option import flag_of, option
 from paralab.record.checkpoints import KEPT, checkpoints
 from paralab.units import plural
 
 OUTPUT = "Output"
 CHECKPOINTS = "Checkpoints and restarts"
+
+
+class Deadlines(NamedTuple):
+    """In seconds: from the start to the first step, one step, and the part of a save that blocks
+    training."""
+
+    start: float = 600.0
+    step: float = 600.0
+    save: float = 600.0
+
+    def check(self) -> None:
+        for phase, seconds in self._asdict().items():
+            if not seconds > 0:
+                raise UsageError(
+                    f"--{phase}-deadline {seconds:g} is not a positive number of seconds.",
+                    fix=f"--{phase}-deadline 60",
+                )
 
 
 @dataclass(frozen=True)

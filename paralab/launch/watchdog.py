@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from paralab.launch.deadlines import Deadlines
 from paralab.launch.processes import Child
+from paralab.launch.run_options import Deadlines
 from paralab.machine.processes import state_of
 from paralab.machine.signals import QUESTION
 from paralab.record.status_board import Post, StatusBoard

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from paralab.record.types import JsonObject, Record
+from paralab.record.types import Record
 
 REDUCES = ("all_reduce", "reduce_scatter")  # gradients in flight at the end of a backward pass
 COLLECTIVES = (*REDUCES, "all_gather")
@@ -195,8 +195,3 @@ KINDS: dict[str, type[Event]] = {
     "end": End,
     "verify": Verify,
 }
-
-
-def type_of(event: JsonObject) -> type[Event]:
-    """Return the type for an event; the base type if a newer paralab wrote an unknown kind."""
-    return KINDS.get(event["event"], Event)

@@ -49,20 +49,16 @@ class RunFolder:
     @classmethod
     def create(cls, out: Path | None, label: str) -> RunFolder:
         """Create a folder: `out` itself, or `runs/DATE_TIME_label` with a number if taken."""
-        if out is not None:
-            if out.exists() and (not out.is_dir() or any(out.iterdir())):
-                raise UsageError(
-                    f"--out {out} exists and is not empty; paralab never overwrites files.",
-                    fix="a new folder",
-                )
-            path = out
-        else:
-            stem = time.strftime("%Y-%m-%d_%H-%M-%S_") + label
-            path = Path("runs", stem)
-            number = 2
-            while path.exists():
-                path = Path("runs", f"{stem}_{number}")
-                number += 1
+        if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UsageError(
+                f"--out {out} exists and is not empty; paralab never overwrites files.",
+                fix="a new folder",
+            )
+        stem = time.strftime("%Y-%m-%d_%H-%M-%S_") + label
+        path, number = out or Path("runs", stem), 2
+        while out is None and path.exists():
+            path = Path("runs", f"{stem}_{number}")
+            number += 1
         folder = cls(path)
         try:
             folder.events.mkdir(parents=True)
@@ -101,7 +97,7 @@ class RunFolder:
     def write_trace(self, trace: dict[str, Any]) -> None:
         """Write compact JSON, because only programs read it, and it is large."""
         # Perfetto does not decode \u escapes: it would show `rank 0 \u00b7 cpu:0`.
-        _write_new(self.trace_path, trace, indent=None, ensure_ascii=False)
+        _write_new(self.trace_path, trace, separators=(",", ":"), ensure_ascii=False)
 
 
 def version(package: str) -> str | None:
@@ -127,19 +123,12 @@ def write_new(path: Path, text: str) -> None:
         ) from error
 
 
-def _write_new(
-    path: Path, value: dict[str, Any], indent: int | None = 1, ensure_ascii: bool = True
-) -> None:
+def _write_new(path: Path, value: dict[str, Any], **style: Any) -> None:
     """Write to a temporary file, then rename: the file is complete or does not exist."""
     assert not path.exists(), path
     part = path.with_suffix(".part")
     try:
-        text = json.dumps(
-            value,
-            indent=indent,
-            separators=None if indent else (",", ":"),
-            ensure_ascii=ensure_ascii,
-        )
+        text = json.dumps(value, **style or {"indent": 1})
         # A lone surrogate cannot be encoded, but must not make the write fail.
         part.write_text(text, encoding="utf-8", errors="replace")
         part.rename(path)

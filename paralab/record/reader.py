@@ -4,17 +4,20 @@ a damaged line does not affect the others."""
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
-from paralab.record.events import End, Error, Event, Resume, Save, Step, type_of
+from paralab.record.events import KINDS, End, Error, Event, Resume, Save, Step
 from paralab.record.types import JsonObject, Record
 
+T = TypeVar("T")
 # How a run ended. stopped: the ranks finished a step together, saved, and stopped. killed: a rank
 # did not write an end event.
 RunStatus = Literal["completed", "stopped", "failed", "interrupted", "killed"]
@@ -29,7 +32,7 @@ class Failure(Record, frozen=True, kw_only=True):
     unix_seconds: float | None = None
 
 
-class _Lines:
+class _Tail(Generic[T]):
     """Reads the new complete lines of a growing file on each call."""
 
     def __init__(self, path: Path) -> None:
@@ -37,42 +40,44 @@ class _Lines:
         self.damaged = 0  # lines so far that are not events
         self._position = 0
 
-    def _complete(self, text: bytes) -> bytes:
-        return text.rpartition(b"\n")[0] + b"\n" if b"\n" in text else b""
-
-    def _new_lines(self) -> list[bytes]:
+    def new(self) -> list[T]:
+        """Return the events since the last call."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:
             file.seek(self._position)
-            complete = self._complete(file.read())
+            text = self._written(file.read())
+        complete = text[: text.rfind(b"\n") + 1]
         self._position += len(complete)
-        return [line for line in complete.split(b"\n") if line]
-
-
-class Tail(_Lines):
-    """Reads the new events of one of our ranks."""
-
-    def new(self) -> list[Event]:
-        lines = self._new_lines()
-        events = [event for line in lines if (event := parse(line)) is not None]
+        lines = [line for line in complete.split(b"\n") if line]
+        events = [event for line in lines if (event := self._parse(line)) is not None]
         self.damaged += len(lines) - len(events)
         return events
 
+    def _written(self, text: bytes) -> bytes:
+        return text
 
-class WatchedTail(_Lines):
+    def _parse(self, line: bytes) -> T | None:
+        raise NotImplementedError
+
+
+class Tail(_Tail[Event]):
+    """Reads the new events of one of our ranks."""
+
+    def _parse(self, line: bytes) -> Event | None:
+        return parse(line)
+
+
+class WatchedTail(_Tail[JsonObject]):
     """Reads the new events of a watched script (`paralab.observe`), which have other types. Its
     file is mapped into memory: zeros follow the last line until the next one is written."""
 
-    def _complete(self, text: bytes) -> bytes:
-        return super()._complete(text.partition(b"\0")[0])
+    def _written(self, text: bytes) -> bytes:
+        return text.partition(b"\0")[0]
 
-    def new(self) -> list[JsonObject]:
-        lines = self._new_lines()
-        objects = [parse_object(line) for line in lines]
-        events = [found for found in objects if isinstance(found.get("event"), str)]
-        self.damaged += len(lines) - len(events)
-        return events
+    def _parse(self, line: bytes) -> JsonObject | None:
+        event = parse_object(line)
+        return event if isinstance(event.get("event"), str) else None
 
 
 def read_events(
@@ -96,13 +101,10 @@ def read_events(
         events = tail.new()
         if damaged is not None:
             damaged[rank] += tail.damaged
-        first = min(
-            (event.step for event in events if isinstance(event, Step | Resume)), default=None
-        )
-        before = ranks.get(rank, [])
-        if first is not None:
-            before = [event for event in before if not _is_of(event, first)]
-        ranks[rank] = [event for event in before if not isinstance(event, Error | End)] + events
+        steps = [event.step for event in events if isinstance(event, Step | Resume)]
+        first = min(steps, default=math.inf)
+        before = [event for event in ranks.get(rank, []) if not isinstance(event, Error | End)]
+        ranks[rank] = [event for event in before if not _is_of(event, first)] + events
     return ranks
 
 
@@ -118,13 +120,10 @@ def read_status(events: Mapping[int, list[Event]], world_size: int) -> RunStatus
 def read_failures(folder: Path) -> list[Failure]:
     """Return the failed attempts in a restarted run."""
     path = folder / "failures.jsonl"
-    lines = path.read_bytes().split(b"\n") if path.exists() else []
     failures = []
-    for line in lines:
-        try:
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        with suppress(msgspec.ValidationError):
             failures.append(msgspec.convert(parse_object(line), Failure))
-        except msgspec.ValidationError:
-            continue
     return failures
 
 
@@ -134,7 +133,8 @@ def parse(line: bytes) -> Event | None:
     if not isinstance(event.get("event"), str):
         return None
     try:
-        return msgspec.convert(event, type_of(event))
+        # An unknown kind comes from a newer paralab.
+        return msgspec.convert(event, KINDS.get(event["event"], Event))
     except msgspec.ValidationError:
         return None
 
@@ -148,7 +148,7 @@ def parse_object(line: bytes) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
-def _is_of(event: Event, step: int) -> bool:
+def _is_of(event: Event, step: float) -> bool:
     """Return whether an event belongs to this step or a later one. (A checkpoint after N steps
     belongs to step N - 1.)"""
     number = getattr(event, "step", None)

@@ -14,6 +14,12 @@ from typing import Any
 
 from paralab.errors import ParalabError
 
+# The flight recorder fields that a dump contains.
+RECORDED = (
+    *("process_group", "collective_seq_id", "is_p2p", "p2p_seq_id"),
+    *("profiling_name", "retired", "state", "input_sizes"),
+)
+
 
 def dump_stacks(path: Path) -> None:
     """Write `path`.json."""
@@ -45,17 +51,7 @@ def _collectives() -> list[dict[str, Any]]:
         entries = json.loads(dump(includeCollectives=True, onlyActive=False))["entries"]
     except Exception:
         return []
-    kept = (
-        "process_group",
-        "collective_seq_id",
-        "is_p2p",
-        "p2p_seq_id",
-        "profiling_name",
-        "retired",
-        "state",
-        "input_sizes",
-    )
-    return [{name: entry.get(name) for name in kept} for entry in entries[-50:]]
+    return [{name: entry.get(name) for name in RECORDED} for entry in entries[-50:]]
 
 
 def write_error(path: Path, error: BaseException) -> None:

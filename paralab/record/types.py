@@ -43,15 +43,12 @@ def read_object(path: Path) -> JsonObject:
     """Read a JSON object from a folder; raise a UsageError if the file is unusable."""
     try:
         value = json.loads(path.read_bytes())
+        if not isinstance(value, dict):
+            raise ValueError(f"{path.name} does not contain an object")
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"{path.parent} is not a paralab folder: {error}.", fix="pass a folder under runs/"
         ) from error
-    if not isinstance(value, dict):
-        raise UsageError(
-            f"{path.parent} is not a paralab folder: {path.name} does not contain an object.",
-            fix="pass a folder under runs/",
-        )
     return value
 
 

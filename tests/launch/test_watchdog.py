@@ -2,8 +2,8 @@
 
 import pytest
 
-from paralab.launch.deadlines import Deadlines
 from paralab.launch.ranks import failure_code
+from paralab.launch.run_options import Deadlines
 from paralab.launch.watchdog import Watchdog
 from paralab.record.status_board import LEFT_EARLY, Post, StatusBoard
 from tests.launch.fakes import Clock
