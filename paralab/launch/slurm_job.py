@@ -147,18 +147,13 @@ class JobFollower:
     it runs."""
 
     def __init__(
-        self,
-        number: int,
-        folder: RunFolder,
-        wait_seconds: float | None,
-        say: Print,
-        watch: Watch,
+        self, number: int, folder: RunFolder, wait_seconds: float | None, say: Print, watch: Watch
     ) -> None:
         self.number, self.folder, self.wait_seconds = number, folder, wait_seconds
         self.say, self.watch = say, watch
         self.job = slurm.SlurmJob(number, "SUBMITTED")
         self.show_progress: Callable[[], None] | None = None
-        self.pending_since = self.stuck_since = self.answered = time.monotonic()
+        self.waiting_since = self.answered = time.monotonic()
 
     @property
     def run(self) -> Path:
@@ -184,46 +179,38 @@ class JobFollower:
 
     def _look(self) -> None:
         """Query Slurm about the job and print changes."""
-        before, now = self.job, time.monotonic()
+        before = self.job
         try:
             job = slurm.query(self.number)
         except ParalabError as error:  # the controller may be restarting; the job keeps running
-            if now - self.answered > SILENT_SECONDS:
+            if time.monotonic() - self.answered > SILENT_SECONDS:
                 raise ParalabError(
                     f"{error.problem} Slurm job {self.number} may still be running.",
                     fix=f"scontrol show job {self.number}",
                 ) from error
             return
 
-        self.answered = now
-        self.job = job or self._forgotten()
+        self.answered = time.monotonic()
+        self.job = job or self._read_ending()
         if self.job.restarts != before.restarts:
             self.say(f"Slurm restarted job {self.number} (restart {self.job.restarts})")
             self.show_progress = None
         if self.job.describe() != before.describe():
             self.say(f"Slurm job {self.number}: {self.job.describe()}")
-        if self.job.state != "PENDING" or before.state != "PENDING":
-            self.pending_since = now
-        if self.job.state != "PENDING" or self.job.waiting.normal:
-            self.stuck_since = now
+        patient = self.wait_seconds is None and self.job.waiting.normal
+        if patient or self.job.state != "PENDING" or before.state != "PENDING":
+            self.waiting_since = self.answered
 
-    def _forgotten(self) -> slurm.SlurmJob:
+    def _read_ending(self) -> slurm.SlurmJob:
         """Read the job's files: Slurm forgets a job minutes after its end (MinJobAge)."""
         done = (self.run / "result.json").exists()
-        return slurm.SlurmJob(
-            self.number,
-            "COMPLETED" if done else "FAILED",
-            nodes=self.job.nodes,
-            restarts=self.job.restarts,
-        )
+        return replace(self.job, state="COMPLETED" if done else "FAILED", reason="None")
 
     def _give_up_waiting(self) -> None:
-        if self.job.state != "PENDING":
-            return
+        """Cancel a job that has been pending for too long."""
         limit = STUCK_SECONDS if self.wait_seconds is None else self.wait_seconds
-        since = self.stuck_since if self.wait_seconds is None else self.pending_since
-        waited = time.monotonic() - since
-        if waited < limit:
+        waited = self.answered - self.waiting_since
+        if self.job.state != "PENDING" or waited < limit:
             return
 
         slurm.cancel(self.number)
