@@ -37,8 +37,8 @@ class Training:
     """One planned run and its run folder.
 
     extras            files to write besides the events: name -> path
-    case              if one run in a case fails, the rest of that case is skipped
-    deadline_seconds  counted from the launch; runs do not start after it
+    case              if one run in a case fails, paralab skips the other runs in that case
+    deadline_seconds  counted from the launch; a run does not start after it
     checkpoints       which checkpoints to write, and which one to start from
     """
 

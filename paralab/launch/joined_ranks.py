@@ -143,7 +143,7 @@ def join(place: LaunchedRank, store: Store) -> Team:
         assert place.port is not None
         address, port = place.address, place.port
     elif place.rank == 0:
-        address, port = own_address(place), 0
+        address, port = own_address(), 0
     else:
         if not wait_for_file(path, CONNECT_SECONDS):
             raise Lost(f"{path} did not appear within {CONNECT_SECONDS} s")

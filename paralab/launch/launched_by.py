@@ -46,7 +46,6 @@ class LaunchedRank:
     world_size: int
     local_rank: int | None
     node: int | None
-    num_nodes: int
     address: str | None
     port: int | None
     served: bool
@@ -60,8 +59,7 @@ def detect_launcher(environment: Mapping[str, str] = os.environ) -> LaunchedRank
         return None
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return _of_torchrun(environment)
-    # An sbatch script also has SLURM_PROCID 0 and SLURM_NTASKS, but only a job step has
-    # tasks.
+    # An sbatch script also has SLURM_PROCID 0 and SLURM_NTASKS, but only a job step has tasks.
     if "SLURM_PROCID" in environment and (_number(environment, "SLURM_STEP_NUM_TASKS") or 1) > 1:
         return _of_srun(environment)
     return None
@@ -78,14 +76,12 @@ def _of_torchrun(environment: Mapping[str, str]) -> LaunchedRank:
         )
     run = environment.get("TORCHELASTIC_RUN_ID")
     restarts = _number(environment, "TORCHELASTIC_RESTART_COUNT") or 0
-    here = _number(environment, "LOCAL_WORLD_SIZE")
     return LaunchedRank(
         launcher="torchrun" if run else "the launcher that set RANK and WORLD_SIZE",
         rank=_number(environment, "RANK") or 0,
         world_size=ranks,
         local_rank=_number(environment, "LOCAL_RANK"),
         node=_number(environment, "GROUP_RANK"),
-        num_nodes=ranks // here if here else 0,
         address=environment.get("MASTER_ADDR"),
         port=_number(environment, "MASTER_PORT"),
         served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
@@ -97,7 +93,6 @@ def _of_torchrun(environment: Mapping[str, str]) -> LaunchedRank:
 def _of_srun(environment: Mapping[str, str]) -> LaunchedRank:
     restarts = _number(environment, "SLURM_RESTART_COUNT") or 0
     step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", "0"))
-    nodes = _number(environment, "SLURM_STEP_NUM_NODES") or _number(environment, "SLURM_NNODES")
     attempt = f"{environment.get('SLURM_JOB_ID', '0')}-{step}"
     return LaunchedRank(
         launcher="srun",
@@ -105,7 +100,6 @@ def _of_srun(environment: Mapping[str, str]) -> LaunchedRank:
         world_size=_number(environment, "SLURM_STEP_NUM_TASKS") or 1,
         local_rank=_number(environment, "SLURM_LOCALID"),
         node=_number(environment, "SLURM_NODEID"),
-        num_nodes=nodes or 1,
         address=None,
         port=None,
         served=False,
@@ -161,10 +155,11 @@ def rendezvous_file(place: LaunchedRank) -> Path:
     return Path(f".paralab-rendezvous-{place.attempt}").absolute()
 
 
-def own_address(place: LaunchedRank) -> str:
-    """Return the address at which the job's other nodes reach this one. Slurm node names need
+def own_address() -> str:
+    """Return the address at which a Slurm job's other nodes reach this one. Slurm node names need
     not resolve."""
-    if place.num_nodes == 1:
+    nodes = _number(os.environ, "SLURM_STEP_NUM_NODES") or _number(os.environ, "SLURM_NNODES")
+    if nodes in (None, 1):
         return "127.0.0.1"
     name = os.environ.get("SLURMD_NODENAME", socket.gethostname())
     address = name

@@ -76,12 +76,7 @@ class Template:
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.codes: dict[int, int] = {}  # process ID -> exit code
         self.gone = False
-        self.environment = {
-            **os.environ,
-            INSIDE: "template",
-            LAUNCHER: str(os.getpid()),
-            "PYTHONUNBUFFERED": "1",
-        }
+        self.environment = {**os.environ, INSIDE: "template", **_given()}
         self.process: subprocess.Popen[bytes] | None = None  # None if the shared template forked it
         with theirs:
             if not self._forked_by_shared(theirs):
@@ -159,6 +154,11 @@ class Template:
             self.process.wait()
 
 
+def _given() -> dict[str, str]:
+    """Return the variables for all processes that we start."""
+    return {LAUNCHER: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+
+
 # One entry per running command; None if it has not needed a template yet.
 _templates: list[Template | None] = []
 
@@ -200,6 +200,7 @@ def start(
     """Start a process that runs a module and ends when its standard input closes. It starts with
     stop signals blocked or ignored, because only the launcher handles them. With `own`, it must
     import torch itself."""
+    environment = {**environment, **_given()}
     if _templates and not prefix and not own and can_fork():
         if (before := _templates[-1]) and before.gone:
             end_template()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from paralab.errors import naming
-from paralab.launch.processes import INSIDE, LAUNCHER, Child, start
+from paralab.launch.processes import INSIDE, Child, start
 from paralab.launch.run_options import Deadlines
 from paralab.launch.watchdog import LateRank, Watchdog
 from paralab.machine.host import loopback
@@ -136,9 +136,7 @@ def _start(
         "LOCAL_RANK": str(rank.local_rank),
         "WORLD_SIZE": str(plan.world_size),
         "OMP_NUM_THREADS": str(plan.threads_per_device),
-        "PYTHONUNBUFFERED": "1",
         INSIDE: f"rank {rank.rank}",
-        LAUNCHER: str(os.getpid()),
     }
     if interface:
         environment.setdefault("GLOO_SOCKET_IFNAME", interface)

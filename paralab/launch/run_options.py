@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paralab.errors import UsageError
 from paralab.plan.option import flag_of, option
@@ -13,6 +13,7 @@ from paralab.units import plural
 
 OUTPUT = "Output"
 CHECKPOINTS = "Checkpoints and restarts"
+DEADLINE: dict[str, Any] = {"default": 600.0, "metavar": "SECONDS"}
 
 
 class Deadlines(NamedTuple):
@@ -71,22 +72,15 @@ class RunOptions:
         "Restart failed ranks up to N times.", CHECKPOINTS, default=0, metavar="N"
     )
     start_deadline: float = option(
-        "Stop the run if its first step has not begun by then.",
-        CHECKPOINTS,
-        default=600.0,
-        metavar="SECONDS",
+        "Stop the run if its first step has not begun by then.", CHECKPOINTS, **DEADLINE
     )
     step_deadline: float = option(
-        "Stop the run if a step takes longer than this.",
-        CHECKPOINTS,
-        default=600.0,
-        metavar="SECONDS",
+        "Stop the run if a step takes longer than this.", CHECKPOINTS, **DEADLINE
     )
     save_deadline: float = option(
         "Stop the run if saving a checkpoint blocks training longer than this.",
         CHECKPOINTS,
-        default=600.0,
-        metavar="SECONDS",
+        **DEADLINE,
     )
 
     @property

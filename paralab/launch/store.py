@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from paralab.launch.launched_by import without_launch
-from paralab.launch.processes import INSIDE, LAUNCHER, start
+from paralab.launch.processes import INSIDE, start
 
 CONNECT_SECONDS = 300  # a job's slowest node may start minutes after the first
 LOADING_SECONDS = 600  # for the child to import torch
@@ -36,11 +36,7 @@ class Store:
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="paralab-")
         address, log = Path(self._folder.name, "socket"), Path(self._folder.name, "log.txt")
-        environment = {
-            **without_launch(os.environ),
-            INSIDE: "store client",
-            LAUNCHER: str(os.getpid()),
-        }
+        environment = {**without_launch(os.environ), INSIDE: "store client"}
         with socket.socket(socket.AF_UNIX) as listener, log.open("wb") as file:
             listener.bind(str(address))
             listener.listen(1)

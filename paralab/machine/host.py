@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FULL_BYTES = 1 << 20  # a disk with less room than this is full
-SIOCGIFADDR = 0xC0206921 if sys.platform == "darwin" else 0x8915  # "which address has it?"
+SIOCGIFADDR = 0xC0206921 if sys.platform == "darwin" else 0x8915  # asks for an interface's address
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def host_mark() -> str:
 
 
 def clock_mark() -> str:
-    """Return a mark that processes with a common monotonic clock share. The clock belongs to the
-    machine, unless a time namespace shifts it."""
+    """Return an ID that is equal in processes that share a monotonic clock: all processes on a
+    machine, unless a time namespace shifts the clock."""
     namespace = Path("/proc/self/ns/time")
     return f"{host_mark()} {os.readlink(namespace) if namespace.exists() else ''}"
 

@@ -195,19 +195,14 @@ def _malformed(manifest: Any, step: int) -> str | None:
     for name, entry in manifest["files"].items():
         if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
             return f"its manifest lists {name!r}, which is not a file name"
-        if (
-            not isinstance(entry, dict)
-            or type(entry.get("bytes")) is not int
-            or type(entry.get("sha256")) is not str
-        ):
+        entry = entry if isinstance(entry, dict) else {}
+        if type(entry.get("bytes")) is not int or type(entry.get("sha256")) is not str:
             return f"its manifest does not give the size and checksum of {name}"
     return None
 
 
 def _problem(path: Path, manifest: dict[str, Any], check: bool) -> str | None:
-    if manifest["sha256"] != _manifest_digest(
-        {name: value for name, value in manifest.items() if name != "sha256"}
-    ):
+    if manifest["sha256"] != _manifest_digest(manifest):
         return "its manifest is damaged: the checksum does not match"
     for name, expected in manifest["files"].items():
         file = path / name
@@ -234,7 +229,8 @@ def _problem(path: Path, manifest: dict[str, Any], check: bool) -> str | None:
 
 
 def _manifest_digest(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    others = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
 def _digest(path: Path) -> str:

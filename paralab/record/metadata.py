@@ -78,18 +78,12 @@ class TensorIndex:
     def check(self, file_bytes: Mapping[str, int]) -> None:
         """Require that each chunk is inside one of these files; `file_bytes` has their sizes."""
         for each in self.locations:
-            if (
-                each.file not in file_bytes
-                or each.start_byte + each.num_bytes > file_bytes[each.file]
-            ):
+            if each.start_byte + each.num_bytes > file_bytes.get(each.file, -1):
                 raise UnsafeMetadata(f"it places {each.tensor} outside the checkpoint's files")
         placed = {(each.tensor, each.offsets) for each in self.locations}
         for name, tensor in self.tensors.items():
-            if any(
-                (name, chunk.offsets) not in placed
-                for chunk in tensor.chunks
-                if 0 not in chunk.sizes
-            ):
+            needed = {(name, chunk.offsets) for chunk in tensor.chunks if 0 not in chunk.sizes}
+            if not needed <= placed:
                 raise UnsafeMetadata(f"it does not place {name}")
 
 

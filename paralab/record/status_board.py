@@ -103,8 +103,6 @@ def next_stop(stop_at: int, ranks: list[tuple[int, bool]]) -> tuple[int, bool]:
     if all(waiting and step == stop_at for step, waiting in ranks):
         return stop_at, True
     passed = any(step > stop_at or (step == stop_at and not waiting) for step, waiting in ranks)
-    return (
-        (max(step for step, _ in ranks) + 1, False)
-        if stop_at == NEVER or passed
-        else (stop_at, False)
-    )
+    if stop_at == NEVER or passed:
+        stop_at = max(step for step, _ in ranks) + 1
+    return stop_at, False

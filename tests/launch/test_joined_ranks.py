@@ -59,29 +59,29 @@ SRUN |= {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
-    #                                          launcher    rank of  local node nodes served attempt
+    #                                          launcher    rank of  local node served attempt
     [
         ({}, None),
         (SBATCH, None),  # the script of a job is no task of a step: it may start ranks of its own
         ({**SRUN, "SLURM_STEP_NUM_TASKS": "1"}, None),  # srun -n 1 paralab run ddp --replicas 2
         ({**TORCHRUN, INSIDE: "rank 3"}, None),  # a rank that paralab has started
-        (TORCHRUN, ("torchrun", 3, 4, 1, 1, 2, False, "abc/2")),
+        (TORCHRUN, ("torchrun", 3, 4, 1, 1, False, "abc/2")),
         (
             {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"},
-            ("torchrun", 3, 4, 1, 1, 2, True, "abc/2"),
+            ("torchrun", 3, 4, 1, 1, True, "abc/2"),
         ),
         (
             {**SRUN, **TORCHRUN},
-            ("torchrun", 3, 4, 1, 1, 2, False, "abc/2"),
+            ("torchrun", 3, 4, 1, 1, False, "abc/2"),
         ),  # srun torchrun: the inner one counts
         (
             {"RANK": "0", "WORLD_SIZE": "1"},
-            ("the launcher that set RANK and WORLD_SIZE", 0, 1, None, None, 0, False, "none/0"),
+            ("the launcher that set RANK and WORLD_SIZE", 0, 1, None, None, False, "none/0"),
         ),
-        (SRUN, ("srun", 3, 4, 1, 1, 2, False, "7-0")),
+        (SRUN, ("srun", 3, 4, 1, 1, False, "7-0")),
         (
             {**SRUN, "SLURM_RESTART_COUNT": "1"},
-            ("srun", 3, 4, 1, 1, 2, False, "7-0-1"),
+            ("srun", 3, 4, 1, 1, False, "7-0-1"),
         ),  # requeued: the same job and step again
     ],
 )
@@ -93,7 +93,6 @@ def test_what_the_environment_says(environment, expected):
         it.world_size,
         it.local_rank,
         it.node,
-        it.num_nodes,
         it.served,
         it.attempt,
     )
