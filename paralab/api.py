@@ -89,27 +89,18 @@ def lists(options: Sequence[Option]) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
-        named = [
-            each
-            for each in signature.parameters.values()
-            if each.kind is not inspect.Parameter.VAR_KEYWORD
-        ]
+        *named, _ = signature.parameters.values()
         listed = [
             inspect.Parameter(
-                each.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=each.default,
-                annotation=each.annotation,
+                each.name, named[0].KEYWORD_ONLY, default=each.default, annotation=each.annotation
             )
             for each in options
         ]
-        described = "\n".join(f"    {each.name}: {each.help}" for each in options)
+        complete = signature.replace(parameters=[*named, *listed])
+        function.__signature__ = complete  # type: ignore[attr-defined]
 
-        function.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[*named, *listed]
-        )
-        text = inspect.cleandoc(function.__doc__ or "")
-        function.__doc__ = f"{text}\n\nOptions:\n\n{described}"
+        described = "\n".join(f"    {each.name}: {each.help}" for each in options)
+        function.__doc__ = f"{inspect.getdoc(function)}\n\nOptions:\n\n{described}"
         return function
 
     return decorate
@@ -148,12 +139,9 @@ def verify(
     sources = sources if isinstance(sources, list | tuple) else [sources]
     with import_torch_once(), ExitStack() as stack:
         references = [stack.enter_context(_reference(source)) for source in sources]
+        folder = Path(out) if out else None
         return verification.verify(
-            strategy,
-            references,
-            out=Path(out) if out else None,
-            step_deadline=step_deadline,
-            **options,
+            strategy, references, out=folder, step_deadline=step_deadline, **options
         )
 
 

@@ -19,19 +19,20 @@ class ParalabError(Exception):
 
     exit_code = 1
 
-    def __init__(self, problem: str, fix: str | None = None, detail: str | None = None) -> None:
+    def __init__(
+        self,
+        problem: str,
+        fix: str | None = None,
+        detail: str | None = None,
+        exit_code: int | None = None,
+    ) -> None:
         super().__init__(problem)
-        self.problem = problem
-        self.fix = fix
-        self.detail = detail
+        self.problem, self.fix, self.detail = problem, fix, detail
+        self.exit_code = self.exit_code if exit_code is None else exit_code
 
     def __str__(self) -> str:
-        parts = [self.problem]
-        if self.detail:
-            parts.append(self.detail.rstrip())
-        if self.fix:
-            parts.append(f"Try: {self.fix}")
-        return "\n".join(parts)
+        detail = f"\n{self.detail.rstrip()}" if self.detail else ""
+        return self.problem + detail + (f"\nTry: {self.fix}" if self.fix else "")
 
 
 class UsageError(ParalabError):
@@ -43,19 +44,11 @@ class UsageError(ParalabError):
 class RunFailed(ParalabError):
     """The run started and did not finish."""
 
-    exit_code = 1
-
 
 class Interrupted(ParalabError):
     """A signal stopped the run: Ctrl-C, SIGTERM, SIGHUP, or SIGQUIT."""
 
     exit_code = 130
-
-    def __init__(
-        self, problem: str, fix: str | None = None, detail: str | None = None, exit_code: int = 130
-    ) -> None:
-        super().__init__(problem, fix, detail)
-        self.exit_code = exit_code
 
 
 class Paused(ParalabError):
@@ -83,13 +76,12 @@ def from_os_error(error: OSError) -> ParalabError:
     """Return the error for a full disk or a missing permission: the file and the reason."""
     file = error.filename2 or error.filename
     named = os.fsdecode(file) if isinstance(file, str | bytes | os.PathLike) else "A file"
-    fixes = {
-        **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "a disk with free space"),
-        **dict.fromkeys(
-            (errno.EACCES, errno.EPERM, errno.EROFS), "a folder that you can read and write"
-        ),
-    }
-    return ParalabError(f"{named}: {error.strerror or error}.", fix=fixes.get(error.errno or 0))
+    fix = None
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        fix = "a disk with free space"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        fix = "a folder that you can read and write"
+    return ParalabError(f"{named}: {error.strerror or error}.", fix)
 
 
 @contextmanager

@@ -7,23 +7,28 @@ def seconds(value: float | None) -> str:
     """`0.0463` -> `46.3 ms`; unknown stays unknown."""
     if value is None:
         return "not measured"
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
-        if value * factor >= 1.0 or unit == "µs":
-            digits = ".3g" if value * factor < 100 else ".0f"
-            return f"{value * factor:{digits}} {unit}"
-    raise AssertionError(value)
+    factor, unit = time_unit(value)
+    digits = ".3g" if value * factor < 100 else ".0f"
+    return f"{value * factor:{digits}} {unit}"
+
+
+def time_unit(value: float) -> tuple[float, str]:
+    """Return the unit for a time and the factor to convert seconds: `0.05` -> `(1000.0, "ms")`."""
+    return (1.0, "s") if value >= 1 else (1e3, "ms") if value * 1e3 >= 1 else (1e6, "µs")
 
 
 def size(value: float | None) -> str:
     """`26214400` -> `25.0 MiB`; unknown stays unknown."""
     if value is None:
         return "not measured"
-    number = float(value)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if number < 1024 or unit == "TiB":
-            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    raise AssertionError(value)
+    factor, unit = size_unit(value)
+    return f"{value:.0f} B" if unit == "B" else f"{value * factor:.1f} {unit}"
+
+
+def size_unit(value: float) -> tuple[float, str]:
+    """Return the unit for a size and the factor to convert bytes: `2048` -> `(1 / 1024, "KiB")`."""
+    power = next((power for power in range(4) if value < 1024 ** (power + 1)), 4)
+    return 1024.0**-power, ("B", "KiB", "MiB", "GiB", "TiB")[power]
 
 
 def count(value: float) -> str:

@@ -15,24 +15,10 @@ import sys
 import unicodedata
 from typing import Any
 
-READABLE = {
-    **dict.fromkeys("·–—−─├└┤┘│", "-"),
-    **{
-        "×": "x",
-        "÷": "/",
-        "…": "...",
-        "→": "->",
-        "←": "<-",
-        "↑": "^",
-        "≠": "!=",
-        "≈": "~",
-        "≤": "<=",
-        "≥": ">=",
-        "±": "+/-",
-    },
-    **{"Σ": "sum", "′": "'", "µ": "u", "μ": "u", "░": ".", "█": "#"},
-    **dict(zip("▁▂▃▄▅▆▇", "__--==#", strict=True)),
-}
+SYMBOLS = "× ÷ …   →  ←  ↑ ≠  ≈ ≤  ≥  ±   Σ   ′ µ μ ░ █ ▁ ▂ ▃ ▄ ▅ ▆ ▇"
+LETTERS = "x / ... -> <- ^ != ~ <= >= +/- sum ' u u . # _ _ - - = = #"
+READABLE = dict(zip(SYMBOLS.split(), LETTERS.split(), strict=True))
+READABLE |= dict.fromkeys("·–—−─├└┤┘│", "-")
 
 
 def make_safe() -> None:
@@ -52,15 +38,11 @@ def _safe(stream: Any, number: int) -> Any:
     """Return a safe version of a process stream; leave others (in a notebook) as they are."""
     if stream is None:
         return open(os.devnull, "w", encoding="utf-8")
-    if (
-        not isinstance(stream, io.TextIOWrapper)
-        or isinstance(stream, _Text)
-        or not _is(stream, number)
-    ):
+    ours = isinstance(stream, io.TextIOWrapper) and not isinstance(stream, _Text)
+    if not ours or not _is(stream, number):
         return stream
-    written = io.BufferedWriter(_Unfailing(number))
     return _Text(
-        written,
+        io.BufferedWriter(_Unfailing(number)),
         stream.encoding,
         "readable",
         line_buffering=stream.line_buffering,

@@ -30,8 +30,6 @@ from paralab.record.types import convert, read_object
 def document_of(folder: Path) -> Document:
     """Return the document for one folder, computed from its events."""
     kind = kind_of(folder)
-    if kind == "run":
-        return document_of_runs([folder])
     if kind not in DOCUMENTS:
         raise UsageError(
             f"This paralab version cannot read {folder}: its kind is {kind!r}.",
@@ -45,25 +43,11 @@ def document_of_runs(folders: Sequence[Path]) -> Document:
     return report(comparison_of_runs(folders), Path())
 
 
-def _compare(folder: Path) -> Document:
-    return report(comparison_of(folder), folder)
-
-
 def _scale(folder: Path) -> Document:
     comparison = comparison_of(folder)
-    own = scaling.findings(comparison)
     document = report(comparison, folder, [scaling.section(comparison)])
-    return replace(
-        document,
-        findings=(
-            *own,
-            *(finding for finding in verdict(comparison) if finding.kind in ("same", "warning")),
-        ),
-    )
-
-
-def _tune(folder: Path) -> Document:
-    return tune.document(folder)
+    general = [each for each in verdict(comparison) if each.kind in ("same", "warning")]
+    return replace(document, findings=(*scaling.findings(comparison), *general))
 
 
 def _verify(folder: Path) -> Document:
@@ -74,33 +58,28 @@ def _verify(folder: Path) -> Document:
     result = convert(read_object(path), VerifyResult, path)
     columns = ("workload", "strategy", "batch", "difference", "outcome", "as requested", "why")
     table = Table("", columns, tuple(_verify_row(each) for each in result.configurations))
-    evidence = {
-        "equal": sum(each.equal for each in result.configurations),
-        "of": len(result.configurations),
-        "skipped": len(result.skipped),
-    }
+    equal, total = sum(each.equal for each in result.configurations), len(result.configurations)
+    evidence = {"equal": equal, "of": total, "skipped": len(result.skipped)}
+    finding = Finding("same", headline(result), evidence)
+
     sections = [Section("Configurations", (table,))]
-    if result.skipped:
-        rows = tuple(
-            tuple(Cell(str(value), value) for value in row) for row in skipped_by_reason(result)
-        )
+    reasons = skipped_by_reason(result)
+    if reasons:
+        rows = tuple(tuple(Cell(str(value), value) for value in row) for row in reasons)
         skipped = Table("", ("strategy", "configurations", "why"), rows)
         sections.append(Section("Not run", (skipped,)))
-    return Document(
-        "Verify: parallel equals serial",
-        ", ".join(result.workloads),
-        (Finding("same", headline(result), evidence),),
-        tuple(sections),
-    )
+    title, subtitle = "Verify: parallel equals serial", ", ".join(result.workloads)
+    return Document(title, subtitle, (finding,), tuple(sections))
 
 
 def _verify_row(each: Verified) -> tuple[Cell, ...]:
     names = (each.options.workload, each.strategy, each.arithmetic)
+    difference = each.max_difference
     asked = each.excused.max_difference if each.excused else None
     why = each.cause or "; ".join(each.excused.reasons if each.excused else []) or "–"
     return (
         *(Cell(name, name) for name in names),
-        Cell(size_of(each.max_difference), each.max_difference),
+        Cell(size_of(difference), difference),
         Cell(outcome(each), each.equal),
         Cell(size_of(asked), asked),
         Cell(why, why),
@@ -109,22 +88,21 @@ def _verify_row(each: Verified) -> tuple[Cell, ...]:
 
 def _slurm(folder: Path) -> Document:
     """Open the last attempt of a Slurm job: a requeued job trains again."""
-    runs = [
-        (manifest.stat().st_mtime, manifest.parent)
-        for manifest in folder.glob("run-*/manifest.json")
-    ]
-    if not runs:
+    manifests = list(folder.glob("run-*/manifest.json"))
+    if not manifests:
         raise UsageError(
             f"The Slurm job in {folder} has not trained yet.",
             fix=f"read {folder}/slurm-*.out, or submit it: sbatch {folder}/job.sbatch",
         )
-    return document_of_runs([max(runs)[1]])
+    newest = max(manifests, key=lambda path: (path.stat().st_mtime, path))
+    return document_of_runs([newest.parent])
 
 
 DOCUMENTS: dict[str, Callable[[Path], Document]] = {
-    "compare": _compare,
+    "run": lambda folder: document_of_runs([folder]),
+    "compare": lambda folder: report(comparison_of(folder), folder),
     "scale": _scale,
-    "tune": _tune,
+    "tune": tune.document,
     "verify": _verify,
     "slurm": _slurm,
     "practical": practical.document_of,

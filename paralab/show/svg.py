@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
+from paralab.units import size_unit, time_unit
+
 # Mean character width of 13 px text in a wide font: accurate enough to decide if a label fits.
 CHARACTER_PX = 7.5
 BOLD = 1.12  # how much wider bold text is
@@ -150,10 +152,9 @@ class Axis:
 def shown_unit(unit: str, largest: float) -> tuple[float, str]:
     """Return a conversion factor and the display unit's name: 0.05 seconds are shown in ms."""
     if unit == "seconds":
-        return (1.0, "s") if largest >= 1 else (1e3, "ms") if largest >= 1e-3 else (1e6, "µs")
+        return time_unit(largest)
     if unit == "bytes":
-        power = min(int(math.log(largest, 1024)), 4) if largest >= 1 else 0
-        return 1024.0**-power, ("B", "KiB", "MiB", "GiB", "TiB")[power]
+        return size_unit(largest)
     if unit == "share":
         return 100.0, "%"
     return 1.0, "" if unit == "number" else unit
