@@ -131,7 +131,7 @@ def verify(
 ) -> VerifyResult:
     """Check that a strategy trains the workload like a single device.
 
-    The options you give apply to every case; the others vary. All workloads in a list share one
+    The options you give apply to every configuration; the others vary. All workloads in a list share one
     launch.
     """
     _require_known(options, CONFIGURATION)

@@ -1,4 +1,4 @@
-"""`paralab scale`: train the same model on more and more devices."""
+"""`paralab scale`: train the same model on increasing numbers of devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paralab.plan.request import REPLICATED, Request
 COUNTS = "1,2,4"
 
 
-@click.command(cls=Command, short_help="Measure throughput on more and more devices.")
+@click.command(cls=Command, short_help="Measure throughput on increasing numbers of devices.")
 @click.argument("strategy", metavar="|".join(REPLICATED))
 @request_options(
     replicas={
@@ -46,7 +46,7 @@ def scale(
     no_proof: bool,
     **options: Any,
 ) -> None:
-    """Train on more and more devices and explain where throughput is lost.
+    """Train on increasing numbers of devices and explain where throughput is lost.
 
     \b
     paralab scale ddp --replicas 1,2,4

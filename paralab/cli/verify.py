@@ -22,13 +22,13 @@ from paralab.plan.request import LENGTH, STRATEGIES
     micro_batches={"shown": "2 and 3"},
     precision={"shown": "fp64"},
     accumulate={"shown": "1 and 4"},
-    steps={"help": "Optimizer steps per case.", "shown": "4"},
+    steps={"help": "Optimizer steps per configuration.", "shown": "4"},
 )
 @options_from(
     RunOptions,
     "step_deadline",
     step_deadline={
-        "help": "Stop a case if a step takes longer than this.",
+        "help": "Stop a configuration if a step takes longer than this.",
         "shown": "120",
         "heading": LENGTH,
     },
@@ -41,14 +41,14 @@ def verify(
     """Check that a STRATEGY trains like a single device: same losses, gradients, parameters, and
     buffers.
 
-    The options you give apply to every case. The others vary: 1 and 4 accumulation steps, even and
-    uneven splits, a full and a partial last batch.
+    The options you give apply to every configuration. The others vary: 1 and 4 accumulation
+    steps, even and uneven splits, a full and a partial last batch.
 
     Some differences are legitimate: BatchNorm statistics, random numbers, low precision, a forward
     that counts its calls. The check removes these causes on both sides and reports their effect
     separately.
 
-    The exit code is 0 only if every case is equal.
+    The exit code is 0 only if every configuration is equal.
     """
     from paralab.experiment.verify import verify as check
     from paralab.show.verify import print_verify

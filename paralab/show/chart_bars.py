@@ -1,5 +1,5 @@
-"""Draw bars with error bars, and distributions with a dot per measured value. Each has one labeled
-row, on a common axis.
+"""Draw bars with error bars, and distributions with a dot per measured value. Each has a labeled
+row, and all rows share one axis.
 """
 
 from __future__ import annotations

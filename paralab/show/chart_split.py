@@ -46,8 +46,8 @@ def _piece(samples: int, x: float, middle: float, px_per_sample: float, look: st
 
 
 def _sum(pieces: tuple[int, ...]) -> str:
-    """Return `22`, `8 + 8 + 6 = 22`, or `4 × 16 = 64`. Equal pieces are counted; for many unequal
-    pieces, only their number and sum appear."""
+    """Return `22`, `8 + 8 + 6 = 22`, or `4 × 16 = 64`. Many unequal pieces are only counted
+    and summed up."""
     total = str(sum(pieces))
     if len(pieces) < 2:
         return total

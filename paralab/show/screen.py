@@ -97,8 +97,8 @@ class Bar:
 
 
 class Lines:
-    """Prints a line per tenth of the run. With --live, it includes each rank's load and
-    communication."""
+    """Prints a line per tenth of the run. With --live, the line includes each rank's load
+    and communication."""
 
     def __init__(self, follower: Follower, with_ranks: bool) -> None:
         self.follower, self.with_ranks, self.tenths = follower, with_ranks, 0
@@ -119,4 +119,4 @@ class Lines:
         return found
 
     def stop(self) -> None:
-        """Do nothing: there is nothing to close."""
+        """Do nothing: lines need no closing."""

@@ -1,8 +1,8 @@
 """Export a finished run to TensorBoard: its numbers per step and over time, read from the run
 folder.
 
-Each run gets a subfolder named like its run folder, so runs appear side by side. Each point has the
-time of its measurement. We write TensorBoard's record format directly: its EventFileWriter imports
+Each run gets a subfolder named like its run folder, so runs appear side by side. Each point has its
+measurement time. We write TensorBoard's record format directly: its EventFileWriter imports
 TensorFlow if that is installed.
 """
 

@@ -27,7 +27,7 @@ RESULT_FIELDS = {
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory):
-    """One run that several tests check."""
+    """Run once for several tests."""
     folder = tmp_path_factory.mktemp("hybrid")
     options = [
         "--workload",
@@ -154,7 +154,7 @@ def test_a_wrong_request_starts_nothing_and_exits_with_2(tmp_path, arguments, wo
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_starts_its_own_ranks_is_refused_inside_torchrun(paralab):
+def test_commands_that_start_ranks_refuse_to_run_inside_torchrun(paralab):
     launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     for command in ("plan", "verify", "compare"):
         done = paralab(command, "ddp", environment=launched)
@@ -215,7 +215,7 @@ def test_options_do_something(paralab, tmp_path):
     large = json.loads((tmp_path / "large" / "result.json").read_text())
     assert (
         small["all_reduces_per_step"] > large["all_reduces_per_step"] == 2
-    )  # DDP's first bucket holds 1 MB of 1.5
+    )  # DDP's first bucket has 1 MB of the 1.5 MB
     assert small["bytes_per_step"] == large["bytes_per_step"]
     assert small["losses"] != large["losses"]
     counted = ["--epochs", "2", "--samples", "50", "--threads-per-device", "1"]

@@ -1,4 +1,4 @@
-"""Every command and its help: headings, widths, and options that survive being written down."""
+"""Every command and its help: headings, widths, and options that survive a round trip through words."""
 
 import json
 import re
@@ -72,7 +72,7 @@ def test_every_command_that_computes_something_knows_json():
 
 
 def example(option):
-    """A value that is not the default."""
+    """Return a value other than the default."""
     if option.choices:
         return next(choice for choice in reversed(option.choices) if choice != option.default)
     examples = {int: 7, float: 0.1234567, str: "some 'quoted' text", bool: True, Path: Path("a b")}
@@ -80,7 +80,7 @@ def example(option):
 
 
 def parse(words):
-    """(request, run options) of the words after `paralab run`."""
+    """Parse the words after `paralab run`; return the request and the run options."""
     options = run.make_context("run", list(words)).params
     strategy = options.pop("strategy")
     chosen = RunOptions(**take(RunOptions, options))
@@ -90,7 +90,7 @@ def parse(words):
 
 
 @pytest.mark.parametrize("option", options_of(Request), ids=lambda option: option.name)
-def test_every_field_of_a_request_survives_being_written_down(option):
+def test_every_field_of_a_request_survives_the_round_trip_through_words(option):
     request = Request("ddp", **{option.name: example(option)})
     assert getattr(request, option.name) != option.default
     words = to_words(request)
@@ -99,7 +99,7 @@ def test_every_field_of_a_request_survives_being_written_down(option):
 
 
 @pytest.mark.parametrize("option", options_of(RunOptions), ids=lambda option: option.name)
-def test_every_run_option_survives_being_written_down(option):
+def test_every_run_option_survives_the_round_trip_through_words(option):
     chosen = RunOptions(**{option.name: example(option)})
     assert parse(["ddp", *to_words(chosen)]) == (Request("ddp"), chosen)
 

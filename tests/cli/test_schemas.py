@@ -1,5 +1,5 @@
-"""docs/schema/ is what the types say, and outputs follow it. `tests/conftest.py` checks the output
-of every command that a test runs with --json."""
+"""docs/schema/ matches the types, and outputs match the schemas. `tests/conftest.py` checks the
+output of every command that a test runs with --json."""
 
 import json
 import runpy
@@ -28,7 +28,7 @@ def test_the_published_schemas_are_up_to_date():
 
 
 @pytest.mark.parametrize("name", ["ddp", "pipeline", "killed", "scaled_nan"])
-def test_a_result_follows_its_schema_and_nothing_else_does(name):
+def test_a_result_matches_its_schema_and_wrong_ones_do_not(name):
     result = json.loads(json.dumps(result_of(RUNS / name).to_dict()))
     check_schema(["run", "--json"], json.dumps(result))
     for wrong in ({"new": 1}, {"steps": "six"}, {"metrics": None}):
@@ -39,7 +39,7 @@ def test_a_result_follows_its_schema_and_nothing_else_does(name):
         check_schema(["run", "--json"], json.dumps(result))
 
 
-def test_a_comparison_follows_its_schema():
+def test_a_comparison_matches_its_schema():
     found = comparison_of(RUNS / "low_precision").to_dict()
     check_schema(["compare", "--json"], json.dumps(found))
 
@@ -52,7 +52,7 @@ def test_cheap_commands(paralab):
 
 @pytest.mark.parametrize(("name", "read"), [("ddp", result_of), ("low_precision", comparison_of)])
 @pytest.mark.parametrize("version", [1, SCHEMA_VERSION + 1, None])
-def test_a_folder_of_another_version_is_refused_with_both_numbers(tmp_path, name, read, version):
+def test_the_error_for_another_schema_version_names_both_versions(tmp_path, name, read, version):
     folder = tmp_path / "run"
     shutil.copytree(RUNS / name, folder)
     manifest = json.loads((folder / "manifest.json").read_text())

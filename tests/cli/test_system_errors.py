@@ -81,7 +81,7 @@ def small_disk(folder, kilobytes):
             2048,
             ["single", "--workload", "mlp", "--steps", "2", "--save-weights"],
             "small/run",
-        ),  # torch does not say why
+        ),  # torch does not report the reason
     ],
 )
 def test_a_full_disk_below_the_run_folder(tmp_path, kilobytes, options, file):
@@ -105,7 +105,7 @@ def allowed():
 
 @pytest.fixture
 def closed(tmp_path):
-    """A locked folder with a run and a checkpoint in it, and some unreadable files."""
+    """Create a locked folder with a run, a checkpoint, and some unreadable files."""
     shutil.copytree(RECORDED, tmp_path / "closed" / "run")
     shutil.copytree(RECORDED, tmp_path / "run")
     (tmp_path / "closed" / "kept" / "step-00000004").mkdir(parents=True)

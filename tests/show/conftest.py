@@ -1,5 +1,4 @@
-"""A real browser for what is to be looked at in one: Playwright and a Chromium, or a word that they
-are missing."""
+"""A real browser for the page tests: Playwright with Chromium."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ Missing = Callable[[str], NoReturn]
 
 @pytest.fixture(scope="module")
 def missing() -> Missing:
-    """Says what a browser test lacks: it is skipped, or fails if PARALAB_REQUIRE_BROWSER=1."""
+    """Skip a test that has no browser, or fail it if PARALAB_REQUIRE_BROWSER=1."""
     return pytest.fail if os.environ.get("PARALAB_REQUIRE_BROWSER") == "1" else pytest.skip
 
 
 @pytest.fixture(scope="module")
 def browser(missing: Missing) -> Iterator[Any]:
-    """One Chromium for all tests of a file."""
+    """Start one Chromium for all tests in a file."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:

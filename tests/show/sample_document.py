@@ -1,5 +1,5 @@
-"""A document with every kind of block, as an analysis would make it: numbers invented, proportions
-real, labels nasty."""
+"""A document with every kind of block, as an analysis creates it, with invented numbers and nasty
+labels."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ STRATEGIES = (
 
 
 def _random(count: int, seed: int) -> list[float]:
-    """The same numbers on every machine: a small linear congruential generator, from 0 to 1."""
+    """Return numbers from 0 to 1 that are the same on every machine (a linear congruential
+    generator)."""
     numbers, state = [], seed
     for _ in range(count):
         state = (1103515245 * state + 12345) % 2**31
@@ -126,8 +127,8 @@ def step_times() -> Distribution:
 
 
 def timeline() -> Timeline:
-    """Three DDP steps on two ranks. The second rank is slower, so the first one waits; the last
-    bucket is never hidden."""
+    """Create three DDP steps on two ranks. The second rank is slower, so the first one waits. The
+    last bucket is always exposed."""
     spans, steps, begin = [], [], 812.4036
     for step in range(5, 8):
         start = begin
@@ -255,8 +256,8 @@ def memory() -> Lines:
 
 
 def schedule() -> Schedule:
-    """GPipe: 2 stages × 4 micro-batches, a backward takes two slots; measured, the last backward
-    comes late."""
+    """Create a GPipe schedule: 2 stages × 4 micro-batches, and a backward pass takes two slots. The
+    last measured backward pass is late."""
     ideal = [Slot(stage, m, False, stage + m, stage + m + 1) for stage in (0, 1) for m in range(4)]
     ideal += [Slot(1, m, True, 5 + 2 * m, 7 + 2 * m) for m in range(4)] + [
         Slot(0, m, True, 7 + 2 * m, 9 + 2 * m) for m in range(4)
@@ -390,7 +391,7 @@ def sample() -> Document:
 
 
 def without_numbers() -> Document:
-    """Every block as empty as it can be: what a run that was killed at once leaves behind."""
+    """Create blocks that are as empty as possible, as after a run that was killed immediately."""
     blocks: tuple[Block, ...] = (
         Table("table", (), ()),
         Table("rows missing", ("a", "b"), ()),

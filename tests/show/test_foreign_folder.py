@@ -1,7 +1,7 @@
-"""Run folders, logs, scripts and checkpoints from somebody else: a terminal obeys nothing in them,
-and no page or sheet runs it.
+"""Run folders, logs, scripts, and checkpoints from someone else: the terminal executes no escape
+sequence in them, and pages and sheets contain none of their HTML.
 
-`show` printed escape sequences from a run folder as they were, and `--markdown` wrote raw HTML."""
+`show` once printed escape sequences from a run folder, and `--markdown` wrote raw HTML."""
 
 import hashlib
 import io
@@ -27,7 +27,7 @@ from tests.conftest import ROOT
 HTML = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 ATTACK = f"\x1b]0;title\x07\x1b[2J\x9b31m\r\x7f\u202e\u2028{HTML}|[/x][red][a](javascript:x)\ud800"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\u2028]")
-# These say how the rest is to be read; another word there is an error, which names it.
+# These fields say how to read the rest; an unknown value there is an error that names it.
 STRUCTURE = {("kind",), ("event",), ("plan", "schedule"), ("configurations", "*", "runs", "*")}
 
 
@@ -51,7 +51,7 @@ def foreign(name, folder, spared):
 
 
 def printed(*arguments, cwd):
-    """The exit code, and everything that reached the terminal."""
+    """Run a command; return the exit code and all output."""
     command = [sys.executable, "-m", "paralab", *arguments]
     done = subprocess.run(
         command,
@@ -68,13 +68,13 @@ def printed(*arguments, cwd):
 
 @pytest.mark.parametrize("name", ["ddp", "killed", "low_precision"])
 @pytest.mark.processes
-def test_nothing_in_a_run_folder_reaches_the_terminal_or_a_page_as_it_is(tmp_path, name):
+def test_a_foreign_run_folder_is_escaped_in_the_terminal_and_on_the_page(tmp_path, name):
     foreign(name, tmp_path / "run", STRUCTURE)
     code, text = printed(
         "show", "run", "--all", "--markdown", "sheet.md", "--report", "page.html", cwd=tmp_path
     )
     assert code == 0
-    assert "␛]0;title" in text  # shown, not left out
+    assert "␛]0;title" in text  # visible, not omitted
     assert printed("show", "run", cwd=tmp_path)[0] == 0
     for written, link in (("sheet.md", r"|\]\(javascript"), ("page.html", "|href=.javascript")):
         content = (tmp_path / written).read_text()
@@ -84,7 +84,7 @@ def test_nothing_in_a_run_folder_reaches_the_terminal_or_a_page_as_it_is(tmp_pat
 
 
 @pytest.mark.processes
-def test_an_error_shows_what_it_names(tmp_path):
+def test_errors_escape_the_names_they_quote(tmp_path):
     foreign("low_precision", tmp_path / "run", spared=set())
     code, text = printed("show", "run", cwd=tmp_path)
     assert code == 2
@@ -92,7 +92,7 @@ def test_an_error_shows_what_it_names(tmp_path):
 
 
 @pytest.mark.processes
-def test_the_doctor_shows_foreign_runs_scripts_and_logs(tmp_path):
+def test_the_doctor_escapes_foreign_runs_scripts_and_logs(tmp_path):
     foreign("killed", tmp_path / "run", STRUCTURE)
     attack = ATTACK.replace("\ud800", "").replace("\r", "").replace("\u2028", "")
     script = "import torch.distributed as dist\ndist.init_process_group('nccl')\nif dist.get_rank() == 0:\n    dist.barrier()"
@@ -108,7 +108,7 @@ def test_the_doctor_shows_foreign_runs_scripts_and_logs(tmp_path):
 
 
 @pytest.mark.processes
-def test_checkpoints_are_listed_without_their_escapes(tmp_path):
+def test_checkpoint_list_escapes_its_text(tmp_path):
     folder = step_folder(tmp_path, 2)
     folder.mkdir()
     (folder / f"{ATTACK[:20]}.distcp").write_bytes(b"")
@@ -133,7 +133,7 @@ def test_checkpoints_are_listed_without_their_escapes(tmp_path):
     assert "␛]0;title␇" in text
 
 
-def test_a_terminal_gets_only_the_escapes_of_our_own():
+def test_the_terminal_gets_only_our_own_escapes():
     file = io.StringIO()
     console = VisibleConsole(file=file, force_terminal=True, width=200, color_system="standard")
     table = Table(title=Text(ATTACK))
@@ -166,5 +166,5 @@ def test_markdown_is_escaped_and_read_back():
 @pytest.mark.parametrize(
     "given", ["plain", "1.45–2.11 (95 %)", "`--replicas 2` > 1", "[1, 2]", "A & B"]
 )
-def test_ordinary_words_stay_as_they_are(given):
+def test_ordinary_text_is_unchanged(given):
     assert safe(given) == given

@@ -1,5 +1,5 @@
-"""The live view shows the numbers of the events, fits its terminal, and says plain lines where
-there is none."""
+"""The live view shows the events' numbers and fits its terminal; without a terminal, it prints
+plain lines."""
 
 import fcntl
 import json
@@ -29,7 +29,7 @@ GiB = 2**30
 
 
 def span(event, step, start_ms, end_ms, **fields):
-    """Every step takes 100 ms; the numbers are those of its first."""
+    """Create a span. Each step takes 100 ms, and times are relative to the step."""
     at = step / 10
     return {
         "event": event,
@@ -41,8 +41,8 @@ def span(event, step, start_ms, end_ms, **fields):
 
 
 def step_events(step, device):
-    """Per step: 10 ms of data, then 80 ms: 60 ms of passes, and two all-reduces that cover 20 ms
-    together.
+    """Create the events of a step: 10 ms of data loading, then 80 ms with 60 ms of passes and two
+    all-reduces that cover 20 ms in total.
 
     data     ├──┤
     passes        ├───────────────────┤
@@ -82,8 +82,7 @@ def load_event(cpu_share, rss_bytes, **gpu):
 
 @pytest.fixture
 def follow(tmp_path):
-    """A follower of the recorded run's plan, fed with events per rank: what a run writes while it
-    is under way."""
+    """Follow the recorded run's plan with the given events for each rank, as during a run."""
     folder = tmp_path / "run"
     (folder / "events").mkdir(parents=True)
     manifest = json.loads((RECORDED / "manifest.json").read_text())
@@ -117,7 +116,7 @@ def ten_steps(device):
     return [event for step in range(10) for event in step_events(step, device)]
 
 
-def test_the_numbers_are_those_of_the_events(follow):
+def test_numbers_match_the_events(follow):
     follower = follow(ten_steps("cpu:0"), ten_steps("cpu:1"))
     assert follower.done == 10
     assert follower.losses[-1] == pytest.approx(2 * 1.1)  # the sum of the ranks' parts
@@ -126,14 +125,14 @@ def test_the_numbers_are_those_of_the_events(follow):
     for rank in follower.ranks:
         assert rank.step_seconds == pytest.approx(0.08)
         assert rank.data_seconds == pytest.approx(0.01)
-        assert rank.communication_share == pytest.approx(20 / 80)  # 10 + 15, of which 5 together
+        assert rank.communication_share == pytest.approx(20 / 80)  # 10 + 15, with 5 of overlap
         assert rank.samples == 160
         [device] = rank.devices
         assert rank.load_of(device) == (pytest.approx(60 / 80), "busy")
 
 
 @pytest.mark.parametrize("width", [120, 90, 70, 60])
-def test_the_picture_holds_them_at_every_width(follow, width):
+def test_the_frame_shows_the_numbers_at_every_width(follow, width):
     text = drawn(follow(ten_steps("cpu:0"), ten_steps("cpu:1")), width)
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
@@ -175,12 +174,12 @@ def test_a_gpu_has_its_own_load_and_memory(follow):
     first, second = follower.ranks
     assert first.load_of("cuda:0") == (0.83, "GPU load")
     assert first.memory_of("cuda:0") == (5 * GiB, 10 * GiB, "memory")
-    assert second.load_of("cuda:0") == (pytest.approx(0.75), "busy")  # the driver does not say
+    assert second.load_of("cuda:0") == (pytest.approx(0.75), "busy")  # unknown to the driver
     assert "██████░░░░░░ 5.0 GiB of 10.0 GiB" in drawn(follower, 120)
 
 
-def test_devices_of_one_process_are_told_apart(follow):
-    """What the system says of a process cannot be divided between its devices; the passes can."""
+def test_devices_that_share_a_process_have_separate_loads(follow):
+    """The process load cannot be divided between its devices, but the passes can."""
     events = [event for event in ten_steps("cpu:0") if event["event"] != "backward"]
     events += step_events(10, "cpu:2")
     load = load_event(1.7, GiB)
@@ -193,13 +192,13 @@ def test_devices_of_one_process_are_told_apart(follow):
     assert rank.memory_of("cpu:2") is None
 
 
-def test_data_parallel_is_busy_in_its_replicas_not_in_what_waits_for_them(follow):
+def test_data_parallel_load_counts_replicas_not_the_thread_that_waits(follow):
     replica = [span("replica_forward", 0, 20, 28, device="cpu:0", replica=0)]
     follower = follow([*replica, *step_events(0, "cpu:0")], step_events(0, "cpu:1"))
     assert follower.ranks[0].load_of("cpu:0") == (pytest.approx(8 / 80), "busy")
 
 
-def test_before_the_first_step_nothing_is_invented(follow):
+def test_before_the_first_step_all_numbers_are_unknown(follow):
     follower = follow([], [])
     text = drawn(follower, 120)
     assert "waiting for the first step" in text
@@ -208,7 +207,7 @@ def test_before_the_first_step_nothing_is_invented(follow):
     assert follower.samples_per_second is None
 
 
-def test_it_follows_a_growing_file_and_counts_what_all_ranks_have_done(tmp_path):
+def test_follows_growing_files_and_counts_steps_that_all_ranks_finished(tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(RECORDED, folder)
     lines = {
@@ -223,7 +222,7 @@ def test_it_follows_a_growing_file_and_counts_what_all_ranks_have_done(tmp_path)
     first.write_text("".join(lines[first]))
     assert [event["rank"] for event in follower.poll()] == [0]
     assert follower.done == 0
-    second.write_text("".join(lines[second])[:-300])  # cut somewhere in the last lines
+    second.write_text("".join(lines[second])[:-300])  # ends within a line
     assert [event["rank"] for event in follower.poll()] == [1]
     assert follower.all_started
     assert follower.done == 5
@@ -238,7 +237,7 @@ def test_the_terminal_is_restored_and_the_last_frame_stays(follow):
     written = StringIO()
     console = Console(width=100, file=written, force_terminal=True, no_color=True)
     view = LiveView(follow(ten_steps("cpu:0"), ten_steps("cpu:1")), console)
-    for _ in range(50):  # at most a few redraws, however often it is asked
+    for _ in range(50):  # only a few of these updates redraw
         view.update()
     view.stop()
     text = written.getvalue()
@@ -249,7 +248,7 @@ def test_the_terminal_is_restored_and_the_last_frame_stays(follow):
 
 
 @pytest.mark.processes
-def test_ctrl_c_in_a_real_terminal_ends_the_ranks_and_gives_the_cursor_back(tmp_path):
+def test_ctrl_c_in_a_real_terminal_ends_the_ranks_and_restores_the_cursor(tmp_path):
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 70, 0, 0))
     command = [
@@ -272,7 +271,7 @@ def test_ctrl_c_in_a_real_terminal_ends_the_ranks_and_gives_the_cursor_back(tmp_
     )
     os.close(slave)
     text, interrupted = b"", False
-    with suppress(OSError):  # which is how a terminal says that nobody writes to it any more
+    with suppress(OSError):  # the terminal closed
         while piece := os.read(master, 65536):
             text += piece
             if not interrupted and b"samples/s" in text:
@@ -280,9 +279,7 @@ def test_ctrl_c_in_a_real_terminal_ends_the_ranks_and_gives_the_cursor_back(tmp_
                 interrupted = True
     os.close(master)
     assert process.wait(DEADLINE_SECONDS) == 130
-    after = text.decode().rpartition("\x1b[?25h")[
-        2
-    ]  # the cursor is shown; what follows stands below the last frame
+    after = text.decode().rpartition("\x1b[?25h")[2]  # the text after the cursor is visible again
     assert "Stopped by Ctrl-C" in after
     assert "\x1b[?25l" not in after
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "interrupted"
@@ -296,7 +293,7 @@ def test_sparkline():
     assert sparkline([], 8) == sparkline([float("nan")], 8) == ""
 
 
-def test_without_a_terminal_it_is_lines_with_load_and_communication(paralab, tmp_path):
+def test_without_a_terminal_prints_lines_with_load_and_communication(paralab, tmp_path):
     done = paralab(
         "run", "ddp", "--workload", "mlp:tiny", "--steps", "20", "--live", "--out", "run"
     )

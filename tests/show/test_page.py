@@ -1,4 +1,4 @@
-"""The page as text: whole, small, escaped, the same twice, and silent about what is not known."""
+"""The page as text: complete, small, escaped, deterministic, and honest about unknown numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 
 class Tree(HTMLParser):
-    """Fails where a tag is closed that is not open. Keeps the attributes and the text of every
+    """Parses a page; fails if tags are not balanced. Has the attributes and text of each
     element."""
 
     def __init__(self, page: str) -> None:
@@ -77,7 +77,7 @@ def page_of(*blocks: object) -> str:
     return render(Document("t", "", (), (Section("s", blocks),)))  # type: ignore[arg-type]
 
 
-def test_a_rich_page_is_small_balanced_and_the_same_twice():
+def test_a_full_page_is_small_balanced_and_deterministic():
     page = render(sample())
     assert page == render(sample())
     assert len(page.encode()) < 300_000
@@ -87,7 +87,7 @@ def test_a_rich_page_is_small_balanced_and_the_same_twice():
 
 
 def test_nothing_is_fetched():
-    page = render(sample()).replace("http://www.w3.org/2000/svg", "")  # a name, not an address
+    page = render(sample()).replace("http://www.w3.org/2000/svg", "")  # a namespace, not an address
     assert "http://" not in page
     assert "https://" not in page
     for _, attributes in Tree(page).elements:
@@ -108,7 +108,7 @@ def test_a_nasty_label_stays_a_label():
     assert not tree.all("b")
     assert len(tree.all("script")) == 3
     assert len(re.findall("</script>", page)) == 3
-    assert ("th", NASTY) in tree.texts  # it is shown as it is
+    assert ("th", NASTY) in tree.texts  # unchanged
     everywhere = page_of(
         Bars(NASTY, (Bar(NASTY, 1.0, text=NASTY),), NASTY, note=NASTY),
         Split(NASTY, 4, (Part(NASTY, (4,)),)),
@@ -132,12 +132,12 @@ def test_headings_do_not_skip_a_level():
     assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
-def test_every_picture_has_words():
+def test_every_chart_has_a_text_alternative():
     page = render(sample())
     tree = Tree(page)
     pictures = [attributes for attributes in tree.all("svg") if attributes.get("role") == "img"]
     ids = {attributes["id"] for _, attributes in tree.elements if "id" in attributes}
-    assert len(pictures) == 8 * 2 + 1  # for desk and phone, and one timeline
+    assert len(pictures) == 8 * 2 + 1  # for desktop and phone, and one timeline
     assert all(
         name in ids for picture in pictures for name in (picture["aria-labelledby"] or "").split()
     )
@@ -146,15 +146,15 @@ def test_every_picture_has_words():
     assert "rank 0 · cpu:0 8 + 8 + 6 = 22" in page
 
 
-def test_what_is_not_known_is_said_so():
+def test_unknown_numbers_are_not_measured():
     tree = Tree(render(sample()))
-    assert ("text", "not measured") in tree.texts  # the bar of fsdp
+    assert ("text", "not measured") in tree.texts  # the fsdp bar
     assert ("td", "not measured") in tree.texts
     assert any(attributes.get("data-value") == "null" for attributes in tree.all("td"))
     assert "NaN" not in json.dumps(data_of(render(sample())))
 
 
-def test_blocks_without_numbers_can_be_shown():
+def test_blocks_without_numbers():
     page = render(without_numbers())
     Tree(page)
     pictures = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
@@ -164,7 +164,7 @@ def test_blocks_without_numbers_can_be_shown():
     Tree(render(Document("", "", (), ())))
 
 
-def test_numbers_stand_at_the_right():
+def test_numbers_are_right_aligned():
     tree = Tree(render(sample()))
     heads = [
         attributes.get("class") for attributes in tree.all("th") if attributes.get("scope") == "col"
@@ -172,14 +172,14 @@ def test_numbers_stand_at_the_right():
     assert heads[:7] == [None, "number", "number", "number", "number", "number", None]
 
 
-def test_evidence_is_in_words_with_the_exact_number_beside_it():
+def test_evidence_has_units_and_the_exact_number():
     page = render(sample())
     assert '<dt>exposed_seconds</dt><dd data-value="0.0064">6.4 ms</dd>' in page
     assert '<dt>exposed_share</dt><dd data-value="0.125">12.5 %</dd>' in page
     assert '<dt>all_reduces</dt><dd data-value="[161, 4]">161, 4</dd>' in page
 
 
-def test_code_is_set_as_code_and_nothing_else_is():
+def test_only_backticks_become_markup():
     page = render(replace(sample(), subtitle="run `a<b>` and <i>"))
     assert '<p class="subtitle">run <code>a&lt;b&gt;</code> and &lt;i&gt;</p>' in page
 
@@ -203,7 +203,7 @@ def test_ticks_are_round(values, unit, shown):
     assert (made(made.ticks[0][0]), made(made.ticks[-1][0])) == (0, pytest.approx(100))
 
 
-def test_a_logarithmic_axis_gives_every_factor_the_same_room():
+def test_a_logarithmic_axis_gives_equal_factors_equal_space():
     made = log_axis([1, 100], 0, 400)
     assert [made(value) for value in (1, 10, 100)] == pytest.approx([0, 200, 400])
     assert [words for _, words in made.ticks] == ["1", "2", "5", "10", "20", "50", "100"]
@@ -227,7 +227,7 @@ def test_quartiles():
     assert quartiles([7]) == (7, 7, 7)
 
 
-def test_a_diverged_loss_cuts_its_curve():
+def test_a_diverged_loss_interrupts_its_curve():
     assert connect([(0, 0), (1, math.nan), (2, 2), (3, 3)]) == "M0.0 0.0M2.0 2.0L3.0 3.0"
 
 
@@ -239,7 +239,7 @@ def test_a_long_curve_is_thinned_but_keeps_its_peaks():
     assert kept == sorted(kept)
 
 
-def test_spans_that_overlap_stand_below_each_other():
+def test_overlapping_spans_get_separate_rows():
     #  lane 0   |forward |backward  |      row 0
     #                        |all-reduce|  row 1
     #  lane 1   |forward |

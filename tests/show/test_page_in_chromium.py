@@ -1,5 +1,4 @@
-"""The page in a real browser: what a reader sees, hovers, zooms, types, prints, and what is left
-without scripts.
+"""The page in a real browser: view, hover, zoom, type, print, and read it without scripts.
 
 Needs Playwright and a Chromium (conftest.py).
 """
@@ -30,7 +29,7 @@ BLOCKS = [block for section in sample().sections for block in section.blocks]
 TIMELINE = next(block for block in BLOCKS if isinstance(block, Timeline))
 BEGIN = min(span.start for span in TIMELINE.spans)
 
-# WCAG's contrast of an element's text with the first ground below it that is not transparent.
+# The WCAG contrast between an element's text and the first opaque background below it.
 CONTRAST = """(element) => {
   const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
   const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
@@ -52,7 +51,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def page(browser: Any, address: str) -> Iterator[Any]:
-    """The sample on a desk. A script error in any test fails it."""
+    """Open the sample on a desktop. A script error fails the test."""
     with browser.new_context(viewport=DESK) as context:
         opened = context.new_page()
         wrong: list[str] = []
@@ -64,15 +63,15 @@ def page(browser: Any, address: str) -> Iterator[Any]:
 
 
 def settle(page: Any) -> None:
-    """Two frames: scrolling, toggling and layout that were begun are done."""
+    """Wait two frames until scrolling, toggling, and layout are done."""
     page.evaluate(
         "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
     )
 
 
 def until(page: Any, expression: str, deadline_seconds: float = 5) -> None:
-    """Playwright's own waiting evaluates strings inside the page, which the page's security policy
-    forbids."""
+    """Wait without Playwright's functions: they evaluate strings inside the page, which the page's
+    security policy forbids."""
     end = time.monotonic() + deadline_seconds
     while not page.evaluate(expression):
         assert time.monotonic() < end, expression
@@ -80,7 +79,7 @@ def until(page: Any, expression: str, deadline_seconds: float = 5) -> None:
 
 
 def view(page: Any) -> list[float]:
-    """The part of the time that the timeline shows, once it is laid out."""
+    """Return the time range that the timeline shows, once it is laid out."""
     settle(page)
     return json.loads(page.locator("svg[data-view]").get_attribute("data-view"))
 
@@ -94,7 +93,7 @@ def tip_rows(page: Any) -> dict[str, str]:
 
 
 def told_of(index: int) -> dict[str, str]:
-    """What the tip must say about a span."""
+    """Return the tooltip for a span."""
     span = TIMELINE.spans[index]
     return {
         "start": seconds(span.start - BEGIN),
@@ -139,9 +138,9 @@ def test_tables_show_the_data_in_the_page(page):
     ]
 
 
-def test_real_folders_are_pages_too(browser, tmp_path):
-    """A recorded run, and one with stages: every table equals the data, the phone needs no sideways
-    scrolling, nothing fails."""
+def test_pages_for_recorded_folders(browser, tmp_path):
+    """Check a recorded run, and one with stages: tables match the data, a phone needs no horizontal
+    scrolling, and no script fails."""
     staged = write(
         tmp_path / "run",
         recorded_plan("pipeline", ranks=1, stages=2, micro_batches=2, workload="mlp"),
@@ -176,12 +175,12 @@ def test_real_folders_are_pages_too(browser, tmp_path):
             page.locator("details.json").evaluate_all(
                 "(panels) => panels.forEach((panel) => { panel.open = true; })"
             )
-            settle(page)  # a JSON of long lines once made the page several screens wide
+            settle(page)  # long JSON lines once made the page several screens wide
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
             assert not wrong
 
 
-def test_hovering_a_span_tells_its_numbers(page):
+def test_hovering_a_span_shows_its_numbers(page):
     index = next(
         n for n, span in enumerate(TIMELINE.spans) if span.kind == "all_reduce" and span.exposed
     )
@@ -213,21 +212,19 @@ def test_the_wheel_zooms_at_the_pointer_and_reset_shows_all(page):
     zoomed = view(page)
     length = zoomed[1] - zoomed[0]
     assert length < 0.5 * (whole[1] - whole[0])
-    under = (0.75 * box["width"] - 8) / (box["width"] - 16)  # what was below the pointer still is
+    under = (0.75 * box["width"] - 8) / (box["width"] - 16)  # the time at the pointer stays there
     assert zoomed[0] + under * length == pytest.approx(
         whole[0] + under * (whole[1] - whole[0]), abs=0.01 * length
     )
     assert svg.locator(".axis .tick").all_text_contents() != ticks
-    assert (
-        "all-reduce 3" in svg.locator(".labels text").all_text_contents()
-    )  # now there is room for it
+    assert "all-reduce 3" in svg.locator(".labels text").all_text_contents()  # now it fits
     page.locator("[data-zoom=reset]").click()
     assert view(page) == whole
     assert svg.locator(".axis .tick").all_text_contents() == ticks
     assert svg.locator(".labels text").count() == labels
 
 
-def test_the_page_still_scrolls_over_a_timeline_that_shows_all(page):
+def test_the_wheel_scrolls_the_page_over_an_unzoomed_timeline(page):
     page.locator("svg[data-view]").hover()
     before = page.evaluate("scrollY")
     page.mouse.wheel(0, 300)
@@ -252,7 +249,7 @@ def test_buttons_zoom_and_dragging_moves(page):
     assert view(page)[1] - view(page)[0] > moved[1] - moved[0]
 
 
-def test_the_keyboard_zooms_moves_and_goes_from_span_to_span(page):
+def test_the_keyboard_zooms_moves_and_selects_spans(page):
     whole = view(page)
     page.locator(".timeline").focus()
     settle(page)
@@ -269,7 +266,7 @@ def test_the_keyboard_zooms_moves_and_goes_from_span_to_span(page):
         (n for n, span in enumerate(TIMELINE.spans) if span.lane == 0),
         key=lambda n: TIMELINE.spans[n].start,
     )
-    for index in lane[:3]:  # the first one, then its neighbours
+    for index in lane[:3]:  # the first span, then its neighbors
         page.keyboard.press("Shift+ArrowRight")
         rows = tip_rows(page)
         assert {name: rows[name] for name in told_of(index)} == told_of(index)
@@ -280,7 +277,7 @@ def test_the_keyboard_zooms_moves_and_goes_from_span_to_span(page):
     assert page.locator(".span.here").count() == 1
 
 
-def test_all_spans_can_be_read_as_a_table_in_the_words_of_python(page):
+def test_the_span_table_formats_numbers_like_python(page):
     page.locator(".span-table summary").click()
     settle(page)
     cells = "(rows) => rows.map((row) => [...row.cells].map((cell) => cell.textContent))"
@@ -312,7 +309,7 @@ def test_json_shows_the_block(page):
 
 
 @pytest.mark.parametrize("title", [block.title for block in BLOCKS if isinstance(block, Lines)])
-def test_curves_tell_the_nearest_values_in_the_words_of_python(page, title):
+def test_curves_show_the_nearest_values_formatted_like_python(page, title):
     block = next(block for block in BLOCKS if isinstance(block, Lines) and block.title == title)
     svg = page.locator(f"svg.wide:has(title:text-is('{title}'))")
     low, high, start, end = json.loads(svg.get_attribute("data-plot"))["x"]
@@ -329,13 +326,13 @@ def test_curves_tell_the_nearest_values_in_the_words_of_python(page, title):
     }
     page.mouse.move(5, 5)
     svg.locator("xpath=..").focus()
-    page.keyboard.press("ArrowRight")  # on from where the pointer was
+    page.keyboard.press("ArrowRight")  # continues from the pointer
     assert tip_rows(page) == {
         line.label: measure(line.points[4][1], block.y_unit) for line in block.lines
     }
 
 
-def test_both_themes_can_be_read(page):
+def test_both_themes_have_enough_contrast(page):
     grounds = {}
     for theme in ("light", "dark"):
         page.locator(f"[data-set-theme={theme}]").click()
@@ -361,9 +358,8 @@ def test_both_themes_can_be_read(page):
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == grounds[scheme]
 
 
-def test_labels_in_spans_can_be_read(page):
-    """Dark text on every kind's colour, which is the same in both themes. The tip lends its element
-    for the comparison."""
+def test_span_labels_have_enough_contrast(page):
+    """Check dark text on each kind's color, the same in both themes, using the tooltip's element."""
     for kind in (
         "forward",
         "backward",
@@ -386,7 +382,7 @@ def test_labels_in_spans_can_be_read(page):
         assert contrast >= 4.5, kind
 
 
-def test_a_phone_needs_no_sideways_scrolling(browser, address):
+def test_a_phone_needs_no_horizontal_scrolling(browser, address):
     with browser.new_context(viewport=PHONE, has_touch=True, is_mobile=True) as context:
         page = context.new_page()
         page.goto(address)
@@ -397,7 +393,7 @@ def test_a_phone_needs_no_sideways_scrolling(browser, address):
         sizes = page.evaluate("""() => [...document.querySelectorAll("svg[role=img]")].filter((svg) => svg.clientWidth).map((svg) =>
             12.5 * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width)""")
         assert len(sizes) == 9
-        assert min(sizes) >= 11  # px of the smallest text in every picture
+        assert min(sizes) >= 11  # px, the smallest text in any chart
         left = page.evaluate("""() => { const holder = document.querySelector(".table-block .scroll"); holder.scrollLeft = 200;
             return holder.querySelector("tbody th").getBoundingClientRect().left - holder.getBoundingClientRect().left; }""")
         assert left == 0  # the first column stays
@@ -424,6 +420,6 @@ def test_print_is_light_and_has_no_buttons(page):
     assert page.locator("svg[role=img]").first.is_visible()
 
 
-def test_the_contents_lead_to_the_sections(page):
+def test_the_contents_link_to_the_sections(page):
     page.locator("nav a", has_text="The training").click()
     until(page, "document.querySelector('nav [aria-current]')?.textContent === 'The training'")

