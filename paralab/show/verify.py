@@ -42,7 +42,7 @@ def _row(each: Verified) -> tuple[str, ...]:
     return (
         each.strategy + schedule,
         each.arithmetic,
-        "partial" if each.options.partial_last_batch else "whole",
+        "partial" if each.options.partial_last_batch else "full",
         size_of(each.max_difference),
         f"[{'green' if each.equal else 'red'}]{outcome(each)}[/]",
         size_of((each.excused or each).max_difference),
