@@ -1,5 +1,4 @@
-"""`paralab compare` and `scale`: configurations of one model side by side, each verified to train
-like a single device."""
+"""`paralab compare` and `scale`: measure and verify configurations of one model side by side."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ from paralab.units import plural
 
 
 def default_configurations(base: Request) -> list[Configuration]:
-    """Return each strategy with two replicas or two stages, and each low precision that this
-    machine supports."""
+    """Return each strategy on two devices, and each low precision that this machine supports."""
     machine, _ = look_once(base, ["pipeline", "hybrid"])
     on_gpu = bool(machine.gpus) and base.device != "cpu"
     low = ("tf32", "bf16", "fp16") if on_gpu else ("bf16",)

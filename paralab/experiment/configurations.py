@@ -1,5 +1,4 @@
-"""An experiment's configurations: which ones this machine and this model can run, and the plan for
-each."""
+"""Plan an experiment's configurations, and skip those that cannot run here."""
 
 from __future__ import annotations
 
@@ -57,8 +56,18 @@ def resolve_all(
     """Return (the plans, the skipped configurations and why). All CPU devices get the same number
     of cores, to keep the comparison fair."""
     refuse_inside()
-    configurations = [_with_workload_path(each) for each in configurations]
-    inspected = _inspect_workloads(configurations)
+    workloads = [check_reference(each.request.workload) for each in configurations]
+    configurations = [
+        replace(each, request=replace(each.request, workload=workload))
+        for each, workload in zip(configurations, workloads, strict=True)
+    ]
+    inspected: dict[str, tuple[Machine, Summary]] = {}
+    for each, workload in zip(configurations, workloads, strict=True):
+        if workload not in inspected:
+            same = [
+                one.request.strategy for one in configurations if one.request.workload == workload
+            ]
+            inspected[workload] = look_once(each.request, same)
     left_out: list[LeftOut] = []
 
     def resolve_one(each: Configuration, threads: int | None) -> Resolved | None:
@@ -88,24 +97,6 @@ def resolve_all(
     threads = threads_asked() or max(1, first[0].machine.cores // most)
     again = [resolve_one(item.configuration, threads) for item in first]
     return [item for item in again if item], left_out
-
-
-def _with_workload_path(each: Configuration) -> Configuration:
-    workload = check_reference(each.request.workload)
-    return replace(each, request=replace(each.request, workload=workload))
-
-
-def _inspect_workloads(
-    configurations: Sequence[Configuration],
-) -> dict[str, tuple[Machine, Summary]]:
-    """Inspect each workload once for all its configurations."""
-    inspected: dict[str, tuple[Machine, Summary]] = {}
-    for each in configurations:
-        name = each.request.workload
-        if name not in inspected:
-            same = [other.request for other in configurations if other.request.workload == name]
-            inspected[name] = look_once(each.request, [request.strategy for request in same])
-    return inspected
 
 
 def _steps(request: Request, machine: Machine, summary: Summary) -> int:

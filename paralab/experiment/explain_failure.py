@@ -1,5 +1,4 @@
-"""Turn a launcher's report into the error for a failed run: the root cause first, then where to
-read more."""
+"""Explain a failed run: the root cause first, then where to read more."""
 
 from __future__ import annotations
 
@@ -8,13 +7,16 @@ import os
 import shutil
 from pathlib import Path
 
-from paralab.analyse.failure import root_cause
+from paralab.analyse.failure import last_lines, root_cause
 from paralab.analyse.hang import find_hang
 from paralab.errors import RunFailed
+from paralab.launch import slurm
 from paralab.launch.job import Outcome, Training
 from paralab.launch.ranks import RankExits
 from paralab.machine.host import FULL_BYTES
+from paralab.record.events import Error
 from paralab.record.folder import RunFolder
+from paralab.record.reader import read_events
 from paralab.record.status_board import Post
 
 
@@ -89,4 +91,33 @@ def _explain_hang(
         f"of {first.deadline:g} s.",
         detail="\n".join(line for line in lines if line),
         fix=f"{fix}; all stacks are in {dumps}",
+    )
+
+
+def explain_slurm_failure(job: slurm.SlurmJob, run: Path) -> RunFailed:
+    """Return an error with Slurm's report, then the error from the rank that failed first, or else
+    the last lines of the job's output."""
+    folder = run.parent
+    prints = folder / f"slurm-{job.number}.out"
+    problem, fix = slurm.ENDINGS.get(job.state, slurm.ENDINGS["FAILED"])
+    if job.state == "COMPLETED":
+        problem = f"completed, but left no result in {run}"
+        fix = f"read {prints}; the folder must be on a file system that the nodes share"
+    words = {
+        "limit": job.time_limit,
+        "nodes": job.nodes or "its nodes",
+        "prints": prints,
+        "again": f"sbatch {folder}/job.sbatch",
+        "code": job.exit_code.partition(":")[0],
+    }
+
+    detail = last_lines(prints, 12) or f"No output: {prints} is missing or empty."
+    if any(isinstance(event, Error) for events in read_events(run).values() for event in events):
+        cause = root_cause(run, [], run / "logs")
+        detail = f"Rank {cause.rank}: {cause.what}\n{cause.detail}"
+    reason = "" if job.reason in ("None", "") else f", {job.reason}"
+    return RunFailed(
+        f"Slurm job {job.number} {problem.format(**words)} ({job.state}{reason}).",
+        detail=detail,
+        fix=fix.format(**words),
     )

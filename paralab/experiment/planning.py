@@ -1,5 +1,4 @@
-"""Turn a configuration into a plan: inspect the machine and the workload, resolve, and record both
-in the run folder."""
+"""Plan a configuration: inspect the machine and the workload, resolve, and record the plan."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ def inspection_for(request: Request, strategies: Iterable[str], **more: Any) -> 
 
 
 def look_once(request: Request, strategies: Iterable[str]) -> tuple[Machine, Summary]:
-    """Inspect a workload on one thread. Cached: an experiment has many configurations per
-    workload."""
+    """Inspect a workload on one thread, once for all configurations of an experiment."""
     refuse_inside()
     return _inspect(inspection_for(request, strategies, samples=request.batch_size, threads=1))
 
@@ -81,8 +79,7 @@ def resolve_here(
 
 
 def _samples_at_once(request: Request) -> int | None:
-    """Return how many samples a stage processes at once, for timing its layers; None for the
-    workload's own batch size."""
+    """Return the samples per micro-batch, to time the layers; None: the workload's batch size."""
     if request.batch_size is None:
         return None
     parts = (request.replicas or 1) * (request.accumulate or 1) * (request.micro_batches or 1)

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from paralab.analyse.recording import Recording
-from paralab.analyse.result import Result, result_of
+from paralab.analyse.result import Result, SlurmInfo, result_of
 from paralab.analyse.trace import trace_of
 from paralab.errors import Interrupted, ParalabError, Paused, RunFailed, UsageError
-from paralab.experiment.explain_failure import explain_failure
+from paralab.experiment.explain_failure import explain_failure, explain_slurm_failure
 from paralab.experiment.planning import make_plan, record_plan, slug
-from paralab.experiment.slurm_result import read_slurm_result
 from paralab.launch.job import Job, Launcher, Outcome, Print, Training, Watch
 from paralab.launch.local import LocalLauncher
 from paralab.launch.run_options import RunOptions
+from paralab.launch.slurm import SlurmJob
 from paralab.machine.signals import exit_code_of, name_of
 from paralab.plan.grid import Place
 from paralab.plan.request import Request
 from paralab.record.checkpoints import checkpoints, step_folder
 from paralab.record.folder import RunFolder
+from paralab.record.types import convert, read_object
 from paralab.show.tensorboard import require_tensorboard, write_tensorboard
 
 
@@ -40,7 +42,7 @@ def run(
     )
     outcome = (launcher or LocalLauncher()).run(job)
     if outcome.slurm:
-        return read_slurm_result(outcome)
+        return _read_slurm_result(outcome, outcome.slurm)
 
     # After a failure the disk may be full, and the user must see the original failure.
     must_write = outcome.status in ("completed", "interrupted")
@@ -48,6 +50,15 @@ def run(
     if error := find_error(outcome, result.reached_step):
         raise error
     return result
+
+
+def _read_slurm_result(outcome: Outcome, job: SlurmJob) -> Result:
+    """Return the job's own result with Slurm's report; raise RunFailed if there is none."""
+    path = outcome.folder.path
+    if outcome.status != "completed":
+        raise explain_slurm_failure(job, path)
+    result = convert(read_object(outcome.folder.result_path), Result, outcome.folder.result_path)
+    return replace(result, run_folder=str(path), slurm=SlurmInfo(**asdict(job)))
 
 
 def prepare(job: Job, places: Sequence[Place]) -> Training:
@@ -68,12 +79,9 @@ def prepare(job: Job, places: Sequence[Place]) -> Training:
 
     folder = RunFolder.create(options.out, f"{plan.strategy}_{slug(summary.name)}")
     record_plan(folder, plan, machine, summary)
-    extras: dict[str, Path] = {}
-    if options.save_weights:
-        extras["save_weights"] = folder.weights_path
-    if options.profile:
-        extras["profile"] = folder.profile_path
-    return Training(plan, folder, {name: str(path.resolve()) for name, path in extras.items()})
+    paths = {"save_weights": folder.weights_path, "profile": folder.profile_path}
+    extras = {name: str(path.resolve()) for name, path in paths.items() if getattr(options, name)}
+    return Training(plan, folder, extras)
 
 
 def find_error(outcome: Outcome, reached: int) -> ParalabError | None:

@@ -126,8 +126,7 @@ def single_changes(base: Request, summary: Summary, on_gpu: bool) -> list[Reques
 
 
 def combinations(base: Request, rung: Comparison) -> list[Request]:
-    """Combine the best value of each option that does not look slower: all together, and with each
-    one left out once."""
+    """Combine the best values that do not look slower: all, and all but one."""
     times = _relative_times(rung)
     best: Options = {}
     for name in TUNED:
@@ -193,8 +192,7 @@ def _rung(
 
 
 def _relative_times(rung: Comparison) -> list[tuple[Request, float]]:
-    """Return each change that fits into memory, and its step time relative to the default, which is
-    the first row."""
+    """Return each change that fits into memory, and its step time relative to the first row."""
     default, *changed = rung.rows
     return [
         (row.request, row.step_seconds.median / default.step_seconds.median)

@@ -41,6 +41,7 @@ from paralab.workload.summary import Summary
 DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # fixed batches, and batches with varying token counts
 DEFAULT_STEPS = 4
 STEP_DEADLINE = 120.0  # seconds
+VARIED = ("accumulate", "replicas", "stages", "micro_batches", "schedule")
 Inspected = tuple[Machine, Summary]
 
 
@@ -117,8 +118,7 @@ def verify(
 def _resolve(
     names: list[str], inspected: dict[str, Inspected], options: Options
 ) -> tuple[list[Case], list[Skipped]]:
-    """Return (cases that can run, cases that cannot and why). Raise the first reason if none
-    can."""
+    """Return (cases that can run, skipped cases). Raise the first reason if none can run."""
     cases: list[Case] = []
     skipped: list[Skipped] = []
     refused: UsageError | None = None
@@ -231,11 +231,7 @@ def _describe(request: Request, batch: int, partial: bool, summary: Summary) -> 
         batch_size=batch,
         partial_last_batch=partial,
         varying_weights=summary.weighted,
-        accumulate=request.accumulate,
-        replicas=request.replicas,
-        stages=request.stages,
-        micro_batches=request.micro_batches,
-        schedule=request.schedule,
+        **{name: getattr(request, name) for name in VARIED},
     )
 
 

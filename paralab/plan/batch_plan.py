@@ -64,8 +64,7 @@ def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPla
 
 
 def _choose_micro_batches(request: Request, stages: int, samples: int, reasons: Reasons) -> int:
-    """Use the given number, or 2 per stage if there are enough samples and the schedule can run
-    them."""
+    """Use the given number, or 2 per stage if the samples and the schedule allow it."""
     schedule = request.schedule
     most = min(2 * stages, samples)
     fitting = [n for n in range(1, most + 1) if not schedule or not misfit(schedule, stages, n)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -167,14 +168,11 @@ def choose_backend(request: Request, layout: Layout, reasons: Reasons) -> str | 
     """Choose the torch.distributed backend; None for a single process."""
     if request.strategy not in PROCESS_PER_REPLICA and not request.schedule:
         return None
-    users: dict[str, set[int]] = {}
-    for rank, row in enumerate(layout.cells):
-        for cell in row:
-            users.setdefault(cell.name, set()).add(rank)
+    users = Counter(name for row in layout.cells for name in {cell.name for cell in row})
 
     if layout.device == "cpu":
         backend, because = "gloo", "the ranks are CPU processes"
-    elif any(len(ranks) > 1 for ranks in users.values()):
+    elif max(users.values()) > 1:
         if request.strategy == "fsdp":
             ranks, gpus = plural(len(layout.cells), "rank"), plural(len(users), "GPU")
             raise UsageError(

@@ -50,8 +50,7 @@ class RankPlan:
     node: str = ""
 
     def counts(self, stages: int) -> bool:
-        """Return whether its loss and samples count. If stages are processes, only the last stage
-        counts."""
+        """Return whether its loss counts. If stages are processes, only the last stage counts."""
         return self.stage is None or self.stage == stages - 1
 
 

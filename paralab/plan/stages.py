@@ -63,8 +63,7 @@ def split_by_time(costs: Sequence[float], stages: int) -> list[tuple[int, int]]:
 
     @cache
     def best(first: int, stages_left: int) -> tuple[float, int]:
-        """Return (slowest stage, where this stage stops) for layers first … end over stages_left
-        stages."""
+        """Return (slowest stage, where this stage stops) for the layers from `first` on."""
         if stages_left == 1:
             return total[-1] - total[first], len(costs)
         stops = range(first + 1, len(costs) - stages_left + 2)

@@ -48,8 +48,8 @@ from paralab.workload.randomness import seed_everything
 from paralab.workload.reference import user_folder
 from paralab.workload.shard_units import find_units
 from paralab.workload.state import put_back, state_of
-from paralab.workload.summary import Inspection, Layer, Summary, Unit, controls
-from paralab.workload.trial_steps import MOST_BRANCHES, Trial, try_step
+from paralab.workload.summary import Inspection, Layer, Summary, Trial, Unit
+from paralab.workload.trial_steps import MOST_BRANCHES, try_step
 from paralab.workload.workload import Workload
 
 
@@ -137,9 +137,8 @@ def inspect_workload(inspection: Inspection) -> Summary:
     parameter_bytes = sum(parameter.nbytes for parameter in model.parameters())
     split_problem = None
     if inspection.verify:  # last: it changes the model's type
-        kinds = controls(trial.batch_norms, trial.random, trial.state)
         with running("A trial step"):
-            split_problem = find_split_problem(workload, model, batch, kinds)
+            split_problem = find_split_problem(workload, model, batch, trial.controls)
 
     return Summary(
         name=workload.name,

@@ -11,8 +11,7 @@ from paralab.errors import unknown
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A model family: the module with its `build(name, **numbers)`, and the available sizes. The
-    first size is the default."""
+    """A model family: the module with its `build(name, **numbers)`, and sizes, default first."""
 
     module: str
     about: str

@@ -70,8 +70,7 @@ class _Trace:
         return time.perf_counter()
 
     def first_call(self, name: str) -> int:
-        """The first call that runs a module: its own call, or its nearest called parent's. -1 means
-        the model."""
+        """Return a module's first call, or its nearest called parent's. -1 means the model."""
         while name and name not in self.names:
             name = name.rpartition(".")[0]
         return self.names.index(name) if name else -1
@@ -197,8 +196,7 @@ def _run(
 
 
 def _find_cuts(model: nn.Module, trace: _Trace, inputs: Any) -> tuple[list[int], dict[str, str]]:
-    """Return the calls at which the model can be cut. For each other marked call, return what
-    crosses it."""
+    """Return the possible cuts, and for each other marked call, what crosses it."""
     owners: dict[int, list[str]] = {}
     for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
@@ -228,8 +226,7 @@ def _find_cuts(model: nn.Module, trace: _Trace, inputs: Any) -> tuple[list[int],
 
 
 def reachable(output: Any, stop_at: int = -1) -> list[int]:
-    """Return the ids of parameters that the graph reaches from the output without passing marker
-    `stop_at`."""
+    """Return the ids of parameters that the graph reaches without passing marker `stop_at`."""
     parameters: list[int] = []
     visited: set[Any] = set()
     waiting: list[Any] = [tensor.grad_fn for tensor in tensors(output)]
@@ -261,8 +258,7 @@ def _remove_duplicates(trace: _Trace, cuts: list[int]) -> list[int]:
 def _assign_modules(
     model: nn.Module, trace: _Trace, cuts: list[int]
 ) -> tuple[list[list[str]], str | None]:
-    """Return, for each part, the modules whose own parameters or buffers it contains, or why this
-    is impossible."""
+    """Return the modules whose own parameters or buffers each part has, or why it is impossible."""
     last_inside = list(range(len(trace.names)))  # the last call inside each call
     for call in reversed(range(len(trace.names))):
         if (caller := trace.callers[call]) >= 0:

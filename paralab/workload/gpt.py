@@ -36,8 +36,7 @@ def library_text(lengths: Iterator[int]) -> Iterator[bytes]:
 
 
 def library_tokens(samples: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (inputs, targets) for `samples` texts of context/2 … context bytes. Start over if the
-    library is too short."""
+    """Return (inputs, targets) for texts of context/2 … context bytes. Repeat a short library."""
     chance = random.Random(0)
     lengths = iter(lambda: chance.randint(context // 2, context) + 1, None)
     inputs = torch.full((samples, context), PAD)

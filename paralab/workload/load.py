@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from paralab.errors import UsageError, unknown
@@ -30,7 +29,7 @@ def load_workload(reference: str) -> Workload:
     if names_file(reference):
         path, _, attribute = split(reference)
         with _importing_from(path.parent, Path.cwd()):
-            return _build(_attribute(path, attribute), reference, path.parent)
+            return _build(_import_from(path, attribute), reference, path.parent)
     entry, numbers = look_up(reference)
     built: Workload = importlib.import_module(entry.module).build(full_name(reference), **numbers)
     return built
@@ -62,21 +61,7 @@ def _importing_from(*folders: Path) -> Iterator[None]:
         sys.path += [name for name in dict.fromkeys(names) if name not in sys.path]
 
 
-def _attribute(path: Path, attribute: str) -> Any:
-    module = _import_file(path)
-    if not hasattr(module, attribute):
-        names = [
-            name
-            for name, value in vars(module).items()
-            if getattr(value, "__module__", "") == module.__name__
-        ]
-        raise unknown(
-            f"function in {path.name} named", attribute, names or ["(the file defines no function)"]
-        )
-    return getattr(module, attribute)
-
-
-def _import_file(path: Path) -> ModuleType:
+def _import_from(path: Path, attribute: str) -> Any:
     name = f"paralab_workload_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -91,7 +76,13 @@ def _import_file(path: Path) -> ModuleType:
             f"{path.name} could not be imported: {type(error).__name__}: {error}",
             detail=their_lines(error, path.parent),
         ) from error
-    return module
+    if not hasattr(module, attribute):
+        own = [
+            key for key, value in vars(module).items() if getattr(value, "__module__", "") == name
+        ]
+        own = own or ["(the file defines no function)"]
+        raise unknown(f"function in {path.name} named", attribute, own)
+    return getattr(module, attribute)
 
 
 def their_lines(error: BaseException, folder: Path) -> str:

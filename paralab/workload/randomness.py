@@ -1,5 +1,4 @@
-"""Seed user code: it must draw the same random numbers in all processes, or ranks would not share
-their data."""
+"""Seed user code: all ranks must draw the same random numbers to share their data."""
 
 from __future__ import annotations
 

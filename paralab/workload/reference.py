@@ -16,8 +16,7 @@ def names_file(reference: str) -> bool:
 
 
 def check_reference(reference: str) -> str:
-    """Reject references that cannot be loaded, early and without torch. Return the reference with
-    an absolute path."""
+    """Return the reference with an absolute path. Reject a wrong one early, without torch."""
     if reference.startswith(PICKLED):
         return reference
     if not names_file(reference):

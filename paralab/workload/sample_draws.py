@@ -15,6 +15,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -34,8 +35,7 @@ Draw = tuple[str, int]  # the module that draws, and its draw number in this for
 
 
 class Axis(NamedTuple):
-    """The sample dim of a random tensor, and the number of entries per sample in it. None means one
-    draw for all samples."""
+    """A random tensor's sample dim, and its entries per sample. None: one draw for all samples."""
 
     number: int | None
     entries: int
@@ -88,15 +88,12 @@ def track_modules(model: nn.Module) -> None:
     differ between processes, because a module that another process computes is not called here.)"""
     for name, module in model.named_modules():
         if name:
-            module.register_forward_pre_hook(_enter(name))
+            module.register_forward_pre_hook(partial(_enter, name))
             module.register_forward_hook(_leave, always_call=True)
 
 
-def _enter(name: str) -> Callable[..., None]:
-    def hook(*_: Any) -> None:
-        getattr(_thread, "path", []).append(name)
-
-    return hook
+def _enter(name: str, *_: Any) -> None:
+    getattr(_thread, "path", []).append(name)
 
 
 def _leave(*_: Any) -> None:
@@ -129,8 +126,7 @@ def _make_seeds(inputs: Any) -> list[int]:
 
 @torch.no_grad()
 def find_axes(model: nn.Module, example: Any) -> Axes:
-    """Find the sample dims: call the model with three samples and with two. The dim that shrinks is
-    the sample dim."""
+    """Find the sample dims: those that shrink if the model gets two samples instead of three."""
     before, shapes = state_of(model), []
     with torch.random.fork_rng(devices=[]):
         for samples in (3, 2):
@@ -178,12 +174,7 @@ class _PerSample(TorchDispatchMode):
             return func(*args, **kwargs)
 
         kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
-        shape, samples = _shape_of(args, kwargs), len(self.seeds)
-        axis = self.axes.get(draw)
-        if axis is None or not _fits(
-            axis, shape, samples
-        ):  # a branch that the example did not take
-            axis = _guess_axis(shape, samples)
+        axis = _choose_axis(self.axes.get(draw), _shape_of(args, kwargs), len(self.seeds))
         return _draw(func, args, kwargs, zlib.crc32(repr(draw).encode()), self.seeds, axis)
 
 
@@ -194,13 +185,12 @@ def _shape_of(args: Any, kwargs: Any) -> list[int]:
     return list(first.shape) if first is not None else next(sizes, [])
 
 
-def _fits(axis: Axis, shape: list[int], samples: int) -> bool:
-    if axis.number is None:
-        return True
-    return axis.number < len(shape) and shape[axis.number] == axis.entries * samples
-
-
-def _guess_axis(shape: list[int], samples: int) -> Axis:
+def _choose_axis(axis: Axis | None, shape: list[int], samples: int) -> Axis:
+    """Return the known axis. Guess it if the example took another branch."""
+    if axis and (
+        axis.number is None or shape[axis.number : axis.number + 1] == [axis.entries * samples]
+    ):
+        return axis
     if samples and samples in shape:
         return Axis(shape.index(samples), 1)
     if samples and shape and shape[0] and shape[0] % samples == 0:

@@ -7,6 +7,7 @@ with how many samples, so such a model trains differently.
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import deque
 from typing import Any
@@ -23,7 +24,14 @@ MOST_ITEMS = 1000  # in a container: a longer one is not a counter, and copying 
 def state_of(model: nn.Module) -> State:
     """Copy all model state that a forward may change, except parameters."""
     copies: dict[int, torch.Tensor] = {}  # by id, so a tensor with two names stays one tensor
-    return {place: _copy(value, copies) for place, value in _places(model).items()}
+    state: State = {}
+    for name, module in model.named_modules():
+        buffers = {key: buffer for key, buffer in module._buffers.items() if buffer is not None}
+        attributes = {key: value for key, value in vars(module).items() if key not in OWN}
+        for key, value in (buffers | attributes).items():
+            if _is_state(value):
+                state[name, key] = _copy(value, copies)
+    return state
 
 
 def changes(before: State, after: State) -> list[str]:
@@ -37,50 +45,33 @@ def changes(before: State, after: State) -> list[str]:
 
 
 def put_back(model: nn.Module, state: State) -> None:
-    """Restore the values in `state`. A buffer becomes a new tensor: a graph may still need the
-    current one."""
+    """Restore these values. A buffer becomes a new tensor: a graph may still need the old one."""
     modules = dict(model.named_modules())
     copies: dict[int, torch.Tensor] = {}
     for (name, key), value in state.items():
-        module = modules[name]
-        present = module._buffers.get(key) if key in module._buffers else vars(module).get(key)
+        module: Any = modules[name]
+        owner = module._buffers if key in module._buffers else vars(module)
+        present = owner.get(key)
         if isinstance(value, _GeneratorState):
             value.put_back(present)
             continue
         new = _copy(value, copies)
         if isinstance(present, torch.Tensor) and isinstance(new, torch.Tensor):
             new = copies[id(value)] = new.to(present.device)  # the model may have moved
-        (module._buffers if key in module._buffers else module.__dict__)[key] = new
+        owner[key] = new
 
 
 _MISSING = object()
 
 
 class _GeneratorState:
-    def __init__(self, generator: torch.Generator | random.Random) -> None:
-        self.value: Any
-        if isinstance(generator, torch.Generator):
-            self.value = generator.get_state()
-        else:
-            self.value = generator.getstate()
+    def __init__(self, generator: Any) -> None:
+        is_torch = isinstance(generator, torch.Generator)
+        self.value: Any = generator.get_state() if is_torch else generator.getstate()
 
     def put_back(self, generator: Any) -> None:
-        if isinstance(generator, torch.Generator):
-            generator.set_state(self.value)
-        else:
-            generator.setstate(self.value)
-
-
-def _places(model: nn.Module) -> State:
-    places: State = {}
-    for name, module in model.named_modules():
-        for key, buffer in module._buffers.items():
-            if buffer is not None and not buffer.is_meta:
-                places[name, key] = buffer
-        for key, value in vars(module).items():
-            if key not in OWN and _is_state(value):
-                places[name, key] = value
-    return places
+        is_torch = isinstance(generator, torch.Generator)
+        (generator.set_state if is_torch else generator.setstate)(self.value)
 
 
 def _is_state(value: Any) -> bool:
@@ -99,7 +90,9 @@ def _copy(value: Any, copies: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, torch.Generator | random.Random):
         return _GeneratorState(value)
     if isinstance(value, dict):
-        return type(value)((key, _copy(item, copies)) for key, item in value.items())
+        new = copy.copy(value)  # a Counter or defaultdict stays one
+        dict.update(new, {key: _copy(item, copies) for key, item in value.items()})
+        return new
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_copy(item, copies) for item in value))
     if isinstance(value, deque):

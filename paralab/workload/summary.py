@@ -46,16 +46,16 @@ class Layer:
 
 @dataclass(frozen=True)
 class Unit:
-    """A submodule whose parameters can be sharded together: gathered while it is called, sharded
-    otherwise."""
+    """A submodule whose parameters are gathered while it is called, and sharded otherwise."""
 
     name: str
     parameter_bytes: int
 
 
-@dataclass(frozen=True)
-class Summary:
-    """
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """The results of a trial step.
+
     dropout        the forward draws random numbers, but not when dropout is off
     random         the forward draws random numbers even when dropout is off
     unused         trainable parameters that get no gradient from the trial step or some sample
@@ -63,13 +63,36 @@ class Summary:
     state          buffers and attributes that each forward changes, except BatchNorm's
     sometimes      submodules that only some forwards call
     scalar_output  the output contains a number that is not per sample
+    flops_per_sample   of forward and backward; None if not counted
+    """
+
+    batch_norms: int
+    dropout: bool
+    random: bool
+    flops_per_sample: float | None = None
+    unused: tuple[str, ...] = ()
+    sparse: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    sometimes: tuple[str, ...] = ()
+    scalar_output: bool = False
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """What verification must control (`paralab.workload.verify_controls`)."""
+        needed = {"batch_norm": self.batch_norms, "random": self.random, "state": self.state}
+        return tuple(name for name, value in needed.items() if value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary(Trial):
+    """A workload in plain numbers.
+
     layers         empty if not inspected; `uncut_reason` says why there are not more
     scalars        parameters without a dim
     whole_tensors  a step on part of a parameter differs from that part of a full step
     whole_model    an optimizer step on a parameter depends on other parameters
     split_problem  why split batches do not add up to the full loss; None if they do or are not
                    inspected
-    flops_per_sample           of forward and backward; None if not counted
     optimizer_bytes_per_byte   optimizer state in bytes per parameter byte; None if unknown
     """
 
@@ -81,15 +104,6 @@ class Summary:
     data_path: str
     weighted: bool
     optimizer: str
-    batch_norms: int
-    dropout: bool
-    random: bool
-    flops_per_sample: float | None = None
-    unused: tuple[str, ...] = ()
-    sparse: tuple[str, ...] = ()
-    state: tuple[str, ...] = ()
-    sometimes: tuple[str, ...] = ()
-    scalar_output: bool = False
     layers: tuple[Layer, ...] = ()
     uncut_reason: str | None = None
     units: tuple[Unit, ...] = ()
@@ -98,13 +112,3 @@ class Summary:
     whole_tensors: bool = False
     whole_model: bool = False
     split_problem: str | None = None
-
-    @property
-    def controls(self) -> tuple[str, ...]:
-        return controls(self.batch_norms, self.random, self.state)
-
-
-def controls(batch_norms: int, random: bool, state: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what verification must control (`paralab.workload.verify_controls`)."""
-    needed = {"batch_norm": bool(batch_norms), "random": random, "state": bool(state)}
-    return tuple(name for name, is_needed in needed.items() if is_needed)

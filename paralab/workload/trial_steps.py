@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,27 +22,13 @@ from paralab.workload.cut_points import reachable
 from paralab.workload.hooks import patched, watched
 from paralab.workload.randomness import seed_everything
 from paralab.workload.state import changes, put_back, state_of
+from paralab.workload.summary import Trial
 from paralab.workload.verify_controls import controlled
 from paralab.workload.workload import Workload
 
 BRANCH_SECONDS = 0.2  # time limit for finding the parameters that single samples use
 MOST_BRANCHES = 64
 OUTSIDE = "something outside the model"
-
-
-@dataclass(frozen=True)
-class Trial:
-    """The `Summary` fields that a trial step determines."""
-
-    unused: tuple[str, ...]
-    sparse: tuple[str, ...]
-    sometimes: tuple[str, ...]
-    scalar_output: bool
-    flops_per_sample: float | None
-    dropout: bool
-    random: bool
-    state: tuple[str, ...]
-    batch_norms: int
 
 
 class _CallCounter:
@@ -88,10 +73,8 @@ def try_step(workload: Workload, model: nn.Module, batch: Any, more: Callable[[]
     with counter, sdpa_kernel(SDPBackend.MATH), _counting_batch_norms() as batch_norms:
         with calls.counting():  # forward only: activation checkpointing calls modules again
             loss = compute_loss(two)
-        if _is_loss(loss):
-            loss.backward()
-    if not _is_loss(loss):
-        raise _refuse_loss(workload, loss)
+        _require_loss(workload, loss)
+        loss.backward()
 
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     unused = {name for name, p in trained if p.grad is None}
@@ -120,15 +103,13 @@ def try_step(workload: Workload, model: nn.Module, batch: Any, more: Callable[[]
     )
 
 
-def _is_loss(loss: Any) -> bool:
-    return isinstance(loss, torch.Tensor) and not loss.ndim and loss.requires_grad
-
-
-def _refuse_loss(workload: Workload, loss: Any) -> UsageError:
+def _require_loss(workload: Workload, loss: Any) -> None:
+    if isinstance(loss, torch.Tensor) and not loss.ndim and loss.requires_grad:
+        return
     what = f"{loss!r:.60}"
     if isinstance(loss, torch.Tensor) and loss.ndim:
         what = f"a tensor of shape {tuple(loss.shape)}"
-    return UsageError(
+    raise UsageError(
         f"loss(output, target) of {workload.name} returned {what}, not one number that depends on "
         "the model.",
         fix="a mean, e.g. torch.nn.functional.cross_entropy(output, target)",
@@ -152,8 +133,7 @@ def _counting_batch_norms() -> Iterator[list[int]]:
 def _find_unused_by_some(
     workload: Workload, model: nn.Module, batch: Any, calls: _CallCounter
 ) -> set[str]:
-    """Find parameters that get no gradient from some samples: ranks could then use different
-    parameters."""
+    """Find parameters without a gradient for some samples: ranks could use different ones."""
     trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     split = workload.unpack or unpack
     unused: set[str] = set()

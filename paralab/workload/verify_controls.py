@@ -10,7 +10,7 @@ state        makes buffers read-only, and restores attributes that the forward c
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -84,15 +84,6 @@ def _hold(model: nn.Module, state: State, per_sample: bool, example: Any) -> Non
         track_modules(model)
         axes = find_axes(model, example) if example is not None else {}
     kind: Any = type(model)
-    forward = _make_forward(kind, state, axes)
-    model.__class__ = type(
-        kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__}
-    )
-
-
-def _make_forward(kind: Any, state: State, axes: Axes | None) -> Callable[..., Any]:
-    """Make a forward for class `kind` with read-only state. It draws per sample unless `axes` is
-    None."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         with _forward_lock, _read_only(self, state) if state else nullcontext():
@@ -101,7 +92,9 @@ def _make_forward(kind: Any, state: State, axes: Axes | None) -> Callable[..., A
             with draw_per_sample(original_inputs((args, kwargs)), axes):
                 return kind.forward(self, *args, **kwargs)
 
-    return forward
+    model.__class__ = type(
+        kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__}
+    )
 
 
 @contextmanager
