@@ -54,17 +54,7 @@ class Unit:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The results of a trial step.
-
-    dropout        the forward draws random numbers, but not when dropout is off
-    random         the forward draws random numbers even when dropout is off
-    unused         trainable parameters that get no gradient from the trial step or some sample
-    sparse         parameters whose gradient is a sparse tensor
-    state          buffers and attributes that each forward changes, except BatchNorm's
-    sometimes      submodules that only some forwards call
-    scalar_output  the output contains a number that is not per sample
-    flops_per_sample   of forward and backward; None if not counted
-    """
+    """The fields of `Summary` that a trial step determines."""
 
     batch_norms: int
     dropout: bool
@@ -87,12 +77,20 @@ class Trial:
 class Summary(Trial):
     """A workload in plain numbers.
 
+    dropout        the forward draws random numbers, but not when dropout is off
+    random         the forward draws random numbers even when dropout is off
+    unused         trainable parameters that get no gradient from the trial step or some sample
+    sparse         parameters whose gradient is a sparse tensor
+    state          buffers and attributes that each forward changes, except BatchNorm's
+    sometimes      submodules that only some forwards call
+    scalar_output  the output contains a number that is not per sample
     layers         empty if not inspected; `uncut_reason` says why there are not more
     scalars        parameters without a dim
     whole_tensors  a step on part of a parameter differs from that part of a full step
     whole_model    an optimizer step on a parameter depends on other parameters
     split_problem  why split batches do not add up to the full loss; None if they do or are not
                    inspected
+    flops_per_sample           of forward and backward; None if not counted
     optimizer_bytes_per_byte   optimizer state in bytes per parameter byte; None if unknown
     """
 

@@ -1,6 +1,7 @@
 """A forward that is held fixed gives every sample the same output, however the batch is split."""
 
 import copy
+from collections import Counter, defaultdict
 
 import pytest
 import torch
@@ -129,3 +130,16 @@ def test_a_buffer_with_two_names_stays_one():
     model.register_buffer("two", model.one)
     put_back(model, state_of(model))
     assert model.one is model.two
+
+
+def test_a_counter_stays_a_counter():
+    """Its copy once counted pairs, and a defaultdict could not be copied."""
+    model = nn.Module()
+    model.calls, model.lists = Counter("aab"), defaultdict(list, a=[1])
+    before = state_of(model)
+    model.calls["a"] += 1
+    model.lists["b"].append(2)
+    assert changes(before, state_of(model)) == ["calls", "lists"]
+    put_back(model, before)
+    assert (model.calls, model.lists) == (Counter("aab"), {"a": [1]})
+    assert model.lists["new"] == []
