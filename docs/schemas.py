@@ -8,9 +8,49 @@ from typing import Any
 
 import msgspec
 
-from paralab.cli.schemas import OUTPUTS, file_name
+from paralab.analyse.blocks import Document
+from paralab.analyse.compare import Comparison
+from paralab.analyse.result import Result
+from paralab.analyse.tune import TuneResult
+from paralab.analyse.verify import VerifyResult
+from paralab.cli.checkpoint import CheckpointList
+from paralab.course.class_report import ClassReport
+from paralab.plan.plan import Plan
+from paralab.record.types import Record
+from paralab.show.facts import Catalog, Environment
 
 FOLDER = Path(__file__).parent / "schema"
+
+
+class ErrorReport(Record, frozen=True, kw_only=True):
+    """The output of any command that fails; the exit code is 1, or 2 for a usage error."""
+
+    error: str
+    detail: str | None
+    fix: str | None
+
+
+class JobScript(Record, frozen=True, kw_only=True):
+    script: str
+
+
+OUTPUTS: dict[str, type] = {
+    "run": Result,
+    "run --slurm --dry-run": JobScript,
+    "plan": Plan,
+    "compare": Comparison,
+    "scale": Comparison,
+    "tune": TuneResult,
+    "verify": VerifyResult,
+    "show": Document,
+    "practical": Document,
+    "practical check": ClassReport,
+    "checkpoint list": CheckpointList,
+    "checkpoint verify": CheckpointList,
+    "env": Environment,
+    "list": Catalog,
+    "error": ErrorReport,
+}
 
 
 def pages() -> dict[str, str]:
@@ -19,6 +59,12 @@ def pages() -> dict[str, str]:
         file_name(output): json.dumps(schema_of(output), indent=1, ensure_ascii=False) + "\n"
         for output in OUTPUTS
     }
+
+
+def file_name(output: str) -> str:
+    """`practical check` -> `practical-check.json`."""
+    words = [word.lstrip("-") for word in output.split()]
+    return "-".join(words) + ".json"
 
 
 def schema_of(output: str) -> dict[str, Any]:

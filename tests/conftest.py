@@ -22,7 +22,7 @@ import jsonschema
 import psutil
 import pytest
 
-from paralab.cli.schemas import OUTPUTS, file_name
+from docs.schemas import OUTPUTS, file_name
 from paralab.launch.processes import SHARED, can_fork
 from paralab.machine.signals import ENDS
 from tests import forked

@@ -2,15 +2,14 @@
 output of every command that a test runs with --json."""
 
 import json
-import runpy
 import shutil
 
 import jsonschema
 import pytest
 
+from docs.schemas import OUTPUTS, file_name, pages
 from paralab.analyse.compare import comparison_of
 from paralab.analyse.result import result_of
-from paralab.cli.schemas import OUTPUTS, file_name
 from paralab.errors import UsageError
 from paralab.record.folder import SCHEMA_VERSION
 from tests.conftest import ROOT, check_schema
@@ -19,7 +18,7 @@ RUNS = ROOT / "tests" / "runs"
 
 
 def test_the_published_schemas_are_up_to_date():
-    wanted = runpy.run_path(str(ROOT / "docs" / "schemas.py"))["pages"]()
+    wanted = pages()
     files = {path.name: path.read_text() for path in (ROOT / "docs" / "schema").iterdir()}
     assert files == wanted, "run `python3 tasks.py docs`"
     assert wanted.keys() == {file_name(output) for output in OUTPUTS}
