@@ -31,9 +31,7 @@ ROUNDS = flag(
     type=click.IntRange(1),
     metavar="N",
 )
-NO_PROOF = flag(
-    "--no-proof", MEASUREMENT, "Skip the check that all configurations train alike.", is_flag=True
-)
+NO_PROOF = flag("--no-proof", MEASUREMENT, "Skip the check that all configurations train alike.")
 
 
 @click.command(cls=Command, short_help="Measure configurations side by side.")

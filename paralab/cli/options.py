@@ -28,13 +28,15 @@ STRATEGY = click.argument("strategy", metavar="|".join(STRATEGIES))
 SHORT = 30  # defaults up to this many characters are not wrapped
 
 
-def flag(names: str, heading: str, help: str, shown: str = "", **known: Any) -> Decorator:
-    """Define an option for a single command; `shown` is its default in the help."""
+def flag(names: str, heading: str, help: str, shown: str = "", **attributes: Any) -> Decorator:
+    """Define an option for a single command. Without `attributes`, it is a switch. `shown` is its
+    default in the help."""
     if shown:
         words = f"[default: {shown}]"
         # A short default stays on one line. click would cut a long one in the middle of a word.
         help += " " + (words if len(words) > SHORT else words.replace(" ", NO_BREAK))
-    return click.option(*names.split(), cls=Option, heading=heading, help=help, **known)
+    attributes = attributes or {"is_flag": True}
+    return click.option(*names.split(), cls=Option, heading=heading, help=help, **attributes)
 
 
 def options_from(owner: type, *names: str, **changes: dict[str, Any]) -> Decorator:
@@ -94,7 +96,7 @@ def printer(quiet: bool) -> Callable[[str], None]:
 
 
 OUT = options_from(RunOptions, "out")
-JSON = flag("--json as_json", OUTPUT, "Print a single JSON object on stdout.", is_flag=True)
+JSON = flag("--json as_json", OUTPUT, "Print a single JSON object on stdout.")
 
 
 def emit(result: R, as_json: bool, show: Callable[[R], None]) -> None:

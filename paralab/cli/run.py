@@ -56,12 +56,7 @@ class SlurmOptions:
 @STRATEGY
 @request_options()
 @options_from(RunOptions)
-@flag(
-    "--report",
-    OUTPUT,
-    "Write report.html into the run folder: tables, timeline, load, memory.",
-    is_flag=True,
-)
+@flag("--report", OUTPUT, "Write report.html into the run folder: tables, timeline, load, memory.")
 @flag(
     "--show",
     OUTPUT,
@@ -73,7 +68,6 @@ class SlurmOptions:
     "--live",
     OUTPUT,
     "Watch each rank and device during training: load, memory, times, communication.",
-    is_flag=True,
 )
 @JSON
 @flag(

@@ -19,7 +19,7 @@ FILE = click.Path(path_type=Path)
 @click.argument("folders", nargs=-1, required=True, type=FILE, metavar="RUN_FOLDER...")
 @flag("--report", OUTPUT, "Write the HTML page to FILE.", type=FILE, metavar="FILE")
 @flag("--markdown", OUTPUT, "Write the tables and answers to FILE.", type=FILE, metavar="FILE")
-@flag("--all everything", OUTPUT, "Print every table, not only the first.", is_flag=True)
+@flag("--all everything", OUTPUT, "Print every table, not only the first.")
 @JSON
 def show(
     folders: tuple[Path, ...],
