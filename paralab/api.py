@@ -10,6 +10,7 @@ import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from inspect import Parameter
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
@@ -90,10 +91,9 @@ def lists(options: Sequence[Option]) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
         *named, _ = signature.parameters.values()
+        keyword = Parameter.KEYWORD_ONLY
         listed = [
-            inspect.Parameter(
-                each.name, named[0].KEYWORD_ONLY, default=each.default, annotation=each.annotation
-            )
+            Parameter(each.name, keyword, default=each.default, annotation=each.annotation)
             for each in options
         ]
         complete = signature.replace(parameters=[*named, *listed])

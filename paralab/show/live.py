@@ -36,7 +36,7 @@ class LiveView:
     def __init__(self, follower: Follower, console: Console) -> None:
         self.follower, self.console = follower, console
         self.opened = self.drawn = time.monotonic()
-        self.live = Live(get_renderable=self.frame, console=console, auto_refresh=False)
+        self.live = Live(get_renderable=self._frame, console=console, auto_refresh=False)
         self.live.start(refresh=True)
 
     def update(self) -> None:
@@ -50,7 +50,7 @@ class LiveView:
         self.follower.poll()
         self.live.stop()
 
-    def frame(self) -> Group:
+    def _frame(self) -> Group:
         return frame(self.follower, time.monotonic() - self.opened, self.console.width)
 
 

@@ -53,20 +53,16 @@ def print_stages(plan: Plan) -> None:
     """Print each stage's estimated time and memory."""
     rows = []
     for load in stage_loads(plan):
-        row = {
-            "stage": str(load.stage),
-            "layers": str(load.layers),
-            "time": seconds(load.seconds),
-            "share": f"{load.share:.0%}",
-        }
-        for name in MEMORY[:4]:
-            number = getattr(load, name)
-            row[name] = "unknown" if number is None else size(number)
-        rows.append({**row, "micro-batches kept": str(load.micro_batches_kept)})
+        sizes = (load.parameters, load.gradients, load.optimizer, load.activations)
+        words = ["unknown" if number is None else size(number) for number in sizes]
+        time = [seconds(load.seconds), f"{load.share:.0%}"]
+        stage, layers, kept = map(str, (load.stage, load.layers, load.micro_batches_kept))
+        rows.append((stage, layers, *time, *words, kept))
     if not rows:
         return
+    columns = ("stage", "layers", "time", "share", *MEMORY[:4], "micro-batches kept")
     console.print()
-    print_table(tuple(rows[0]), (row.values() for row in rows), right=tuple(rows[0]))
+    print_table(columns, rows, right=columns)
     note = "Time: forward and backward, measured on one device. Memory: estimated, in fp32."
     console.print(note, style="dim")
 

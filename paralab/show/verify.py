@@ -19,13 +19,13 @@ from paralab.units import plural
 def print_verify(result: VerifyResult) -> None:
     excuses = any(each.excused for each in result.configurations)
     columns = ("strategy", "batch", "last batch", "difference", "outcome", "as requested")
-    shown = len(columns) if excuses else -1
+    end = None if excuses else -1  # leave out the last column if it only repeats
     for workload in result.workloads:
         own = [each for each in result.configurations if each.options.workload == workload]
         say(f"[bold]{escape(workload)}[/]")
         print_table(
-            columns[:shown],
-            (_row(each)[:shown] for each in own),
+            columns[:end],
+            (_row(each)[:end] for each in own),
             right=("difference", "as requested"),
         )
     for names, number, reason in skipped_by_reason(result):
