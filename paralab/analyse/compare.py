@@ -11,15 +11,22 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from paralab.analyse.blocks import Finding
 from paralab.analyse.confidence import speed_up
-from paralab.analyse.manifest import About, ExperimentManifest, LeftOut, Planned, read_experiment
+from paralab.analyse.manifest import (
+    About,
+    ExperimentManifest,
+    LeftOut,
+    Manifest,
+    Planned,
+    read_experiment,
+)
 from paralab.analyse.metric_types import Metrics
 from paralab.analyse.metrics import RULE
 from paralab.analyse.recording import Recording
-from paralab.analyse.result import Batch, PeakMemory, Rank, Result, Split, Spread, result_of, spread
+from paralab.analyse.result import Numbers, Result, Spread, result_of, spread
 from paralab.analyse.verify import Verification
 from paralab.errors import UsageError
 from paralab.machine.host import Machine
@@ -41,40 +48,23 @@ class SpeedUp(Record, frozen=True, kw_only=True):
     verdict: str  # baseline, faster, slower, no difference, too noisy, too few rounds
 
 
-class Row(Record, frozen=True, kw_only=True):
+class Row(Numbers, frozen=True, kw_only=True):
     """One measured configuration, with all rounds combined. Counts per step are per rank."""
 
     name: str
     command: str
     request: Request
-    strategy: str
-    precision: str
     accumulate: int
-    device: str
     devices: int
-    threads_per_device: int
     processes: int
-    ranks: list[Rank]
-    batch: Batch
     step_seconds: Spread
     round_seconds: list[float]  # median step time in each round
     round_seconds_per_sample: list[float]
-    total_seconds: float | None
-    samples_per_second: float | None
-    samples_per_second_per_device: float | None
     all_reduces_per_step: float
     all_gathers_per_step: float
     reduce_scatters_per_step: float
     bytes_per_step: float
-    peak_bytes: list[PeakMemory]
-    metrics: Metrics
-    losses: list[float | None]
-    splits: list[Split]
     not_finite_losses: int
-    warnings: list[str]
-    skipped_steps: int
-    remarks: list[str]
-    differences: list[str]
     runs: list[str]
     verify: Verification | None  # None if not checked
     speed_up: SpeedUp | None = None  # None if it trains a different workload than the baseline
@@ -158,13 +148,7 @@ def _salvage(folder: Path, planned: list[Planned]) -> Outcome:
     ]
     error = None if rounds else "it was killed before the first round was complete"
     measured = [
-        Measured(
-            name=each.name,
-            command=each.command,
-            request=each.request,
-            runs=[each.runs[number] for number in rounds],
-            error=error,
-        )
+        Measured(**asdict(replace(each, runs=[each.runs[n] for n in rounds])), error=error)
         for each in planned
     ]
     return Outcome(configurations=measured, rounds=len(rounds))
@@ -193,18 +177,8 @@ def comparison_of_runs(folders: Sequence[Path]) -> Comparison:
                 error=None if result.steps else f"no step finished ({result.status})",
             )
         )
-    first = manifests[0]
-    experiment = ExperimentManifest(
-        schema=first.schema,
-        created=first.created,
-        command=first.command,
-        folder=first.folder,
-        packages=first.packages,
-        machine=first.machine,
-        kind="run",
-        workload=first.workload,
-        configurations=[],
-    )
+    shared = {name: manifests[0][name] for name in Manifest.__struct_fields__}
+    experiment = ExperimentManifest(**shared, kind="run", configurations=[])
     return _compare(Path(), experiment, Outcome(configurations=measured, rounds=1))
 
 
@@ -215,12 +189,22 @@ def _request_of(plan: Plan) -> Request:
 
 
 def _compare(folder: Path, manifest: ExperimentManifest, outcome: Outcome) -> Comparison:
+    results = [
+        [] if each.error else [result_of(folder / run) for run in each.runs]
+        for each in outcome.configurations
+    ]
+    measured = [runs for runs in results if any(run.step_seconds for run in runs)]
+    # A damaged run may have no steps. Leave out its round: both sides of a ratio need the round.
+    rounds = [
+        number
+        for number in range(min(map(len, measured), default=0))
+        if all(runs[number].step_seconds for runs in measured)
+    ]
     rows, failed = [], []
-    for each in outcome.configurations:
-        results = [] if each.error else [result_of(folder / run) for run in each.runs]
-        results = [result for result in results if result.step_seconds]
-        if results:
-            rows.append(_row(folder, each, results))
+    for each, runs in zip(outcome.configurations, results, strict=True):
+        if rounds and any(run.step_seconds for run in runs):
+            kept = replace(each, runs=[each.runs[number] for number in rounds])
+            rows.append(_row(folder, kept, [runs[number] for number in rounds]))
         else:
             failed.append(
                 FailedRow(
@@ -240,7 +224,7 @@ def _compare(folder: Path, manifest: ExperimentManifest, outcome: Outcome) -> Co
         machine=manifest.machine,
         packages=manifest.packages,
         command=manifest.command,
-        rounds=outcome.rounds,
+        rounds=len(rounds) or outcome.rounds,
         baseline=baseline.name if baseline else None,
         rows=[_against(row, baseline) for row in rows] if baseline else [],
         failed=failed,
@@ -261,38 +245,27 @@ def _row(folder: Path, configuration: Measured, results: list[Result]) -> Row:
     rounds = [(r.step_seconds.median, r.samples_per_step or 1.0) for r in results if r.step_seconds]
     devices = len(first.grid.devices)
     rate = _median([r.samples_per_second for r in results])
+    combined = {
+        "total_seconds": _median([r.total_seconds for r in results]),
+        "samples_per_second": rate,
+        "samples_per_second_per_device": rate / devices if rate else None,
+        "peak_bytes": results[-1].peak_bytes,  # the same in all rounds
+        "metrics": _metrics(results),
+        "warnings": first.warnings[len(first.remarks) :],
+        "skipped_steps": sum(r.skipped_steps for r in results),
+    }
     return Row(
+        **({name: first[name] for name in Numbers.__struct_fields__} | combined),
         name=configuration.name,
         command=configuration.command,
         request=configuration.request,
-        strategy=configuration.request.strategy,
-        precision=first.precision,
         accumulate=first.batch.accumulate,
-        device=first.device,
         devices=devices,
-        threads_per_device=first.threads_per_device,
         processes=len(first.ranks),
-        ranks=first.ranks,
-        batch=first.batch,
         step_seconds=times,
         round_seconds=[median for median, _ in rounds],
         round_seconds_per_sample=[median / samples for median, samples in rounds],
-        total_seconds=_median([r.total_seconds for r in results]),
-        samples_per_second=rate,
-        samples_per_second_per_device=rate / devices if rate else None,
-        all_reduces_per_step=first.all_reduces_per_step or 0.0,
-        all_gathers_per_step=first.all_gathers_per_step or 0.0,
-        reduce_scatters_per_step=first.reduce_scatters_per_step or 0.0,
-        bytes_per_step=first.bytes_per_step or 0.0,
-        peak_bytes=results[-1].peak_bytes,  # the same in all rounds
-        metrics=_metrics(results),
-        losses=first.losses,
-        splits=first.splits,
         not_finite_losses=sum(loss is None for r in results for loss in r.losses),
-        warnings=first.warnings[len(first.remarks) :],
-        skipped_steps=sum(r.skipped_steps for r in results),
-        remarks=first.remarks,
-        differences=first.differences,
         runs=configuration.runs,
         verify=configuration.verify,
     )

@@ -20,25 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Student's t, two-sided 95 %, by degrees of freedom. Beyond the table, it is slightly above 1.96.
-T95 = (
-    math.inf,
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
-    2.145,
-    2.131,
-    2.120,
-)
+T95 = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306,
+       2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)  # fmt: skip
 FEWEST = 3  # rounds; with two, the interval is too wide to be useful
 SMALLEST = 0.01  # ignore differences below 1 %, however certain
 SAME = 0.1  # an interval within ±10 % of 1 rules out any difference that matters
@@ -90,6 +73,6 @@ def speed_up(before: Sequence[float], after: Sequence[float]) -> Ratio:
     mean = statistics.mean(logs)
     if len(logs) < FEWEST:
         return Ratio(math.exp(mean), None, None)
-    t = T95[len(logs) - 1] if len(logs) <= len(T95) else T95[-1]
+    t = T95[min(len(logs), len(T95)) - 1]
     half = t * statistics.stdev(logs) / math.sqrt(len(logs))
     return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half))

@@ -13,18 +13,18 @@ from paralab.record.types import Record, convert, read_manifest
 from paralab.workload.summary import Summary
 
 
-class _Manifest(Record, frozen=True, kw_only=True):
+class Manifest(Record, frozen=True, kw_only=True):
     schema: int
     created: str
     command: list[str]
     folder: str  # where the command ran
     packages: dict[str, str | None]
     machine: Machine
-
-
-class RunManifest(_Manifest, frozen=True, kw_only=True):
-    plan: Plan
     workload: Summary
+
+
+class RunManifest(Manifest, frozen=True, kw_only=True):
+    plan: Plan
     data_path: str = ""
     constraints: tuple[str, ...] = ()
 
@@ -54,18 +54,15 @@ class Planned(Record, frozen=True, kw_only=True):
     runs: list[str]
 
 
-class ExperimentManifest(_Manifest, frozen=True, kw_only=True):
+class ExperimentManifest(Manifest, frozen=True, kw_only=True):
     kind: str  # compare, scale, practical
-    workload: Summary
     configurations: list[Planned]
     about: About = About()
     left_out: tuple[LeftOut, ...] = ()
 
 
-class TuneManifest(_Manifest, frozen=True, kw_only=True):
-    kind: str
-    workload: Summary
-    default: str
+class TuneManifest(Manifest, frozen=True, kw_only=True):
+    default: str  # the name of the default configuration
 
 
 def kind_of(folder: Path) -> str:

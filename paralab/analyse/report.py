@@ -173,7 +173,7 @@ def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> li
             if (block := draw(row))
         )
 
-    losses = figures.loss_lines(rows)
+    losses, memory = figures.loss_lines(rows), _memory(rows)
     sections = [
         Section("Timelines", all_of(lambda row: figures.timeline(last[row.name])), CLOCK),
         Section(
@@ -186,7 +186,7 @@ def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> li
             all_of(lambda row: figures.split(row.batch, row.ranks)),
             "To scale: each piece is one pass or micro-batch.",
         ),
-        Section("Memory", (_memory(rows),)),
+        Section("Memory", (memory,) if memory.rows else ()),
         Section(
             "Load and memory over time",
             (

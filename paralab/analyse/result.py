@@ -13,7 +13,6 @@ from paralab.analyse.metric_types import Metrics
 from paralab.analyse.metrics import metrics_of
 from paralab.analyse.recording import Recording
 from paralab.errors import UsageError
-from paralab.plan.plan import Plan
 from paralab.record.events import Memory, Save, SplitShape, Start, Step
 from paralab.record.reader import Failure, read_failures
 from paralab.record.types import Record, convert, read_object
@@ -101,45 +100,50 @@ class SlurmInfo(Record, frozen=True, kw_only=True):
     time_limit: str
 
 
-class Result(Record, frozen=True, kw_only=True):
+class Numbers(Record, frozen=True, kw_only=True):
+    """The numbers that a run and a row of a comparison have in common."""
+
+    strategy: str
+    precision: str
+    device: str
+    threads_per_device: int
+    ranks: list[Rank]
+    batch: Batch
+    total_seconds: float | None
+    samples_per_second: float | None
+    samples_per_second_per_device: float | None
+    all_reduces_per_step: float | None
+    all_gathers_per_step: float | None
+    reduce_scatters_per_step: float | None
+    bytes_per_step: float | None
+    peak_bytes: list[PeakMemory]
+    metrics: Metrics
+    losses: list[float | None]
+    splits: list[Split]
+    warnings: list[str]
+    skipped_steps: int
+    remarks: list[str]
+    differences: list[str]
+
+
+class Result(Numbers, frozen=True, kw_only=True):
     """The result of a run. docs/run-folder.md explains the fields. An unknown value is None, and a
     warning says why."""
 
     schema: int
-    strategy: str
     workload: str
     status: str
     grid: Grid
     schedule: str | None
-    ranks: list[Rank]
-    batch: Batch
-    precision: str
-    device: str
-    threads_per_device: int
     steps: int
     begun_at_step: int
     reached_step: int
     restarts: int
     saves: Saves | None
-    skipped_steps: int
-    losses: list[float | None]
     step_seconds: Spread | None
     warm_up_steps: int
-    total_seconds: float | None
-    samples_per_second: float | None
-    samples_per_step: float | None
-    samples_per_second_per_device: float | None
-    peak_bytes: list[PeakMemory]
-    all_reduces_per_step: float | None
-    all_gathers_per_step: float | None
-    reduce_scatters_per_step: float | None
-    bytes_per_step: float | None
-    metrics: Metrics
-    splits: list[Split]
-    remarks: list[str]
-    differences: list[str]
+    samples_per_step: float | None  # less than the batch size if an epoch has fewer samples
     run_folder: str
-    warnings: list[str]
     wall_seconds: float | None = None  # including process start-up
     report: str | None = None  # the page, if one was written
     slurm: SlurmInfo | None = None
@@ -177,10 +181,12 @@ def _saved_result(folder: Path) -> Result | None:
 def _compute(recording: Recording) -> Result:
     plan, steps, timed = recording.plan, recording.steps, recording.timed
     losses = [sum(event.loss for event in step) for step in steps]
+    samples = [sum(event.samples for event in step) for step in timed]
+    elapsed = _between(timed)  # including data loading
+    per_second = sum(samples) / elapsed if elapsed else None
     failures = read_failures(recording.folder)
     skipped = sum(step[0].skipped for step in steps)
     devices = list(dict.fromkeys(device.name for rank in plan.ranks for device in rank.devices))
-    per_second = _samples_per_second(timed)
     return Result(
         schema=recording.manifest.schema,
         strategy=plan.strategy,
@@ -189,7 +195,12 @@ def _compute(recording: Recording) -> Result:
         grid=Grid(replicas=plan.replicas, stages=plan.stages, devices=devices),
         schedule=plan.schedule,
         ranks=_ranks(recording),
-        batch=batch_of(plan),
+        batch=Batch(
+            size=plan.batch_size,
+            arithmetic=plan.arithmetic,
+            accumulate=plan.accumulate,
+            micro_batches=plan.micro_batches,
+        ),
         precision=plan.precision,
         device=plan.device,
         threads_per_device=plan.threads_per_device,
@@ -202,9 +213,9 @@ def _compute(recording: Recording) -> Result:
         losses=[loss if math.isfinite(loss) else None for loss in losses],
         step_seconds=spread(recording.step_seconds),
         warm_up_steps=recording.warm_up,
-        total_seconds=None if not steps else round(_between(steps), 6),
+        total_seconds=round(_between(steps), 6) if steps else None,
         samples_per_second=per_second,
-        samples_per_step=_samples_per_step(timed),
+        samples_per_step=_mean(samples),
         samples_per_second_per_device=per_second and per_second / len(devices),
         peak_bytes=_memory(recording),
         all_reduces_per_step=_mean([step[0].all_reduces for step in timed]),
@@ -212,12 +223,24 @@ def _compute(recording: Recording) -> Result:
         reduce_scatters_per_step=_mean([step[0].reduce_scatters for step in timed]),
         bytes_per_step=_mean([step[0].bytes for step in timed]),
         metrics=metrics_of(recording),
-        splits=_splits(recording),
+        splits=[
+            Split(rank=rank, device=event.device, physical=event.physical, shape=event.shape)
+            for rank in recording.events
+            for event in recording.of(SplitShape, rank)
+            if event.step == 0
+        ],
         remarks=list(plan.remarks),
         differences=list(plan.differences),
         run_folder=str(recording.folder),
         warnings=[*plan.remarks, *_warnings(recording, losses, skipped, failures)],
     )
+
+
+def _between(steps: list[list[Step]]) -> float:
+    """Return the seconds from the first step's start to the last step's end, over all ranks."""
+    if not steps:
+        return 0.0
+    return max(event.end for event in steps[-1]) - min(event.start for event in steps[0])
 
 
 def _warnings(
@@ -246,15 +269,6 @@ def _warnings(
             "the fp16 gradients overflowed"
         )
     return warnings
-
-
-def batch_of(plan: Plan) -> Batch:
-    return Batch(
-        size=plan.batch_size,
-        arithmetic=plan.arithmetic,
-        accumulate=plan.accumulate,
-        micro_batches=plan.micro_batches,
-    )
 
 
 def _saves(recording: Recording) -> Saves | None:
@@ -299,23 +313,6 @@ def spread(values: Sequence[float]) -> Spread | None:
     return Spread(median=statistics.median(values), p10=deciles[0], p90=deciles[-1])
 
 
-def _between(steps: list[list[Step]]) -> float:
-    """Return the seconds from the first step's start to the last step's end, over all ranks."""
-    return max(event.end for event in steps[-1]) - min(event.start for event in steps[0])
-
-
-def _samples_per_second(timed: list[list[Step]]) -> float | None:
-    """Return samples per second of wall-clock training time, including data loading."""
-    elapsed = _between(timed) if timed else 0.0
-    return sum(event.samples for step in timed for event in step) / elapsed if elapsed else None
-
-
-def _samples_per_step(timed: list[list[Step]]) -> float | None:
-    """Return the samples trained on per step. This is less than the batch size if an epoch has
-    fewer samples."""
-    return _mean([sum(event.samples for event in step) for step in timed])
-
-
 def _mean(values: Sequence[float]) -> float | None:
     return statistics.mean(values) if values else None
 
@@ -328,12 +325,3 @@ def _memory(recording: Recording) -> list[PeakMemory]:
             fields = {n: v for n, v in asdict(event).items() if n not in ("event", "time")}
             last[rank, event.device] = PeakMemory(rank=rank, **fields)
     return list(last.values())
-
-
-def _splits(recording: Recording) -> list[Split]:
-    return [
-        Split(rank=rank, device=event.device, physical=event.physical, shape=event.shape)
-        for rank in recording.events
-        for event in recording.of(SplitShape, rank)
-        if event.step == 0
-    ]

@@ -52,8 +52,12 @@ def model_flops(recording: Recording, step_seconds: float | None) -> Flops:
     per_sample = recording.manifest.workload.flops_per_sample
     if not per_sample or not step_seconds:
         why = "FLOPs were not counted: the model has recurrent layers or no matrix products"
+        if per_sample:
+            why = "no step was measured"
         return Flops(per_second=None, share_of_peak=None, not_measured=why)
-    per_second = per_sample * plan.batch_size / step_seconds
+    # A step trains on fewer samples than the batch size if an epoch has fewer.
+    samples = statistics.median(sum(event.samples for event in step) for step in recording.timed)
+    per_second = per_sample * samples / step_seconds
     devices = {device.torch for rank in plan.ranks for device in rank.devices}
     name = machine.gpus[0].name if plan.device == "cuda" else machine.cpu
     per_device = PEAKS[name].of(plan.precision) if name in PEAKS else None

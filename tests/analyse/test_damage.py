@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from paralab.analyse.compare import comparison_of
 from paralab.analyse.recording import Recording
 from paralab.analyse.result import result_of
 from paralab.cli.main import main
@@ -91,6 +92,18 @@ def test_a_missing_file_is_made_good_by_the_result(tmp_path):
         main, ["show", str(folder), "--all", "--report", str(tmp_path / "page.html")]
     )
     assert report.exit_code == 0, report.output
+
+
+def test_a_comparison_leaves_out_a_round_that_one_configuration_lost(tmp_path):
+    """`show` once stopped with "zip() argument 2 is shorter than argument 1"."""
+    folder = tmp_path / "compared"
+    shutil.copytree(RUNS[0].parent / "low_precision", folder)
+    shutil.rmtree(folder / "01_single---bf16" / "round2" / "events")
+    found = comparison_of(folder)
+    assert found.rounds == 2
+    assert [[Path(run).name for run in row.runs] for row in found.rows] == [
+        ["round1", "round3"]
+    ] * 2
 
 
 @pytest.mark.parametrize(

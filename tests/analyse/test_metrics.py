@@ -194,6 +194,14 @@ def test_flops_and_peak_by_exact_name(tmp_path):
     assert "bf16 peak" in found["flops"]["not_measured"]
 
 
+def test_flops_count_the_samples_that_were_trained_on(tmp_path):
+    """An epoch of 16 samples makes each batch smaller than the 64 that were asked for."""
+    shape = plan("single", ranks=1)
+    shape["ranks"][0]["samples_per_step"] = 16
+    found = measured(tmp_path / "run", shape, lambda rank: [("forward", 0, 5, {})])
+    assert found["flops"]["per_second"] == pytest.approx(16 * 1e6 / STEP)
+
+
 def test_load_is_the_mean_while_it_trained(tmp_path):
     def load(rank):
         samples = ((1, 9), (50, 1), (60, 2))
