@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from paralab.analyse.blocks import Bar, Bars, Cell, Finding, Line, Lines, Section, Table
+from paralab.analyse.blocks import Bar, Bars, Cell, Finding, Line, Lines, Section
 from paralab.analyse.compare import Comparison, Row
 from paralab.analyse.efficiency_loss import losses_of
 from paralab.analyse.phrases import capital
+from paralab.analyse.table_cells import Cells, exact, name, number, percent, table
 from paralab.analyse.verdict import times_as_fast
 from paralab.plan.remarks import SHARE_CORES, find_sharing
 from paralab.units import plural, rate, seconds
@@ -27,31 +28,19 @@ def section(comparison: Comparison) -> Section:
     if not rows:
         return Section("Scaling", (), "Nothing was measured.")
     one, cores = rows[0], comparison.machine.cores
-    columns = (
-        "devices",
-        "samples/s",
-        "per device",
-        "speed-up",
-        "perfect",
-        "efficiency",
-        "lost per step",
-        "where it went",
-    )
-    table = Table("Scaling", columns, tuple(_row(row, one, cores) for row in rows))
-    lost = Table(
+    scaling = table("Scaling", (_row(row, one, cores) for row in rows))
+    lost = table(
         "Seconds lost per step against a perfect split",
-        ("devices", *losses_of(one, one)),
-        tuple(
-            (
-                Cell(str(row.devices), row.devices),
-                *(Cell(seconds(value), value) for value in losses_of(row, one).values()),
-            )
+        (
+            {"devices": exact(row.devices)}
+            | {cause: number(value, seconds) for cause, value in losses_of(row, one).items()}
             for row in rows[1:]
         ),
         "Slower compute: forward and backward took longer than their share of the batch explains "
         "(fixed cost per pass, shared cores, memory bandwidth).",
     )
-    return Section("Scaling", (table, lost, *_charts(rows, one)))
+    tables = (scaling, lost) if lost.rows else (scaling,)
+    return Section("Scaling", (*tables, *_charts(rows, one)))
 
 
 def _charts(rows: list[Row], one: Row) -> tuple[Lines, Bars]:
@@ -76,26 +65,25 @@ def _charts(rows: list[Row], one: Row) -> tuple[Lines, Bars]:
     )
 
 
-def _row(row: Row, one: Row, cores: int) -> tuple[Cell, ...]:
+def _row(row: Row, one: Row, cores: int) -> Cells:
     perfect, causes = row.devices / one.devices, losses_of(row, one)
-    lost = sum(causes.values())
+    lost = None if row is one else sum(causes.values())
     largest = max(causes, key=lambda name: causes[name])
     where = "–"
-    if row is not one and lost >= 0.02 * row.step_seconds.median:
+    if lost is not None and lost >= 0.02 * row.step_seconds.median:
         where = f"{largest}: {seconds(causes[largest])}"
-    why = explain_crowding(row, cores)
-    if why and largest == "slower compute":
-        where += f" ({why})"
-    return (
-        Cell(str(row.devices), row.devices),
-        Cell(rate(row.samples_per_second), row.samples_per_second),
-        Cell(rate(row.samples_per_second_per_device), row.samples_per_second_per_device),
-        Cell(f"{row.ratio.value:.2f}", row.ratio.value),
-        Cell(f"{perfect:g}", perfect),
-        Cell(f"{row.efficiency:.0%}", row.efficiency),
-        Cell(seconds(lost) if row is not one else "–", lost if row is not one else None),
-        Cell(where, where),
-    )
+        if largest == "slower compute" and (why := explain_crowding(row, cores)):
+            where += f" ({why})"
+    return {
+        "devices": exact(row.devices),
+        "samples/s": number(row.samples_per_second, rate),
+        "per device": number(row.samples_per_second_per_device, rate),
+        "speed-up": Cell(f"{row.ratio.value:.2f}", row.ratio.value),
+        "perfect": Cell(f"{perfect:g}", perfect),
+        "efficiency": percent(row.efficiency),
+        "lost per step": Cell("–" if lost is None else seconds(lost), lost),
+        "where it went": name(where),
+    }
 
 
 def findings(comparison: Comparison) -> tuple[Finding, ...]:
@@ -117,10 +105,9 @@ def findings(comparison: Comparison) -> tuple[Finding, ...]:
             found.append(Finding("fastest", f"{text} That is close to perfect scaling.", evidence))
             continue
         causes = sorted(lost.items(), key=lambda item: -item[1])[:2]
-        named = " and ".join(
-            f"{name} ({seconds(value)} per step)" for name, value in causes if value > 0
-        )
-        text += f" The rest went into {named}."
+        named = [f"{name} ({seconds(value)} per step)" for name, value in causes if value > 0]
+        if named:
+            text += f" The rest went into {' and '.join(named)}."
         if why := explain_crowding(row, cores):
             text += f" {capital(why)}: devices that compete for cores cannot run faster."
         found.append(Finding("limit", text, evidence))

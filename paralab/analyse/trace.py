@@ -10,35 +10,22 @@ across ranks, a micro-batch from stage to stage, a batch from scatter to gather.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paralab.analyse.recording import Recording
 from paralab.analyse.time_intervals import lanes
-from paralab.record.events import (
-    COLLECTIVES,
-    Error,
-    Event,
-    Load,
-    Memory,
-    Span,
-    SplitShape,
-)
+from paralab.record.events import COLLECTIVES, Error, Event, Load, Memory, Span, SplitShape
 
 # An event in Chrome's trace format. Its keys depend on its phase `ph`.
 TraceEvent = dict[str, Any]
 
 STEPS, LOADING, COMMUNICATION = "steps", "data loading", "communication"
-NOT_ARGUMENTS = (
-    "event",
-    "start",
-    "end",
-    "time",
-    "device",
-)  # already in the slice: its name, position, and lane
+# Already in the slice: its name, position, and lane.
+NOT_ARGUMENTS = ("event", "start", "end", "time", "device")
 # Thread ids are unique in the entire trace: viewers disagree on whether ids are per process.
 TIDS_PER_PID = 1000
 
@@ -53,6 +40,10 @@ class Slice:
     tid: int
     start_us: int
     end_us: int
+
+    @property
+    def where(self) -> TraceEvent:
+        return {"pid": _pid(self.rank), "tid": self.tid}
 
     @property
     def last_us(self) -> int:
@@ -152,15 +143,13 @@ def _names(rank: int, title: str, names: dict[int, str]) -> Iterator[TraceEvent]
 
 def _complete(slice_: Slice) -> TraceEvent:
     event = slice_.event
-    name = f"step {event.step}" if event.event == "step" else event.event
-    where = {"pid": _pid(slice_.rank), "tid": slice_.tid}
-    times = {"ts": slice_.start_us, "dur": slice_.end_us - slice_.start_us}
     return {
         "ph": "X",
-        "name": name,
+        "name": f"step {event.step}" if event.event == "step" else event.event,
         "cat": event.event,
-        **times,
-        **where,
+        "ts": slice_.start_us,
+        "dur": slice_.end_us - slice_.start_us,
+        **slice_.where,
         "args": _arguments(event),
     }
 
@@ -188,14 +177,14 @@ def _instants(rank: int, events: list[Event], tids: dict[str, int]) -> Iterator[
             name, scope = event.error, "p"
         else:
             continue
-        where = {"pid": _pid(rank), "tid": tids[STEPS]}
         yield {
             "ph": "i",
             "name": name,
             "cat": event.event,
             "ts": _us(event.time),
             "s": scope,
-            **where,
+            "pid": _pid(rank),
+            "tid": tids[STEPS],
             "args": _arguments(event),
         }
 
@@ -206,34 +195,28 @@ def _counters(rank: int, events: list[Event]) -> Iterator[TraceEvent]:
     Perfetto shows a counter's name and unit as one phrase, so each unit is worded to follow the
     name.
     """
-
-    def counter(
-        name: str, event: Load | Memory, unit: str, value: float | None
-    ) -> Iterator[TraceEvent]:
-        if value is not None:
-            yield {
-                "ph": "C",
-                "name": name,
-                "pid": _pid(rank),
-                "ts": _us(event.time),
-                "args": {unit: value},
-            }
-
     for event in events:
+        values: list[tuple[str, str, float | None]] = []
         if isinstance(event, Load):
-            yield from counter("process load", event, "in cores", event.cpu_share)
-            yield from counter("process memory", event, "in bytes", event.rss_bytes)
-            for device in event.devices:
-                name = device.device
-                yield from counter(f"load {name}", event, "as a share", device.utilization)
-                yield from counter(
-                    f"memory {name} allocated", event, "in bytes", device.allocated_bytes
-                )
-                yield from counter(
-                    f"memory {name} used by all", event, "in bytes", device.used_bytes
-                )
+            values = [
+                ("process load", "in cores", event.cpu_share),
+                ("process memory", "in bytes", event.rss_bytes),
+            ]
+            for load in event.devices:
+                values += [
+                    (f"load {load.device}", "as a share", load.utilization),
+                    (f"memory {load.device} allocated", "in bytes", load.allocated_bytes),
+                    (f"memory {load.device} used by all", "in bytes", load.used_bytes),
+                ]
         elif isinstance(event, Memory):
-            yield from counter(f"peak memory {event.device}", event, "in bytes", event.bytes)
+            values = [(f"peak memory {event.device}", "in bytes", event.bytes)]
+        for name, unit, value in values:
+            if value is not None:
+                yield _counter(rank, name, event["time"], unit, value)
+
+
+def _counter(rank: int, name: str, time: float, unit: str, value: float) -> TraceEvent:
+    return {"ph": "C", "name": name, "pid": _pid(rank), "ts": _us(time), "args": {unit: value}}
 
 
 def _loss(recording: Recording) -> Iterator[TraceEvent]:
@@ -241,19 +224,12 @@ def _loss(recording: Recording) -> Iterator[TraceEvent]:
     for step in recording.steps:
         loss = sum(event.loss for event in step)
         if math.isfinite(loss):
-            end = max(event.end for event in step)
-            yield {
-                "ph": "C",
-                "name": "loss",
-                "pid": _pid(0),
-                "ts": _us(end),
-                "args": {"of the batch": loss},
-            }
+            yield _counter(0, "loss", max(event.end for event in step), "of the batch", loss)
 
 
 def _flows(slices: list[Slice], replica_of: dict[int, int]) -> list[TraceEvent]:
     """Return all arrows, numbered."""
-    chains = [("all-reduce", chain) for chain in _collectives(slices)]
+    chains = [(c[0].event.event.replace("_", "-"), c) for c in _collectives(slices)]
     chains += [("micro-batch", chain) for chain in _stage_to_stage(slices, replica_of)]
     chains += [("replica", chain) for chain in _scatter_to_gather(slices)]
     found: list[TraceEvent] = []
@@ -262,26 +238,17 @@ def _flows(slices: list[Slice], replica_of: dict[int, int]) -> list[TraceEvent]:
     return found
 
 
-def _by_key(slices: Iterable[Slice], *names: str) -> dict[tuple[Any, ...], list[Slice]]:
-    """Index the slices of these events by (event, rank, step, accumulation, stage, micro, bucket,
-    replica)."""
-    fields = ("step", "accumulation", "stage", "micro", "bucket", "replica")
-    found: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
-    for slice_ in slices:
-        if slice_.event.event in names:
-            found[
-                slice_.event.event, slice_.rank, *(slice_.event[field] for field in fields)
-            ].append(slice_)
-    return found
-
-
 def _collectives(slices: list[Slice]) -> Iterator[list[Slice]]:
     """Yield the slices of one bucket in one step on all ranks, ordered by when they were ready: the
     first waits for the last."""
     same: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
-    for (kind, _, *key), list_ in _by_key(slices, *COLLECTIVES).items():
-        for occurrence, slice_ in enumerate(list_):
-            same[kind, *key, occurrence].append(slice_)
+    times: Counter[tuple[Any, ...]] = Counter()
+    for slice_ in slices:
+        e = slice_.event
+        if e.event in COLLECTIVES:
+            key = (e.event, e.step, e.accumulation, e.stage, e.micro, e.bucket, e.replica)
+            same[*key, times[slice_.rank, *key]].append(slice_)
+            times[slice_.rank, *key] += 1
     for chain in same.values():
         yield sorted(chain, key=lambda slice_: slice_.start_us)
 
@@ -289,19 +256,17 @@ def _collectives(slices: list[Slice]) -> Iterator[list[Slice]]:
 def _stage_to_stage(slices: list[Slice], replica_of: dict[int, int]) -> Iterator[list[Slice]]:
     """Connect each stage that a micro-batch leaves with the next one, on any rank: forward in
     order, backward in reverse."""
-    for event, direction in (("forward", 1), ("backward", -1)):
+    for name, direction in (("forward", 1), ("backward", -1)):
         found: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
-        for (_, rank, step, accumulation, stage, micro, *_), list_ in _by_key(
-            slices, event
-        ).items():
+        for slice_ in slices:
+            e = slice_.event
             # The half of a backward pass that computes weight gradients does not send anything.
-            found[replica_of[rank], step, accumulation, stage, micro] += [
-                s for s in list_ if not s.event.weights
-            ]
-        for (replica, step, accumulation, stage, micro), list_ in found.items():
-            if stage is not None:
-                following = found.get((replica, step, accumulation, stage + direction, micro), [])
-                yield from (list(pair) for pair in zip(list_, following, strict=False))
+            if e.event == name and e.stage is not None and not e.weights:
+                replica = replica_of[slice_.rank]
+                found[replica, e.step, e.accumulation, e.micro, e.stage].append(slice_)
+        for (*same, stage), list_ in found.items():
+            following = found.get((*same, stage + direction), [])
+            yield from (list(pair) for pair in zip(list_, following, strict=False))
 
 
 def _scatter_to_gather(slices: list[Slice]) -> Iterator[list[Slice]]:
@@ -336,13 +301,7 @@ def _arrow(id_: int, name: str, chain: list[Slice]) -> list[TraceEvent]:
         moment = max(moment, slice_.start_us)
         if moment > slice_.last_us:
             return []
-        phase = (
-            {"ph": "s"}
-            if number == 0
-            else {"ph": "t"}
-            if number < len(chain) - 1
-            else {"ph": "f", "bp": "e"}
-        )
-        where = {"pid": _pid(slice_.rank), "tid": slice_.tid}
-        found.append({**phase, "name": name, "cat": "flow", "id": id_, "ts": moment, **where})
+        arrow = {"name": name, "cat": "flow", "id": id_, "ts": moment, **slice_.where}
+        found.append({"ph": "t" if number else "s", **arrow})
+    found[-1] |= {"ph": "f", "bp": "e"}
     return found

@@ -62,23 +62,26 @@ def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
     }
     equally = [name for name, verdict in others.items() if verdict == "no difference"]
     unsure = [name for name, verdict in others.items() if verdict == "too noisy"]
+    step = seconds(best.step_seconds.median)
+    if best.ratio.low is None:
+        shortest = min(row.step_seconds.median for row in rows)
+        text = f"`{best.name}` has the shortest step, {step}."
+        if best.step_seconds.median > shortest:
+            text = f"`{best.name}` trains the most samples per second, {step} per step."
+        text += " Too few rounds for an interval."
+    elif best is baseline:
+        text = f"Nothing is measurably faster than `{best.name}`: {step} per step."
+    else:
+        ratio = f"{times_as_fast(best.ratio)}, compared with `{baseline.name}`"
+        text = f"`{best.name}` is fastest: {step} per step, {ratio}."
+    text += f" Equally fast: {', '.join(equally)}." if equally else ""
+    text += f" Too noisy to tell: {', '.join(unsure)}." if unsure else ""
     evidence = {
         "step_seconds": best.step_seconds.to_dict(),
         "speed_up": best.ratio.to_dict(),
         "equally_fast": equally,
         "too_noisy_to_tell": unsure,
     }
-    step = seconds(best.step_seconds.median)
-    also = f" Equally fast: {', '.join(equally)}." if equally else ""
-    also += f" Too noisy to tell: {', '.join(unsure)}." if unsure else ""
-    if best.ratio.low is None:
-        text = f"`{best.name}` has the shortest step, {step}. Too few rounds for an interval."
-        return Finding("fastest", text, evidence)
-    if best is baseline:
-        text = f"Nothing is measurably faster than `{best.name}`: {step} per step.{also}"
-    else:
-        ratio_words = f"{times_as_fast(best.ratio)}, compared with `{baseline.name}`"
-        text = f"`{best.name}` is fastest: {step} per step, {ratio_words}.{also}"
     return Finding("fastest", text, evidence)
 
 
@@ -123,8 +126,9 @@ def shares(row: Row) -> dict[str, float]:
 def _consists(row: Row) -> Finding:
     """Describe the parts of a single run's step."""
     parts = [f"{share:.0%} {name}" for name, share in shares(row).items() if share >= 0.01]
-    text = f"`{row.name}` takes {seconds(row.step_seconds.median)} per step: {', '.join(parts)}."
-    return Finding("limit", text, {"shares": shares(row)})
+    step = seconds(row.step_seconds.median)
+    text = ": ".join(filter(None, [f"`{row.name}` takes {step} per step", ", ".join(parts)]))
+    return Finding("limit", f"{text}.", {"shares": shares(row)})
 
 
 def _limit(row: Row, baseline: Row) -> Finding:
@@ -159,13 +163,11 @@ def _limit(row: Row, baseline: Row) -> Finding:
 
 def tune_command(row: Row) -> str:
     """Return the tune command for the same training. It keeps the options that affect training."""
-    kept = ["workload", "replicas", "stages", "batch_size", "precision", "device", "seed"]
-    if row.strategy != "hybrid":
-        kept.remove("stages")
     words = ["paralab", "tune", row.strategy]
-    for name in kept:
+    for name in ("workload", "replicas", "stages", "batch_size", "precision", "device", "seed"):
         value = getattr(row.request, name)
-        if value not in (None, 0, "fp32", "auto"):
+        applies = name != "stages" or row.strategy == "hybrid"
+        if applies and value not in (None, 0, "fp32", "auto"):
             words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)
 
@@ -230,6 +232,7 @@ def _same(rows: list[Row]) -> list[Finding]:
         return [Finding("same", "No configuration was verified; they may train differently.", {})]
     equal = [check for _, check in checked if check.equal]
     excused = [check.excused for check in equal if check.excused and apart_from(check)]
+    reasons = dict.fromkeys(reason for excuse in excused for reason in excuse.reasons)
     tolerance = checked[0][1].tolerance
     largest = max((check.max_difference or 0.0 for check in equal), default=0.0)
     text = (
@@ -237,8 +240,8 @@ def _same(rows: list[Row]) -> list[Finding]:
         f"largest parameter difference {largest:.1e})."
     )
     if excused:
-        reasons = "; ".join(excused[0].reasons)
-        text += f" For {len(excused)} of them, known differences were held fixed: {reasons}."
+        held = "; ".join(reasons)
+        text += f" For {len(excused)} of them, known differences were held fixed: {held}."
     evidence: Evidence = {
         "equal": len(equal),
         "of": len(checked),
@@ -258,23 +261,20 @@ def _busy(baseline: Row) -> list[Finding]:
     """Warn if another program used the machine. A single device never waits for other ranks, so any
     missing core time went to another program."""
     cores, asked = baseline.metrics.load.cores_per_rank[0], baseline.threads_per_device
-    on_gpu = bool(baseline.peak_bytes) and baseline.peak_bytes[0].how != "counted"
-    if baseline.strategy != "single" or cores is None or cores > BUSY * asked or on_gpu:
+    alone = baseline.strategy == "single" and baseline.device == "cpu"
+    if not alone or cores is None or cores > BUSY * asked:
         return []
     text = (
         f"Another program used this machine: `{baseline.name}` got {cores:.2f} of its "
-        f"{plural(asked, 'core')}. Repeat it when the machine is idle."
+        f"{plural(asked, 'core')}. Repeat the comparison when the machine is idle."
     )
     return [Finding("warning", text, {"cores_used": cores, "cores_asked": asked})]
 
 
 def _warnings(rows: list[Row]) -> list[Finding]:
     """Warn about losses that are not finite and steps that were skipped or unfinished."""
-    return [
-        Finding("warning", f"`{row.name}`: {warning}.", {})
-        for row in rows
-        for warning in row.warnings
-    ]
+    texts = [f"`{row.name}`: {warning}." for row in rows for warning in row.warnings]
+    return [Finding("warning", text, {}) for text in texts]
 
 
 def _failures(comparison: Comparison) -> list[Finding]:
@@ -282,8 +282,5 @@ def _failures(comparison: Comparison) -> list[Finding]:
         Finding("warning", f"`{row.name}` failed: {row.error}", {"command": row.command})
         for row in comparison.failed
     ]
-    left_out = [
-        Finding("warning", f"`{each.name}` was left out: {each.reason}", {})
-        for each in comparison.left_out
-    ]
-    return failed + left_out
+    left_out = [f"`{each.name}` was left out: {each.reason}" for each in comparison.left_out]
+    return failed + [Finding("warning", text, {}) for text in left_out]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from paralab.plan.plan import Plan
@@ -28,10 +29,10 @@ ROUNDING = {"fp64": 1e-10, "fp32": 1e-4, "tf32": 0.1, "bf16": 0.5, "fp16": 0.5}
 
 class _Differences(Record, frozen=True, kw_only=True):
     equal: bool
-    max_difference: float | None  # of a parameter; None if not finite or the run failed
-    gradient_difference: float | None
-    loss_difference: float | None
-    buffers: dict[str, float | None]  # only buffers that differ
+    max_difference: float | None = None  # of a parameter; None if not finite or the run failed
+    gradient_difference: float | None = None
+    loss_difference: float | None = None
+    buffers: dict[str, float | None] = msgspec.field(default_factory=dict)  # those that differ
     tolerance: float
     measure: str
 
@@ -47,8 +48,8 @@ class Verification(_Differences, frozen=True, kw_only=True):
     both sides."""
 
     steps: int
-    worst_parameter: str | None
-    cause: str | None  # why it differs
+    worst_parameter: str | None = None
+    cause: str | None = None  # why it differs
     serious: bool  # always a mistake
     control: tuple[str, ...] = ()
     excused: Excuse | None = None
@@ -112,8 +113,12 @@ def judge(
         for mine, theirs in zip(losses, ranks[0].reference_losses, strict=True)
     ]
     buffers = _buffers(ranks, tolerance)
+    errors = [
+        float(rank.parameter_error if precision == "fp64" else rank.parameter_error_of_update)
+        for rank in ranks
+    ]
     differences = {
-        "parameters": _largest(_parameter_error(rank, precision) for rank in ranks),
+        "parameters": _largest(errors),
         "gradients": _largest(
             float(rank.gradient_error) / (float(rank.gradient_size) or 1.0) for rank in ranks
         ),
@@ -122,11 +127,13 @@ def judge(
     }
     same = not _diverged(ranks) and not _uncompared(ranks)
     equal = all(value <= tolerance for value in differences.values()) and same
+    serious = _serious(ranks, differences)
+    worst = ranks[errors.index(max(errors))].worst_parameter
 
     cause = None
     if not equal:
-        cause = _cause(ranks, differences, buffers, loss_errors, tolerance, split_problem)
-    worst = max(ranks, key=lambda rank: _parameter_error(rank, precision))
+        certain = split_problem or serious
+        cause = certain or _guess(ranks, differences, buffers, loss_errors, tolerance, worst)
     return Verification(
         equal=equal,
         steps=len(losses),
@@ -136,9 +143,9 @@ def judge(
         buffers={name: _finite(value) for name, value in buffers.items()},
         tolerance=tolerance,
         measure=_measure(precision),
-        worst_parameter=worst.worst_parameter,
+        worst_parameter=worst,
         cause=cause,
-        serious=_serious(ranks, differences) is not None,
+        serious=serious is not None,
     )
 
 
@@ -147,13 +154,8 @@ def failed_verification(precision: str, error: str) -> Verification:
     return Verification(
         equal=False,
         steps=0,
-        max_difference=None,
-        gradient_difference=None,
-        loss_difference=None,
-        buffers={},
         tolerance=TOLERANCE[precision],
         measure=_measure(precision),
-        worst_parameter=None,
         cause=f"it failed: {error}",
         serious=True,
     )
@@ -210,11 +212,6 @@ def _measure(precision: str) -> str:
     return f"largest parameter difference{relative}"
 
 
-def _parameter_error(rank: Verify, precision: str) -> float:
-    exact = precision == "fp64"
-    return float(rank.parameter_error if exact else rank.parameter_error_of_update)
-
-
 def _buffers(ranks: Sequence[Verify], tolerance: float) -> dict[str, float]:
     """Return buffers that differ from the single device's, with the largest difference on any
     rank."""
@@ -225,18 +222,16 @@ def _buffers(ranks: Sequence[Verify], tolerance: float) -> dict[str, float]:
     return {name: error for name, error in found.items() if not error <= tolerance}
 
 
-def _cause(
+def _guess(
     ranks: Sequence[Verify],
     differences: dict[str, float],
     buffers: dict[str, float],
     loss_errors: list[float],
     tolerance: float,
-    split_problem: str | None,
+    worst_parameter: str,
 ) -> str:
-    """Explain why training differs. Certain causes come first."""
+    """Explain why training differs, by the first number that does."""
     first = ranks[0]
-    if found := split_problem or _serious(ranks, differences):
-        return found
     factor, residual = float(first.gradient_factor), float(first.gradient_residual)
     if abs(factor - 1.0) > 1e-3 and residual < 1e-4:
         return (
@@ -267,7 +262,7 @@ def _cause(
         )
     if differences["parameters"] > tolerance:
         return (
-            f"the losses of all {len(loss_errors)} steps are equal, but {first.worst_parameter} is "
+            f"the losses of all {len(loss_errors)} steps are equal, but {worst_parameter} is "
             "not (optimizer, unused parameters)"
         )
     worst = max(buffers, key=lambda name: buffers[name])

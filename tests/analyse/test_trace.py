@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paralab.analyse.trace import trace_of
+from tests.analyse.recordings import plan, write
 
 RECORDED = Path(__file__).parent.parent / "runs" / "ddp"
 
@@ -419,3 +420,9 @@ def test_a_trace_that_cannot_be_written_does_not_cost_the_result(tmp_path, monke
     result = training.finish(RunFolder(folder), 0.0)  # nothing is overwritten
     assert result["warnings"][-1].startswith("trace.json was not written")
     assert json.loads((folder / "result.json").read_text())["losses"] == result["losses"]
+
+
+def test_an_arrow_is_named_after_its_collective(tmp_path):
+    gather = [("all_gather", 1, 2, {"bucket": 0, "bytes": 8})]
+    trace = trace_of(write(tmp_path / "run", plan(), lambda rank: gather, steps=1))
+    assert [e["name"] for e in trace["traceEvents"] if e["ph"] == "s"] == ["all-gather"]

@@ -35,6 +35,12 @@ def test_equal():
     assert verdict().cause is None
 
 
+def test_the_named_parameter_is_the_one_that_differs():
+    """Rank 0 holds another stage, whose worst parameter is equal."""
+    other = {"stage": 1, "parameter_error": 1.0, "worst_parameter": "3.bias"}
+    assert "3.bias" in verdict({"stage": 0}, other).cause
+
+
 @pytest.mark.parametrize(
     ("precision", "field", "value", "equal"),
     [
