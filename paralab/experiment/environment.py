@@ -5,6 +5,7 @@ from __future__ import annotations
 from paralab.launch.inspect import inspect_machine
 from paralab.machine.host import Machine
 from paralab.machine.precision import probe_cpu
+from paralab.plan.precision import too_old
 from paralab.record.folder import PACKAGES, version
 from paralab.show.facts import Environment
 
@@ -41,7 +42,6 @@ def environment() -> Environment:
 def _usable_on_gpus(precision: str, machine: Machine) -> str:
     if not machine.gpus:
         return f"not usable: {machine.no_gpu_reason}"
-    weak = [gpu.name for gpu in machine.gpus if gpu.capability < (8, 0)]
-    if precision in ("tf32", "bf16") and weak:
-        return f"not usable: {weak[0]} is older than compute capability 8.0"
+    if weak := too_old(precision, machine):
+        return f"not usable: {weak[0].name} is older than compute capability 8.0"
     return "usable"

@@ -42,7 +42,6 @@ TUNED = ("bucket_mb", "accumulate", "micro_batches", "bucket_view", "static_grap
 FINAL_ROUNDS = 5
 TOLERATED = 1.02  # a change that looks at most this much slower alone may still help in combination
 FULL = 0.95  # share of a device's memory; skip configurations that need more
-MEBI = 2**20
 
 
 def tune(
@@ -99,30 +98,28 @@ def tune(
 
 def single_changes(base: Request, summary: Summary, on_gpu: bool) -> list[Request]:
     """Return the default with one option changed, for each option that was not given."""
-    changes: list[Request] = []
-
-    def vary(name: str, values: list[Any]) -> None:
-        if getattr(base, name) is None and base.strategy in APPLIES.get(name, (base.strategy,)):
-            changes.extend(replace(base, **{name: value}) for value in values)
-
-    whole = summary.parameter_bytes / MEBI
-    vary(
-        "bucket_mb",
-        [round(whole / parts, 2) for parts in (1, 2, 4, 8, 16, 32) if whole / parts >= 0.05],
-    )
     batch = base.batch_size or summary.batch_size
-    vary("accumulate", [parts for parts in (2, 4) if batch // (base.replicas or 2) >= parts])
-    enough = [parts for parts in (2, 4, 8, 16) if batch // (base.replicas or 1) >= parts]
-    vary(
-        "micro_batches",
-        [n for n in enough if not base.schedule or not misfit(base.schedule, base.stages or 2, n)],
-    )
-    if not base.schedule:  # with a schedule, gradients are summed without DDP
-        vary("bucket_view", [True])
-    if (base.accumulate or 1) == 1:
-        vary("static_graph", [True])
-    vary("precision", ["tf32", "bf16", "fp16"] if on_gpu else ["bf16"])
-    return changes
+    mebi = summary.parameter_bytes / 2**20
+    stages, per_replica = base.stages or 2, batch // (base.replicas or 1)
+    values: dict[str, list[Any]] = {
+        "bucket_mb": [round(mebi / n, 2) for n in (1, 2, 4, 8, 16, 32) if mebi / n >= 0.05],
+        "accumulate": [n for n in (2, 4) if batch // (base.replicas or 2) >= n],
+        "micro_batches": [
+            n
+            for n in (2, 4, 8, 16)
+            if per_replica >= n and not (base.schedule and misfit(base.schedule, stages, n))
+        ],
+        # With a schedule, gradients are summed without DDP.
+        "bucket_view": [] if base.schedule else [True],
+        "static_graph": [True] if (base.accumulate or 1) == 1 else [],
+        "precision": ["tf32", "bf16", "fp16"] if on_gpu else ["bf16"],
+    }
+    return [
+        replace(base, **{name: value})
+        for name in TUNED
+        if getattr(base, name) is None and base.strategy in APPLIES.get(name, (base.strategy,))
+        for value in values[name]
+    ]
 
 
 def combinations(base: Request, rung: Comparison) -> list[Request]:

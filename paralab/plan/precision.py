@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from paralab.errors import UsageError
-from paralab.machine.host import Machine
+from paralab.machine.host import Gpu, Machine
 from paralab.machine.precision import Probe
 from paralab.plan.plan import Reasons
 from paralab.plan.request import Request
@@ -26,6 +26,12 @@ class Precision:
     environment: dict[str, str] = field(default_factory=dict)
 
 
+def too_old(precision: str, machine: Machine) -> list[Gpu]:
+    """Return the GPUs that do not support this precision."""
+    needs_ampere = precision in ("tf32", "bf16")
+    return [gpu for gpu in machine.gpus if needs_ampere and gpu.capability < AMPERE]
+
+
 def choose_precision(
     request: Request,
     machine: Machine,
@@ -38,8 +44,7 @@ def choose_precision(
     precision = request.precision or "fp32"
     environment: dict[str, str] = {}
 
-    weak = [gpu for gpu in machine.gpus if gpu.capability < AMPERE]
-    if device == "cuda" and precision in ("tf32", "bf16") and weak:
+    if device == "cuda" and (weak := too_old(precision, machine)):
         capability = ".".join(map(str, weak[0].capability))
         raise UsageError(
             f"--precision {precision} needs a GPU with compute capability 8.0 or higher; "

@@ -55,6 +55,8 @@ def put_back(model: nn.Module, state: State) -> None:
         if isinstance(value, _GeneratorState):
             value.put_back(present)
             continue
+        if key in module._buffers and present is not None and present.is_meta:
+            continue  # another process's stage has this buffer
         new = _copy(value, copies)
         if isinstance(present, torch.Tensor) and isinstance(new, torch.Tensor):
             new = copies[id(value)] = new.to(present.device)  # the model may have moved

@@ -21,7 +21,7 @@ from paralab.workload.batch import call_model, num_samples, take, tensors, unpac
 from paralab.workload.cut_points import reachable
 from paralab.workload.hooks import patched, watched
 from paralab.workload.randomness import seed_everything
-from paralab.workload.state import changes, put_back, state_of
+from paralab.workload.state import State, changes, put_back, state_of
 from paralab.workload.summary import Trial
 from paralab.workload.verify_controls import controlled
 from paralab.workload.workload import Workload
@@ -31,25 +31,13 @@ MOST_BRANCHES = 64
 OUTSIDE = "something outside the model"
 
 
-class _CallCounter:
-    """Counts the calls of each submodule, per forward."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.counts: list[Counter[str]] = []
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        counts: Counter[str] = Counter()
-        with watched(self.model, enter=lambda name, _: counts.update([name])):
-            yield
-        self.counts.append(counts)
-
-    @property
-    def sometimes(self) -> tuple[str, ...]:
-        """Submodules whose number of calls varies between forwards."""
-        names = sorted({name for counts in self.counts for name in counts})
-        return tuple(name for name in names if len({counts[name] for counts in self.counts}) > 1)
+@contextmanager
+def _counting(model: nn.Module, calls: list[Counter[str]]) -> Iterator[None]:
+    """Count the calls of each submodule in this forward, and append them to `calls`."""
+    counts: Counter[str] = Counter()
+    with watched(model, enter=lambda name, _: counts.update([name])):
+        yield
+    calls.append(counts)
 
 
 def try_step(workload: Workload, model: nn.Module, batch: Any, more: Callable[[], Any]) -> Trial:
@@ -60,7 +48,7 @@ def try_step(workload: Workload, model: nn.Module, batch: Any, more: Callable[[]
     unchanged."""
     split = workload.unpack or unpack
     two = take(batch, 0, 2)
-    calls = _CallCounter(model)
+    calls: list[Counter[str]] = []  # per forward
     before = state_of(model)
 
     def compute_loss(samples: Any, seed: int = 0) -> Any:
@@ -71,7 +59,7 @@ def try_step(workload: Workload, model: nn.Module, batch: Any, more: Callable[[]
     counter = FlopCounterMode(display=False)
     # The counter does not support fused attention on a CPU, but it counts matrix products.
     with counter, sdpa_kernel(SDPBackend.MATH), _counting_batch_norms() as batch_norms:
-        with calls.counting():  # forward only: activation checkpointing calls modules again
+        with _counting(model, calls):  # forward only: activation checkpointing calls modules again
             loss = compute_loss(two)
         _require_loss(workload, loss)
         loss.backward()
@@ -93,7 +81,9 @@ def try_step(workload: Workload, model: nn.Module, batch: Any, more: Callable[[]
     return Trial(
         unused=tuple(name for name, _ in trained if name in unused),
         sparse=tuple(sparse),
-        sometimes=calls.sometimes,
+        sometimes=tuple(
+            name for name in sorted(set().union(*calls)) if len({each[name] for each in calls}) > 1
+        ),
         scalar_output=any(not tensor.ndim for tensor in tensors(output)),
         flops_per_sample=None if recurrent else flops or None,  # torch cannot count an RNN
         dropout=dropout,
@@ -131,7 +121,7 @@ def _counting_batch_norms() -> Iterator[list[int]]:
 
 
 def _find_unused_by_some(
-    workload: Workload, model: nn.Module, batch: Any, calls: _CallCounter
+    workload: Workload, model: nn.Module, batch: Any, calls: list[Counter[str]]
 ) -> set[str]:
     """Find parameters without a gradient for some samples: ranks could use different ones."""
     trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
@@ -142,7 +132,7 @@ def _find_unused_by_some(
         for number in range(min(num_samples(split(batch)[0]), MOST_BRANCHES)):
             if time.perf_counter() > deadline:
                 break
-            with suppress(Exception), calls.counting():  # it may reject a single sample
+            with suppress(Exception), _counting(model, calls):  # it may reject a single sample
                 inputs, targets = split(take(batch, number, number + 1))
                 loss = workload.loss(call_model(model, inputs), targets)
                 used = set(reachable(loss))
@@ -160,7 +150,7 @@ def _settled(model: nn.Module) -> Iterator[None]:
 
 
 def _find_changes(
-    model: nn.Module, loss: Callable[[int], Any], calls: _CallCounter
+    model: nn.Module, loss: Callable[[int], Any], calls: list[Counter[str]]
 ) -> tuple[bool, bool, tuple[str, ...]]:
     """Return whether only dropout draws random numbers, whether anything else does, and what a
     forward changes in the model.
@@ -168,32 +158,26 @@ def _find_changes(
     Two calls with different seeds from the same state show whether the forward draws. Two calls in
     a row with the same seed show what state it changes. BatchNorm is frozen because its statistics
     are known to change."""
+
+    def loss_from(state: State, seed: int) -> Any:
+        put_back(model, state)
+        return loss(seed)
+
     with _settled(model):
-        first = state_of(model)
         states = []
         for _ in range(2):
-            with calls.counting():
+            with _counting(model, calls):
                 loss(1)
             states.append(state_of(model))
         changed = changes(*states)
-
-        def repeat(seed: int) -> Any:
-            put_back(model, states[0])
-            return loss(seed)
-
-        random = not _close(repeat(1), repeat(2))
-        steady = _close(repeat(1), repeat(1))
-        put_back(model, first)
+        random = not _close(loss_from(states[0], 1), loss_from(states[0], 2))
+        steady = _close(loss_from(states[0], 1), loss_from(states[0], 1))
     if not steady:
         changed, random = [*changed, OUTSIDE], False
 
-    first = state_of(model)
-    losses = []
-    for seed in (1, 2):
-        put_back(model, first)
-        losses.append(loss(seed))
-    put_back(model, first)
-    return not random and steady and not _close(*losses), random, tuple(changed)
+    before = state_of(model)
+    same = _close(loss_from(before, 1), loss_from(before, 2))
+    return not random and steady and not same, random, tuple(changed)
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -107,18 +107,11 @@ def _read_only(model: nn.Module, state: State) -> Iterator[None]:
         with _IgnoreWrites(storages):
             yield
     finally:
-        own = {place: value for place, value in state.items() if not _is_elsewhere(model, place)}
         with DisableTorchFunction():
-            put_back(model, own)
+            put_back(model, state)
         for name, module in model.named_modules():  # attributes that this call created
             for key in [key for key in vars(module) if key not in attributes[name]]:
                 delattr(module, key)
-
-
-def _is_elsewhere(model: nn.Module, place: tuple[str, str]) -> bool:
-    """Return whether this is a buffer in another process's stage."""
-    buffer = model.get_submodule(place[0])._buffers.get(place[1])
-    return buffer is not None and buffer.is_meta
 
 
 class _IgnoreWrites(TorchDispatchMode):
