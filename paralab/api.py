@@ -24,7 +24,7 @@ from paralab.errors import UsageError, unknown
 from paralab.experiment import compare as comparison
 from paralab.experiment import run as experiment
 from paralab.experiment import verify as verification
-from paralab.experiment.configurations import Configuration
+from paralab.experiment.configurations import Configuration, default_configurations, with_common
 from paralab.experiment.planning import look_again
 from paralab.launch.processes import import_torch_once
 from paralab.launch.run_options import RunOptions
@@ -172,9 +172,9 @@ def compare(
     with import_torch_once(), _reference(workload) as reference:
         base = Request("single", reference, **options)
         asked = [{"strategy": each} if isinstance(each, str) else each for each in configurations]
-        cases = [Configuration(comparison.with_common(base, each)) for each in asked]
+        cases = [Configuration(with_common(base, each)) for each in asked]
         result = comparison.compare(
-            cases or comparison.default_configurations(base),
+            cases or default_configurations(base),
             rounds=rounds,
             verify=prove,
             out=Path(out) if out else None,

@@ -59,12 +59,12 @@ def compare(
     paralab compare single "ddp --replicas 2" "ddp --replicas 2 --accumulate 4"
     """
     from paralab.experiment import compare as comparison
-    from paralab.experiment.configurations import Configuration
+    from paralab.experiment.configurations import Configuration, default_configurations
 
     base = Request(strategy="single", **given(options))
     cases = [
         Configuration(_parse_configuration(text, base)) for text in configurations
-    ] or comparison.default_configurations(base)
+    ] or default_configurations(base)
     result = comparison.compare(
         cases, rounds=rounds, verify=not no_proof, out=out, say=printer(quiet=as_json)
     )
@@ -93,7 +93,7 @@ def report(result: Comparison | TuneResult, as_json: bool) -> None:
 
 def _parse_configuration(text: str, common: Request) -> Request:
     """Parse `ddp --replicas 2`, as after `paralab run`, and add the common options for ddp."""
-    from paralab.experiment.compare import with_common
+    from paralab.experiment.configurations import with_common
 
     try:
         strategy, *words = shlex.split(text)

@@ -48,13 +48,12 @@ def scale(
     \b
     paralab scale ddp --replicas 1,2,4
     """
-    from paralab.experiment import compare as comparison
+    from paralab.experiment.compare import compare
+    from paralab.experiment.configurations import scale_configurations
 
     counts = options.pop("replicas") or COUNTS
-    cases = comparison.scale_configurations(
-        Request(strategy=strategy, **given(options)), counts, weak
-    )
-    result = comparison.compare(
+    cases = scale_configurations(Request(strategy=strategy, **given(options)), counts, weak)
+    result = compare(
         cases, kind="scale", rounds=rounds, verify=not no_proof, out=out, say=printer(quiet=as_json)
     )
     report(result, as_json)

@@ -1,91 +1,57 @@
-"""`paralab compare` and `scale`: measure and verify configurations of one model side by side."""
+"""`paralab compare` and `scale`: measure configurations side by side. Verify them first, then train
+them in turns, round after round, in the same processes.
+
+`tune` and `practical` use this too. An experiment folder has one run folder per
+configuration and round; all results are computed from them.
+"""
 
 from __future__ import annotations
 
+import random
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from msgspec.structs import replace as replace_fields
 
-from paralab.analyse.compare import Comparison, comparison_of
-from paralab.analyse.manifest import About
-from paralab.errors import Interrupted, UsageError, unknown
-from paralab.experiment.configurations import Configuration, resolve_all
-from paralab.experiment.planning import look_once, slug
-from paralab.experiment.rounds import BUDGET_SECONDS, ROUNDS, measure, plan_rounds
-from paralab.machine.signals import exit_code_of, name_of
-from paralab.plan.option import flag_of, options_of
-from paralab.plan.request import APPLIES, STRATEGIES, Options, Request, only_applicable
+from paralab.analyse.compare import Comparison, Measured, Outcome, comparison_of
+from paralab.analyse.manifest import About, Planned
+from paralab.analyse.verify import Verification
+from paralab.errors import Interrupted, RunFailed, UsageError
+from paralab.experiment.configurations import (
+    Configuration,
+    Resolved,
+    resolve_all,
+    with_distinct_names,
+)
+from paralab.experiment.planning import record_plan, slug
+from paralab.experiment.reference_runs import ReferencePair, ReferenceRuns
+from paralab.experiment.run import finish
+from paralab.experiment.shared_launch import has_started, is_complete, train_all
+from paralab.launch.job import Training
+from paralab.machine.signals import exit_code_of, name_of, number_of
+from paralab.plan.plan import label
+from paralab.plan.request import Request, in_fp64
 from paralab.record.folder import RunFolder
 from paralab.units import plural
 
-
-def default_configurations(base: Request) -> list[Configuration]:
-    """Return each strategy on two devices, and each low precision that this machine supports."""
-    machine, _ = look_once(base, ["pipeline", "hybrid"])
-    on_gpu = bool(machine.gpus) and base.device != "cpu"
-    low = ("tf32", "bf16", "fp16") if on_gpu else ("bf16",)
-    asked: list[Options] = [
-        {"strategy": "single"},
-        {"strategy": "dp"},
-        {"strategy": "ddp"},
-        {"strategy": "ddp", "accumulate": 4},
-        *({"strategy": "ddp", "precision": precision} for precision in low),
-        {"strategy": "ddp", "precision": "bf16", "accumulate": 4},
-        {"strategy": "pipeline"},
-        {"strategy": "hybrid"},
-    ]
-    return [
-        Configuration(with_common(base, own), optional=number > 3)
-        for number, own in enumerate(asked)
-    ]
+VERIFY_STEPS = 3
+ROUNDS = 5
+SURE_ROUNDS = 3  # always run these; run more only if there is time, unless --rounds is given
+BUDGET_SECONDS = 60.0  # for verification and rounds, unless --rounds is given
+VERIFYING = -1  # the round number for runs that verify
 
 
-def with_common(base: Request, own: Options) -> Request:
-    """Build a configuration from its own options and the common ones that apply to its strategy."""
-    known = [field.name for field in fields(Request)]
-    for name in own:
-        if name not in known:
-            raise unknown("option", name, known)
-    strategy = own.get("strategy")
-    if not isinstance(strategy, str):
-        raise UsageError(
-            f"The configuration {own} has no strategy.", fix='{"strategy": "ddp", "replicas": 2}'
-        )
-    common = Request(strategy)  # a later check refuses an unknown strategy
-    if strategy in STRATEGIES:
-        common = only_applicable(replace(base, strategy=strategy))
-    return replace(common, **own)
+@dataclass(frozen=True)
+class Turn:
+    """One run: of which configuration, in which round. `VERIFYING` for runs that verify."""
 
-
-def scale_configurations(base: Request, counts: str, weak: bool) -> list[Configuration]:
-    """Return the strategy with 1, 2, 4 … replicas; with `weak`, the batch grows with them."""
-    try:
-        numbers = sorted({int(word) for word in counts.split(",")})
-    except ValueError:
-        raise UsageError(
-            f"--replicas {counts}: not a list of numbers.", fix="--replicas 1,2,4"
-        ) from None
-    if base.strategy not in APPLIES["replicas"]:
-        raise UsageError(
-            f"{base.strategy} has no replicas to scale.",
-            fix="one of: " + ", ".join(APPLIES["replicas"]),
-        )
-    if len(numbers) < 2 or numbers[0] < 1:
-        raise UsageError(
-            f"--replicas {counts}: scaling needs at least two different positive numbers.",
-            fix="--replicas 1,2,4",
-        )
-    _, summary = look_once(base, [base.strategy])
-    batch = base.batch_size or summary.batch_size
-    return [
-        Configuration(
-            replace(base, replicas=n, batch_size=batch * n // numbers[0] if weak else batch)
-        )
-        for n in numbers
-    ]
+    training: Training
+    number: int
+    round: int
 
 
 def compare(
@@ -120,7 +86,7 @@ def compare(
     resolved, left_out = resolve_all(with_distinct_names(configurations))
 
     folder = RunFolder.create(out, f"{kind}_{slug(resolved[0].summary.name)}")
-    entries = plan_rounds(resolved, rounds or ROUNDS)
+    entries = _plan_rounds(resolved, rounds or ROUNDS)
     folder.write_manifest(
         kind=kind,
         about=(about or About()).to_dict(),
@@ -129,7 +95,7 @@ def compare(
         left_out=[each.to_dict() for each in left_out],
         configurations=[entry.to_dict() for entry in entries],
     )
-    measured = measure(folder, resolved, entries, verify, say, None if rounds else BUDGET_SECONDS)
+    measured = _measure(folder, resolved, entries, verify, say, None if rounds else BUDGET_SECONDS)
     folder.write_outcome(measured.to_dict())
     seconds = round(time.perf_counter() - started, 3)
     result = replace_fields(comparison_of(folder.path), seconds=seconds)
@@ -144,28 +110,148 @@ def compare(
     return result
 
 
-def with_distinct_names(configurations: Sequence[Configuration]) -> list[Configuration]:
-    """Add the options that differ to equal labels; refuse duplicate configurations."""
-    requests = [each.request for each in configurations]
-    twice = next((each for each in configurations if requests.count(each.request) > 1), None)
-    if twice:
-        raise UsageError(
-            f"The configuration {twice.label!r} is given twice.",
-            fix="each one once; the rounds repeat it already",
+def _plan_rounds(configurations: Sequence[Resolved], rounds: int) -> list[Planned]:
+    """Return the manifest entries: names, commands, and run folders."""
+    entries = []
+    for number, item in enumerate(configurations):
+        each = item.configuration
+        place = f"{number:02d}_{slug(each.label)}"
+        runs = [f"{place}/round{round_ + 1}" for round_ in range(rounds)]
+        entries.append(
+            Planned(name=each.label, command=each.command, request=each.request, runs=runs)
         )
-    if len({request.prefix for request in requests}) > 1:
-        raise UsageError(
-            "Configurations with different --prefix cannot share their processes.",
-            fix="--prefix outside the quotes",
+    return entries
+
+
+def _measure(
+    folder: RunFolder,
+    configurations: Sequence[Resolved],
+    entries: Sequence[Planned],
+    verify: bool,
+    say: Callable[[str], None],
+    budget_seconds: float | None = None,
+) -> Outcome:
+    """Train each configuration in each planned round, in a new random order each time."""
+    stopped_by: int | None = None
+    failed: dict[int, RunFailed] = {}
+    structures = [_structure(item) for item in configurations]
+    with tempfile.TemporaryDirectory(prefix="paralab-") as private:
+        references = ReferenceRuns(folder.path / "verify", Path(private))
+        pairs: dict[Request, ReferencePair] = {}
+        for item, request in zip(configurations, structures, strict=True):
+            if verify and request not in pairs:  # versions in fp32 and bf16 share one
+                name = f"{len(pairs):02d}_{slug(label(request))}"
+                pairs[request] = references.add(name, request, item.machine, item.summary)
+
+        turns = [Turn(training, VERIFYING, VERIFYING) for training in references.trainings]
+        turns += _create_runs(folder, configurations, entries, budget_seconds)
+        progress = Progress(turns, len(entries[0].runs), say)
+        try:
+            failed = train_all(folder, [turn.training for turn in turns], progress.poll)
+        except KeyboardInterrupt as error:
+            stopped_by = number_of(error)
+
+        verified: dict[int, Verification] = {}
+        for number, request in enumerate(structures):
+            pair = pairs.get(request)
+            if pair and all(n in failed or is_complete(turns[n].training) for n in pair.numbers):
+                verified[number] = references.judge(pair, failed)
+
+    errors = {turns[n].number: error.problem for n, error in failed.items()}
+    timed = [turn for turn in turns if turn.round != VERIFYING]
+    return _conclude(timed, entries, errors, verified, stopped_by, say)
+
+
+def _structure(item: Resolved) -> Request:
+    """Return the configuration to verify: a few steps in fp64."""
+    return replace(in_fp64(item.configuration.request), steps=VERIFY_STEPS, epochs=None)
+
+
+def _create_runs(
+    folder: RunFolder,
+    configurations: Sequence[Resolved],
+    entries: Sequence[Planned],
+    budget_seconds: float | None,
+) -> list[Turn]:
+    turns = []
+    for round_ in range(len(entries[0].runs)):
+        order = list(range(len(configurations)))
+        random.Random(round_).shuffle(order)
+        for place, number in enumerate(order):
+            item = configurations[number]
+            run = RunFolder.create(folder.path / entries[number].runs[round_], "")
+            record_plan(run, item.plan, item.machine, item.summary)
+            deadline = budget_seconds if round_ >= SURE_ROUNDS and place == 0 else None
+            training = Training(item.plan, run, case=str(number), deadline_seconds=deadline)
+            turns.append(Turn(training, number, round_))
+    return turns
+
+
+def _conclude(
+    timed: Sequence[Turn],
+    entries: Sequence[Planned],
+    errors: dict[int, str],
+    verified: dict[int, Verification],
+    stopped_by: int | None,
+    say: Callable[[str], None],
+) -> Outcome:
+    """Compare only complete rounds, which every configuration that did not fail has finished."""
+    rounds = len(entries[0].runs)
+    cut = {
+        each.round for each in timed if each.number not in errors and not is_complete(each.training)
+    }
+    runs: dict[int, list[str]] = {number: [] for number in range(len(entries))}
+    for each in timed:
+        if each.number not in errors and each.round not in cut:
+            finish(each.training.folder)
+            runs[each.number].append(entries[each.number].runs[each.round])
+        elif not has_started(each.training):
+            shutil.rmtree(each.training.folder.path)  # its round ran out of time
+
+    done = rounds - len(cut)
+    if cut and stopped_by is None:
+        say(
+            f"stopped after {done} of {rounds} rounds: the time budget is used up "
+            "(--rounds N runs N rounds)"
         )
+    stopped = None if done else "it was stopped before its first round was complete"
+    configurations = [
+        Measured(
+            name=entry.name,
+            command=entry.command,
+            request=entry.request,
+            runs=runs[number],
+            error=errors.get(number, stopped),
+            verify=verified.get(number),
+        )
+        for number, entry in enumerate(entries)
+    ]
+    return Outcome(
+        configurations=configurations,
+        rounds=done,
+        interrupted=stopped_by is not None,
+        signal=stopped_by,
+    )
 
-    labels = [each.label for each in configurations]
-    silent = [option.name for option in options_of(Request) if option.label is None]
-    differing = [name for name in silent if len({getattr(r, name) for r in requests}) > 1]
 
-    def lengthen(each: Configuration) -> Configuration:
-        values = {name: getattr(each.request, name) for name in differing}
-        words = [f"{flag_of(name)} {value}" for name, value in values.items() if value is not None]
-        return replace(each, name=" · ".join([each.label, *words]))
+class Progress:
+    """Prints when a round begins, as its runs' event files show."""
 
-    return [lengthen(each) if labels.count(each.label) > 1 else each for each in configurations]
+    def __init__(self, turns: Sequence[Turn], rounds: int, say: Callable[[str], None]) -> None:
+        self.turns, self.rounds, self.say = turns, rounds, say
+        self.next = 0
+        self.printed: int | None = None
+
+    def poll(self) -> None:
+        """Print the newest run's round. Runs start in order, but some may be skipped."""
+        for place in reversed(range(self.next, len(self.turns))):
+            turn = self.turns[place]
+            if not (turn.training.folder.events / "rank0.jsonl").exists():
+                continue
+            self.next = place + 1
+            if turn.round != self.printed:
+                self.printed = turn.round
+                verifying = "verifying that all configurations train alike"
+                counted = f"round {turn.round + 1} of {self.rounds}"
+                self.say(verifying if turn.round == VERIFYING else counted)
+            return

@@ -1,19 +1,19 @@
-"""Plan an experiment's configurations, and skip those that cannot run here."""
+"""Choose and plan an experiment's configurations; skip those that cannot run here."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from paralab.analyse.manifest import LeftOut
-from paralab.errors import UsageError
+from paralab.errors import UsageError, unknown
 from paralab.experiment.planning import look_once, resolve_here
 from paralab.launch.launched_by import refuse_inside
 from paralab.machine.host import Machine, threads_asked
-from paralab.plan.option import to_words
+from paralab.plan.option import flag_of, options_of, to_words
 from paralab.plan.plan import Plan, label
-from paralab.plan.request import Request
+from paralab.plan.request import APPLIES, STRATEGIES, Options, Request, only_applicable
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
 
@@ -105,3 +105,96 @@ def _steps(request: Request, machine: Machine, summary: Summary) -> int:
     if sum(layer.seconds for layer in summary.layers) > SLOW_SECONDS:
         return SLOW_STEPS
     return STEPS["cuda" if machine.gpus and request.device != "cpu" else "cpu"]
+
+
+def default_configurations(base: Request) -> list[Configuration]:
+    """Return each strategy on two devices, and each low precision that this machine supports."""
+    machine, _ = look_once(base, ["pipeline", "hybrid"])
+    on_gpu = bool(machine.gpus) and base.device != "cpu"
+    low = ("tf32", "bf16", "fp16") if on_gpu else ("bf16",)
+    asked: list[Options] = [
+        {"strategy": "single"},
+        {"strategy": "dp"},
+        {"strategy": "ddp"},
+        {"strategy": "ddp", "accumulate": 4},
+        *({"strategy": "ddp", "precision": precision} for precision in low),
+        {"strategy": "ddp", "precision": "bf16", "accumulate": 4},
+        {"strategy": "pipeline"},
+        {"strategy": "hybrid"},
+    ]
+    return [
+        Configuration(with_common(base, own), optional=number > 3)
+        for number, own in enumerate(asked)
+    ]
+
+
+def with_common(base: Request, own: Options) -> Request:
+    """Build a configuration from its own options and the common ones that apply to its strategy."""
+    known = [field.name for field in fields(Request)]
+    for name in own:
+        if name not in known:
+            raise unknown("option", name, known)
+    strategy = own.get("strategy")
+    if not isinstance(strategy, str):
+        raise UsageError(
+            f"The configuration {own} has no strategy.", fix='{"strategy": "ddp", "replicas": 2}'
+        )
+    common = Request(strategy)  # a later check refuses an unknown strategy
+    if strategy in STRATEGIES:
+        common = only_applicable(replace(base, strategy=strategy))
+    return replace(common, **own)
+
+
+def scale_configurations(base: Request, counts: str, weak: bool) -> list[Configuration]:
+    """Return the strategy with 1, 2, 4 … replicas; with `weak`, the batch grows with them."""
+    try:
+        numbers = sorted({int(word) for word in counts.split(",")})
+    except ValueError:
+        raise UsageError(
+            f"--replicas {counts}: not a list of numbers.", fix="--replicas 1,2,4"
+        ) from None
+    if base.strategy not in APPLIES["replicas"]:
+        raise UsageError(
+            f"{base.strategy} has no replicas to scale.",
+            fix="one of: " + ", ".join(APPLIES["replicas"]),
+        )
+    if len(numbers) < 2 or numbers[0] < 1:
+        raise UsageError(
+            f"--replicas {counts}: scaling needs at least two different positive numbers.",
+            fix="--replicas 1,2,4",
+        )
+    _, summary = look_once(base, [base.strategy])
+    batch = base.batch_size or summary.batch_size
+    return [
+        Configuration(
+            replace(base, replicas=n, batch_size=batch * n // numbers[0] if weak else batch)
+        )
+        for n in numbers
+    ]
+
+
+def with_distinct_names(configurations: Sequence[Configuration]) -> list[Configuration]:
+    """Add the options that differ to equal labels; refuse duplicate configurations."""
+    requests = [each.request for each in configurations]
+    twice = next((each for each in configurations if requests.count(each.request) > 1), None)
+    if twice:
+        raise UsageError(
+            f"The configuration {twice.label!r} is given twice.",
+            fix="each one once; the rounds repeat it already",
+        )
+    if len({request.prefix for request in requests}) > 1:
+        raise UsageError(
+            "Configurations with different --prefix cannot share their processes.",
+            fix="--prefix outside the quotes",
+        )
+
+    labels = [each.label for each in configurations]
+    silent = [option.name for option in options_of(Request) if option.label is None]
+    differing = [name for name in silent if len({getattr(r, name) for r in requests}) > 1]
+
+    def lengthen(each: Configuration) -> Configuration:
+        values = {name: getattr(each.request, name) for name in differing}
+        words = [f"{flag_of(name)} {value}" for name, value in values.items() if value is not None]
+        return replace(each, name=" · ".join([each.label, *words]))
+
+    return [lengthen(each) if labels.count(each.label) > 1 else each for each in configurations]
