@@ -25,7 +25,7 @@ class View(Protocol):
 class Screen:
     """Prints the plan, then opens a view once all ranks have started."""
 
-    def __init__(self, show: tuple[str, ...], live: bool = False, looking: bool = True) -> None:
+    def __init__(self, show: tuple[str, ...], live: bool, looking: bool) -> None:
         self.show, self.live = show, live
         self.view: View | None = None
         # rich shows this only in a terminal.
@@ -34,8 +34,8 @@ class Screen:
             self.looking.start()
 
     def watch(self, plan: Plan, folder: RunFolder) -> Callable[[], None]:
-        """Print the plan and return the function to call at each poll. It is called again if Slurm
-        restarts the job."""
+        """Print the plan and return the function to call at each poll. If Slurm restarts the job,
+        the launcher calls `watch` again."""
         self.close()
         self.view = None
         print_sentence(plan, plan.workload.rpartition("/")[2])
