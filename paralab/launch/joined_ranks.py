@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -336,22 +337,16 @@ def follow(team: Team) -> NoReturn:
     store.put(f"ended/{rank}", _exit_note(exits, code))
     if code != 0:
         store.put("failed", True)
-    _leave_after_rank_0(store, wait=bool(exits or code), failed=code != 0)
-    sys.exit(1 if code is None or code < 0 else code)
-
-
-def _leave_after_rank_0(store: Store, wait: bool, failed: bool) -> None:
-    """Let rank 0 report and exit first, because its exit code counts."""
-    try:
-        if wait:
+    # Let rank 0 report and exit first, because its exit code counts.
+    with suppress(Lost, KeyboardInterrupt):
+        if exits or code:
             store.get("reported", REPORT_SECONDS)
-        if failed:
+        if code != 0:
             time.sleep(ASK_SECONDS)
-    except (Lost, KeyboardInterrupt):
-        pass
     # torchrun may still forward a signal because rank 0 has exited.
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
+    sys.exit(1 if code is None or code < 0 else code)
 
 
 def _interface(towards: str | None) -> str | None:

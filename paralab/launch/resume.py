@@ -88,9 +88,7 @@ def choose_checkpoint(
                 f"{plan.num_steps}.",
                 fix=f"--steps {good.step + 1} or more",
             )
-    elif all(checkpoint.half_written for checkpoint in bad):
-        say(f"{directory} contains no checkpoint: starting from the beginning.")
-    else:
+    elif not all(checkpoint.half_written for checkpoint in bad):
         reasons = "; ".join(f"{each.path.name}: {each.problem}" for each in bad)
         raise UsageError(
             f"--resume: no checkpoint in {directory} is usable ({reasons}).",
@@ -100,6 +98,7 @@ def choose_checkpoint(
         set_aside(checkpoint)
 
     if good is None:
+        say(f"{directory} contains no checkpoint: starting from the beginning.")
         return fresh
     topology = good.manifest["topology"]
     return replace(

@@ -195,14 +195,12 @@ def _number(name: str, text: str | None) -> int:
 def limit_seconds(time: str | None) -> int | None:
     """Parse Slurm's time limits: `10` and `10:00` are ten minutes, `1:00:00` is an hour, `1-12` is
     a day and a half."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time or "")
-    if not found:
+    if not time or not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", time):
         return None
-    days, *rest = (None if group is None else int(group) for group in found.groups())
-    first, second, third = rest[0] or 0, rest[1] or 0, rest[2] or 0
-    if days is not None:
-        return ((days * 24 + first) * 60 + second) * 60 + third
-    return first * 60 + second if rest[2] is None else (first * 60 + second) * 60 + third
+    days, _, clock = time.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    units = (3600, 60, 1) if days or len(parts) == 3 else (60, 1)
+    return int(days or 0) * 86400 + sum(n * unit for n, unit in zip(parts, units, strict=False))
 
 
 @dataclass(frozen=True)

@@ -35,12 +35,10 @@ class RunFolder:
         self.manifest_path = path / "manifest.json"
         self.events = path / "events"
         self.logs = path / "logs"
-        self.outcome_path = path / "outcome.json"
         self.result_path = path / "result.json"
         self.trace_path = path / "trace.json"
         self.weights_path = path / "weights.pt"
         self.profile_path = path / "profile"
-        self.failures_path = path / "failures.jsonl"
 
     def stack_dumps(self, attempt: int) -> Path:
         """Return the folder that shows where each rank was when one of them hung."""
@@ -82,7 +80,7 @@ class RunFolder:
 
     def write_outcome(self, outcome: dict[str, Any]) -> None:
         """Record how the configurations in an experiment's manifest ended."""
-        _write_new(self.outcome_path, outcome)
+        _write_new(self.path / "outcome.json", outcome)
 
     def write_result(self, result: dict[str, Any]) -> None:
         _write_new(self.result_path, result)
@@ -91,7 +89,7 @@ class RunFolder:
         """Add a failed attempt and the Unix time at which we noticed it."""
         line = {"attempt": attempt, "problem": problem, "unix_seconds": round(noticed, 3)}
         with suppress(OSError):  # a full disk may be the failure
-            with self.failures_path.open("a", encoding="utf-8") as file:
+            with (self.path / "failures.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
     def write_trace(self, trace: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 from paralab.errors import naming
@@ -46,24 +46,18 @@ class EventWriter:
 
     def _work(self) -> None:
         try:
-            with naming(self.path):
-                self._write_until_closed()
+            with naming(self.path), self._file:
+                while self._write_queued():
+                    # Collect more: one write per interval, however short the steps are.
+                    self._closing.wait(FLUSH_SECONDS)
         except OSError as error:
             self._error = error
 
-    def _write_until_closed(self) -> None:
-        open_ = True
-        while open_:
-            batches = [self._queue.get()]
-            while batches[-1] is not None:
-                try:
-                    batches.append(self._queue.get_nowait())
-                except Empty:
-                    break
-            lines = [_encode(event) for batch in batches if batch for event in batch]
-            self._file.write("".join(line + "\n" for line in lines))
-            self._file.flush()
-            open_ = batches[-1] is not None
-            if open_:  # collect more: one write per interval, however short the steps are
-                self._closing.wait(FLUSH_SECONDS)
-        self._file.close()
+    def _write_queued(self) -> bool:
+        """Wait for events and write all of them; return False after the last ones."""
+        batches = [self._queue.get()]
+        batches += [self._queue.get() for _ in range(self._queue.qsize())]
+        lines = [_encode(event) + "\n" for batch in batches if batch for event in batch]
+        self._file.write("".join(lines))
+        self._file.flush()
+        return batches[-1] is not None
