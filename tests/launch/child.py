@@ -1,4 +1,4 @@
-"""A program that tells what it is, and then waits for the end of its standard input."""
+"""Print facts about this process, then wait until standard input closes."""
 
 import json
 import os

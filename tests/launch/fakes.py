@@ -1,5 +1,5 @@
-"""What launchers need, without processes: a plan, a job, ranks that end as the test says, and a
-store in this process."""
+"""Fakes for testing launchers without processes: a plan, a job, ranks that end as the test says,
+and a store in this process."""
 
 import json
 import time
@@ -43,7 +43,7 @@ def make_training(folder, **fields):
 
 
 def make_job(folder, **options):
-    """A job with `said`, the lines that were printed for the user."""
+    """Return a job and the list of lines that it prints for the user."""
     said = []
     job = Job(
         request=Request("ddp"),
@@ -61,7 +61,7 @@ def exits(*codes, **fields):
 
 
 def write_events(folder, status, attempt=0, steps=(), ranks=2):
-    """The events of every rank: these steps, and how it ended (None: it was killed)."""
+    """Write the events of every rank: these steps, and how it ended (None if it was killed)."""
     for rank in range(ranks):
         name = f"rank{rank}.{attempt}.jsonl" if attempt else f"rank{rank}.jsonl"
         events = [
@@ -74,8 +74,8 @@ def write_events(folder, status, attempt=0, steps=(), ranks=2):
 
 
 class FakeRanks:
-    """Stands in for `run_ranks`: one script per attempt, called with the run folder and the
-    attempt's number; it returns the exits."""
+    """Replaces `run_ranks`. There is one script per attempt; it gets the run folder and the attempt
+    number, and returns the exits."""
 
     def __init__(self, *scripts):
         self.scripts, self.specs = list(scripts), []
@@ -87,7 +87,7 @@ class FakeRanks:
 
 
 class FakeStore:
-    """Stands in for `Store`: notes in a dict. `gone`: the process that served it has ended."""
+    """Replaces `Store` with a dict. `gone`: the process that served it has ended."""
 
     def __init__(self, **notes):
         self.notes = {name.replace("_", "/"): note for name, note in notes.items()}

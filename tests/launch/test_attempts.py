@@ -1,4 +1,4 @@
-"""Restarts, without processes: which attempt follows which, and when it is given up."""
+"""Restarts without processes: when paralab makes another attempt, and when it gives up."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ from tests.record.test_checkpoints import make as make_checkpoint
     [
         ([], False),
         ([(0, 0, 7)], False),
-        ([(4, 4, 7), (4, 4, 7)], True),  # nothing saved, failed at the same place
+        ([(4, 4, 7), (4, 4, 7)], True),  # failed at the same step without a new checkpoint
         ([(4, 4, 7), (4, 8, 7)], False),  # it saved
         ([(4, 4, 7), (4, 4, 5)], False),  # it failed elsewhere
         ([(0, 0, -1), (0, 0, -1)], True),  # before the first step, twice
@@ -89,13 +89,13 @@ def test_a_restart_continues_from_the_last_checkpoint(launch, tmp_path):
     assert json.loads(line) == {"attempt": 0, "problem": "attempt 0 failed", "unix_seconds": 5.0}
 
 
-def test_without_checkpoints_a_restart_begins_at_the_beginning(launch):
+def test_without_checkpoints_a_restart_starts_over(launch):
     outcome, specs, _ = launch(fail_after(7), complete, max_restarts=1)
     assert outcome.status == "completed"
     assert [spec["checkpoints"] for spec in specs] == [None, None]
 
 
-def test_it_is_restarted_as_often_as_allowed(launch):
+def test_a_run_restarts_as_often_as_allowed(launch):
     scripts = [fail_after(step) for step in (3, 4, 5)]
     outcome, specs, _ = launch(*scripts, max_restarts=2)
     assert (outcome.status, outcome.attempt, outcome.stuck_after) == ("failed", 2, None)
@@ -103,7 +103,7 @@ def test_it_is_restarted_as_often_as_allowed(launch):
     assert outcome.exits.codes == [-signal.SIGKILL, None]
 
 
-def test_it_is_given_up_when_it_fails_twice_at_the_same_place(launch):
+def test_restarts_stop_after_two_failures_at_the_same_step(launch):
     outcome, specs, _ = launch(*[fail_after(7)] * 5, max_restarts=4)
     assert (outcome.status, outcome.stuck_after, len(specs)) == ("failed", 7, 2)
 
@@ -118,7 +118,7 @@ def test_progress_between_two_failures_at_the_same_step_is_worth_another_attempt
 
 @pytest.mark.parametrize(("written", "status"), [(True, "completed"), (False, "failed")])
 def test_a_failure_after_the_last_step_was_saved(launch, tmp_path, monkeypatch, written, status):
-    """Nothing is left to train; what it had to write besides decides."""
+    """No step is left to train, so the run counts as completed if its other files exist."""
     kept, weights = tmp_path / "kept", tmp_path / "weights.pt"
     monkeypatch.setattr("tests.launch.fakes.make_training", with_weights(weights))
     if written:
@@ -148,7 +148,7 @@ def test_ctrl_c_is_an_outcome(launch):
     assert (outcome.status, outcome.signal) == ("interrupted", signal.SIGINT)
 
 
-def test_a_run_that_stopped_in_order_is_not_a_failure(launch, tmp_path):
+def test_a_graceful_stop_is_not_a_failure(launch, tmp_path):
     def stop(folder, attempt):
         write_events(folder, "stopped", attempt, steps=range(4))
         return exits(0, 0)
@@ -157,7 +157,7 @@ def test_a_run_that_stopped_in_order_is_not_a_failure(launch, tmp_path):
     assert (outcome.status, len(specs)) == ("stopped", 1)
 
 
-def test_resuming_a_finished_training_starts_nothing(launch, tmp_path):
+def test_resuming_a_finished_run_starts_no_ranks(launch, tmp_path):
     make_checkpoint(tmp_path / "kept", 10)
     with pytest.raises(NothingLeft):
         launch(checkpoint=tmp_path / "kept", resume=True)

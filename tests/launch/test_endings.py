@@ -1,5 +1,5 @@
-"""Success, failure, Ctrl-C and kills: a readable folder, the root cause first, no process left (the
-fixture checks that)."""
+"""Success, failure, Ctrl-C, and kills leave a readable folder and no processes (a fixture checks
+that), and the error names the root cause first."""
 
 import json
 import os
@@ -99,9 +99,7 @@ def test_ctrl_c_ends_all_ranks_and_leaves_a_readable_folder(slow):
     assert result["status"] in ("interrupted", "killed")
 
 
-def test_the_launcher_killed_leaves_no_orphan(
-    slow, own_torch
-):  # looks at the processes of the command
+def test_a_killed_launcher_leaves_no_orphans(slow, own_torch):  # inspects the command's processes
     process = start(slow, "--steps", "10000")
     wait_for_steps(slow, 2)
     ranks = ranks_of(process)
@@ -114,7 +112,7 @@ def test_the_launcher_killed_leaves_no_orphan(
     assert events.count('"event":"step"') >= 2
 
 
-def test_a_killed_rank_is_named(slow, own_torch):  # looks at the processes of the command
+def test_a_killed_rank_is_named(slow, own_torch):  # inspects the command's processes
     process = start(slow, "--steps", "10000")
     wait_for_steps(slow, 2)
     next(rank for rank in ranks_of(process) if rank.name() == "rank 1").kill()
@@ -136,7 +134,7 @@ def test_the_rank_that_failed_is_the_cause_with_the_users_line(slow, rank):
     assert "Connection closed" not in done.err
 
 
-def test_a_rank_that_leaves_is_the_cause(slow):
+def test_a_rank_that_exits_early_is_the_cause(slow):
     environment = {"FAILING_RANK": "1", "HOW": "exit"}
     done = run_paralab(
         "run", "ddp", "--workload", "slow.py:workload", cwd=slow, environment=environment
@@ -151,7 +149,7 @@ from torch import nn
 
 class Late(nn.Module):
     def forward(self, x):
-        if "RANK" in os.environ:  # not while the layers are measured, before anything is started
+        if "RANK" in os.environ:  # only in a rank, not while the launcher inspects the workload
             raise ValueError("in the last stage")
         return x
 

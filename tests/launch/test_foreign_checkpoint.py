@@ -1,8 +1,8 @@
-"""A checkpoint from somebody else runs nothing: an attack is planted in every file of a real one,
-with checksums that fit.
+"""Loading an untrusted checkpoint never runs code from it. The test plants an attack in every file
+of a real checkpoint and updates the checksums.
 
-`checkpoint verify` accepted such a checkpoint once, and `run --resume` ran the command that was
-planted in its .metadata."""
+`checkpoint verify` once accepted such a checkpoint, and `run --resume` ran the command in its
+.metadata."""
 
 import hashlib
 import io
@@ -41,7 +41,7 @@ NAME = "step-00000002"
 
 
 class Attack:
-    """Leaves a mark where it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, mark):
         self.mark = str(mark)
@@ -61,8 +61,8 @@ def metadata_of(folder):
 
 
 def rewritten(folder, change):
-    """The data file anew, with what `change(name, bytes)` makes of every tensor; the metadata point
-    to it."""
+    """Rewrite the data file with `change(name, bytes)` applied to every tensor, and update the
+    metadata."""
     metadata = metadata_of(folder)
     old, new = (folder / "__0_0.distcp").read_bytes(), b""
     for index, place in metadata.storage_data.items():
@@ -107,7 +107,7 @@ def raw_manifest(folder, attack):
 
 
 def raw_data(folder, attack):
-    """The attack at the beginning of every tensor, without moving one."""
+    """Overwrite the beginning of every tensor without moving it."""
     content = bytearray((folder / "__0_0.distcp").read_bytes())
     for place in metadata_of(folder).storage_data.values():
         planted = pickle.dumps(attack)
@@ -130,8 +130,7 @@ def pickled_in(which):
     return plant
 
 
-# Which file, and whether `checkpoint verify` can know: the tensors are only read when they are
-# loaded.
+# The file, and whether `checkpoint verify` can detect the attack: it does not load the tensors.
 ATTACKS = {
     "a pickle as .metadata": (raw_metadata, False),
     "an attack inside .metadata": (inside_metadata, False),
@@ -146,7 +145,7 @@ ATTACKS = {
 
 
 def sign(folder):
-    """Sizes and checksums that fit what is there, and the manifest's own."""
+    """Update all sizes and checksums in the manifest, including its own."""
     manifest = json.loads((folder / "manifest.json").read_text())
     for name, entry in manifest["files"].items():
         content = (folder / name).read_bytes()
@@ -163,9 +162,9 @@ def room(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def outcomes(room):
-    """Every attack by its name: what the check says, and the exit code and the words of a run that
-    resumes. "none": untouched, but rewritten and signed like the others. All trainings are forked
-    from one process that has loaded torch."""
+    """Return attack name -> the check's answer, and the exit code and output of a run that resumes.
+    "none" is rewritten and signed like the others, but has no attack. One process that has
+    imported torch forks all runs."""
     found = {}
     with import_torch_once():
         run(replace(TRAINING, steps=2), RunOptions(room / "run", checkpoint=room / "whole"))
@@ -204,7 +203,7 @@ def test_no_file_of_a_checkpoint_can_run_code(room, outcomes, name):
     _, believed = ATTACKS[name]
     problem, code, words = outcomes[name]
     assert (problem is None) == believed
-    assert code == (1 if believed else 2)  # 2: no rank was started
+    assert code == (1 if believed else 2)  # 2: no rank has started
     assert not any(unwanted in words for unwanted in ("Traceback", "weights_only"))
     assert not (room / name / "mark").exists()
 

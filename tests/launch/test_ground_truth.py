@@ -1,5 +1,4 @@
-"""Numbers that can be believed: measured against what is known from elsewhere, a cable's rate, a
-planted delay, torch.profiler."""
+"""Check measurements against known values: a cable's rate, an injected delay, and torch.profiler."""
 
 import json
 import os
@@ -33,8 +32,8 @@ def workload():
 
 
 def test_communication_takes_as_long_as_the_cable_needs(tmp_path):
-    """Two hosts (network namespaces) on a cable of 400 Mbit/s: 25 MB per step, both ways at
-    once."""
+    """Two hosts (network namespaces) share a 400 Mbit/s cable and exchange 25 MB per step in both
+    directions."""
     reason = why_not()
     if reason and not os.environ.get("PARALAB_REQUIRE_LINK"):
         pytest.skip(reason)
@@ -78,4 +77,4 @@ def test_communication_agrees_with_the_profiler(tmp_path):
     )
     assert mine == pytest.approx(
         theirs, rel=0.10
-    )  # the profiler slows the callback down that notes the end
+    )  # the profiler slows down the callback that records the end

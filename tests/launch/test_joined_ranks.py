@@ -62,7 +62,7 @@ SRUN |= {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
     #                                          launcher    rank of  local node served attempt
     [
         ({}, None),
-        (SBATCH, None),  # the script of a job is no task of a step: it may start ranks of its own
+        (SBATCH, None),  # a job script is not a task in a step: it may start its own ranks
         ({**SRUN, "SLURM_STEP_NUM_TASKS": "1"}, None),  # srun -n 1 paralab run ddp --replicas 2
         ({**TORCHRUN, INSIDE: "rank 3"}, None),  # a rank that paralab has started
         (TORCHRUN, ("torchrun", 3, 4, 1, 1, False, "abc/2")),
@@ -73,7 +73,7 @@ SRUN |= {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
         (
             {**SRUN, **TORCHRUN},
             ("torchrun", 3, 4, 1, 1, False, "abc/2"),
-        ),  # srun torchrun: the inner one counts
+        ),  # srun torchrun: the inner launcher counts
         (
             {"RANK": "0", "WORLD_SIZE": "1"},
             ("the launcher that set RANK and WORLD_SIZE", 0, 1, None, None, False, "none/0"),
@@ -85,7 +85,7 @@ SRUN |= {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
         ),  # requeued: the same job and step again
     ],
 )
-def test_what_the_environment_says(environment, expected):
+def test_the_environment_identifies_the_launcher(environment, expected):
     it = detect_launcher(environment)
     told = it and (
         it.launcher,
@@ -99,14 +99,14 @@ def test_what_the_environment_says(environment, expected):
     assert told == expected
 
 
-def test_an_environment_that_cannot_be_right_is_refused():
+def test_an_impossible_environment_is_refused():
     with pytest.raises(UsageError, match="MASTER_ADDR and MASTER_PORT"):
         detect_launcher({"RANK": "0", "WORLD_SIZE": "2"})
     with pytest.raises(UsageError, match="WORLD_SIZE='two'"):
         detect_launcher({"RANK": "0", "WORLD_SIZE": "two"})
 
 
-def test_a_process_that_only_looks_is_no_rank():
+def test_an_inspecting_process_is_not_a_rank():
     kept = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "SLURM_JOB_ID": "7"}
     assert detect_launcher(without_launch({**TORCHRUN, **SRUN, **kept})) is None
     assert kept.items() <= without_launch({**TORCHRUN, **SRUN, **kept}).items()
@@ -136,7 +136,7 @@ def test_ranks_share_cores_unless_each_has_its_own():
         ("a", 0, 8),
         ("b", 0, 8),
     ]
-    # Two nodes of a test cluster that are one machine: two names, the same cores.
+    # Two nodes in a test cluster are one machine, so they share its cores.
     assert cores([fact(0, 0, "vm", shared), fact(1, 1, "vm", shared)]) == [
         ("vm#0", 0, 4),
         ("vm#1", 0, 4),
@@ -147,7 +147,7 @@ def test_ranks_share_cores_unless_each_has_its_own():
     (
         "seen",
         "devices",
-    ),  # of four ranks on two nodes: which GPUs each sees -> what its device is called, and what torch calls it
+    ),  # for four ranks on two nodes: the GPUs that each sees -> our device name = torch's index
     [
         (
             [("n1", "AB"), ("n1", "AB"), ("n2", "CD"), ("n2", "CD")],
@@ -174,7 +174,7 @@ def test_a_rank_uses_the_gpu_that_is_its_own(seen, devices):
     assert found == devices
 
 
-def test_the_quickest_answer_tells_the_offset():
+def test_the_fastest_answer_gives_the_clock_offset():
     slow, quick = (10.0, 510.9, 11.0), (20.000, 520.020, 20.004)
     found = best_offset([slow, quick, slow])
     assert found.seconds == pytest.approx(500.018)
@@ -183,7 +183,7 @@ def test_the_quickest_answer_tells_the_offset():
 
 @contextmanager
 def launched(*command, cwd, environment=None):
-    """torchrun (a process group of its own, ended whole if the test fails)."""
+    """Start torchrun in its own process group; end the group if the test fails."""
     clean = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
     pipes = {
         "stdout": subprocess.PIPE,
@@ -246,7 +246,7 @@ def test_torchrun_is_the_same_training_in_one_folder(tmp_path):
 @pytest.mark.processes
 def test_torchrun_with_the_wrong_number_of_ranks_says_so_once(tmp_path):
     done = torchrun("run", "ddp", "--replicas", "3", cwd=tmp_path, python=forked.python())
-    assert done.code == 1  # torchrun's own; the ranks' are in what it prints
+    assert done.code == 1  # torchrun's exit code; its output contains the ranks' codes
     assert done.out.count("paralab: ddp --replicas 3 ") == 1
     assert "exitcode  : 2" in done.out
     assert not (tmp_path / "runs").exists()
@@ -305,9 +305,9 @@ def test_a_signal_to_torchrun_saves_and_ends_all_and_leaves_a_readable_folder(tm
 
 
 @pytest.mark.processes
-def test_torchrun_starts_it_again_and_it_goes_on(tmp_path):
-    """A rank is killed in step 8; torchrun's second attempt begins with the last whole checkpoint,
-    in a folder of its own."""
+def test_a_run_that_torchrun_restarts_resumes(tmp_path):
+    """A rank is killed in step 8. torchrun's second attempt starts from the last complete checkpoint
+    and writes to a new folder."""
     plant = {"kind": "kill", "rank": 1, "phase": "step", "step": 8, "mark": str(tmp_path / "mark")}
     run = ("run", "ddp", "--workload", "cnn:tiny", "--steps", "12", "--out", "run")
     run += ("--checkpoint", "kept", "--checkpoint-every", "3")
@@ -321,14 +321,14 @@ def test_torchrun_starts_it_again_and_it_goes_on(tmp_path):
     first, second = out.splitlines()
     assert "was killed by SIGKILL" in json.loads(first)["error"]
     result = json.loads(second)
-    assert result["begun_at_step"] in (3, 6)  # the save after step 6 may not have been whole yet
+    assert result["begun_at_step"] in (3, 6)  # the save after step 6 may have been incomplete
     assert (result["reached_step"], result["run_folder"]) == (12, "run-restart1")
 
 
 @pytest.mark.usefixtures("own_torch")
 def test_two_hosts_are_one_run(tmp_path):
-    """Two hosts (network namespaces) on a cable: torchrun on each, one run folder, both ranks on
-    one clock."""
+    """Two hosts (network namespaces) share a cable. Each runs torchrun; both ranks write to one run
+    folder and use one clock."""
     reason = why_not()
     if reason and not os.environ.get("PARALAB_REQUIRE_LINK"):
         pytest.skip(reason)
@@ -358,14 +358,13 @@ def test_two_hosts_are_one_run(tmp_path):
     result = json.loads(printed[0])
     assert [(rank["rank"], rank["local_rank"]) for rank in result["ranks"]] == [(0, 0), (1, 0)]
     assert len({rank["node"] for rank in result["ranks"]}) == 2
-    # One clock: no rank finishes its part of a step before another has begun its own, for they
-    # exchange gradients.
+    # One clock: ranks exchange gradients, so no rank finishes a step before the other begins it.
     for step in Recording.read(tmp_path / "run").steps:
         assert max(event["start"] for event in step) < min(event["end"] for event in step)
 
 
 @pytest.mark.processes
-def test_ranks_with_other_clocks_are_put_on_rank_0s(tmp_path):
+def test_all_ranks_use_rank_0s_clock(tmp_path):
     """A time namespace is another machine's clock: rank 1's is 1000 s ahead."""
     if not shutil.which("unshare"):
         pytest.skip("needs unshare (util-linux)")

@@ -1,5 +1,5 @@
-"""Ranks under torchrun and srun, without processes: what rank 0 and the others tell each other, and
-how they stop together."""
+"""Ranks under torchrun and srun, without processes: the notes that ranks exchange, and how they
+stop together."""
 
 import signal
 from dataclasses import replace
@@ -47,7 +47,7 @@ def team(store, rank=0):
 
 @pytest.fixture
 def run_rank_0(tmp_path, monkeypatch, clock):
-    """Run rank 0, whose own rank ends like this; rank 1 has left these notes."""
+    """Run rank 0, whose own rank ends like `own`; rank 1 has left the note `other`."""
     monkeypatch.setattr(joined_ranks.atexit, "register", lambda *arguments, **options: None)
 
     def run_rank_0(own, other, status="completed", folder="run", **options):
@@ -96,7 +96,7 @@ def test_a_signal_to_any_launched_process_interrupts_the_run(run_rank_0, own):
     assert (outcome.status, outcome.signal) == ("interrupted", signal.SIGTERM)
 
 
-def test_a_mistake_of_the_user_ends_the_others_with_its_code(run_rank_0, monkeypatch):
+def test_the_other_ranks_exit_with_the_code_of_a_usage_error(run_rank_0, monkeypatch):
     def prepare(job, places):
         raise UsageError("wrong")
 
@@ -150,7 +150,7 @@ def test_another_rank_ends_with_the_code_of_rank_0s_mistake(monkeypatch, clock):
 
 
 class Board:
-    """The status board of one launched process: its rank runs steps until it may not."""
+    """One launched process's status board; its rank runs steps until it must stop."""
 
     def __init__(self, step):
         self.step, self.waiting, self.stop_at, self.agreed = step, False, NEVER, False
@@ -162,7 +162,7 @@ class Board:
         self.stop_at, self.agreed = before, agreed
 
     def run_step(self):
-        """Finish a step, unless it waits; at the step to stop before it waits at once."""
+        """Finish a step, unless the rank waits. It waits as soon as it reaches the stop."""
         self.waiting = self.stop_at != NEVER and self.step >= self.stop_at
         if not self.waiting:
             self.step += 1

@@ -1,5 +1,4 @@
-"""Processes with torch share one loading of it, and are otherwise what they would be if each were
-started by itself."""
+"""Forked processes share one torch import and otherwise behave like directly started ones."""
 
 import json
 import os
@@ -44,7 +43,7 @@ def child(folder, *arguments, **more):
         process.stdin.close()
 
 
-def test_it_is_as_if_each_had_been_started_by_itself(tmp_path):
+def test_a_forked_process_is_like_a_started_one(tmp_path):
     told = []
     for own in (False, True):
         (tmp_path / str(own)).mkdir()
@@ -69,7 +68,7 @@ def test_it_is_as_if_each_had_been_started_by_itself(tmp_path):
         assert one["random"] != other["random"]
 
 
-def test_every_end_is_told(tmp_path):
+def test_every_exit_code_arrives(tmp_path):
     with child(tmp_path, "fail") as (process, _):
         assert process.wait(DEADLINE_SECONDS) == 1
         assert "ValueError: as asked" in (tmp_path / "log.txt").read_text()
@@ -80,18 +79,18 @@ def test_every_end_is_told(tmp_path):
             process.wait(0.3)
         process.send_signal(signal.SIGKILL)
         assert process.wait(DEADLINE_SECONDS) == -signal.SIGKILL
-        process.kill()  # nobody there any more: nothing happens
+        process.kill()  # a no-op: the process is gone
     (tmp_path / "log.txt").unlink()
-    with child(tmp_path) as (process, said):  # the template is killed: noticed, and replaced
+    with child(tmp_path) as (process, said):  # paralab replaces a killed template
         os.kill(said["parent"], signal.SIGKILL)
         assert process.wait(DEADLINE_SECONDS) == UNSEEN
-        os.kill(process.pid, signal.SIGKILL)  # it lives on until its launcher lets go
+        os.kill(process.pid, signal.SIGKILL)  # it runs until the launcher closes its pipe
     (tmp_path / "log.txt").unlink()
     with child(tmp_path) as (_, again):
         assert again["parent"] not in (said["parent"], os.getpid())
 
 
-def test_where_it_cannot_be_each_is_started_by_itself(tmp_path, monkeypatch):
+def test_without_fork_each_process_imports_torch(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(starting, "DRIVER", tmp_path)
         with child(tmp_path) as (process, _):
@@ -109,7 +108,7 @@ def test_where_it_cannot_be_each_is_started_by_itself(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "prefixed.txt").read_text())["given"] == "prefix"
 
 
-def test_without_torch_it_is_said(tmp_path):
+def test_missing_torch_is_an_error_with_a_fix(tmp_path):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
     done = run_paralab(
         "plan", "single", cwd=tmp_path, environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"}

@@ -1,5 +1,5 @@
-"""Interrupted equals uninterrupted: faults are planted in real runs, and the weights in the end are
-compared bit for bit."""
+"""Interrupted equals uninterrupted: inject faults into real runs and compare the final weights bit
+for bit."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.conftest import DEADLINE_SECONDS, ROOT, run_paralab, wait_until
 
 pytestmark = pytest.mark.processes
 
-# Everything that a checkpoint must bring back: dropout's random stream, Adam's two moments and
+# Everything that a checkpoint must restore: dropout's random stream, Adam's two moments and
 # step, a learning rate that changes, a BatchNorm's buffers, a Dataset that draws random numbers, an
 # epoch that ends with a smaller batch.
 WORKLOAD = """
@@ -58,7 +58,7 @@ RUN = [
 
 @pytest.fixture(scope="module")
 def room(tmp_path_factory):
-    """A folder with the workload, and the undisturbed training's weights."""
+    """Return a folder with the workload and the uninterrupted run's weights."""
     folder = tmp_path_factory.mktemp("recovery")
     (folder / "w.py").write_text(WORKLOAD)
     done = run_paralab(*RUN, "--out", "whole", "--json", cwd=folder)
@@ -80,7 +80,7 @@ def plant(room, name, **fault):
 
 
 def survive(room, name, *options, **fault):
-    """A run with a planted fault, which is started again."""
+    """Do a run with an injected fault and a restart."""
     checkpoint = [
         "--checkpoint",
         f"{name}.ckpt",
@@ -138,7 +138,7 @@ def test_a_hang_names_the_rank_its_line_and_who_waits(room):
         ("nan", ("nan", "step 2")),
     ],
 )
-def test_what_looks_like_no_failure_is_one(tmp_path, kind, words):
+def test_a_silent_exit_is_a_failure(tmp_path, kind, words):
     run = ["run", "single", "--workload", "mlp:tiny", "--steps", "4", "--checkpoint", "ckpt"]
     done = run_paralab(
         *run,
@@ -149,7 +149,7 @@ def test_what_looks_like_no_failure_is_one(tmp_path, kind, words):
     assert not list((tmp_path / "ckpt").glob("step-*"))
 
 
-def test_a_failure_that_comes_again_stops_the_restarts(room):
+def test_a_repeated_failure_stops_the_restarts(room):
     broken = WORKLOAD.replace(
         "    time.sleep", "    assert output.shape[0] != 18, 'a short batch'\n    time.sleep"
     )
@@ -189,9 +189,9 @@ def begin(room, name, *options):
     return process
 
 
-def test_a_signal_saves_and_stops_and_another_topology_goes_on(room):
-    """SIGTERM: exit code 75. The rest on two ranks is the same training bit for bit; then on three,
-    and on one."""
+def test_a_signal_saves_and_another_topology_resumes(room):
+    """SIGTERM gives exit code 75. Continuing on two ranks is identical bit for bit; then continue on
+    three ranks and on one."""
     process = begin(room, "term", "--checkpoint", "term.ckpt")
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=DEADLINE_SECONDS)
@@ -214,7 +214,7 @@ def test_a_folder_in_use_is_refused_and_ctrl_c_twice_stops_at_once(room):
     process = begin(room, "twice", "--checkpoint", "twice.ckpt", "--steps", "10000")
     other = run_paralab(*RUN, "--checkpoint", "twice.ckpt", "--resume", "--out", "other", cwd=room)
     assert (other.code, f"process {process.pid} on" in other.err) == (2, True)
-    (room / "held").touch()  # no step ends any more
+    (room / "held").touch()  # no step can finish
     try:
         process.send_signal(signal.SIGINT)
         assert process.stderr.readline().startswith("Ctrl-C:")
@@ -225,9 +225,8 @@ def test_a_folder_in_use_is_refused_and_ctrl_c_twice_stops_at_once(room):
     assert process.returncode == 130, err
 
 
-def test_a_training_goes_on_at_another_topology(tmp_path):
-    """ddp 2 -> ddp 3 -> single, in fp64: the same training as one device's from beginning to
-    end."""
+def test_a_run_resumes_with_another_topology(tmp_path):
+    """ddp 2 -> ddp 3 -> single in fp64 equals a single device from beginning to end."""
     common = [
         "--workload",
         "gpt:tiny",
@@ -253,7 +252,7 @@ def test_a_training_goes_on_at_another_topology(tmp_path):
     assert max((one[name] - other[name]).abs().max() for name in one) < 1e-10
 
 
-def test_damage_is_named_and_nothing_is_loaded_from_it(tmp_path):
+def test_a_damaged_checkpoint_is_named_and_not_loaded(tmp_path):
     common = ["run", "single", "--workload", "mlp:tiny", "--checkpoint", "ckpt", "--json"]
     assert (
         run_paralab(

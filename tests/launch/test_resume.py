@@ -1,4 +1,4 @@
-"""The checkpoint that a run starts from, chosen without processes."""
+"""Choose the checkpoint that a run starts from, without processes."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_a_half_written_checkpoint_is_deleted(kept):
     make_checkpoint(kept, 2, manifest=False)
     policy, said = choose(kept)
     assert (policy.done, policy.resume) == (0, None)
-    assert len(said) == 2  # it cannot be used; from the beginning
+    assert len(said) == 2  # unusable, and starting from the beginning
     assert list(kept.iterdir()) == []
 
 
@@ -78,7 +78,7 @@ def test_only_one_run_writes_to_a_folder(kept):
     with lock_checkpoints(kept), pytest.raises(UsageError, match="process "):
         with lock_checkpoints(kept):
             pass
-    with lock_checkpoints(kept):  # free again
+    with lock_checkpoints(kept):  # the lock is free again
         pass
     with lock_checkpoints(None):
         pass

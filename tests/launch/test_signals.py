@@ -1,5 +1,5 @@
-"""Signals: the launcher alone hears them, whoever else gets them; what was ignored stays ignored;
-saved means saved."""
+"""Signals: only the launcher handles them, ignored signals stay ignored, and a reported save is
+complete."""
 
 import fcntl
 import json
@@ -61,8 +61,7 @@ def wait_for(folder, steps):
 
 
 def is_saved(folder):
-    """The last step that every rank has finished is the one that was saved, and every byte of it is
-    there."""
+    """Check that the last step that all ranks finished has an intact checkpoint."""
     reached = min(steps_of(folder, rank) for rank in (0, 1))
     return [(each.step, each.problem) for each in checkpoints(folder / "kept", check=True)] == [
         (reached, None)
@@ -71,8 +70,7 @@ def is_saved(folder):
 
 @pytest.mark.usefixtures("own_torch")
 def test_a_signal_to_every_process_at_once_saves(tmp_path):
-    """As `scancel` does it: also the process that ranks are forked from, the ranks, and the workers
-    of their loaders."""
+    """Signal the template, the ranks, and their DataLoader workers too, as `scancel` does."""
     process = begin(tmp_path, "--checkpoint", "kept")
     everybody = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     assert len(everybody) >= 1 + 1 + 2 + 2, everybody
@@ -89,7 +87,7 @@ def test_a_signal_to_every_process_at_once_saves(tmp_path):
 
 @pytest.mark.usefixtures("own_torch")
 def test_a_closed_terminal_saves(tmp_path):
-    """Writing to it fails from then on, which must not cost the save."""
+    """Writing to a closed terminal fails. The save must still succeed."""
     master, slave = os.openpty()
 
     def take_the_terminal():
@@ -115,7 +113,7 @@ def ignore_ctrl_c():
 
 @pytest.mark.usefixtures("own_torch")
 def test_an_ignored_signal_stays_ignored_and_another_one_is_named(tmp_path):
-    process = begin(tmp_path, "--json", preexec_fn=ignore_ctrl_c)  # as `nohup … &` starts it
+    process = begin(tmp_path, "--json", preexec_fn=ignore_ctrl_c)  # as with `nohup … &`
     process.send_signal(signal.SIGINT)
     wait_for(tmp_path, steps_of(tmp_path) + 10)
     process.send_signal(signal.SIGQUIT)
@@ -128,7 +126,7 @@ def test_an_ignored_signal_stays_ignored_and_another_one_is_named(tmp_path):
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1]
 )
-def test_the_first_signal_of_any_kind_asks(number):
+def test_the_first_signal_requests_a_stop(number):
     before = signal.getsignal(number)
     with stop_in_order(enabled=True) as asked:
         signal.raise_signal(number)
@@ -150,7 +148,7 @@ def test_the_first_signal_of_any_kind_asks(number):
             signal.SIGTERM,
             0.1,
             False,
-        ),  # GNU timeout signals its child, and then its process group
+        ),  # GNU timeout signals its child, then its process group
         (signal.SIGTERM, signal.SIGTERM, 60, True),
         (
             signal.SIGUSR1,
@@ -175,7 +173,7 @@ def test_the_second_signal(monkeypatch, first, second, later, stops):
     assert (asked.signal, stopped) == (first, second if stops else None)
 
 
-def test_nobody_hears_what_is_ignored():
+def test_an_ignored_signal_has_no_handler():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stop_in_order(enabled=True) as asked:

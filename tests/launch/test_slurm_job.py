@@ -1,5 +1,5 @@
-"""Following a Slurm job whose controller is away, forgets, or changes its mind; Slurm's answers are
-laid out, one per look."""
+"""Follow a Slurm job whose controller is away, forgets the job, or requeues it. Each test lists
+Slurm's answers, one per query."""
 
 import json
 
@@ -16,8 +16,7 @@ AWAY = ParalabError("Slurm does not answer: Unable to contact slurm controller."
 
 @pytest.fixture
 def follow(tmp_path, monkeypatch):
-    """Look as often as there are answers, at once; return the job as it ended, and what was
-    said."""
+    """Query once per answer without waiting; return the final job and the printed lines."""
 
     def follow(*answers, wait_seconds=None):
         said, left = [], list(answers)
@@ -44,7 +43,7 @@ def follow(tmp_path, monkeypatch):
     return follow
 
 
-def test_every_change_is_said_once(follow):
+def test_every_change_is_printed_once(follow):
     waits = SlurmJob(7, "PENDING", "Priority")
     job, said = follow(waits, waits, RUNNING, RUNNING, COMPLETED)
     assert job == COMPLETED
@@ -55,7 +54,7 @@ def test_every_change_is_said_once(follow):
     ]
 
 
-def test_a_controller_that_is_away_for_a_while_is_waited_for(follow, monkeypatch):
+def test_a_silent_controller_gets_time_to_answer(follow, monkeypatch):
     assert follow(RUNNING, AWAY, AWAY, COMPLETED)[0] == COMPLETED
     monkeypatch.setattr(submitting, "SILENT_SECONDS", -1.0)
     with pytest.raises(ParalabError, match="scontrol show job 7"):
@@ -63,14 +62,14 @@ def test_a_controller_that_is_away_for_a_while_is_waited_for(follow, monkeypatch
 
 
 @pytest.mark.parametrize(("result", "state"), [(True, "COMPLETED"), (False, "FAILED")])
-def test_a_job_that_slurm_has_forgotten_is_told_by_what_it_left(follow, tmp_path, result, state):
+def test_a_forgotten_jobs_files_show_how_it_ended(follow, tmp_path, result, state):
     (tmp_path / "run-7").mkdir()
     if result:
         (tmp_path / "run-7" / "result.json").write_text(json.dumps({}))
     assert follow(RUNNING, None)[0].state == state
 
 
-def test_a_job_that_lost_its_node_is_not_over_when_it_is_queued_again(follow):
+def test_a_requeued_job_has_not_ended(follow):
     lost, again = (
         SlurmJob(7, "NODE_FAIL", nodes="n1"),
         SlurmJob(7, "PENDING", "BeginTime", restarts=1),
@@ -80,8 +79,8 @@ def test_a_job_that_lost_its_node_is_not_over_when_it_is_queued_again(follow):
     assert follow(RUNNING, lost, lost)[0] == lost
 
 
-def test_how_long_is_waited_depends_on_the_reason(follow, monkeypatch):
-    """A moment for what does not pass by itself; for ever for what does, unless a time is given."""
+def test_the_waiting_time_depends_on_the_reason(follow, monkeypatch):
+    """paralab soon gives up on a reason that will not clear, and otherwise waits as long as asked."""
     busy, never = SlurmJob(7, "PENDING", "Resources"), SlurmJob(7, "PENDING", "PartitionNodeLimit")
     monkeypatch.setattr(submitting, "STUCK_SECONDS", 0.005)
     assert follow(*[busy] * 20, COMPLETED)[0] == COMPLETED

@@ -1,4 +1,4 @@
-"""The script of a Slurm job, and the meaning of Slurm's words: pure functions, no Slurm."""
+"""Slurm job scripts and explanations of Slurm's messages: pure functions that do not need Slurm."""
 
 import os
 import stat
@@ -23,7 +23,7 @@ from paralab.plan.request import Request
 from tests.conftest import ROOT, run_paralab
 
 
-def test_options_are_read_as_sbatch_knows_them():
+def test_options_are_parsed_as_sbatch_names_them():
     assert parse_options('partition=gpu,gres=gpu:4,time=10:00,exclusive,constraint="a,b"') == {
         "partition": "gpu",
         "gres": "gpu:4",
@@ -49,7 +49,7 @@ def test_options_are_read_as_sbatch_knows_them():
         ("comment=a\nb", "comment has no value"),
     ],
 )
-def test_what_sbatch_would_not_understand_is_refused(text, problem):
+def test_options_that_sbatch_does_not_know_are_refused(text, problem):
     with pytest.raises(UsageError) as caught:
         parse_options(text)
     assert problem in caught.value.problem
@@ -164,8 +164,7 @@ def test_a_short_job_is_not_warned_at_its_start():
 
 @pytest.mark.processes
 def test_the_script_trains_into_a_new_folder_at_every_start(tmp_path):
-    """Run by bash with a stand-in for srun, as Slurm would at the first start and after a
-    requeue."""
+    """Run the script in bash with a fake srun, as Slurm does at the first start and after a requeue."""
     stand_in = tmp_path / "srun"
     stand_in.write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done\n')
     stand_in.chmod(stand_in.stat().st_mode | stat.S_IXUSR)
@@ -188,8 +187,8 @@ def test_the_script_trains_into_a_new_folder_at_every_start(tmp_path):
     assert names == [f"{tmp_path}/the runs/{run_name(42, restarts)}" for restarts in (0, 2)]
 
 
-def test_a_request_survives_being_written_down():
-    """What the job is given is what was asked for, to the last digit."""
+def test_a_request_survives_the_script():
+    """The job gets exactly the requested numbers, to the last digit."""
     request = Request(
         "ddp",
         precision="fp16",
@@ -207,7 +206,7 @@ def test_a_request_survives_being_written_down():
     check(request)
 
 
-def test_slurms_reasons_have_a_meaning_and_a_cure():
+def test_slurms_reasons_have_an_explanation_and_a_fix():
     assert explain_reason("Resources").normal
     assert not explain_reason("ReqNodeNotAvail,_UnavailableNodes:n2").normal
     assert not explain_reason("QOSMaxCpuPerJobLimit").normal
@@ -261,7 +260,7 @@ def test_a_job_is_read_from_scontrol():
         ("sbatch: error: the moon is full", "sbatch --help"),
     ],
 )
-def test_refusals_keep_slurms_words_and_have_a_cure(said, fix, monkeypatch):
+def test_refusals_quote_slurm_and_have_a_fix(said, fix, monkeypatch):
     monkeypatch.setattr("paralab.launch.slurm.list_nodes", lambda: None)
     error = explain_refusal(said, "job.sbatch")
     assert said.splitlines()[0].rpartition(": ")[2] in error.problem
@@ -270,8 +269,8 @@ def test_refusals_keep_slurms_words_and_have_a_cure(said, fix, monkeypatch):
     assert fix in str(error.fix)
 
 
-def test_a_variable_does_not_win_over_the_command(monkeypatch):
-    """sbatch takes SBATCH_PARTITION before what the script says."""
+def test_a_variable_does_not_override_the_command(monkeypatch):
+    """sbatch prefers SBATCH_PARTITION to the option in the script."""
     for name in ("SBATCH_PARTITION", "SBATCH_ACCOUNT", "SLURM_CONF", "SLURM_MEM_PER_CPU"):
         monkeypatch.setenv(name, "x")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)

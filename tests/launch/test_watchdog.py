@@ -1,4 +1,4 @@
-"""Deadlines, without processes: the board says where each rank is, and the clock is the test's."""
+"""Deadlines without processes: the test sets the status board and the clock."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_a_new_step_starts_the_clock_again(watchdog, clock):
         assert late(watchdog) == []
 
 
-def test_who_is_done_waits_for_others_or_has_ended_is_not_late(watchdog, clock):
+def test_a_rank_that_waits_or_has_ended_is_not_late(watchdog, clock):
     watchdog.board.post(0, "idle", 3)
     watchdog.board.post(1, "step", 3, waiting=True)  # to stop together
     clock.now += 1000

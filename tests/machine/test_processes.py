@@ -1,4 +1,4 @@
-"""The state and the family of other processes, on this machine for real."""
+"""The state, parents, and children of real processes."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ with subprocess.Popen([sys.executable, "-c", {SLEEPS!r}]) as child:
 
 
 def wait_for(wanted, ask, *arguments):
-    """A process that has just started has no environment for an instant."""
+    """Retry: a new process has no environment at first."""
     until = time.monotonic() + 100
     while (found := ask(*arguments)) != wanted and time.monotonic() < until:
         time.sleep(0.02)

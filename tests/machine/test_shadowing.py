@@ -1,7 +1,6 @@
-"""Files in the current folder that have the names of modules stay unread: torch.py there is not
-torch.
+"""A file in the current folder never shadows a module: a torch.py there is not torch.
 
-Child processes were started with `python -m`, which put that folder first on sys.path."""
+paralab once started child processes with `python -m`, which puts that folder first on sys.path."""
 
 import os
 import subprocess
@@ -49,7 +48,7 @@ def room(tmp_path):
 
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.processes
-def test_no_command_runs_a_file_that_is_called_like_a_module(room, name):
+def test_no_command_runs_a_file_that_shadows_a_module(room, name):
     console_script = [sys.executable, "-P", "-c", "from paralab.cli.main import main; main()"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -84,8 +83,8 @@ def test_torchrun_and_its_ranks_are_started_alike(monkeypatch):
 
 
 @pytest.mark.processes
-def test_a_child_finds_the_package_wherever_it_lies(room):
-    """Neither installed nor on PYTHONPATH: -S hides what is installed."""
+def test_a_child_finds_the_package_anywhere(room):
+    """The package is neither on PYTHONPATH nor installed (-S hides installed packages)."""
     words = command("paralab.machine.child")
     code = f"import sys, runpy; sys.argv = [{words[2]!r}, 'paralab.machine.peaks']; runpy.run_path({words[2]!r}, run_name='__main__')"
     done = subprocess.run(

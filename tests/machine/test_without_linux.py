@@ -1,8 +1,8 @@
 """paralab on a system without Linux's facilities, such as macOS.
 
-The folder without_linux hides them from every process that has it on its PYTHONPATH: /proc, /sys,
-pidfd, core affinity, sequenced-packet sockets, and the name of the system. A test that leaves a
-process behind fails, as everywhere (conftest.py).
+The folder without_linux hides /proc, /sys, pidfd, core affinity, sequenced-packet sockets, and
+the system's name from every process that has the folder on its PYTHONPATH. As in all tests, a
+leftover process is a failure (conftest.py).
 """
 
 import json
@@ -94,7 +94,7 @@ def test_compare(masked):
 
 
 def test_verify(masked):
-    masked("verify", "ddp", *TINY, "--accumulate", "1")  # exit code 0: every case is equal
+    masked("verify", "ddp", *TINY, "--accumulate", "1")  # exit code 0: all cases are equal
 
 
 def test_practical_and_check(masked):

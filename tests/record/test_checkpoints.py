@@ -1,5 +1,4 @@
-"""Checkpoints on disk: a folder is believed only when its manifest is there and every byte fits
-it."""
+"""Checkpoints on disk: a checkpoint counts only if it has a manifest that matches every byte."""
 
 import json
 import pickle
@@ -19,7 +18,7 @@ from paralab.record.checkpoints import (
 )
 from paralab.record.metadata import Chunk, TensorEntry, UnsafeMetadata, read_metadata
 
-# What DCP writes for a checkpoint without a tensor, assembled by hand.
+# A DCP metadata file without tensors, assembled by hand.
 METADATA = b"""\x80\x02ctorch.distributed.checkpoint.metadata
 Metadata
 )\x81}(X\x13\x00\x00\x00state_dict_metadata}X\x0c\x00\x00\x00storage_data}ub."""
@@ -71,7 +70,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path, d
     good, bad = last_good(tmp_path)
     assert bad[0].half_written == (
         damage == "no manifest"
-    )  # anything else once was a checkpoint, and is kept
+    )  # paralab keeps anything that was once a checkpoint
     assert good.step == 2
     assert [checkpoint.step for checkpoint in bad] == [3]
     assert words in bad[0].problem
@@ -91,7 +90,7 @@ def test_any_single_flipped_bit_is_found(tmp_path):
 
 
 def pickled(**dtypes):
-    """Tensors of 3 × 2 in the real classes, as torch pickles them."""
+    """Pickle 3 × 2 tensors with the real classes, as torch does."""
     import torch
     from torch.distributed.checkpoint.filesystem import _StorageInfo
     from torch.distributed.checkpoint.metadata import (
@@ -120,7 +119,7 @@ def test_metadata_is_read_into_plain_data(tmp_path):
         name: value
         for name, value in found.items()
         if not name.startswith(("torch.q", "torch.bits"))
-    }  # no parameter's
+    }  # not a parameter
     (tmp_path / ".metadata").write_bytes(pickled(**dtypes))
     index = read_metadata(tmp_path)
     assert index.tensors == {
@@ -128,7 +127,7 @@ def test_metadata_is_read_into_plain_data(tmp_path):
         for name in dtypes
     }
     index.check({"__0_0.distcp": 10 * len(dtypes)})
-    with pytest.raises(UnsafeMetadata):  # the last tensor would end behind the end of the file
+    with pytest.raises(UnsafeMetadata):  # the last tensor would end after the end of the file
         index.check({"__0_0.distcp": 10 * len(dtypes) - 1})
 
 
@@ -154,12 +153,12 @@ def test_rotation_keeps_the_last_good_ones(tmp_path):
     for step, manifest in ((1, True), (2, True), (3, True), (4, False), (5, True)):
         make(tmp_path, step, manifest)
     cut(step_folder(tmp_path, 3) / "__0_0.distcp")
-    assert rotate(tmp_path, keep=3) == []  # three are whole: 1, 2 and 5
+    assert rotate(tmp_path, keep=3) == []  # 1, 2, and 5 are intact
     assert [path.name[-1] for path in rotate(tmp_path, keep=2)] == ["1"]
     assert [path.name[-1] for path in rotate(tmp_path, keep=1)] == ["2", "3", "4"]
     assert last_good(tmp_path)[0].step == 5
     cut(step_folder(tmp_path, 5) / "__0_0.distcp")
-    assert rotate(tmp_path, keep=1) == []  # nothing is whole any more, and nothing is deleted
+    assert rotate(tmp_path, keep=1) == []  # none is intact, so none is deleted
 
 
 def test_another_training_is_refused_with_both_values(tmp_path):

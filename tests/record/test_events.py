@@ -1,4 +1,4 @@
-"""Events are written without waiting, survive a kill, and are read back tolerantly."""
+"""Writing events never blocks, events survive a kill, and the reader tolerates damage."""
 
 import json
 
@@ -16,7 +16,7 @@ def step(number):
     return {"event": "step", "step": number, **times, "samples": 4, "loss": 0.5}
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_written_events_are_read_back(tmp_path):
     (tmp_path / "events").mkdir()
     for rank in (0, 1, 10):
         writer = EventWriter(tmp_path / "events" / f"rank{rank}.jsonl")
@@ -29,7 +29,7 @@ def test_what_is_written_is_read(tmp_path):
     assert found[10][1] == Step(**step(1))
 
 
-def test_a_cut_line_is_left_out_and_read_when_it_is_whole(tmp_path):
+def test_a_truncated_line_is_read_once_it_is_complete(tmp_path):
     path = tmp_path / "rank0.jsonl"
     tail = Tail(path)
     assert tail.new() == []
@@ -42,7 +42,7 @@ def test_a_cut_line_is_left_out_and_read_when_it_is_whole(tmp_path):
     assert tail.damaged == 1
 
 
-def test_nothing_is_overwritten(tmp_path):
+def test_existing_files_are_not_overwritten(tmp_path):
     folder = RunFolder.create(tmp_path / "run", "")
     EventWriter(folder.events / "rank0.jsonl").close()
     with pytest.raises(FileExistsError):

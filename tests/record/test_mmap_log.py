@@ -1,4 +1,4 @@
-"""Lines that survive a killed process and a full disk, with and without posix_fallocate (macOS)."""
+"""Lines survive a killed process and a full disk, with and without posix_fallocate (macOS)."""
 
 import os
 import subprocess

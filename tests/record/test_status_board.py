@@ -1,5 +1,5 @@
-"""The notice board between the launcher and its ranks, and how ranks that run ahead of one another
-agree where to stop."""
+"""The status board between the launcher and its ranks, and how ranks at different steps agree on
+where to stop."""
 
 import random
 
@@ -13,16 +13,16 @@ def test_ranks_agree_on_a_step():
     assert next_stop(9, [(9, waiting), (9, running)]) == (
         10,
         False,
-    )  # one was too fast: it is past the stop
+    )  # one rank has already passed the stop
     assert next_stop(10, [(10, waiting), (10, waiting)]) == (10, True)
     assert next_stop(10, [(10, waiting), (9, waiting)]) == (
         10,
         False,
-    )  # not yet moved on after the stop was moved up
+    )  # one rank has not moved on since the stop moved up
     assert next_stop(0, [(8, waiting), (8, waiting)]) == (
         9,
         False,
-    )  # asked before a resumed training had begun
+    )  # requested before a resumed run began
 
 
 def test_a_post_is_read_by_the_other_side(tmp_path):
@@ -34,9 +34,8 @@ def test_a_post_is_read_by_the_other_side(tmp_path):
 
 
 def test_whatever_the_timing_all_stop_before_the_same_step():
-    """Ranks in lock step (nobody begins a step before all have begun the one before it), in any
-    order of events. The launcher looks and speaks at different moments, and a resumed training does
-    not begin with 0."""
+    """Try random orders of events. No rank begins a step before all have begun the previous one. The
+    launcher reads and posts at different times, and a resumed run does not begin at step 0."""
     for seed in range(300):
         dice = random.Random(seed)
         ranks = dice.choice([1, 2, 3, 4])
@@ -45,7 +44,7 @@ def test_whatever_the_timing_all_stop_before_the_same_step():
         stop, agreed, seen = NEVER, False, None
         for _ in range(20_000):
             rank = dice.randrange(ranks + 1)
-            if rank == ranks:  # the launcher's turn: it looks, or it speaks
+            if rank == ranks:  # the launcher's turn: it reads or posts
                 if seen is None:
                     seen = (
                         list(zip(posts, waits, strict=True))
@@ -58,10 +57,10 @@ def test_whatever_the_timing_all_stop_before_the_same_step():
                         break
             elif waits[rank]:
                 waits[rank] = steps[rank] >= stop
-            elif posts[rank] < steps[rank]:  # comes to its next step, and begins it or waits
+            elif posts[rank] < steps[rank]:  # the rank reaches its next step and begins it or waits
                 posts[rank] = steps[rank]
                 waits[rank] = stop != NEVER and steps[rank] >= stop
-            elif min(posts) >= steps[rank]:  # all have begun this step: it can be finished
+            elif min(posts) >= steps[rank]:  # all ranks have begun this step, so it can finish
                 steps[rank] += 1
         assert agreed, seed
         assert posts == [stop] * ranks, seed

@@ -1,4 +1,4 @@
-"""Hide from Python what only Linux has, in every process that has this folder on its PYTHONPATH.
+"""Hide Linux facilities from Python in every process that has this folder on its PYTHONPATH.
 
 This is as close to macOS as a Linux machine gets: code that needs a hidden facility fails here as
 it would there. psutil may still read /proc, because on macOS it asks the system in another way.
@@ -22,7 +22,7 @@ HIDDEN_NAMES = {
     select: "epoll",
 }
 HIDDEN_FOLDERS = ("/proc", "/sys", "/dev/shm")
-# torch finds its own libraries by the name of the system.
+# torch finds its libraries by the system's name.
 EXEMPT = (f"{os.sep}psutil{os.sep}", f"{os.sep}torch{os.sep}")
 
 
@@ -58,7 +58,7 @@ for _module, _name in (
 ):
     _hide_folders(_module, _name)
 
-# These look for files of the real system, so they must see its real name.
+# These look for files on the real system, so they must see its real name.
 import sysconfig  # noqa: E402
 
 import psutil  # noqa: E402, F401
