@@ -93,3 +93,12 @@ def naming(file: str | os.PathLike[str]) -> Iterator[None]:
         if error.filename is None and error.errno is not None:
             error.filename = os.fspath(file)
         raise
+
+
+@contextmanager
+def refusing(problem: str, fix: str) -> Iterator[None]:
+    """Turn an OSError into a UsageError: `PROBLEM: Permission denied.`"""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{problem}: {error.strerror}.", fix=fix) from error

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from paralab.analyse.recording import Recording
 from paralab.analyse.result import Result, SlurmInfo, result_of
 from paralab.analyse.trace import trace_of
-from paralab.errors import Interrupted, ParalabError, Paused, RunFailed, UsageError
+from paralab.errors import Interrupted, ParalabError, Paused, RunFailed, refusing
 from paralab.experiment.explain_failure import explain_failure, explain_slurm_failure
 from paralab.experiment.planning import make_plan, record_plan, slug
 from paralab.launch.job import Job, Launcher, Outcome, Print, Training, Watch
@@ -66,13 +66,9 @@ def prepare(job: Job, places: Sequence[Place]) -> Training:
     options = job.options
     if options.tensorboard:
         require_tensorboard()
-        try:
+        problem = f"--tensorboard {options.tensorboard} cannot be created"
+        with refusing(problem, fix="another folder"):
             options.tensorboard.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(
-                f"--tensorboard {options.tensorboard} cannot be created: {error.strerror}.",
-                fix="another folder",
-            ) from error
     options.check()
     cuts = options.saved_cuts(job.request.strategy)
     plan, machine, summary = make_plan(job.request, places, cuts)

@@ -19,7 +19,9 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paralab.errors import ParalabError, UsageError
+import psutil
+
+from paralab.errors import ParalabError, UsageError, refusing
 from paralab.launch.job import Job, Outcome, conclude, wait_for_file
 from paralab.launch.launched_by import LaunchedRank, assign_places, own_address, rendezvous_file
 from paralab.launch.local import LocalLauncher
@@ -30,14 +32,7 @@ from paralab.launch.stop_signals import REPEAT_SECONDS, StopRequest, stop_in_ord
 from paralab.launch.stop_together import ASK_SECONDS, OtherFailed, StopTogether
 from paralab.launch.store import CONNECT_SECONDS, Lost, Store
 from paralab.launch.watchdog import LateRank
-from paralab.machine.host import (
-    address_towards,
-    core_numbers,
-    host_mark,
-    interface_of,
-    loopback,
-    usable_cores,
-)
+from paralab.machine.host import address_towards, core_numbers, host_mark, loopback, usable_cores
 from paralab.machine.signals import ENDS, STOPS, StopSignal, exit_code_of, number_of
 from paralab.record.folder import RunFolder
 from paralab.record.status_board import NEVER, Post, StatusBoard
@@ -155,13 +150,9 @@ def join(place: LaunchedRank, store: Store) -> Team:
     port = store.open(address, port, prefix, serve)
     if place.address is None and place.rank == 0:
         part = path.with_name(path.name + ".part")
-        try:
+        with refusing(f"{path} is not writable", fix="start srun in a writable folder"):
             part.write_text(f"{address} {port}")
             part.rename(path)
-        except OSError as error:
-            raise UsageError(
-                f"{path} is not writable: {error.strerror}.", fix="start srun in a writable folder"
-            ) from error
         atexit.register(path.unlink, missing_ok=True)
     return Team(place, store, address, f"tcp://{address}:{port}/{prefix}/group")
 
@@ -354,4 +345,7 @@ def _interface(towards: str | None) -> str | None:
     if towards is None:
         return loopback()
     own = address_towards(towards)
-    return interface_of(own) if own else None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == own for each in addresses):
+            return name
+    return None

@@ -119,8 +119,8 @@ class Attempts:
     def _accept(self, outcome: Outcome) -> Outcome:
         """Mark an attempt that failed after saving every step as completed, if all other files that
         it had to write exist."""
-        whole = all(Path(path).exists() for path in self.training.extras.values())
-        return replace(outcome, status="completed") if whole else outcome
+        complete = all(Path(path).exists() for path in self.training.extras.values())
+        return replace(outcome, status="completed") if complete else outcome
 
     def _choose_checkpoint(self, resume: bool) -> None:
         options = replace(self.job.options, resume=resume)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from paralab.errors import UsageError, naming
+from paralab.errors import UsageError, naming, refusing
 from paralab.launch.run_options import RunOptions
 from paralab.plan.plan import Plan
 from paralab.record.checkpoints import (
@@ -37,13 +37,9 @@ def lock_checkpoints(directory: Path | None) -> Iterator[None]:
     if directory is None or fcntl is None:
         yield
         return
-    try:
+    with refusing(f"--checkpoint {directory} is not writable", fix="another folder"):
         directory.mkdir(parents=True, exist_ok=True)
         file = (directory / LOCK).open("a+")
-    except OSError as error:
-        raise UsageError(
-            f"--checkpoint {directory} is not writable: {error.strerror}.", fix="another folder"
-        ) from error
 
     with file:
         try:

@@ -115,6 +115,6 @@ class RunOptions:
         the cuts, and the stages' random numbers would then differ from the interrupted run."""
         if not self.resume or self.checkpoint is None or not self.checkpoint.is_dir():
             return []
-        whole = [each for each in checkpoints(self.checkpoint) if not each.problem]
-        topology = whole[-1].manifest.get("topology", {}) if whole else {}
+        intact = [each for each in checkpoints(self.checkpoint) if not each.problem]
+        topology = intact[-1].manifest["topology"] if intact else {}
         return topology.get("cuts") or [] if topology.get("strategy") == strategy else []

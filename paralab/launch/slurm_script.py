@@ -55,13 +55,13 @@ def parse_options(text: str) -> dict[str, str | None]:
     options: dict[str, str | None] = {}
     position = 0
     while position < len(text):
-        found = _PART.match(text, position)
-        if not found:
+        part = _PART.match(text, position)
+        if not part:
             raise UsageError(
                 f"--slurm {text!r}: {text[position:]!r} is not key=value.",
                 fix="--slurm partition=NAME,time=10:00",
             )
-        name, value = found["name"].removeprefix("--"), found["value"]
+        name, value = part["name"].removeprefix("--"), part["value"]
         _check_option(text, name, value)
         if name in options:
             raise UsageError(
@@ -69,7 +69,7 @@ def parse_options(text: str) -> dict[str, str | None]:
                 fix=f"one {name}; quote a value that contains commas",
             )
         options[name] = None if value is None else value.strip("\"'")
-        position = found.end()
+        position = part.end()
     return options
 
 

@@ -77,9 +77,9 @@ class Store:
         until = time.monotonic() + seconds
         while True:
             left = max(0.0, until - time.monotonic())
-            found = self._ask("get", name=name, seconds=min(left, SLICE_SECONDS))
-            if found:
-                return found[0]
+            notes = self._ask("get", name=name, seconds=min(left, SLICE_SECONDS))
+            if notes:
+                return notes[0]
             if time.monotonic() >= until:
                 raise Lost(name)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import socket
-import struct
 import subprocess
 import sys
 from contextlib import suppress
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FULL_BYTES = 1 << 20  # a disk with less room than this is full
-SIOCGIFADDR = 0xC0206921 if sys.platform == "darwin" else 0x8915  # asks for an interface's address
 
 
 @dataclass(frozen=True)
@@ -143,17 +141,3 @@ def address_towards(address: str) -> str | None:
             return str(probe.getsockname()[0])
     except OSError:
         return None
-
-
-def interface_of(address: str) -> str | None:
-    """Return the network interface with this IPv4 address; None if there is none."""
-    try:
-        from fcntl import ioctl
-    except ImportError:  # Windows
-        return None
-    for _, name in socket.if_nameindex():
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-            answer = ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None

@@ -130,12 +130,12 @@ def write_manifest(folder: Path, **about: Any) -> None:
 def rotate(directory: Path, keep: int) -> list[Path]:
     """Delete everything older than the newest `keep` intact checkpoints. Do not delete anything
     until there are more than that."""
-    found = checkpoints(directory)
-    whole = [checkpoint for checkpoint in found if not checkpoint.problem]
-    if len(whole) <= keep:
+    existing = checkpoints(directory)
+    intact = [checkpoint for checkpoint in existing if not checkpoint.problem]
+    if len(intact) <= keep:
         return []
-    oldest_kept = whole[-keep].step
-    old = [checkpoint.path for checkpoint in found if checkpoint.step < oldest_kept]
+    oldest = intact[-keep].step
+    old = [checkpoint.path for checkpoint in existing if checkpoint.step < oldest]
     for path in old:
         # Delete the manifest first: then a kill halfway does not leave a checkpoint behind.
         (path / MANIFEST).unlink(missing_ok=True)

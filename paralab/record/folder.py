@@ -23,7 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from paralab.errors import ParalabError, UsageError
+from paralab.errors import ParalabError, UsageError, refusing
 
 SCHEMA_VERSION = 2
 PACKAGES = ("paralab", "torch", "numpy", "rich", "click", "transformers")
@@ -58,12 +58,8 @@ class RunFolder:
             path = Path("runs", f"{stem}_{number}")
             number += 1
         folder = cls(path)
-        try:
+        with refusing(f"The run folder {path} cannot be created", fix="--out DIR"):
             folder.events.mkdir(parents=True)
-        except OSError as error:
-            raise UsageError(
-                f"The run folder {path} cannot be created: {error.strerror}.", fix="--out DIR"
-            ) from error
         return folder
 
     def write_manifest(self, **parts: Any) -> None:
@@ -108,17 +104,13 @@ def version(package: str) -> str | None:
 
 def write_new(path: Path, text: str) -> None:
     """Write a file that the user named; never overwrite an existing one."""
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
+    if path.exists():
         raise UsageError(
             f"{path} already exists; paralab never overwrites files.", fix="another name"
-        ) from error
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}.", fix="a file in a folder that exists"
-        ) from error
+        )
+    with refusing(f"{path} cannot be written", fix="a file in a folder that exists"):
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
 
 
 def _write_new(path: Path, value: dict[str, Any], **style: Any) -> None:
