@@ -15,10 +15,11 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import psutil
 
 from paralab.errors import ParalabError, UsageError, refusing
@@ -31,7 +32,6 @@ from paralab.launch.run_options import Deadlines, RunOptions
 from paralab.launch.stop_signals import REPEAT_SECONDS, StopRequest, stop_in_order
 from paralab.launch.stop_together import ASK_SECONDS, OtherFailed, StopTogether
 from paralab.launch.store import CONNECT_SECONDS, Lost, Store
-from paralab.launch.watchdog import LateRank
 from paralab.machine.host import address_towards, core_numbers, host_mark, loopback, usable_cores
 from paralab.machine.signals import ENDS, STOPS, StopSignal, exit_code_of, number_of
 from paralab.record.folder import RunFolder
@@ -41,7 +41,6 @@ from paralab.units import plural
 PLAN_SECONDS = 900  # for rank 0 to inspect the workload; longer than the limit for that
 SEE_SECONDS = 15  # for a file that rank 0 created to appear on another node
 REPORT_SECONDS = 20  # for rank 0 to report before others exit: one exit makes torchrun end all
-NOWHERE = Post("start", NEVER, 0.0, False)  # for a rank that did not report where it was
 STOPPED_BY = {exit_code_of(number): number for number in ENDS}
 
 
@@ -271,32 +270,27 @@ class JoinedAttempts(Attempts):
         """Collect how all ranks ended."""
         healthy = own is not None and not own.failed
         deadline = time.monotonic() + (CONNECT_SECONDS if healthy else 3 * GRACE_SECONDS)
-        notes, unknown = [_exit_note(own, stopped and exit_code_of(stopped))], []
+        ranks, unknown = [own or ended_with(stopped and exit_code_of(stopped))], []
         for rank in range(1, len(self.places)):
             try:
-                notes.append(self.store.get(f"ended/{rank}", deadline - time.monotonic()))
+                note = self.store.get(f"ended/{rank}", deadline - time.monotonic())
+                ranks.append(msgspec.convert(note, RankExits, str_keys=True))
             except Lost:
-                notes.append(_exit_note(None, None))
+                ranks.append(ended_with(None))
                 unknown.append(rank)
         return RankExits(
-            codes=[note["code"] for note in notes],
-            posts=[Post(*note["post"]) for note in notes],
-            late=[LateRank(*late) for note in notes for late in note["late"]],
+            codes=[code for exits in ranks for code in exits.codes],
+            posts=[post for exits in ranks for post in exits.posts],
+            late=[late for exits in ranks for late in exits.late],
             noticed=time.time(),
-            errors={int(rank): text for note in notes for rank, text in note["errors"].items()},
+            errors={rank: text for exits in ranks for rank, text in exits.errors.items()},
             unknown=tuple(unknown),
         )
 
 
-def _exit_note(exits: RankExits | None, code: int | None) -> dict[str, Any]:
-    """Return a process's report on its rank; `code` if its launcher was stopped, or stopped it."""
-    exits = exits or RankExits([code], [NOWHERE])
-    return {
-        "code": exits.codes[0],
-        "post": astuple(exits.posts[0]),
-        "late": exits.late,
-        "errors": exits.errors,
-    }
+def ended_with(code: int | None) -> RankExits:
+    """Describe a rank whose process was stopped before it could report on it."""
+    return RankExits([code], [Post("start", NEVER, 0.0, False)])
 
 
 def follow(team: Team) -> NoReturn:
@@ -321,11 +315,11 @@ def follow(team: Team) -> NoReturn:
     except KeyboardInterrupt as error:
         code = exit_code_of(number_of(error))
     except BaseException:
-        store.put(f"ended/{rank}", _exit_note(None, 1))
+        store.put(f"ended/{rank}", asdict(ended_with(1)))
         store.put("failed", True)
         raise
 
-    store.put(f"ended/{rank}", _exit_note(exits, code))
+    store.put(f"ended/{rank}", asdict(exits or ended_with(code)))
     if code != 0:
         store.put("failed", True)
     # Let rank 0 report and exit first, because its exit code counts.

@@ -2,7 +2,7 @@
 stop together."""
 
 import signal
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -10,10 +10,12 @@ from paralab.errors import UsageError
 from paralab.launch import joined_ranks
 from paralab.launch.joined_ranks import Team, adapt_to_restart, follow, lead
 from paralab.launch.launched_by import LaunchedRank
+from paralab.launch.ranks import RankExits
 from paralab.launch.run_options import RunOptions
 from paralab.launch.stop_signals import StopRequest
 from paralab.launch.stop_together import OtherFailed, StopTogether
-from paralab.record.status_board import NEVER
+from paralab.launch.watchdog import LateRank
+from paralab.record.status_board import NEVER, Post
 from tests.launch.fakes import Clock, FakeStore, exits, make_job, write_events
 
 PLACE = LaunchedRank("torchrun", 0, 2, 0, 0, "localhost", 1, True, "abc/0")
@@ -37,8 +39,8 @@ def test_a_restarted_rank_resumes_in_a_new_folder(tmp_path):
         adapt_to_restart(PLACE, RunOptions(max_restarts=1))
 
 
-def note(code, phase="end", late=(), errors=()):
-    return {"code": code, "post": [phase, 9, 0.0, False], "late": late, "errors": dict(errors)}
+def note(code, phase="end", **fields):
+    return asdict(RankExits([code], [Post(phase, 9, 0.0, False)], **fields))
 
 
 def team(store, rank=0):
@@ -57,7 +59,8 @@ def run_rank_0(tmp_path, monkeypatch, clock):
 
         monkeypatch.setattr(Team, "run_rank", run_rank)
         store = FakeStore(facts_0={**FACTS, "rank": 0}, facts_1={**FACTS, "rank": 1}, sees_1=True)
-        store.notes |= {"ended/1": other} if other else {}
+        if other:
+            store.put("ended/1", other)
         job, _ = make_job(tmp_path / folder, **options)
         return lead(team(store), job), store.notes
 
@@ -75,7 +78,8 @@ def test_rank_0_tells_the_others_what_to_do_and_reports(run_rank_0, tmp_path):
 
 
 def test_a_rank_that_failed_elsewhere_is_in_the_outcome(run_rank_0, tmp_path):
-    failed = note(1, "step", [[1, "step", 9, 12.0, 10.0]], {"1": "ValueError"})
+    late = [LateRank(1, "step", 9, 12.0, 10.0)]
+    failed = note(1, "step", late=late, errors={1: "ValueError"})
     outcome, _ = run_rank_0((None, None), failed, status=None)
     assert outcome.status == "failed"
     assert outcome.exits.codes == [None, 1]
