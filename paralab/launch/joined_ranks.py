@@ -59,9 +59,9 @@ class Team:
         work: dict[str, Any],
         request: StopRequest,
         show_progress: Callable[[], None] = lambda: None,
-    ) -> tuple[RankExits | None, int | None]:
-        """Start this process's one rank and watch it. Return (how it ended, None); (None, None) if
-        we ended it because another rank failed; (None, signal) if a signal stopped this process."""
+    ) -> RankExits:
+        """Start this process's one rank and watch it. Return how it ended: the code is None if we
+        ended it because another rank failed, or 128 + N if signal N stopped this process."""
         rank = self.place.rank
         seat = Seat(rank, self.group, _interface(work["towards"][rank]))
         folder, deadlines = RunFolder(Path(work["folder"])), Deadlines(*work["deadlines"])
@@ -72,12 +72,11 @@ class Team:
             stop.poll(board)
 
         try:
-            exits = run_ranks(folder, work["jobs"], work["origin"], on_poll, deadlines, seat)
-            return exits, None
+            return run_ranks(folder, work["jobs"], work["origin"], on_poll, deadlines, seat)
         except OtherFailed:
-            return None, None
+            return ended_with(None)
         except KeyboardInterrupt as error:  # by the user, or by torchrun after a failure
-            return None, number_of(error)
+            return ended_with(exit_code_of(number_of(error)))
 
 
 class JoinedLauncher:
@@ -219,10 +218,10 @@ class JoinedAttempts(Attempts):
         self.store.put("work", work)
         self._require_shared_folder()
 
-        own, stopped = self.team.run_rank(work, stop, self.show_progress)
-        if own is None or own.failed:
+        own = self.team.run_rank(work, stop, self.show_progress)
+        if own.failed:
             self.store.put("failed", True)
-        exits = self._collect_exits(own, stopped)
+        exits = self._collect_exits(own)
         # A failed rank waits until rank 0 has reported, so torchrun does not stop the others
         # because of it. A rank that a signal stopped was stopped by the user.
         signals = [STOPPED_BY[code] for code in exits.codes if code in STOPPED_BY]
@@ -266,11 +265,10 @@ class JoinedAttempts(Attempts):
                 fix="--out DIR on a file system that all nodes share",
             )
 
-    def _collect_exits(self, own: RankExits | None, stopped: int | None) -> RankExits:
+    def _collect_exits(self, own: RankExits) -> RankExits:
         """Collect how all ranks ended."""
-        healthy = own is not None and not own.failed
-        deadline = time.monotonic() + (CONNECT_SECONDS if healthy else 3 * GRACE_SECONDS)
-        ranks, unknown = [own or ended_with(stopped and exit_code_of(stopped))], []
+        deadline = time.monotonic() + (3 * GRACE_SECONDS if own.failed else CONNECT_SECONDS)
+        ranks, unknown = [own], []
         for rank in range(1, len(self.places)):
             try:
                 note = self.store.get(f"ended/{rank}", deadline - time.monotonic())
@@ -289,44 +287,42 @@ class JoinedAttempts(Attempts):
 
 
 def ended_with(code: int | None) -> RankExits:
-    """Describe a rank whose process was stopped before it could report on it."""
+    """Describe a rank whose position is unknown."""
     return RankExits([code], [Post("start", NEVER, 0.0, False)])
 
 
 def follow(team: Team) -> NoReturn:
     """Run any other rank: follow rank 0, report how the rank ended, and exit with its code."""
     rank, store = team.place.rank, team.store
-    exits: RankExits | None = None
-    code: int | None = 1
+    exits = ended_with(1)
     try:
         work = store.get("work", PLAN_SECONDS)
-        code = work["code"]
-        if not code:
+        exits = ended_with(work["code"])
+        if "folder" in work:
             sees = wait_for_file(Path(work["folder"], "manifest.json"), SEE_SECONDS)
             store.put(f"sees/{rank}", sees)
-            code = store.get("begin", SEE_SECONDS * 4)
-        if not code:
-            saves = work["jobs"][0]["checkpoints"] is not None
-            with stop_in_order(saves, together_seconds=REPEAT_SECONDS) as request:
-                exits, stopped = team.run_rank(work, request)
-            code = exits.codes[0] if exits else stopped and exit_code_of(stopped)
+            exits = ended_with(store.get("begin", SEE_SECONDS * 4))
+            if not exits.failed:
+                saves = work["jobs"][0]["checkpoints"] is not None
+                with stop_in_order(saves, together_seconds=REPEAT_SECONDS) as request:
+                    exits = team.run_rank(work, request)
     except Lost:
-        code = 1
+        exits = ended_with(1)
     except KeyboardInterrupt as error:
-        code = exit_code_of(number_of(error))
+        exits = ended_with(exit_code_of(number_of(error)))
     except BaseException:
-        store.put(f"ended/{rank}", asdict(ended_with(1)))
-        store.put("failed", True)
+        exits = ended_with(1)
         raise
+    finally:
+        store.put(f"ended/{rank}", asdict(exits))
+        if exits.failed:
+            store.put("failed", True)
 
-    store.put(f"ended/{rank}", asdict(exits or ended_with(code)))
-    if code != 0:
-        store.put("failed", True)
     # Let rank 0 report and exit first, because its exit code counts.
+    [code] = exits.codes
     with suppress(Lost, KeyboardInterrupt):
-        if exits or code:
-            store.get("reported", REPORT_SECONDS)
-        if code != 0:
+        store.get("reported", REPORT_SECONDS)
+        if exits.failed:
             time.sleep(ASK_SECONDS)
     # torchrun may still forward a signal because rank 0 has exited.
     for number in STOPS:

@@ -8,7 +8,7 @@ import pytest
 
 from paralab.errors import UsageError
 from paralab.launch import joined_ranks
-from paralab.launch.joined_ranks import Team, adapt_to_restart, follow, lead
+from paralab.launch.joined_ranks import Team, adapt_to_restart, ended_with, follow, lead
 from paralab.launch.launched_by import LaunchedRank
 from paralab.launch.ranks import RankExits
 from paralab.launch.run_options import RunOptions
@@ -68,7 +68,7 @@ def run_rank_0(tmp_path, monkeypatch, clock):
 
 
 def test_rank_0_tells_the_others_what_to_do_and_reports(run_rank_0, tmp_path):
-    outcome, notes = run_rank_0((exits(0), None), note(0))
+    outcome, notes = run_rank_0(exits(0), note(0))
     assert outcome.status == "completed"
     assert outcome.exits.codes == [0, 0]
     assert notes["work"]["folder"] == str(tmp_path / "run")
@@ -80,7 +80,7 @@ def test_rank_0_tells_the_others_what_to_do_and_reports(run_rank_0, tmp_path):
 def test_a_rank_that_failed_elsewhere_is_in_the_outcome(run_rank_0, tmp_path):
     late = [LateRank(1, "step", 9, 12.0, 10.0)]
     failed = note(1, "step", late=late, errors={1: "ValueError"})
-    outcome, _ = run_rank_0((None, None), failed, status=None)
+    outcome, _ = run_rank_0(ended_with(None), failed, status=None)
     assert outcome.status == "failed"
     assert outcome.exits.codes == [None, 1]
     assert outcome.exits.errors == {1: "ValueError"}
@@ -89,12 +89,12 @@ def test_a_rank_that_failed_elsewhere_is_in_the_outcome(run_rank_0, tmp_path):
 
 
 def test_a_rank_that_never_reports_is_unknown(run_rank_0):
-    outcome, notes = run_rank_0((exits(1), None), None, status=None)
+    outcome, notes = run_rank_0(exits(1), None, status=None)
     assert outcome.exits.unknown == (1,)
     assert notes["failed"] is True
 
 
-@pytest.mark.parametrize("own", [(None, signal.SIGTERM), (exits(0), None)])
+@pytest.mark.parametrize("own", [ended_with(128 + signal.SIGTERM), exits(0)])
 def test_a_signal_to_any_launched_process_interrupts_the_run(run_rank_0, own):
     outcome, _ = run_rank_0(own, note(128 + signal.SIGTERM))
     assert (outcome.status, outcome.signal) == ("interrupted", signal.SIGTERM)
@@ -124,11 +124,11 @@ def test_a_node_that_does_not_see_the_run_folder_is_named(run_rank_0, tmp_path):
 @pytest.mark.parametrize(
     ("own", "code"),
     [
-        ((exits(0), None), 0),
-        ((exits(1), None), 1),
-        ((exits(-9), None), 1),  # an exit code cannot be negative
-        ((None, None), 1),  # ended, because another rank failed
-        ((None, signal.SIGTERM), 143),
+        (exits(0), 0),
+        (exits(1), 1),
+        (exits(-9), 1),  # an exit code cannot be negative
+        (ended_with(None), 1),  # ended, because another rank failed
+        (ended_with(143), 143),
     ],
 )
 def test_another_rank_follows_and_reports(tmp_path, monkeypatch, clock, own, code):
@@ -145,12 +145,13 @@ def test_another_rank_follows_and_reports(tmp_path, monkeypatch, clock, own, cod
     assert "ended/1" in store.notes
 
 
-def test_another_rank_ends_with_the_code_of_rank_0s_mistake(monkeypatch, clock):
+@pytest.mark.parametrize("code", [2, 0])  # a usage error; all steps are already done
+def test_another_rank_exits_with_rank_0s_code(monkeypatch, clock, code):
     monkeypatch.setattr(joined_ranks.signal, "signal", lambda *arguments: None)
-    store = FakeStore(work={"code": 2}, reported=True)
+    store = FakeStore(work={"code": code}, reported=True)
     with pytest.raises(SystemExit) as left:
         follow(team(store, rank=1))
-    assert left.value.code == 2
+    assert left.value.code == code
 
 
 class Board:
