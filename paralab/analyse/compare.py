@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -165,18 +164,19 @@ def comparison_of_runs(folders: Sequence[Path]) -> Comparison:
             fix="pass runs of one workload",
         )
     names = [label(manifest.plan) for manifest in manifests]
-    measured = []
-    for folder, manifest, name in zip(folders, manifests, names, strict=True):
-        result = result_of(folder)
-        measured.append(
-            Measured(
-                name=f"{name} ({folder.name})" if names.count(name) > 1 else name,
-                command=shlex.join(["paralab", *manifest.command[1:]]),
-                request=_request_of(manifest.plan),
-                runs=[str(folder)] if result.steps else [],
-                error=None if result.steps else f"no step finished ({result.status})",
-            )
+    places = [folder.name for folder in folders]
+    if len(set(places)) < len(places):
+        places = [str(folder) for folder in folders]
+    measured = [
+        Measured(
+            name=f"{name} ({place})" if names.count(name) > 1 else name,
+            command=shlex.join(["paralab", *manifest.command[1:]]),
+            request=_request_of(manifest.plan),
+            runs=[str(folder)],
+            error=None,
         )
+        for folder, place, manifest, name in zip(folders, places, manifests, names, strict=True)
+    ]
     shared = {name: manifests[0][name] for name in Manifest.__struct_fields__}
     experiment = ExperimentManifest(**shared, kind="run", configurations=[])
     return _compare(Path(), experiment, Outcome(configurations=measured, rounds=1))
@@ -206,17 +206,17 @@ def _compare(folder: Path, manifest: ExperimentManifest, outcome: Outcome) -> Co
             kept = replace(each, runs=[each.runs[number] for number in rounds])
             rows.append(_row(folder, kept, [runs[number] for number in rounds]))
         else:
+            status = f" ({runs[0].status})" if runs else ""
             failed.append(
                 FailedRow(
                     name=each.name,
                     command=each.command,
                     request=each.request,
-                    error=each.error or "no step finished",
-                    runs=each.runs,
+                    error=each.error or f"no step finished{status}",
+                    runs=each.runs if each.error else [],
                 )
             )
-    single = next((row for row in rows if row.strategy == "single"), None)
-    baseline = single or (rows[0] if rows else None)
+    baseline = next((row for row in rows if row.strategy == "single"), rows[0] if rows else None)
     return Comparison(
         kind=manifest.kind,
         about=manifest.about,
@@ -244,9 +244,9 @@ def _row(folder: Path, configuration: Measured, results: list[Result]) -> Row:
     assert times is not None, configuration.name
     rounds = [(r.step_seconds.median, r.samples_per_step or 1.0) for r in results if r.step_seconds]
     devices = len(first.grid.devices)
-    rate = _median([r.samples_per_second for r in results])
+    rate = _median_of([r.samples_per_second for r in results])
     combined = {
-        "total_seconds": _median([r.total_seconds for r in results]),
+        "total_seconds": _median_of([r.total_seconds for r in results]),
         "samples_per_second": rate,
         "samples_per_second_per_device": rate / devices if rate else None,
         "peak_bytes": results[-1].peak_bytes,  # the same in all rounds
@@ -304,39 +304,32 @@ def _metrics(results: list[Result]) -> Metrics:
     rounds = [result.metrics for result in results]
     medians = _medians(rounds)
     late = [each.straggler for each in rounds if each.straggler]
-    rank, times = Counter(each.rank for each in late).most_common(1)[0] if late else (None, 0)
-    same = [straggler for straggler in late if straggler.rank == rank]
+    most = statistics.mode(each.rank for each in late) if late else None
+    same = [straggler for straggler in late if straggler.rank == most]
     share = medians.communication_share
     return replace(
         medians,
         keeps_rule=share < RULE if share else None,
-        straggler=_medians(same) if 2 * times > len(rounds) else None,
+        straggler=_medians(same) if 2 * len(same) > len(rounds) else None,
     )
 
 
 def _medians(values: Sequence[R]) -> R:
     """Return a record with the median of each number. Other fields come from the first record."""
-    changes = {}
-    for name in values[0].__struct_fields__:
-        known = [field for value in values if (field := getattr(value, name)) is not None]
-        changes[name] = _median_field(known)
+    names = values[0].__struct_fields__
+    changes = {name: _median_of([value[name] for value in values]) for name in names}
     return replace(values[0], **changes)
 
 
-def _median_field(values: Sequence[Any]) -> Any:
-    """Return the median of numbers, record fields, or list items."""
-    first = values[0] if values else None
+def _median_of(values: Sequence[Any]) -> Any:
+    """Return the median of numbers, record fields, or list items. None is unknown."""
+    known = [value for value in values if value is not None]
+    first = known[0] if known else None
     if isinstance(first, Record):
-        return _medians(values)
+        return _medians(known)
     if isinstance(first, list):
-        alike = [value for value in values if len(value) == len(first)]
-        items = zip(*alike, strict=True)
-        return [_median_field([item for item in each if item is not None]) for each in items]
+        alike = [value for value in known if len(value) == len(first)]
+        return [_median_of(items) for items in zip(*alike, strict=True)]
     if isinstance(first, bool) or not isinstance(first, int | float):
         return first
-    return statistics.median_low(values) if isinstance(first, int) else statistics.median(values)
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    return statistics.median_low(known) if isinstance(first, int) else statistics.median(known)

@@ -24,7 +24,7 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from paralab.analyse.metric_types import Bubble, Bucket, Busy, Metrics, Parts, RankParts, Straggler
-from paralab.analyse.recording import Recording
+from paralab.analyse.recording import Recording, seconds_between
 from paralab.analyse.time_intervals import Interval, length, union, without
 from paralab.analyse.utilization import count_gradients, mean_load, model_flops
 from paralab.plan.schedules import ideal_bubble
@@ -44,7 +44,7 @@ def metrics_of(recording: Recording) -> Metrics:
     ranks = range(recording.world_size)
     measured = recording.detailed
     per_step = [[_rank_step(recording, rank, step) for rank in ranks] for step in measured]
-    step_seconds = _median([recording.seconds_of(recording.step(step)) for step in measured])
+    step_seconds = _median([seconds_between([recording.step(step)]) for step in measured])
     parts = {
         name: _median([statistics.mean(rank[name] for rank in step) for step in per_step])
         for name in PARTS
@@ -297,7 +297,7 @@ def pass_bubbles(spans: Sequence[Span], stages: int) -> list[float]:
 
 def _busy(recording: Recording, measured: list[int]) -> list[Busy]:
     """Return how long each device on each rank was busy."""
-    lengths = [recording.seconds_of(recording.step(step)) for step in measured]
+    lengths = [seconds_between([recording.step(step)]) for step in measured]
     found = []
     for rank in recording.plan.ranks:
         for number, device in enumerate(dict.fromkeys(d.name for d in rank.devices)):

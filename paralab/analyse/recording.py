@@ -3,7 +3,7 @@ finished."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,13 @@ from paralab.record.types import convert, read_manifest
 WARM_UP = 3
 
 E = TypeVar("E", bound=Event)
+
+
+def seconds_between(steps: list[list[Step]]) -> float:
+    """Return the seconds from the first step's start to the last step's end, over all ranks."""
+    if not steps:
+        return 0.0
+    return max(event.end for event in steps[-1]) - min(event.start for event in steps[0])
 
 
 @dataclass(frozen=True)
@@ -86,14 +93,10 @@ class Recording:
     def warm_up(self) -> int:
         return WARM_UP if len(self.steps) >= 3 * WARM_UP else max(0, min(1, len(self.steps) - 1))
 
-    def seconds_of(self, step: list[Step]) -> float:
-        """Return the step time, from the first rank's start to the slowest rank's end."""
-        return max(event.end for event in step) - min(event.start for event in step)
-
     @property
     def step_seconds(self) -> list[float]:
         """The duration of each timed step."""
-        return [self.seconds_of(step) for step in self.timed]
+        return [seconds_between([step]) for step in self.timed]
 
     @property
     def timed(self) -> list[list[Step]]:
@@ -107,16 +110,15 @@ class Recording:
 
     @cached_property
     def _spans(self) -> dict[tuple[int, int], list[Span]]:
-        found: dict[tuple[int, int], list[Span]] = {}
-        for rank, events in self.events.items():
-            for event in events:
-                if isinstance(event, Span) and event.event not in ("step", "data"):
-                    found.setdefault((rank, event.step), []).append(event)
+        found: dict[tuple[int, int], list[Span]] = defaultdict(list)
+        for rank in self.events:
+            for span in self.of(Span, rank):
+                if span.event not in ("step", "data"):
+                    found[rank, span.step].append(span)
         return found
 
     def spans(self, rank: int, step: int) -> list[Span]:
-        """Return a rank's spans in a step, or an empty list if the step's details were not
-        recorded."""
+        """Return a rank's spans in a step. Long runs record the details of only some steps."""
         return self._spans.get((rank, step), [])
 
     def of(self, kind: type[E], rank: int | None = None) -> list[E]:

@@ -11,9 +11,9 @@ from msgspec.structs import asdict, replace
 
 from paralab.analyse.metric_types import Metrics
 from paralab.analyse.metrics import metrics_of
-from paralab.analyse.recording import Recording
+from paralab.analyse.recording import Recording, seconds_between
 from paralab.errors import UsageError
-from paralab.record.events import Memory, Save, SplitShape, Start, Step
+from paralab.record.events import Memory, Save, SplitShape, Start
 from paralab.record.reader import Failure, read_failures
 from paralab.record.types import Record, convert, read_object
 from paralab.units import plural
@@ -182,7 +182,7 @@ def _compute(recording: Recording) -> Result:
     plan, steps, timed = recording.plan, recording.steps, recording.timed
     losses = [sum(event.loss for event in step) for step in steps]
     samples = [sum(event.samples for event in step) for step in timed]
-    elapsed = _between(timed)  # including data loading
+    elapsed = seconds_between(timed)  # including data loading
     per_second = sum(samples) / elapsed if elapsed else None
     failures = read_failures(recording.folder)
     skipped = sum(step[0].skipped for step in steps)
@@ -213,7 +213,7 @@ def _compute(recording: Recording) -> Result:
         losses=[loss if math.isfinite(loss) else None for loss in losses],
         step_seconds=spread(recording.step_seconds),
         warm_up_steps=recording.warm_up,
-        total_seconds=round(_between(steps), 6) if steps else None,
+        total_seconds=round(seconds_between(steps), 6) if steps else None,
         samples_per_second=per_second,
         samples_per_step=_mean(samples),
         samples_per_second_per_device=per_second and per_second / len(devices),
@@ -234,13 +234,6 @@ def _compute(recording: Recording) -> Result:
         run_folder=str(recording.folder),
         warnings=[*plan.remarks, *_warnings(recording, losses, skipped, failures)],
     )
-
-
-def _between(steps: list[list[Step]]) -> float:
-    """Return the seconds from the first step's start to the last step's end, over all ranks."""
-    if not steps:
-        return 0.0
-    return max(event.end for event in steps[-1]) - min(event.start for event in steps[0])
 
 
 def _warnings(
