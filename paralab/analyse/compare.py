@@ -34,6 +34,8 @@ from paralab.plan.request import Request
 from paralab.record.types import Record, convert, read_object
 from paralab.workload.summary import Summary
 
+# A comparison copies these fields from its manifest.
+DESCRIBED = ("kind", "about", "workload", "machine", "packages", "command", "left_out")
 R = TypeVar("R", bound=Record)
 
 
@@ -77,14 +79,10 @@ class Row(Numbers, frozen=True, kw_only=True):
         return self.speed_up
 
 
-class FailedRow(Record, frozen=True, kw_only=True):
+class FailedRow(Planned, frozen=True, kw_only=True):
     """A configuration that failed. `runs` are the rounds completed before the failure."""
 
-    name: str
-    command: str
-    request: Request
     error: str
-    runs: list[str]
 
 
 class Comparison(Record, frozen=True, kw_only=True):
@@ -218,17 +216,11 @@ def _compare(folder: Path, manifest: ExperimentManifest, outcome: Outcome) -> Co
             )
     baseline = next((row for row in rows if row.strategy == "single"), rows[0] if rows else None)
     return Comparison(
-        kind=manifest.kind,
-        about=manifest.about,
-        workload=manifest.workload,
-        machine=manifest.machine,
-        packages=manifest.packages,
-        command=manifest.command,
+        **{name: manifest[name] for name in DESCRIBED},
         rounds=len(rounds) or outcome.rounds,
         baseline=baseline.name if baseline else None,
         rows=[_against(row, baseline) for row in rows] if baseline else [],
         failed=failed,
-        left_out=manifest.left_out,
         run_folder=str(folder),
     )
 

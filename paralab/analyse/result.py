@@ -170,8 +170,7 @@ def result_of(folder: Path) -> Result:
 
 
 def _saved_result(folder: Path) -> Result | None:
-    """Read the result.json written at the end of the run. Return None if it is missing or
-    incomplete."""
+    """Read the result.json of a finished run. Return None if it is missing or incomplete."""
     try:
         return convert(read_object(folder / "result.json"), Result, folder / "result.json")
     except UsageError:
@@ -277,13 +276,13 @@ def _saves(recording: Recording) -> Saves | None:
 
 
 def _ranks(recording: Recording) -> list[Rank]:
-    pids = {rank: recording.of(Start, rank)[:1] for rank in recording.events}
+    pids = {rank: start.pid for rank in recording.events for start in recording.of(Start, rank)}
     return [
         Rank(
             rank=rank.rank,
             local_rank=rank.local_rank,
             node=rank.node,
-            pid=next((start.pid for start in pids.get(rank.rank, [])), None),
+            pid=pids.get(rank.rank),
             devices=[device.name for device in rank.devices],
             roles=[device.role for device in rank.devices],
             virtual=any(device.virtual for device in rank.devices),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paralab.analyse.blocks import Bar, Bars, Cell, Finding, Line, Lines, Section
 from paralab.analyse.compare import Comparison, Row
-from paralab.analyse.efficiency_loss import losses_of
+from paralab.analyse.efficiency_loss import losses_of, perfect_seconds
 from paralab.analyse.phrases import capital
 from paralab.analyse.table_cells import Cells, exact, name, number, percent, table
 from paralab.analyse.verdict import times_as_fast
@@ -67,7 +67,7 @@ def _charts(rows: list[Row], one: Row) -> tuple[Lines, Bars]:
 
 def _row(row: Row, one: Row, cores: int) -> Cells:
     perfect, causes = row.devices / one.devices, losses_of(row, one)
-    lost = None if row is one else sum(causes.values())
+    lost = None if row is one else max(0.0, row.step_seconds.median - perfect_seconds(row, one))
     largest = max(causes, key=lambda name: causes[name])
     where = "–"
     if lost is not None and lost >= 0.02 * row.step_seconds.median:

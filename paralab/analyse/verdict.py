@@ -4,8 +4,9 @@ configuration, its cost, its limit, and what to try next."""
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 
-from paralab.analyse.blocks import Evidence, Finding
+from paralab.analyse.blocks import Finding
 from paralab.analyse.compare import Comparison, Row, SpeedUp
 from paralab.analyse.confidence import speed_up
 from paralab.analyse.efficiency_loss import losses_of, perfect_seconds
@@ -22,10 +23,9 @@ def verdict(comparison: Comparison) -> tuple[Finding, ...]:
     rows = comparison.rows
     baseline = next((row for row in rows if row.name == comparison.baseline), None)
     if not baseline:
-        return tuple(_failures(comparison))
+        return tuple(_warnings(comparison))
     if len(rows) == 1:
-        first = (_consists(baseline), *_next(baseline, rows))
-        return (*first, *_warnings(rows), *_failures(comparison))
+        return (_consists(baseline), *_next(baseline, rows), *_warnings(comparison))
 
     sound = [row for row in rows if is_same_training(row) is not False and row.speed_up]
     faster = [row for row in sound if row.ratio.verdict == "faster"]
@@ -40,7 +40,7 @@ def verdict(comparison: Comparison) -> tuple[Finding, ...]:
         if parallel.ratio.verdict in ("faster", "slower", "baseline"):
             findings.append(_limit(parallel, baseline))
         findings += _next(parallel, rows)
-    return (*findings, *_same(rows), *_busy(baseline), *_warnings(rows), *_failures(comparison))
+    return (*findings, *_same(rows), *_busy(baseline), *_warnings(comparison))
 
 
 def is_same_training(row: Row) -> bool | None:
@@ -172,9 +172,9 @@ def tune_command(row: Row) -> str:
     return shlex.join(words)
 
 
-def _next(row: Row, rows: list[Row]) -> list[Finding]:
+def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
     """Suggest changes that the numbers support."""
-    metrics, step, found = row.metrics, row.step_seconds.median, []
+    metrics, step = row.metrics, row.step_seconds.median
     share, exposed = metrics.communication_share or 0.0, metrics.exposed_share or 0.0
     costs = {"communication_share": share, "exposed_share": exposed}
     if row.strategy in ("ddp", "hybrid") and exposed >= RULE:
@@ -187,7 +187,7 @@ def _next(row: Row, rows: list[Row]) -> list[Finding]:
             f"`{tune_command(row)}` searches for a bucket size, accumulation, and options that "
             "expose less."
         )
-        found.append(Finding("next", text, costs | {"overlap": overlap}))
+        yield Finding("next", text, costs | {"overlap": overlap})
     if row.strategy == "fsdp" and exposed >= RULE:
         text = (
             f"Moving shards takes {share:.0%} of the step, and {exposed:.0%} of the step is "
@@ -195,92 +195,82 @@ def _next(row: Row, rows: list[Row]) -> list[Finding]:
             "(`--accumulate`) gather less. If the entire model fits on one device, `ddp` does not "
             "gather at all."
         )
-        found.append(Finding("next", text, costs))
+        yield Finding("next", text, costs)
     if row.strategy == "dp" and not any(o.strategy == "ddp" and o.accumulate == 1 for o in rows):
         text = (
             "Try `ddp` instead of `dp`: it does not copy the model in each step, and no device "
             "collects the other devices' gradients."
         )
         evidence = {"communication_share": share, "balance": metrics.balance}
-        found.append(Finding("next", text, evidence))
+        yield Finding("next", text, evidence)
     if metrics.bubble and metrics.bubble.measured > 0.15:
         text = (
             f"The stages are idle {metrics.bubble.measured:.0%} of the time "
             f"({metrics.bubble.ideal:.0%} is ideal for these micro-batches). Use more "
             "`--micro-batches`, or more balanced stages (`paralab plan` shows their times)."
         )
-        found.append(Finding("next", text, metrics.bubble.to_dict()))
+        yield Finding("next", text, metrics.bubble.to_dict())
     if late := metrics.straggler:
         text = (
             f"Rank {late.rank} is slower than the others, which wait for it "
             f"{late.share_of_step:.0%} of each step."
         )
-        found.append(Finding("next", text, late.to_dict()))
+        yield Finding("next", text, late.to_dict())
     wait = metrics.data_wait_seconds or 0.0
     if wait > 0.05 * step:
         text = (
             f"Between steps, the device waits {seconds(wait)} for data. Use more loader workers, or "
             "a cheaper transform."
         )
-        found.append(Finding("next", text, {"data_wait_seconds": wait}))
-    return found
+        yield Finding("next", text, {"data_wait_seconds": wait})
 
 
-def _same(rows: list[Row]) -> list[Finding]:
+def _same(rows: list[Row]) -> Iterator[Finding]:
     checked = [(row, row.verify) for row in rows if row.verify is not None]
     if not checked:
-        return [Finding("same", "No configuration was verified; they may train differently.", {})]
+        yield Finding("same", "No configuration was verified; they may train differently.", {})
+        return
     equal = [check for _, check in checked if check.equal]
     excused = [check.excused for check in equal if check.excused and apart_from(check)]
-    reasons = dict.fromkeys(reason for excuse in excused for reason in excuse.reasons)
-    tolerance = checked[0][1].tolerance
     largest = max((check.max_difference or 0.0 for check in equal), default=0.0)
     text = (
         f"{len(equal)} of {plural(len(checked), 'configuration')} train like one device (fp64, "
         f"largest parameter difference {largest:.1e})."
     )
     if excused:
+        reasons = dict.fromkeys(reason for excuse in excused for reason in excuse.reasons)
         held = "; ".join(reasons)
         text += f" For {len(excused)} of them, known differences were held fixed: {held}."
-    evidence: Evidence = {
-        "equal": len(equal),
-        "of": len(checked),
-        "tolerance": tolerance,
-        "max_difference": largest,
-    }
-    findings = [Finding("same", text, evidence)]
+    tolerance = {"tolerance": checked[0][1].tolerance}
+    counts = {"equal": len(equal), "of": len(checked), "max_difference": largest}
+    yield Finding("same", text, counts | tolerance)
     for row, check in checked:
         if not check.equal:
-            evidence = {"max_difference": check.max_difference, "tolerance": tolerance}
             text = f"`{row.name}` differs from a single device: {check.cause}."
-            findings.append(Finding("warning", text, evidence))
-    return findings
+            yield Finding("warning", text, tolerance | {"max_difference": check.max_difference})
 
 
-def _busy(baseline: Row) -> list[Finding]:
+def _busy(baseline: Row) -> Iterator[Finding]:
     """Warn if another program used the machine. A single device never waits for other ranks, so any
     missing core time went to another program."""
     cores, asked = baseline.metrics.load.cores_per_rank[0], baseline.threads_per_device
     alone = baseline.strategy == "single" and baseline.device == "cpu"
-    if not alone or cores is None or cores > BUSY * asked:
-        return []
-    text = (
-        f"Another program used this machine: `{baseline.name}` got {cores:.2f} of its "
-        f"{plural(asked, 'core')}. Repeat the comparison when the machine is idle."
-    )
-    return [Finding("warning", text, {"cores_used": cores, "cores_asked": asked})]
+    if alone and cores is not None and cores <= BUSY * asked:
+        text = (
+            f"Another program used this machine: `{baseline.name}` got {cores:.2f} of its "
+            f"{plural(asked, 'core')}. Repeat the comparison when the machine is idle."
+        )
+        yield Finding("warning", text, {"cores_used": cores, "cores_asked": asked})
 
 
-def _warnings(rows: list[Row]) -> list[Finding]:
-    """Warn about losses that are not finite and steps that were skipped or unfinished."""
-    texts = [f"`{row.name}`: {warning}." for row in rows for warning in row.warnings]
-    return [Finding("warning", text, {}) for text in texts]
-
-
-def _failures(comparison: Comparison) -> list[Finding]:
-    failed = [
-        Finding("warning", f"`{row.name}` failed: {row.error}", {"command": row.command})
-        for row in comparison.failed
-    ]
-    left_out = [f"`{each.name}` was left out: {each.reason}" for each in comparison.left_out]
-    return failed + [Finding("warning", text, {}) for text in left_out]
+def _warnings(comparison: Comparison) -> Iterator[Finding]:
+    """Warn about losses that are not finite, steps that were skipped or unfinished, and
+    configurations that failed or were left out."""
+    for row in comparison.rows:
+        for warning in row.warnings:
+            yield Finding("warning", f"`{row.name}`: {warning}.", {})
+    for failed in comparison.failed:
+        text = f"`{failed.name}` failed: {failed.error}"
+        yield Finding("warning", text, {"command": failed.command})
+    for each in comparison.left_out:
+        yield Finding("warning", f"`{each.name}` was left out: {each.reason}", {})

@@ -157,6 +157,12 @@ def test_a_straggler_must_be_named_by_most_rounds(folders, tmp_path):
     assert experiment(["late", "late", "ddp"])["rank"] == 1
 
 
+def test_runs_in_folders_of_one_name_keep_different_names(tmp_path):
+    folders = [write(tmp_path / place / "run", plan(), two_buckets) for place in ("a", "b")]
+    names = [row.name for row in comparison_of_runs(folders).rows]
+    assert names == [f"ddp ×2 ({folder})" for folder in folders]
+
+
 def test_runs_of_different_workloads_are_not_compared(folders, tmp_path):
     write(
         tmp_path / "other",
