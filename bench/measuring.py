@@ -24,10 +24,11 @@ import torch
 from paralab.experiment.planning import make_plan
 from paralab.plan.plan import Plan
 from paralab.plan.request import Request
+from paralab.record.status_board import StatusBoard
 from paralab.record.writer import EventWriter
 from paralab.worker import device_load as load
 from paralab.worker import loop, probes, setup
-from paralab.worker.clock import Clock, CudaClock
+from paralab.worker.clock import Clock
 from paralab.workload.load import load_workload
 
 STEPS = int(sys.argv[3]) if len(sys.argv) > 3 else 200
@@ -36,7 +37,6 @@ ROUNDS = 5
 NOTING = (
     (probes.Probe, ("note", "begin_step", "end_step", "emit")),
     (Clock, ("mark",)),
-    (CudaClock, ("mark",)),
 )
 
 spent = 0.0
@@ -122,9 +122,9 @@ def step_seconds(plan: Plan, probe_class: type, sampler: type) -> float:
     setup.Probe, loop.LoadSampler = stopwatch(probe_class, marks), sampler
     with tempfile.TemporaryDirectory() as folder:
         writer = EventWriter(Path(folder, "rank0.jsonl"))
-        loop.train(
-            load_workload(plan.workload), plan, 0, writer, time.perf_counter(), setup.Extras()
-        )
+        board = StatusBoard.create(Path(folder, "board"), 1)
+        workload, now = load_workload(plan.workload), time.perf_counter()
+        loop.train(workload, plan, 0, writer, now, setup.Extras(), board)
         writer.close()
     return (marks[1] - marks[0]) / (STEPS - WARM_UP)
 

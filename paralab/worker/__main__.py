@@ -32,14 +32,14 @@ from paralab.machine.signals import leave_to_the_launcher
 from paralab.plan.plan import Plan
 from paralab.record.checkpoints import CheckpointPolicy
 from paralab.record.stack_dump import write_error
-from paralab.record.status_board import StatusBoard
+from paralab.record.status_board import NEVER, StatusBoard
 from paralab.record.writer import EventWriter
 from paralab.worker.clock import ALIGNED, Offset, offset_to_rank_0
 from paralab.worker.groups import make_groups
 from paralab.worker.loop import train
+from paralab.worker.parent_watch import obey_the_launcher
 from paralab.worker.rendezvous import join_group
 from paralab.worker.setup import Extras
-from paralab.worker.status import RankStatus, obey_the_launcher
 from paralab.workload.load import load_workload, their_lines
 from paralab.workload.reference import user_folder
 from paralab.workload.workload import Workload
@@ -87,7 +87,7 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
     plans = [Plan.from_json(job["plan"]) for job in spec["jobs"]]
     jobs = list(zip(plans, spec["jobs"], strict=True))
     world_size = int(os.environ["WORLD_SIZE"])
-    status = RankStatus(StatusBoard(Path(spec["board"]), world_size), rank)
+    board = StatusBoard(Path(spec["board"]), world_size)
     offset = ALIGNED
     if world_size > 1 or any(plan.backend for plan in plans):  # `ddp` with one replica needs one
         # Ranks use this group only to wait for each other, which takes neither a core nor a GPU.
@@ -105,17 +105,17 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
         if deadline is not None and _is_over(origin + deadline, world_size):
             break
         if rank < plan.world_size:
-            _train_one(job, plan, rank, origin, offset, status)
-        status.enter("idle")
+            _train_one(job, plan, rank, origin, offset, board)
+        board.post(rank, "idle", NEVER)
         _clean_up()
         if world_size > 1:
             dist.barrier()
-        status.enter("start")
-    status.enter("end")
+        board.post(rank, "start", NEVER)
+    board.post(rank, "end", NEVER)
 
 
 def _train_one(
-    job: dict[str, Any], plan: Plan, rank: int, origin: float, offset: Offset, status: RankStatus
+    job: dict[str, Any], plan: Plan, rank: int, origin: float, offset: Offset, board: StatusBoard
 ) -> None:
     """Run one job and record it. The last event says how the run ended."""
     attempt = f".{job['attempt']}" if job["attempt"] else ""  # attempts have separate event files
@@ -141,7 +141,7 @@ def _train_one(
         workload = _load(plan.workload)
         policy = CheckpointPolicy(**job["checkpoints"]) if job["checkpoints"] else None
         extras = Extras(**{name: Path(path) for name, path in job["extras"].items()}, policy=policy)
-        complete = train(workload, plan, rank, writer, origin, extras, status)
+        complete = train(workload, plan, rank, writer, origin, extras, board)
     except BaseException as error:
         with suppress(OSError):  # the disk may be full; the launcher also gets the exit code
             if not isinstance(error, Stopped):

@@ -28,40 +28,18 @@ Mark = float | torch.cuda.Event
 
 
 class Clock:
-    """The machine's monotonic clock, which its processes share."""
-
-    def __init__(self, origin_seconds: float) -> None:
-        self.origin_seconds = origin_seconds
-
-    def now(self) -> float:
-        return time.perf_counter() - self.origin_seconds
-
-    def mark(self, device: str | None = None) -> Mark:
-        return self.now()
-
-    def is_past(self, mark: Mark) -> bool:
-        return True
-
-    def resolve(self, mark: Mark) -> float:
-        assert isinstance(mark, float)
-        return mark
-
-    def release(self, marks: list[Mark]) -> None:
-        """Recycle resolved marks that are no longer needed."""
-
-
-class CudaClock(Clock):
-    """A clock whose marks are CUDA events on a device's current stream. Each device has a base
-    event whose time on the CPU clock is known.
+    """The machine's monotonic clock, which its processes share. With GPUs, marks are CUDA events on
+    a device's current stream, and each device has a base event whose time on this clock is known.
 
     A mark delays the next kernel launch, so it must be cheap. Reuse events, and look up a device's
     index and stream once: asking torch for the current stream takes longer than recording on it.
     """
 
-    def __init__(self, origin_seconds: float, devices: list[str]) -> None:
-        super().__init__(origin_seconds)
-        self._index: dict[str | None, int] = {name: torch.device(name).index for name in devices}
-        self._index[None] = self._index[devices[0]]
+    def __init__(self, origin_seconds: float, gpus: Sequence[str] = ()) -> None:
+        self.origin_seconds = origin_seconds
+        self._index: dict[str | None, int] = {name: torch.device(name).index for name in gpus}
+        if gpus:
+            self._index[None] = self._index[gpus[0]]
         self._streams: dict[tuple[int, int], torch.cuda.Stream] = {}
         self._bases: dict[int, tuple[torch.cuda.Event, float]] = {}
         self._free: dict[int, list[torch.cuda.Event]] = {
@@ -74,7 +52,12 @@ class CudaClock(Clock):
             torch.cuda.synchronize(index)
             self._bases[index] = (base, self.now())
 
+    def now(self) -> float:
+        return time.perf_counter() - self.origin_seconds
+
     def mark(self, device: str | None = None) -> Mark:
+        if not self._index:
+            return self.now()
         index = self._index[device]
         try:
             event = self._free[index].pop()
@@ -99,6 +82,7 @@ class CudaClock(Clock):
         return resolved
 
     def release(self, marks: list[Mark]) -> None:
+        """Recycle resolved marks that are no longer needed."""
         for mark in marks:
             if not isinstance(mark, float) and mark is not self._bases[mark.device.index][0]:
                 self._free[mark.device.index].append(mark)

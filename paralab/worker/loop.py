@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from paralab.plan.plan import Plan
+from paralab.record.status_board import StatusBoard
 from paralab.record.writer import EventWriter
 from paralab.worker.batches import count_samples, load_batches
 from paralab.worker.device_load import LoadSampler
@@ -17,7 +18,6 @@ from paralab.worker.profile import profile_steps
 from paralab.worker.progress import TrainingProgress
 from paralab.worker.rank_context import RankContext, Strategy
 from paralab.worker.setup import Extras, load_example, set_up_rank
-from paralab.worker.status import RankStatus
 from paralab.worker.strategies.table import make_strategy
 from paralab.worker.verify import TrainingTrace, compare
 from paralab.workload.randomness import seed_everything
@@ -34,11 +34,11 @@ def train(
     writer: EventWriter,
     origin: float,
     extras: Extras,
-    status: RankStatus | None = None,
+    board: StatusBoard,
 ) -> bool:
     """Train as rank `rank_number` of `plan`. Return False if the launcher stopped the run early."""
     context, model = set_up_rank(workload, plan, rank_number, writer, origin)
-    trace = TrainingTrace.begin(model) if extras.traced else None
+    trace = TrainingTrace.begin(model) if extras.save_reference or extras.compare_with else None
     around: AbstractContextManager[None] = (
         controlled(model, plan.control, load_example(context))
         if trace
@@ -48,9 +48,7 @@ def train(
     with around:
         strategy = make_strategy(context, model)
         optimizer = make_optimizer(context.workload, model)
-        progress = TrainingProgress(
-            context, strategy, optimizer, extras.policy, status or RankStatus()
-        )
+        progress = TrainingProgress(context, strategy, optimizer, extras.policy, board)
         # From here on, each rank draws its own random numbers for dropout.
         seed_everything((plan.seed + 1 + rank_number) % 2**32)
         with profile_steps(extras.profile, rank_number) as profile_step:
@@ -86,8 +84,8 @@ def _run_steps(
         stepped.clear()
         with probe.span("optimizer", scale=precision.scale_like(loss)):
             precision.step(optimizer)
-            if stepped:
-                progress.step_scheduler()
+            if stepped and progress.scheduler:
+                progress.scheduler.step()
 
         counts = context.rank.counts(context.plan.stages)
         samples = count_samples(accumulation_steps) if counts else 0

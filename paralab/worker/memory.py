@@ -28,21 +28,19 @@ class ActivationMeter:
         if not self.enabled:
             yield
             return
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: self.saved(device, tensor, piece), lambda tensor: tensor
-        ):
-            yield
 
-    def saved(self, device: str, tensor: torch.Tensor, piece: Any = None) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        with self._lock:
-            if self.enabled and storage.data_ptr() not in self.ignored:
-                live = self._live.setdefault(device, {})
-                live[storage.data_ptr()] = storage.nbytes(), piece
-                self.peak[device] = max(
-                    self.peak.get(device, 0), sum(size for size, _ in live.values())
-                )
-        return tensor
+        def save(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            with self._lock:
+                if self.enabled and storage.data_ptr() not in self.ignored:
+                    live = self._live.setdefault(device, {})
+                    live[storage.data_ptr()] = storage.nbytes(), piece
+                    total = sum(size for size, _ in live.values())
+                    self.peak[device] = max(self.peak.get(device, 0), total)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+            yield
 
     def backward_done(self, piece: Any = None) -> None:
         """Drop everything that this piece's graph had saved, now that the graph is freed."""

@@ -1,12 +1,17 @@
-"""Make a child process exit with its parent. The parent holds the other end of the child's standard
-input."""
+"""Obey the parent process, which holds the other end of this process's standard input."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
+
+from paralab.machine.signals import QUESTION, STOP
+from paralab.record.stack_dump import dump_stacks
 
 ORPHANED = 130
 
@@ -22,3 +27,15 @@ def end_with_the_parent(orders: Mapping[bytes, Callable[[], None]] | None = None
         os._exit(ORPHANED)
 
     threading.Thread(target=listen, name="paralab-lifeline", daemon=True).start()
+
+
+def obey_the_launcher(dump: Path, stop: Callable[[], None]) -> None:
+    """Carry out the launcher's orders to a rank: write all thread stacks and the last collectives
+    to `dump`.json, or call `stop`.
+
+    The side thread cannot run while another thread holds the GIL. So on SIGUSR2, Python's fault
+    handler, which does not need the GIL, writes the stacks to `dump`.txt.
+    """
+    if hasattr(signal, "SIGUSR2"):
+        faulthandler.register(signal.SIGUSR2, dump.with_suffix(".txt").open("w"), all_threads=True)
+    end_with_the_parent({QUESTION: lambda: dump_stacks(dump), STOP: stop})

@@ -8,11 +8,11 @@ import torch
 
 from paralab.plan.batches import GlobalBatch
 from paralab.record.checkpoints import CheckpointPolicy
+from paralab.record.status_board import StatusBoard
 from paralab.worker.checkpoint import Saver
 from paralab.worker.inject import inject_fault
 from paralab.worker.optimizer import make_scheduler
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
-from paralab.worker.status import RankStatus
 from paralab.worker.training_state import TrainingState
 from paralab.workload.randomness import seed_everything
 
@@ -31,10 +31,10 @@ class TrainingProgress:
         strategy: Strategy,
         optimizer: torch.optim.Optimizer,
         policy: CheckpointPolicy | None,
-        status: RankStatus,
+        board: StatusBoard,
     ) -> None:
         self.context, self.strategy, self.optimizer = context, strategy, optimizer
-        self.policy, self.status = policy, status
+        self.policy, self.board, self.rank = policy, board, context.rank.rank
         self.scheduler = make_scheduler(context.workload, optimizer)
         self.first = self.done = self.saved_at = policy.done if policy else 0
         self.samples = policy.samples if policy else 0
@@ -43,22 +43,18 @@ class TrainingProgress:
         self.state = TrainingState(context, strategy.model, optimizer, self.scheduler)
         self.saver = Saver(self.state, policy, context.probe) if policy else None
         context.probe.only_finite = policy is not None
-        inject_fault("start", context.rank.rank, -1, strategy.model)
+        inject_fault("start", self.rank, -1, strategy.model)
 
     def begin_step(self, batch: GlobalBatch, accumulation_steps: list[AccumulationStep]) -> bool:
         """Return whether this step may begin. Before its first step, a resumed run restores."""
         if self.policy and self.policy.resume and batch.step == self.first:
             self._restore(self.policy, Path(self.policy.resume), accumulation_steps)
-        if self.status.stops_before(batch.step):
+        if self.board.stops_before(self.rank, batch.step):
             self.stopped = True
             return False
-        self.status.enter("step", batch.step)
-        inject_fault("step", self.context.rank.rank, batch.step, self.strategy.model)
+        self.board.post(self.rank, "step", batch.step)
+        inject_fault("step", self.rank, batch.step, self.strategy.model)
         return True
-
-    def step_scheduler(self) -> None:
-        if self.scheduler:
-            self.scheduler.step()
 
     def end_step(self, batch: GlobalBatch) -> None:
         """Count the step and save if the policy says so."""
@@ -76,15 +72,15 @@ class TrainingProgress:
         if self.saver:
             if self.done > self.saved_at:
                 self._save(self.saver)
-            self.status.enter("save", self.done)
+            self.board.post(self.rank, "save", self.done)
             self.saver.finish()
 
     def _save(self, saver: Saver) -> None:
-        self.status.enter("save", self.done)
+        self.board.post(self.rank, "save", self.done)
         # Raise if a loss is not finite: such a state is not worth saving.
         self.context.probe.finish()
         saver.begin(self.done, self.samples, self.epoch)
-        self.status.enter("step", self.done)
+        self.board.post(self.rank, "step", self.done)
         self.saved_at = self.done
 
     def _restore(
@@ -99,7 +95,7 @@ class TrainingProgress:
             self.optimizer.zero_grad(set_to_none=True)
             context.probe.discard()
 
-        seed = (plan.seed + 1 + context.rank.rank + 1_000_003 * policy.done) % 2**32
+        seed = (plan.seed + 1 + self.rank + 1_000_003 * policy.done) % 2**32
         seed_everything(seed)
         if context.streams:
             context.streams.seed(seed)

@@ -12,7 +12,7 @@ from torch import nn
 from paralab.plan.plan import Plan
 from paralab.record.checkpoints import CheckpointPolicy
 from paralab.record.writer import EventWriter
-from paralab.worker.clock import Clock, CudaClock
+from paralab.worker.clock import Clock
 from paralab.worker.memory import ActivationMeter
 from paralab.worker.precision import Precision
 from paralab.worker.probes import Probe, SplitNotes, sampled
@@ -35,10 +35,6 @@ class Extras:
     profile: Path | None = None
     policy: CheckpointPolicy | None = None
 
-    @property
-    def traced(self) -> bool:
-        return self.save_reference is not None or self.compare_with is not None
-
 
 def set_up_rank(
     workload: Workload, plan: Plan, rank_number: int, writer: EventWriter, origin: float
@@ -60,7 +56,7 @@ def set_up_rank(
     # Each stage makes marks for each micro-batch, and each mark delays the CPU thread that launches
     # GPU kernels.
     many_marks = on_gpu and len(plan.stage_parts) > 1 and not plan.schedule
-    clock = CudaClock(origin, devices) if on_gpu else Clock(origin)
+    clock = Clock(origin, devices if on_gpu else ())
     probe = Probe(clock, writer, sampled(plan.num_steps) if many_marks else 1)
     context = RankContext(
         plan,

@@ -4,6 +4,7 @@ import gc
 
 import torch
 
+from paralab.record.status_board import StatusBoard
 from paralab.record.writer import EventWriter
 from paralab.worker.loop import train
 from paralab.worker.setup import Extras
@@ -18,7 +19,8 @@ def test_no_passage_outlives_its_step(tmp_path):
     plan = plan_workload("mlp:tiny", "pipeline", micro_batches=2, steps=4)
     threads = torch.get_num_threads()
     writer = EventWriter(tmp_path / "rank0.jsonl")
-    train(load_workload("mlp:tiny"), plan, 0, writer, 0.0, Extras())
+    board = StatusBoard.create(tmp_path / "board", 1)
+    train(load_workload("mlp:tiny"), plan, 0, writer, 0.0, Extras(), board)
     writer.close()
     torch.set_num_threads(threads)
     gc.collect()

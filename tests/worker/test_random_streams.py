@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from paralab.record.checkpoints import CheckpointPolicy
+from paralab.record.status_board import StatusBoard
 from paralab.record.writer import EventWriter
 from paralab.worker.loop import train
 from paralab.worker.random_streams import RandomStreams
@@ -39,6 +40,7 @@ def trained(plan, folder, name, policy=None):
             writer,
             0.0,
             Extras(save_weights=weights, policy=policy),
+            StatusBoard.create(folder / "board", 1),
         )
     finally:
         writer.close()

@@ -12,19 +12,18 @@ import torch
 from torch import nn
 
 from paralab.worker.groups import group_of
-from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
+from paralab.worker.rank_context import AccumulationStep, RankContext
 from paralab.worker.strategies.ddp import Reduction, require_reduced, wrap
 from paralab.worker.strategies.pipeline_threads import PipelineThreads
 
 
-class Hybrid(Strategy):
+class Hybrid(PipelineThreads):
     def __init__(self, context: RankContext, model: nn.Module) -> None:
-        self.pipeline = PipelineThreads(context, model, before_last_backward=self._arm)
-        self.context, self.model = context, model
+        super().__init__(context, model)
         self.replicated: dict[int, nn.Module] = {}  # by stage, without frozen stages
         self.reductions: list[Reduction] = []
         for stage in range(context.plan.stages):
-            parameters = self.pipeline.stage_parameters(stage)
+            parameters = self.stage_parameters(stage)
             if any(parameter.requires_grad for parameter in parameters):
                 group = group_of(context.plan, "all", stage)
                 holder = _ParameterHolder(parameters)
@@ -32,14 +31,11 @@ class Hybrid(Strategy):
                 self.reductions.append(reduction)
 
     def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
-        loss = self.pipeline.forward_backward(accumulation_steps)
+        loss = super().forward_backward(accumulation_steps)
         require_reduced(self.context, self.model, self.reductions)
         return loss
 
-    def device_parameters(self, device: str) -> list[nn.Parameter]:
-        return self.pipeline.device_parameters(device)
-
-    def _arm(self, stage: int) -> None:
+    def before_last_backward(self, stage: int) -> None:
         """Call the stage's DDP forward, which makes DDP synchronize the next backward pass."""
         if stage in self.replicated:
             with torch.enable_grad():

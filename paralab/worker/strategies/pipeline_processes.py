@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,7 +63,8 @@ class PipelineProcesses(Strategy):
             for number in owned
         ]
         for module in self.modules:
-            module.on_entry, module.autocast = self._note_split, context.precision.autocast
+            module.on_entry = partial(context.note_split, rank.devices[0].name)
+            module.autocast = context.precision.autocast
             module.splits_backward = plan.schedule == "zero-bubble"
 
         # The other parameters are freed, and activations may be there now.
@@ -153,9 +155,6 @@ class PipelineProcesses(Strategy):
         if live:
             self.losses.append(loss.detach())
         return self.context.precision.scaler.scale(loss).to(self.wire)
-
-    def _note_split(self, inputs: Any) -> None:
-        self.context.note_split(self.context.rank.devices[0].name, inputs)
 
     @torch.no_grad()
     def _sum_over_replicas(self) -> None:

@@ -28,18 +28,10 @@ from paralab.workload.batch import call_model, map_tensors, tensors
 
 
 class PipelineThreads(Strategy):
-    """Calls `before_last_backward(stage)` before a stage's last backward pass in a step."""
-
-    def __init__(
-        self,
-        context: RankContext,
-        model: nn.Module,
-        before_last_backward: Callable[[int], None] = lambda stage: None,
-    ) -> None:
+    def __init__(self, context: RankContext, model: nn.Module) -> None:
         self.context, self.model = context, model
         self.names = [device.name for device in context.rank.devices]
         self.devices = [torch.device(device.torch) for device in context.rank.devices]
-        self.before_last_backward = before_last_backward
         self.current = threading.local()  # .passage: the micro-batch that this thread runs
         self._place()
 
@@ -90,6 +82,9 @@ class PipelineThreads(Strategy):
 
         return hook
 
+    def before_last_backward(self, stage: int) -> None:
+        """Override to act before a stage's last backward pass in a step."""
+
     def stage_parameters(self, stage: int) -> list[nn.Parameter]:
         modules = dict(self.model.named_modules())
         names = self.context.plan.stage_parts[stage].modules
@@ -107,33 +102,32 @@ class PipelineThreads(Strategy):
                 Passage(self, micro, j, number, final and j == len(micros) - 1)
                 for j, micro in enumerate(micros)
             ]
-            self._sweep([passage.forward for passage in passages], passages)
-            self._sweep([passage.backward for passage in passages], passages)
+            self._sweep(passages, Passage.forward)
+            self._sweep(passages, Passage.backward)
             self.context.meter.backward_done()
             losses += [passage.finish() for passage in passages]
         # Move the loss to the first device, which records the step's marks: once they are past, the
         # loss has arrived.
         return torch.stack(losses).sum().to(self.devices[0])
 
-    def _sweep(self, calls: list[Callable[[], None]], passages: list[Passage]) -> None:
+    def _sweep(self, passages: list[Passage], run: Callable[[Passage], None]) -> None:
         """Run all micro-batches in one direction, in threads that take turns or one by one."""
         if self.threads is None:
-            for call in calls:
-                call()
+            for passage in passages:
+                run(passage)
             return
 
         order = StageOrder(len(self.devices))
-        for passage in passages:
-            passage.order = order
 
-        def guarded(call: Callable[[], None]) -> None:
+        def take_turns(passage: Passage) -> None:
+            passage.order = order
             try:
-                call()
+                run(passage)
             except BaseException:
                 order.abort()
                 raise
 
-        futures = [self.threads.submit(guarded, call) for call in calls]
+        futures = [self.threads.submit(take_turns, passage) for passage in passages]
         errors = [error for future in futures if (error := future.exception())]
         if errors:  # raise the cause, not the error of a thread that stopped waiting
             raise min(errors, key=lambda error: isinstance(error, Aborted))
