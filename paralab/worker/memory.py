@@ -24,7 +24,7 @@ class ActivationMeter:
 
     @contextmanager
     def counting(self, device: str, piece: Any = None) -> Iterator[None]:
-        """Count what this thread's forward saves on this device, as part of a `piece`."""
+        """Count the tensors that this thread's forward saves on this device for a `piece`."""
         if not self.enabled:
             yield
             return

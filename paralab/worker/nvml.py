@@ -42,7 +42,7 @@ class Nvml:
             self.reason = f"NVML cannot be read: {error}"
 
     def read(self, device: str) -> dict[str, Any]:
-        """Read the share of time in which a kernel ran, and the memory of all processes."""
+        """Read the share of time in which a kernel ran, and the memory that all processes use."""
         if self.reason:
             return {}
         load, memory = _Utilization(), _Memory()

@@ -46,7 +46,7 @@ class TrainingProgress:
         inject_fault("start", self.rank, -1, strategy.model)
 
     def begin_step(self, batch: GlobalBatch, accumulation_steps: list[AccumulationStep]) -> bool:
-        """Return whether this step may begin. Before its first step, a resumed run restores."""
+        """Return whether this step may begin. A resumed run first restores its checkpoint."""
         if self.policy and self.policy.resume and batch.step == self.first:
             self._restore(self.policy, Path(self.policy.resume), accumulation_steps)
         if self.board.stops_before(self.rank, batch.step):

@@ -218,7 +218,7 @@ def unpickle(tensor: torch.Tensor) -> Any:
 
 
 def _without_numpy(value: Any) -> Any:
-    """Replace numpy numbers (a learning rate from `np.cos`): only Python's load safely."""
+    """Replace numpy numbers (a learning rate from `np.cos`) with Python's, which load safely."""
     if isinstance(value, dict):
         return {key: _without_numpy(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
