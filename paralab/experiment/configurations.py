@@ -24,8 +24,7 @@ SLOW_SECONDS, SLOW_STEPS = 0.1, 6
 
 @dataclass(frozen=True)
 class Configuration:
-    """One row in a comparison. An `optional` one is skipped, with the reason, if the machine or the
-    model cannot run it."""
+    """One row in a comparison. An `optional` one is skipped if it cannot run here."""
 
     request: Request
     name: str = ""

@@ -1,5 +1,4 @@
-"""Runs that verify a configuration: train it and a single device, then compare their weights.
-Several configurations may share one reference."""
+"""Train each configuration to verify, and a reference on a single device, and compare them."""
 
 from __future__ import annotations
 

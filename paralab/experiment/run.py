@@ -103,8 +103,7 @@ def find_error(outcome: Outcome, reached: int) -> ParalabError | None:
 
 
 def find_unsaved(outcome: Outcome) -> RunFailed | None:
-    """Return the error if the ranks stopped gracefully but their last checkpoint is not intact.
-    Before the first step there is nothing to save."""
+    """Return the error if the ranks stopped gracefully but did not save an intact checkpoint."""
     assert outcome.training is not None
     assert outcome.training.checkpoints is not None
     reached = Recording.read(outcome.folder.path).reached

@@ -170,8 +170,7 @@ def _rung(
     rounds: int,
     say: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """Measure the default and the changed configurations side by side; the final rung also verifies
-    them and reports its progress."""
+    """Measure the default next to the changes. The final rung (`say`) also verifies them."""
     others = [Configuration(request, optional=True) for request in changed if request != base]
     configurations = [Configuration(base), *others]
     path = folder.path / f"rung{number}"

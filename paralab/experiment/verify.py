@@ -140,8 +140,7 @@ def _resolve(
 
 
 def _cannot_run(each: Verified) -> bool:
-    """Return whether the model does not support the case: a schedule cannot cut it into processes,
-    or fsdp ranks take different branches."""
+    """Return whether a schedule cannot cut the model, or fsdp ranks take different branches."""
     cause = each.cause or ""
     return (bool(each.options.schedule) and WITHOUT in cause) or (
         each.strategy == "fsdp" and BRANCHES in cause

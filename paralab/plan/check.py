@@ -20,9 +20,7 @@ def check(request: Request) -> None:
     if request.strategy not in STRATEGIES:
         raise unknown("strategy", request.strategy, STRATEGIES)
     _check_each_option(request)
-    _check_precision(request)
-    _check_accumulation(request)
-    _check_schedule(request)
+    _check_combinations(request)
     _check_prefix(request)
 
 
@@ -51,8 +49,8 @@ def _check_each_option(request: Request) -> None:
         raise UsageError(f"--seed {request.seed} is not between 0 and {2**32 - 1}.", fix="--seed 0")
 
 
-def _check_precision(request: Request) -> None:
-    """Refuse GradScaler options without fp16."""
+def _check_combinations(request: Request) -> None:
+    """Refuse options that do not work together."""
     if request.loss_scale is not None and request.precision != "fp16":
         raise UsageError(
             f"--loss-scale {request.loss_scale:g} only works with fp16: "
@@ -71,8 +69,6 @@ def _check_precision(request: Request) -> None:
             fix="use only one of the two",
         )
 
-
-def _check_accumulation(request: Request) -> None:
     accumulate = request.accumulate or 1
     if request.sync_every_pass and accumulate < 2:
         raise UsageError(
@@ -86,8 +82,6 @@ def _check_accumulation(request: Request) -> None:
             fix="leave out one of the two",
         )
 
-
-def _check_schedule(request: Request) -> None:
     if request.schedule and request.placement == "same":
         raise UsageError(
             f"--schedule {request.schedule} gives each stage its own process and device, "

@@ -1,5 +1,4 @@
-"""A batch is a tree of tensors: a tensor, or a tuple, list, mapping, or dataclass of trees. Dim 0
-is the sample dim."""
+"""A batch is a tree of tensors: tuples, lists, mappings, and dataclasses. Dim 0 is the sample dim."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ def num_samples(batch: Any) -> int:
 
 
 def take(batch: Any, start: int, stop: int) -> Any:
-    """Return samples start … stop from a batch. Lists with one entry per sample (names, for
-    example) are sliced like tensors."""
+    """Return samples start … stop. Lists with one entry per sample are sliced like tensors."""
     return map_tree(lambda item: item[start:stop], batch, _per_sample(num_samples(batch)))
 
 

@@ -89,26 +89,15 @@ def find_layers(
     No part begins at a module that only some forwards call (`sometimes`). `reset` is called before
     each forward and undoes changes that the previous forward made to the model."""
     # If a floating-point input requires a gradient, it is visible in the graph, even past a cut.
-    watched = map_tensors(
+    visible = map_tensors(
         lambda t: t.detach().requires_grad_() if t.is_floating_point() else t, inputs
     )
     reset()
-    trace = _run(model, watched)
-    cuts, crossed = _find_cuts(model, trace, watched)
+    trace = _run(model, visible)
+    cuts, crossed = _find_cuts(model, trace, visible)
     crossed = {name: "some forwards do not call it" for name in sometimes} | crossed
     cuts = [cut for cut in cuts if trace.names[cut] not in crossed]
-
-    wanted = list(split_points)
-    reason: str | None = None
-    if wanted:
-        _check_split_points(model, wanted, [trace.names[cut] for cut in cuts], crossed)
-        cuts = [cut for cut in cuts if trace.names[cut] in wanted]
-        reason = f"the workload names {len(wanted)} split points"
-    else:
-        cuts = _remove_duplicates(trace, cuts)
-        name, what = next(iter(crossed.items()), ("", ""))
-        if name:
-            reason = f"other submodules are not clean cuts (at {name!r}, {what})"
+    cuts, reason = _choose_cuts(model, trace, cuts, crossed, list(split_points))
     owners, problem = _assign_modules(model, trace, cuts)
     if problem:
         return (), problem
@@ -141,10 +130,16 @@ def find_layers(
     return tuple(layers), reason
 
 
-def _check_split_points(
-    model: nn.Module, wanted: list[str], possible: list[str], crossed: dict[str, str]
-) -> None:
-    modules = dict(model.named_modules())
+def _choose_cuts(
+    model: nn.Module, trace: _Trace, cuts: list[int], crossed: dict[str, str], wanted: list[str]
+) -> tuple[list[int], str | None]:
+    """Return the cuts to use, and the reason why there are not more."""
+    if not wanted:
+        name, what = next(iter(crossed.items()), ("", ""))
+        reason = f"other submodules are not clean cuts (at {name!r}, {what})" if name else None
+        return _remove_duplicates(trace, cuts), reason
+
+    possible, modules = [trace.names[cut] for cut in cuts], dict(model.named_modules())
     for name in wanted:
         if name in possible:
             continue
@@ -158,6 +153,8 @@ def _check_split_points(
             fix="a submodule whose arguments contain everything that is used after it, such as "
             + ", ".join(possible[:8]),
         )
+    kept = [cut for cut in cuts if trace.names[cut] in wanted]
+    return kept, f"the workload names {len(wanted)} split points"
 
 
 def _run(

@@ -28,8 +28,7 @@ def watched(
     enter: Callable[[str, Any], Any] = lambda name, arguments: None,
     leave: Callable[[str, Any], None] = lambda name, output: None,
 ) -> Iterator[None]:
-    """Call these functions before and after each submodule call. `enter` gets (args, kwargs) and
-    may return others."""
+    """Call these around each submodule call. `enter` gets (args, kwargs) and may replace them."""
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if name:

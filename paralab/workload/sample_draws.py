@@ -213,7 +213,8 @@ def _draw(func: Any, args: Any, kwargs: Any, draw: int, seeds: list[int], axis: 
 
     def cut(item: Any, sample: int) -> Any:
         """Return this sample's part of an argument."""
-        assert axis.number is not None
+        if axis.number is None:
+            return item
         if isinstance(item, torch.Tensor) and list(item.shape) == shape:
             return item.narrow(axis.number, sample * axis.entries, axis.entries)
         if isinstance(item, list | tuple) and list(item) == shape:
@@ -222,13 +223,10 @@ def _draw(func: Any, args: Any, kwargs: Any, draw: int, seeds: list[int], axis: 
 
     results = []
     with _generator, torch.random.fork_rng(devices=[]):
-        for sample, seed in enumerate(seeds) if axis.number is not None else [(0, 0)]:
+        for sample, seed in enumerate([0] if axis.number is None else seeds):
             torch.default_generator.manual_seed(seed ^ (draw << 1))
-            if axis.number is None:
-                results.append(func(*args_there, **kwargs_there))
-            else:
-                own = {key: cut(item, sample) for key, item in kwargs_there.items()}
-                results.append(func(*(cut(item, sample) for item in args_there), **own))
+            own = {key: cut(item, sample) for key, item in kwargs_there.items()}
+            results.append(func(*(cut(item, sample) for item in args_there), **own))
 
     if func._schema.name.endswith("_"):
         return args[0].copy_(args_there[0])
