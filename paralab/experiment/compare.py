@@ -47,7 +47,7 @@ VERIFYING = -1  # the round number for runs that verify
 
 @dataclass(frozen=True)
 class Turn:
-    """One run: of which configuration, in which round. `VERIFYING` for runs that verify."""
+    """One run, with its configuration's number and its round. Both are `VERIFYING` if it verifies."""
 
     training: Training
     number: int

@@ -26,7 +26,7 @@ _inspect = cache(inspect_workload)
 
 
 def inspection_for(request: Request, strategies: Iterable[str], **more: Any) -> Inspection:
-    """Ask for everything that these strategies need to know about the workload."""
+    """Request every fact about the workload that these strategies need."""
     names = set(strategies)
     return Inspection(
         check_reference(request.workload),

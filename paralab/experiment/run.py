@@ -110,7 +110,7 @@ def find_unsaved(outcome: Outcome) -> RunFailed | None:
     path = step_folder(Path(outcome.training.checkpoints.directory), reached)
     saved = {checkpoint.path: checkpoint.problem for checkpoint in checkpoints(path.parent)}
     problem = saved.get(path, "it does not exist")
-    if not reached or problem is None:
+    if not reached or problem is None:  # there is no checkpoint before the first step
         return None
     return RunFailed(
         f"Stopped after {reached} steps, and {path} cannot be used: {problem}.",
