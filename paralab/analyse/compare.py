@@ -134,14 +134,14 @@ def _salvage(folder: Path, planned: list[Planned]) -> Outcome:
     """Recover the outcome of an experiment whose launcher was killed. Use only rounds that all
     configurations completed."""
 
-    def is_whole(run: str) -> bool:
+    def is_complete(run: str) -> bool:
         exists = (folder / run / "manifest.json").exists()
         return exists and Recording.read(folder / run).status == "completed"
 
     rounds = [
         number
         for number in range(len(planned[0].runs))
-        if all(is_whole(each.runs[number]) for each in planned)
+        if all(is_complete(each.runs[number]) for each in planned)
     ]
     error = None if rounds else "it was killed before the first round was complete"
     measured = [

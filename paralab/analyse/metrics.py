@@ -101,8 +101,7 @@ def _rank_step(recording: Recording, rank: int, step: int) -> dict[str, float]:
     compute = union([*forward, *backward])
     busy = union([*compute, *optimizer])
     exposed, exposed_waits = without(transfers, busy), without(waits, busy)
-    whole = [recording.step(step)[rank].interval]
-    known = [*busy, *exposed, *exposed_waits]
+    total, known = [recording.step(step)[rank].interval], [*busy, *exposed, *exposed_waits]
     return {
         "forward_seconds": length(forward),
         "backward_seconds": length(backward),
@@ -112,7 +111,7 @@ def _rank_step(recording: Recording, rank: int, step: int) -> dict[str, float]:
         "exposed_communication_seconds": length(exposed),
         "waiting_seconds": length(waits),
         "exposed_waiting_seconds": length(exposed_waits),
-        "other_seconds": length(without(whole, known)),
+        "other_seconds": length(without(total, known)),
     }
 
 
@@ -157,7 +156,7 @@ def transfers_and_waits(
     ready = last_ready(recording, step)
     transfers, waits = [], []
     for key, span in _keyed(recording.spans(rank, step)).items():
-        begun = min(max(ready[key], span.start), span.end)
+        begun = min(ready[key], span.end)
         transfers.append((begun, span.end))
         waits.append((span.start, begun))
     return union(transfers), without(waits, transfers)
@@ -173,8 +172,7 @@ def last_ready(recording: Recording, step: int) -> dict[BucketKey, float]:
 
 
 def _keyed(spans: Sequence[Span]) -> dict[BucketKey, Collective]:
-    """Index collectives by a key that all ranks share. Ranks may finish them in different
-    orders."""
+    """Index collectives, by start, with a key that all ranks share."""
     times: Counter[tuple[str, int, int]] = Counter()
     keyed = {}
     for span in sorted(collectives(spans), key=lambda span: span.start):
@@ -186,8 +184,7 @@ def _keyed(spans: Sequence[Span]) -> dict[BucketKey, Collective]:
 
 def _loading(recording: Recording, rank: int) -> list[float]:
     """Return the data loading seconds on the CPU, for each timed step."""
-    steps = recording.of(Step, rank)[recording.warm_up :]
-    first = steps[0].step if steps else 0
+    first = recording.timed[0][0].step if recording.timed else 0
     return [span.seconds for span in recording.named("data", rank) if span.step >= first]
 
 
@@ -205,14 +202,13 @@ def _buckets(recording: Recording, measured: list[int]) -> list[Bucket]:
     begin = recording.step(step)[0].start
     ready = last_ready(recording, step)
     buckets = []
-    keyed = _keyed(recording.spans(0, step))
-    for key, span in sorted(keyed.items(), key=lambda item: item[1].start):
-        seconds = span.end - ready[key]
+    for key, span in _keyed(recording.spans(0, step)).items():
+        seconds = max(0.0, span.end - ready[key])  # clocks differ by microseconds
         buckets.append(
             Bucket(
-                kind=key[0],
-                stage=key[1],
-                bucket=key[2],
+                kind=span.event,
+                stage=span.stage or 0,
+                bucket=span.bucket,
                 bytes=span.bytes,
                 ready_seconds=span.start - begin,
                 transfer_seconds=seconds,
@@ -336,5 +332,5 @@ def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _ratio(value: float | None, whole: float | None) -> float | None:
-    return None if value is None or not whole else value / whole
+def _ratio(value: float | None, total: float | None) -> float | None:
+    return None if value is None or not total else value / total

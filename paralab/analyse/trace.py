@@ -105,17 +105,15 @@ def _placed(
     slices: list[Slice] = []
     names: dict[int, str] = {}
     for name, list_ in by_lane.items():
-        # A device clock may be off by a microsecond, but a span's length is never negative.
-        times = [(start := _us(event.start), max(start, _us(event.end))) for event in list_]
+        times = [(_us(event.start), _us(event.end)) for event in list_]
         numbers = lanes(times, nested=name != COMMUNICATION)
         tids = [
             _pid(rank) * TIDS_PER_PID + len(names) + 1 + lane
             for lane in range(max(numbers, default=0) + 1)
         ]
         if list_ or name in (STEPS, *devices):
-            names |= {
-                tid: name if lane == 0 else f"{name} ({lane + 1})" for lane, tid in enumerate(tids)
-            }
+            for lane, tid in enumerate(tids):
+                names[tid] = f"{name} ({lane + 1})" if lane else name
         for event, (start, end), lane in zip(list_, times, numbers, strict=True):
             slices.append(Slice(event, rank, tids[lane], start, end))
     return slices, names
@@ -131,6 +129,8 @@ def _lane(event: Span, first_device: str) -> str:
 
 
 def _names(rank: int, title: str, names: dict[int, str]) -> Iterator[TraceEvent]:
+    """Name the rank's process and its lanes, in display order."""
+
     def metadata(what: str, tid: int, **args: Any) -> TraceEvent:
         return {"ph": "M", "name": what, "pid": _pid(rank), "tid": tid, "args": args}
 

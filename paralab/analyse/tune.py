@@ -77,15 +77,15 @@ def choice_of(folder: Path) -> TuneResult:
         )
     faster = [r for r in final.rows if is_same_training(r) and r.ratio.verdict == "faster"]
     same = [row for row in faster if row.precision == default.precision]
-    chosen = max(same, key=_speed, default=default)
+    chosen = max(same, key=lambda row: row.ratio.value, default=default)
     rounded = [row for row in faster if row.precision not in (*HIGH, default.precision)]
-    low = max(rounded, key=_speed, default=None)
+    low = max(rounded, key=lambda row: row.ratio.value, default=None)
     return TuneResult(
         kind="tune",
         default=_tuned(default),
         chosen=_tuned(chosen),
         best_is_default=chosen is default,
-        low_precision=_tuned(low) if low and _speed(low) > _speed(chosen) else None,
+        low_precision=_tuned(low) if low and low.ratio.value > chosen.ratio.value else None,
         curve=curve(rungs[0]),
         rungs=[rung.name for rung in rungs],
         run_folder=str(folder),
@@ -93,8 +93,7 @@ def choice_of(folder: Path) -> TuneResult:
 
 
 def rungs_of(folder: Path) -> list[Path]:
-    """Return the rungs that were started. The last one is the final rung, unless the search was
-    stopped."""
+    """Return the rungs that were started."""
     found = sorted(folder.glob("rung*/manifest.json"))
     if not found:
         raise UsageError(
@@ -102,10 +101,6 @@ def rungs_of(folder: Path) -> list[Path]:
             fix="run paralab tune again",
         )
     return [path.parent for path in found]
-
-
-def _speed(row: Row) -> float:
-    return row.ratio.value
 
 
 def _tuned(row: Row) -> Tuned:
