@@ -206,7 +206,7 @@ def _diagnose(
 def _explain(id: str, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from paralab.doctor.known import ENTRIES, entry
+    from paralab.doctor.catalog import ENTRIES, entry
 
     entries = list(ENTRIES.values()) if id.lower() == "all" else [entry(id)]
     if as_json:

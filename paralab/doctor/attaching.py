@@ -22,11 +22,11 @@ from typing import Any
 import psutil
 
 from paralab.analyse.stack_dumps import LIBRARIES
+from paralab.doctor.catalog import apply
 from paralab.doctor.finding import Finding
 from paralab.doctor.missing import STOPPED
 from paralab.doctor.observation import Reader
 from paralab.doctor.place import Place
-from paralab.doctor.rules import apply
 from paralab.errors import UsageError
 from paralab.machine import processes
 

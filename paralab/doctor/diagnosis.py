@@ -16,11 +16,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from paralab.doctor.catalog import ENTRIES, apply, checked_ids, checks
 from paralab.doctor.finding import Finding, ordered
 from paralab.doctor.ignoring import Silence
-from paralab.doctor.known import ENTRIES
+from paralab.doctor.registry import Source
 from paralab.doctor.report import Diagnosis
-from paralab.doctor.rules import Way, apply, rules
 from paralab.doctor.sources import Sources
 from paralab.errors import UsageError
 from paralab.units import plural
@@ -72,7 +72,7 @@ class Case:
         self.findings += [finding for finding in findings if self.silence.heard(finding)]
 
     def closed(
-        self, subject: str, ways: Sequence[Way], looked_at: str, not_looked_at: str, **more: Any
+        self, subject: str, ways: Sequence[Source], looked_at: str, not_looked_at: str, **more: Any
     ) -> Diagnosis:
         return Diagnosis(
             subject,
@@ -91,7 +91,7 @@ def look_at(paths: Sequence[Path]) -> Diagnosis:
     """Scripts, run folders and logs; also several kinds at once."""
     given = sort_out(paths)
     case = Case()
-    ways: list[Way] = []
+    ways: list[Source] = []
     looked_at, not_looked_at = [], []
     if given.scripts:
         ways.append("script")
@@ -120,7 +120,7 @@ def _read_scripts(case: Case, scripts: Sequence[Path]) -> None:
     for path in scripts:
         case.sources.text(str(path))  # what is judged is what is shown and patched
         case.add(apply("script", reading.read_script(path)))
-    looked_for = set(rules("script").values())
+    looked_for = checked_ids("script")
     case.notes += case.silence.notes(map(str, scripts), looked_for)
 
 
@@ -138,7 +138,7 @@ def _read_logs(case: Case, logs: Sequence[Path]) -> None:
 
 
 def _not_in_scripts(scripts: Sequence[Path]) -> str:
-    beyond = len(ENTRIES.keys() - set(rules("script").values()))
+    beyond = len(ENTRIES.keys() - checked_ids("script"))
     script = scripts[0] if len(scripts) == 1 else "SCRIPT.py"
     return (
         f"the {beyond} entries that no rule reads from a script; "
@@ -223,6 +223,6 @@ def preflight() -> Diagnosis:
     )
 
 
-def _rules_of(way: Way) -> str:
-    known = rules(way)
-    return f"{plural(len(known), 'rule')} for {len(set(known.values()))} entries of the catalogue"
+def _rules_of(way: Source) -> str:
+    known = checks(way)
+    return f"{plural(len(known), 'check')} for {len(checked_ids(way))} entries of the catalog"

@@ -14,8 +14,8 @@ import tokenize
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from paralab.doctor.catalog import ENTRIES
 from paralab.doctor.finding import Finding
-from paralab.doctor.known import ENTRIES
 from paralab.doctor.sources import Sources
 
 COMMENT = re.compile(

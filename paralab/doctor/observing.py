@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paralab.doctor.catalog import apply
 from paralab.doctor.events import Cost, Held, Off, Replaced
 from paralab.doctor.finding import Finding, ordered
 from paralab.doctor.missing import is_for_want_of_a_gpu
 from paralab.doctor.observation import Observation, Reader, waits_since
 from paralab.doctor.rank_rules.hangs import ENTRIES as HANGS
-from paralab.doctor.rules import apply
 from paralab.doctor.words_of_ranks import with_exceptions_explained
 from paralab.errors import UsageError
 from paralab.machine.processes import descendants_of

@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from paralab.doctor.catalog import ENTRIES
 from paralab.doctor.finding import SEVERITIES, Finding, Looked
 from paralab.doctor.ignoring import Ignored
-from paralab.doctor.known import ENTRIES
 from paralab.doctor.patch import diff
-from paralab.doctor.rules import Way
+from paralab.doctor.registry import Source
 from paralab.doctor.sources import Sources
 from paralab.units import plural
 
@@ -18,7 +18,7 @@ from paralab.units import plural
 @dataclass(frozen=True)
 class Diagnosis:
     subject: str  # train.py, a command, this machine
-    ways: tuple[Way, ...]
+    ways: tuple[Source, ...]
     findings: tuple[Finding, ...]  # in the order in which they are told
     looked_at: str  # in words, and what was not: silence must not be taken for more than it is
     not_looked_at: str

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from paralab.doctor.catalog import apply
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.reading import read_logs
 from paralab.doctor.missing import is_for_want_of_a_gpu
 from paralab.doctor.observation import Observation
-from paralab.doctor.rules import apply
 
 UNEXPLAINED = "H11"  # an exception that no rule knows
 SOURCE = re.compile(r"\S*rank(\d+)\.err:\d+: ")

@@ -13,9 +13,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from paralab.doctor.known import ENTRIES
+from paralab.doctor.catalog import ENTRIES, apply, checked_ids
 from paralab.doctor.logs.reading import read_logs
-from paralab.doctor.rules import apply, rules
 from paralab.doctor.script.reading import read_script
 from tests.doctor.cases import Case, broken, healthy
 from tests.doctor.ranks import observed
@@ -84,7 +83,7 @@ def _ids(findings) -> set[str]:
 
 
 def table(script: set[str], dry: set[str], live: set[str], log: set[str]) -> str:
-    columns = [script, dry, live, log, set(rules("run").values()), set(rules("machine").values())]
+    columns = [script, dry, live, log, checked_ids("run"), checked_ids("machine")]
     head = [
         "entry",
         "",

@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from paralab.doctor.known import ENTRIES, GROUPS, entry
-from paralab.doctor.rules import Way, rules
+from paralab.doctor.catalog import ENTRIES, GROUPS, checked_ids, entry
+from paralab.doctor.registry import Source
 from paralab.errors import UsageError
 
 MANY = {"H": 19, "L": 11, "S": 17, "T": 6, "G": 9, "A": 11, "D": 7, "P": 6, "C": 4}
@@ -31,9 +31,9 @@ def test_thirty_four_are_reported_by_no_other_tool():
     assert sum(known.silent for known in FAILURES.values()) == 34
 
 
-@pytest.mark.parametrize("way", get_args(Way))
+@pytest.mark.parametrize("way", get_args(Source))
 def test_every_rule_has_an_entry(way):
-    assert set(rules(way).values()) <= ENTRIES.keys()
+    assert checked_ids(way) <= ENTRIES.keys()
 
 
 @pytest.mark.parametrize("known", ENTRIES.values(), ids=lambda known: known.id)

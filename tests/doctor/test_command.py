@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from paralab.cli import main as cli
 from paralab.doctor import attaching, diagnosis, observing
+from paralab.doctor.catalog import ENTRIES
 from paralab.doctor.finding import Edit, Finding
-from paralab.doctor.known import ENTRIES
 from paralab.doctor.logs import reading as log_reading
 from paralab.doctor.script import reading
 from paralab.errors import UsageError
@@ -172,7 +172,7 @@ def test_a_comment_silences_also_what_was_seen_in_a_run(typed, tmp_path):
 
 
 def test_a_comment_that_silences_nothing_is_told(typed, tmp_path, monkeypatch):
-    monkeypatch.setattr(diagnosis, "rules", lambda way: {len: "G01"})
+    monkeypatch.setattr(diagnosis, "checked_ids", lambda source: {"G01"})
     (tmp_path / "train.py").write_text("loss = f(x) / 4  # paralab: ignore[G01] f divides\n")
     done = typed("train.py")
     assert done.exit_code == 0

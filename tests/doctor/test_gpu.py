@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from paralab.doctor.catalog import apply
 from paralab.doctor.logs.reading import read_logs
-from paralab.doctor.rules import apply
 from tests.conftest import run_paralab
 
 pytestmark = pytest.mark.gpu

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from paralab.doctor.catalog import apply
 from paralab.doctor.logs.reading import read_logs
-from paralab.doctor.rules import apply
 from tests.doctor.cases import broken
 from tests.doctor.ranks import observed
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from paralab.doctor.catalog import apply
 from paralab.doctor.logs.line import clean, parse
 from paralab.doctor.logs.reading import rank_of, read_logs
-from paralab.doctor.rules import apply
 from paralab.errors import UsageError
 
 LOGS = Path(__file__).parent / "logs"

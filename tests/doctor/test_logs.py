@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from paralab.doctor.catalog import apply
 from paralab.doctor.logs.reading import read_logs
 from paralab.doctor.logs.source import _parsed
-from paralab.doctor.rules import apply
 
 LOGS = Path(__file__).parent / "logs"
 

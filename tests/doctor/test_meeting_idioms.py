@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from paralab.doctor.rules import apply
+from paralab.doctor.catalog import apply
 from paralab.doctor.script.reading import read_script
 
 SPAWNED = """

@@ -1,6 +1,6 @@
 """docs/doctor/ is what the catalogue says today."""
 
-from paralab.doctor.known import ENTRIES
+from paralab.doctor.catalog import ENTRIES
 from paralab.doctor.show.entry import pages
 from tests.conftest import ROOT
 

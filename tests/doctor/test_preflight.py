@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from paralab.doctor import surroundings, trials
+from paralab.doctor.catalog import apply, checks
 from paralab.doctor.preflight import Facts, Limits, look, table
-from paralab.doctor.rules import apply, rules
 from paralab.doctor.show.preflight import print_looked
 from paralab.doctor.surroundings import Address, Disk, Interface, Memory, Port, launch_of
 from paralab.doctor.trials import Gpu, Link, Pair, Torch
@@ -412,5 +412,5 @@ def test_this_machine_is_looked_at_in_time_and_nothing_is_left_running(capsys):
 def test_every_rule_has_a_module_of_its_way():
     assert all(
         Path(sys.modules[check.__module__].__file__).parent.name == "machine_rules"
-        for check in rules("machine")
+        for check in checks("machine")
     )

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from paralab.doctor.catalog import apply, checked_ids
 from paralab.doctor.observation import Observation
-from paralab.doctor.rules import apply, rules
 from tests.doctor.cases import CORPUS, Case, broken, healthy
 from tests.doctor.moments import moments
 from tests.doctor.ranks import observed
@@ -15,7 +15,7 @@ from tests.doctor.ranks import observed
 pytestmark = pytest.mark.processes
 AT_A_TIME = 3
 STARTS = {"torchrun": 2, "python": 0}
-COVERED = {*rules("ranks").values(), *rules("log").values()}  # what ranks raise is read as a log is
+COVERED = checked_ids("ranks") | checked_ids("log")  # what ranks raise is read as a log is
 RUN = [
     case for case in [*broken("ranks"), *healthy()] if case.entry[0] != "H" and case.start in STARTS
 ]

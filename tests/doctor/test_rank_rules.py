@@ -9,6 +9,7 @@ import pytest
 
 from paralab.doctor import observing
 from paralab.doctor.agreement import differing, equal, odd_one_out
+from paralab.doctor.catalog import apply
 from paralab.doctor.events import (
     Amp,
     Backward,
@@ -30,7 +31,6 @@ from paralab.doctor.observation import Observation, RankSeen, Reader
 from paralab.doctor.place import Place, Site
 from paralab.doctor.rank_rules.dataparallel import chunks
 from paralab.doctor.rank_rules.pipeline import parts
-from paralab.doctor.rules import apply
 from paralab.doctor.windows import windows
 
 

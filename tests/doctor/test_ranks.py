@@ -4,12 +4,12 @@ test_rank_corpus.py."""
 
 import pytest
 
-from paralab.doctor.rules import rules
+from paralab.doctor.catalog import checked_ids
 from tests.doctor import ranks
 from tests.doctor.cases import broken, healthy
 
 pytestmark = pytest.mark.processes
-COVERED = set(rules("ranks").values())
+COVERED = checked_ids("ranks")
 WRONG = [
     case
     for case in broken("ranks")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from paralab.doctor.catalog import apply
 from paralab.doctor.patch import edited
-from paralab.doctor.rules import apply
 from paralab.doctor.script.reading import read_script
 from tests.doctor.cases import broken
 

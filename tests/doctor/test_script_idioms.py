@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paralab.doctor.rules import apply
+from paralab.doctor.catalog import apply
 from paralab.doctor.script.reading import read_script
 from tests.doctor.cases import marks_in
 

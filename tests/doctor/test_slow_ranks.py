@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from paralab.doctor.catalog import apply
 from paralab.doctor.events import Amp, Backward, Batch, Collective, Reduced, Start, Step, Wrap
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.place import Place, Site
-from paralab.doctor.rules import apply
 
 STEP = 0.1  # seconds from one step to the next
 STEPS = 12

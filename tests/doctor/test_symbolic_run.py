@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from paralab.doctor.rules import apply
+from paralab.doctor.catalog import apply
 from paralab.doctor.script import questions
 from paralab.doctor.script.naming import DDP, SCALER
 from paralab.doctor.script.reading import read_script

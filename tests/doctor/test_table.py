@@ -3,7 +3,7 @@ held here."""
 
 import re
 
-from paralab.doctor.known import ENTRIES
+from paralab.doctor.catalog import ENTRIES
 from tests.doctor.table import BEGIN, END, PAGE, in_logs, in_scripts
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.said import claims, errors, lines
-from paralab.doctor.rules import in_log
+from paralab.doctor.registry import check
 
 TWICE = claims(r"unscale_\(\) has already been called on this optimizer since the last update")
 NO_UPDATE = claims(
@@ -23,7 +23,7 @@ SCALER = re.compile(r"GradScaler|grad_scaler|scaler|AMP|autocast", re.IGNORECASE
 DISABLED = re.compile(r"GradScaler is enabled, but CUDA is not available")
 
 
-@in_log("A02")
+@check("A02", source="log")
 def unscaled_twice(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, TWICE):
         yield said.finding(
@@ -36,7 +36,7 @@ def unscaled_twice(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("A03")
+@check("A03", source="log")
 def never_updated(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, NO_UPDATE):
         yield said.finding(
@@ -50,7 +50,7 @@ def never_updated(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("A04")
+@check("A04", source="log")
 def stepped_past_the_scaler(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, NO_CHECKS):
         yield said.finding(
@@ -62,7 +62,7 @@ def stepped_past_the_scaler(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("A05")
+@check("A05", source="log")
 def half_parameters(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, FP16):
         yield said.finding(
@@ -74,7 +74,7 @@ def half_parameters(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("A06")
+@check("A06", source="log")
 def scaler_with_bfloat16(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, BF16):
         yield said.finding(
@@ -86,7 +86,7 @@ def scaler_with_bfloat16(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("A07")
+@check("A07", source="log")
 def scheduler_after_a_skipped_step(logs: Logs) -> Iterator[Finding]:
     if said := lines(logs, ORDER):
         scaled = any(
@@ -110,7 +110,7 @@ def scheduler_after_a_skipped_step(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("A10")
+@check("A10", source="log")
 def scaler_switched_off(logs: Logs) -> Iterator[Finding]:
     if said := lines(logs, DISABLED):
         yield said.finding(
@@ -122,7 +122,7 @@ def scaler_switched_off(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("A11")
+@check("A11", source="log")
 def never_scaled(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, UNSCALED):
         yield said.finding(

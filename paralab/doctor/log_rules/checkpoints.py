@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.said import claims, errors
-from paralab.doctor.rules import in_log
+from paralab.doctor.registry import check
 
 PREFIX = claims(
     r"Error\(s\) in loading state_dict for (\w+):.*(?:Missing|Unexpected) key\(s\) in state_dict:.*\"module\."
@@ -15,7 +15,7 @@ PREFIX = claims(
 CORRUPT = claims(r"PytorchStreamReader failed (?:reading|locating|finding)")
 
 
-@in_log("C01")
+@check("C01", source="log")
 def module_prefix(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, PREFIX):
         text = said.match.string
@@ -34,7 +34,7 @@ def module_prefix(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("C03")
+@check("C03", source="log")
 def torn_file(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, CORRUPT):
         yield said.finding(

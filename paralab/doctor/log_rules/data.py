@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.said import claims, errors
-from paralab.doctor.rules import in_log
+from paralab.doctor.registry import check
 
 BOTH = claims(r"sampler option is mutually exclusive with shuffle")
 ITERABLE = claims(r"DataLoader with IterableDataset: expected unspecified (\w+) option")
 
 
-@in_log("T03")
+@check("T03", source="log")
 def shuffle_and_sampler(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, BOTH):
         yield said.finding(
@@ -25,7 +25,7 @@ def shuffle_and_sampler(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("T04")
+@check("T04", source="log")
 def sampler_of_a_stream(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, ITERABLE):
         yield said.finding(

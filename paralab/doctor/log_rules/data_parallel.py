@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.said import claims, errors, lines
-from paralab.doctor.rules import in_log
+from paralab.doctor.registry import check
 
 SCALARS = re.compile(r"Was asked to gather along dimension 0, but all input tensors were scalars")
 NOT_SCALAR = claims(
@@ -22,7 +22,7 @@ WRAPPER = claims(r"'(DataParallel|DistributedDataParallel)' object has no attrib
 UNEQUAL = re.compile(r"imbalance between your GPUs\. You may want to exclude GPU (\d+) which")
 
 
-@in_log("D01")
+@check("D01", source="log")
 def scalar_losses(logs: Logs) -> Iterator[Finding]:
     if said := lines(logs, SCALARS):
         failed = errors(logs, NOT_SCALAR)
@@ -40,7 +40,7 @@ def scalar_losses(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("D03")
+@check("D03", source="log")
 def too_few_rows(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, REPLICA):
         replica = int(said.match[1])
@@ -53,7 +53,7 @@ def too_few_rows(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("D05")
+@check("D05", source="log")
 def attribute_of_the_wrapper(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, WRAPPER):
         wrapper, name = said.match.groups()
@@ -65,7 +65,7 @@ def attribute_of_the_wrapper(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("D07")
+@check("D07", source="log")
 def unequal_gpus(logs: Logs) -> Iterator[Finding]:
     if said := lines(logs, UNEQUAL):
         small = said.match[1]

@@ -12,7 +12,7 @@ from paralab.doctor.logs.cuda import cuda_trouble, driver_line
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.places import alone, stands
 from paralab.doctor.logs.said import blamed, errors, is_claimed, lines, tells
-from paralab.doctor.rules import in_log
+from paralab.doctor.registry import check
 from paralab.units import plural
 
 OOM_KILL = re.compile(
@@ -40,7 +40,7 @@ def first_root(logs: Logs) -> Event | None:
     return roots[0] if roots else None
 
 
-@in_log("H11")
+@check("H11", source="log")
 def own_exception(logs: Logs) -> Iterator[Finding]:
     """Any exception that no other rule knows; CUDA's words are explained."""
     root = first_root(logs)
@@ -95,7 +95,7 @@ def own_exception(logs: Logs) -> Iterator[Finding]:
     )
 
 
-@in_log("H11")
+@check("H11", source="log")
 def hardware(logs: Logs) -> Iterator[Finding]:
     """The driver's and the kernel's lines, where no Python exception tells of them."""
     if not any(event.trace for event in blamed(logs).roots) and (told := driver_line(logs)):
@@ -107,7 +107,7 @@ def hardware(logs: Logs) -> Iterator[Finding]:
         yield Finding("H11", "error", known.why, known.fix, rank=owner, evidence=(str(line),))
 
 
-@in_log("H11")
+@check("H11", source="log")
 def silent_exit(logs: Logs) -> Iterator[Finding]:
     """An exit code and nothing else: sys.exit(3), or the rank's own words are in another file."""
     blame = blamed(logs)
@@ -136,7 +136,7 @@ def silent_exit(logs: Logs) -> Iterator[Finding]:
     )
 
 
-@in_log("H12")
+@check("H12", source="log")
 def killed(logs: Logs) -> Iterator[Finding]:
     yield from _killed(logs)
 
@@ -219,7 +219,7 @@ def _launcher_ended(logs: Logs) -> Finding | None:
     )
 
 
-@in_log("L10")
+@check("L10", source="log")
 def illegal_instruction(logs: Logs) -> Iterator[Finding]:
     said = errors(logs, ILLEGAL)
     roots = [event for event in blamed(logs).roots if event.exit and event.exit.signal == "SIGILL"]
@@ -413,7 +413,7 @@ def left_without_a_word(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("H16")
+@check("H16", source="log")
 def torchrun_names_the_victim(logs: Logs) -> Iterator[Finding]:
     accused, blame = logs.accused, blamed(logs)
     if accused is None or any(event.rank is None for event in blame.roots):

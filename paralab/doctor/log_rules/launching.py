@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.said import blamed, claims, errors, lines, victims
-from paralab.doctor.rules import in_log
+from paralab.doctor.registry import check
 
 PORT = claims(
     r"(?:port: (\d+).{0,120})?EADDRINUSE|The server socket has failed to listen.{0,80}port: (\d+)|ddress already in use"
@@ -59,7 +59,7 @@ STORE = re.compile(
 )
 
 
-@in_log("L01")
+@check("L01", source="log")
 def port_in_use(logs: Logs) -> Iterator[Finding]:
     said = (
         errors(logs, PORT) or victims(logs, PORT) or lines(logs, LISTEN)
@@ -77,7 +77,7 @@ def port_in_use(logs: Logs) -> Iterator[Finding]:
     )
 
 
-@in_log("L02")
+@check("L02", source="log")
 def no_launcher(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, NO_RANK):
         yield said.finding(
@@ -89,7 +89,7 @@ def no_launcher(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("L03")
+@check("L03", source="log")
 def two_ranks_on_one_gpu(logs: Logs) -> Iterator[Finding]:
     said = errors(logs, DUPLICATE) or lines(logs, DUPLICATE)
     if said is not None:
@@ -104,7 +104,7 @@ def two_ranks_on_one_gpu(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("L05")
+@check("L05", source="log")
 def backend_not_built(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, NOT_BUILT):
         yield said.finding(
@@ -116,7 +116,7 @@ def backend_not_built(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("L06")
+@check("L06", source="log")
 def used_before_init(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, NOT_INITIALISED):
         yield said.finding(
@@ -127,7 +127,7 @@ def used_before_init(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("L09")
+@check("L09", source="log")
 def threads(logs: Logs) -> Iterator[Finding]:
     if said := lines(logs, WORKERS):
         asked, cores = said.match.groups()
@@ -148,7 +148,7 @@ def threads(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("L11")
+@check("L11", source="log")
 def shared_memory(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, SHM) or lines(logs, BUS):
         yield said.finding(
@@ -165,7 +165,7 @@ def shared_memory(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("H09")
+@check("H09", source="log")
 def device_guessed(logs: Logs) -> Iterator[Finding]:
     if said := lines(logs, UNKNOWN_DEVICE):
         guess = f"GPU {said.match[1]}" if said.match[1] else "the GPU with its rank's number"
@@ -178,7 +178,7 @@ def device_guessed(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("H17")
+@check("H17", source="log")
 def not_destroyed(logs: Logs) -> Iterator[Finding]:
     blame = blamed(logs)
     if (said := lines(logs, NOT_DESTROYED)) and not blame.roots and not blame.victims:
@@ -191,7 +191,7 @@ def not_destroyed(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("H18")
+@check("H18", source="log")
 def rendezvous(logs: Logs) -> Iterator[Finding]:
     said = victims(logs, JOINED) or lines(logs, JOINED)
     if said is not None:
@@ -243,7 +243,7 @@ def rendezvous(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("H13")
+@check("H13", source="log")
 def waiting_for_the_id(logs: Logs) -> Iterator[Finding]:
     said = victims(logs, STORE) or lines(logs, STORE)
     if said is not None and not blamed(logs).roots:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.said import claims, errors
-from paralab.doctor.rules import in_log
+from paralab.doctor.registry import check
 
 SIZE = claims(
     r"pipelining[/\\](?:schedules|stage)\.py.*The size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)"
@@ -25,7 +25,7 @@ BACKWARD = claims(
 MULTIPLE = "drop_last=True, and a batch size that is a multiple of n_microbatches (the last batch of the loader too)"
 
 
-@in_log("P01")
+@check("P01", source="log")
 def unequal_chunks(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, SIZE):
         a, b = said.match.groups()
@@ -38,7 +38,7 @@ def unequal_chunks(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("P02")
+@check("P02", source="log")
 def fewer_rows_than_chunks(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, FEWER):
         rows = said.match[1] or said.match[3]
@@ -52,7 +52,7 @@ def fewer_rows_than_chunks(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("P03")
+@check("P03", source="log")
 def fewer_chunks_than_stages(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, STAGES):
         chunks, stages = said.match.groups()
@@ -65,7 +65,7 @@ def fewer_chunks_than_stages(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("P04")
+@check("P04", source="log")
 def broadcast_rows(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, BACKWARD):
         output, gradient = said.match.groups()

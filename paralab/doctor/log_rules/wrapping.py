@@ -9,7 +9,7 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.layouts import in_same_order
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.said import blamed, claims, errors, lines, tells
-from paralab.doctor.rules import in_log
+from paralab.doctor.registry import check
 
 UNFINISHED = claims(
     r"Expected to have finished reduction in the prior iteration before starting a new one"
@@ -99,7 +99,7 @@ def unused_parameters(logs: Logs) -> Iterator[Finding]:
     )
 
 
-@in_log("S02")
+@check("S02", source="log")
 def ready_twice(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, TWICE):
         named = NAMED.search(said.match.string)
@@ -113,7 +113,7 @@ def ready_twice(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("S04")
+@check("S04", source="log")
 def needless_search(logs: Logs) -> Iterator[Finding]:
     if said := lines(logs, NEEDLESS):
         yield said.finding(
@@ -125,7 +125,7 @@ def needless_search(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("S05")
+@check("S05", source="log")
 def buffers_overwritten(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, INPLACE):
         yield said.finding(
@@ -140,7 +140,7 @@ def buffers_overwritten(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("S09")
+@check("S09", source="log")
 def batch_norm_of_one(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, ONE_VALUE):
         yield said.finding(
@@ -159,7 +159,7 @@ def batch_norm_of_one(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("S13")
+@check("S13", source="log")
 def reduced_loss_in_the_graph(logs: Logs) -> Iterator[Finding]:
     if said := lines(logs, ATTACHED):
         call = said.match[1].rstrip("_")
@@ -173,7 +173,7 @@ def reduced_loss_in_the_graph(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("S17")
+@check("S17", source="log")
 def gradient_layout(logs: Logs) -> Iterator[Finding]:
     if said := lines(logs, STRIDES):
         gradient, bucket = _layout(logs, GRADIENT), _layout(logs, BUCKET)
@@ -206,7 +206,7 @@ def _layout(logs: Logs, pattern: re.Pattern[str]) -> tuple[list[int], list[int]]
     return (shape, strides) if len(shape) == len(strides) else None
 
 
-@in_log("L07")
+@check("L07", source="log")
 def different_models(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, COUNTS):
         rank, own, other, others = said.match.groups()
@@ -229,7 +229,7 @@ def different_models(logs: Logs) -> Iterator[Finding]:
         )
 
 
-@in_log("L08")
+@check("L08", source="log")
 def device_ids_of_a_cpu_module(logs: Logs) -> Iterator[Finding]:
     if said := errors(logs, ON_CPU):
         where = f" ({said.match[2]})" if said.match[2] else ""

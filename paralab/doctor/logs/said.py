@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from weakref import WeakKeyDictionary
 
+from paralab.doctor import registry
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.blame import Blame, Event, blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
 from paralab.doctor.logs.traceback import LIBRARIES, Frame
-from paralab.doctor.rules import Check, in_log
+from paralab.doctor.registry import Check
 
 WARNED = re.compile(r"(.+?):(\d+): \w*Warning: ")
 _claimed: list[tuple[re.Pattern[str], Callable[[Logs], bool]]] = []
@@ -78,7 +79,7 @@ def tells(*ids: str) -> Callable[[Check], Check]:
 
     def register(check: Check) -> Check:
         for id in ids:
-            in_log(id)(partial(_only, id, check))
+            registry.check(id, source="log")(partial(_only, id, check))
         return check
 
     return register

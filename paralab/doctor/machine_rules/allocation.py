@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from paralab.doctor import waste
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.preflight import Facts
-from paralab.doctor.rules import on_machine
+from paralab.doctor.registry import check
 from paralab.units import plural, size
 
 WORKERS = 2  # loader workers of a rank, and batches that each holds ready: what a modest script has
@@ -23,7 +23,7 @@ MANY_CORES = 4  # per rank: with one thread, three of them idle
 UNEQUAL = 0.75  # nn.DataParallel's own bar
 
 
-@on_machine("L03")
+@check("L03", source="machine")
 def visible_devices(facts: Facts) -> Iterator[Finding]:
     asked = facts.environment.get("CUDA_VISIBLE_DEVICES")
     seen = facts.driver_gpus or ()
@@ -79,7 +79,7 @@ def _one_each(facts: Facts) -> bool:
     return enough or "SLURM_GPUS_PER_TASK" in facts.environment
 
 
-@on_machine("L05")
+@check("L05", source="machine")
 def missing_backend(facts: Facts) -> Iterator[Finding]:
     if facts.torch is None:
         return
@@ -102,7 +102,7 @@ def missing_backend(facts: Facts) -> Iterator[Finding]:
         )
 
 
-@on_machine("L09")
+@check("L09", source="machine")
 def threads(facts: Facts) -> Iterator[Finding]:
     ranks, launch = facts.launch.local_ranks, facts.launch
     if facts.torch is None or not ranks or ranks < 2:
@@ -131,7 +131,7 @@ def threads(facts: Facts) -> Iterator[Finding]:
         )
 
 
-@on_machine("T06")
+@check("T06", source="machine")
 def few_cores(facts: Facts) -> Iterator[Finding]:
     ranks = facts.ranks_here
     if not facts.gpus or not ranks or facts.cores >= 2 * ranks:
@@ -145,7 +145,7 @@ def few_cores(facts: Facts) -> Iterator[Finding]:
     yield Finding("T06", "suspect", why, fix, evidence=facts.seen("cores"))
 
 
-@on_machine("L10")
+@check("L10", source="machine")
 def illegal_instruction(facts: Facts) -> Iterator[Finding]:
     for name, probe in facts.precisions.items():
         if "SIGILL" not in probe.seen:
@@ -161,7 +161,7 @@ def illegal_instruction(facts: Facts) -> Iterator[Finding]:
         yield Finding("L10", sure, why, fix, evidence=facts.seen(f"{name} on CPU"))
 
 
-@on_machine("L11")
+@check("L11", source="machine")
 def small_shared_memory(facts: Facts) -> Iterator[Finding]:
     ranks = facts.ranks_here or 2
     needed = ranks * WORKERS * PREFETCHED * BATCH_BYTES
@@ -181,7 +181,7 @@ def small_shared_memory(facts: Facts) -> Iterator[Finding]:
     )
 
 
-@on_machine("D07")
+@check("D07", source="machine")
 def unequal_gpus(facts: Facts) -> Iterator[Finding]:
     if len(facts.gpus) < 2:
         return
@@ -201,7 +201,7 @@ def unequal_gpus(facts: Facts) -> Iterator[Finding]:
         yield Finding("D07", "warning", why, fix, evidence=facts.seen("GPUs (torch)"))
 
 
-@on_machine("H12")
+@check("H12", source="machine")
 def little_memory(facts: Facts) -> Iterator[Finding]:
     cgroup, ranks = facts.cgroup, facts.ranks_here or 2
     if cgroup is None:
@@ -235,7 +235,7 @@ def little_memory(facts: Facts) -> Iterator[Finding]:
         )
 
 
-@on_machine("M01")
+@check("M01", source="machine")
 def full_disk(facts: Facts) -> Iterator[Finding]:
     for disk in facts.disks:
         if not disk.writable:
@@ -258,7 +258,7 @@ def full_disk(facts: Facts) -> Iterator[Finding]:
             )
 
 
-@on_machine("M02")
+@check("M02", source="machine")
 def low_limits(facts: Facts) -> Iterator[Finding]:
     files, locked = facts.limits.open_files, facts.limits.locked_bytes
     if files is not None and files < OPEN_FILES:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.preflight import Facts
-from paralab.doctor.rules import on_machine
+from paralab.doctor.registry import check
 from paralab.doctor.surroundings import is_loopback
 from paralab.units import seconds, size
 
@@ -18,7 +18,7 @@ SLOW_MEGABITS = 1000
 SLOWEST_GPU_LINK = 1e9  # bytes per second: PCIe through the host's memory gives more
 
 
-@on_machine("L01")
+@check("L01", source="machine")
 def port_taken(facts: Facts) -> Iterator[Finding]:
     port = facts.port
     # torchrun serves its own store there; of another rank than 0 the port is on another machine, or
@@ -38,7 +38,7 @@ def port_taken(facts: Facts) -> Iterator[Finding]:
         yield Finding("L01", "suspect", why, fix, evidence=facts.seen("port"))
 
 
-@on_machine("L02")
+@check("L02", source="machine")
 def incomplete_launch(facts: Facts) -> Iterator[Finding]:
     there = facts.launch.variables
     said = {name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in there}
@@ -64,7 +64,7 @@ def incomplete_launch(facts: Facts) -> Iterator[Finding]:
         )
 
 
-@on_machine("H18")
+@check("H18", source="machine")
 def no_meeting(facts: Facts) -> Iterator[Finding]:
     address, launch = facts.address, facts.launch
     if address and address.resolved is None:
@@ -117,7 +117,7 @@ def no_meeting(facts: Facts) -> Iterator[Finding]:
         )
 
 
-@on_machine("H18")
+@check("H18", source="machine")
 def no_own_name(facts: Facts) -> Iterator[Finding]:
     if facts.host and facts.host_address is None:
         why = (
@@ -129,7 +129,7 @@ def no_own_name(facts: Facts) -> Iterator[Finding]:
         yield Finding("H18", "suspect", why, fix, evidence=facts.seen("host name"))
 
 
-@on_machine("H19")
+@check("H19", source="machine")
 def debugging_that_crashes(facts: Facts) -> Iterator[Finding]:
     if facts.environment.get("TORCH_DISTRIBUTED_DEBUG", "").upper() != "DETAIL":
         return
@@ -150,7 +150,7 @@ def debugging_that_crashes(facts: Facts) -> Iterator[Finding]:
     yield Finding("H19", certain, why + doubt, fix, evidence=facts.seen("TORCH_DISTRIBUTED_DEBUG"))
 
 
-@on_machine("M03")
+@check("M03", source="machine")
 def slow_link(facts: Facts) -> Iterator[Finding]:
     link = facts.link
     if link and link.seconds is None and facts.torch is not None and "gloo" in facts.torch.backends:
@@ -198,7 +198,7 @@ def slow_link(facts: Facts) -> Iterator[Finding]:
         yield Finding("M03", "warning", why, fix, evidence=facts.seen("network"))
 
 
-@on_machine("H15")
+@check("H15", source="machine")
 def gpus_that_do_not_reach_each_other(facts: Facts) -> Iterator[Finding]:
     for pair in facts.pairs:
         first, second = pair.direct.ranks

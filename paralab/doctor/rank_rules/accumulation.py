@@ -8,7 +8,7 @@ from paralab.doctor.agreement import found, place_of, watched, wraps
 from paralab.doctor.events import Backward, Epoch, Loader, Scheduled, Step, ZeroGrad
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
-from paralab.doctor.rules import in_ranks
+from paralab.doctor.registry import check
 from paralab.doctor.windows import MicroStep, Window, accumulated
 
 CLOSE = 1e-3
@@ -19,7 +19,7 @@ def _close(one: float, other: float) -> bool:
     return abs(one - other) <= CLOSE * max(abs(one), abs(other))
 
 
-@in_ranks("G01")
+@check("G01", source="ranks")
 def undivided(seen: Observation) -> Iterator[Finding]:
     """The loss as its function gave it went into backward, several times for one step."""
     for rank in seen.ranks:
@@ -88,13 +88,13 @@ def _reduces(one: MicroStep) -> bool:
     return bool(one.backward.seq and one.backward.seq[1] >= one.backward.seq[0])
 
 
-@in_ranks("G02")
+@check("G02", source="ranks")
 def synced_every_time(seen: Observation) -> Iterator[Finding]:
     """The gradients are averaged in every micro-batch, which one would do for."""
     yield from _needless(seen, "G02")
 
 
-@in_ranks("G03")
+@check("G03", source="ranks")
 def context_around_backward(seen: Observation) -> Iterator[Finding]:
     """The same, although no_sync is there: around the backward alone."""
     yield from _needless(seen, "G03")
@@ -148,7 +148,7 @@ def _needless(seen: Observation, entry: str) -> Iterator[Finding]:
         return
 
 
-@in_ranks("G06")
+@check("G06", source="ranks")
 def left_over(seen: Observation) -> Iterator[Finding]:
     """The loader ends inside a window: its gradients wait for the next epoch, or are thrown
     away."""
@@ -220,7 +220,7 @@ def _fate(rank: RankSeen, place: int, pending: int, usual: int) -> str | None:
     return "dropped" if rank.came_to_its_end and not rank.raised else None
 
 
-@in_ranks("G07")
+@check("G07", source="ranks")
 def ragged(seen: Observation) -> Iterator[Finding]:
     """Micro-batches of different sizes count the same in the sum."""
     for rank in seen.ranks:
@@ -266,7 +266,7 @@ def _weighted_by(window: Window, counts: list[int | None]) -> bool:
     return all(_close(share, shares[0]) for share in shares)
 
 
-@in_ranks("G08")
+@check("G08", source="ranks")
 def unequal_tokens(seen: Observation) -> Iterator[Finding]:
     """Means over different numbers of targets are averaged as if they were of the same number."""
     together: dict[int, list[tuple[int, MicroStep]]] = {}
@@ -331,7 +331,7 @@ def _padded(one: MicroStep) -> bool:
     return (_valid(one) or total) < total
 
 
-@in_ranks("G09")
+@check("G09", source="ranks")
 def scheduled_too_often(seen: Observation) -> Iterator[Finding]:
     """The scheduler steps in every micro-batch, the optimizer at the end of a window."""
     for rank in seen.ranks:

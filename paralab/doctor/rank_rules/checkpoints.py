@@ -10,12 +10,12 @@ from paralab.doctor.agreement import found, listed, place_of
 from paralab.doctor.events import Load, LoadState, Save
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
-from paralab.doctor.rules import in_ranks
+from paralab.doctor.registry import check
 
 PREFIX = "module."
 
 
-@in_ranks("C01")
+@check("C01", source="ranks")
 def prefixed(seen: Observation) -> Iterator[Finding]:
     """A state with DDP's prefix, saved here and refused there."""
     for rank in seen.ranks:
@@ -56,7 +56,7 @@ def _only_prefix(load: LoadState) -> bool:
     return bool(given) and given == wanted
 
 
-@in_ranks("C02")
+@check("C02", source="ranks")
 def nothing_loaded(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks:
         for load in rank.of(LoadState):
@@ -83,7 +83,7 @@ def nothing_loaded(seen: Observation) -> Iterator[Finding]:
             return
 
 
-@in_ranks("C03")
+@check("C03", source="ranks")
 def written_by_all(seen: Observation) -> Iterator[Finding]:
     """The same file, on the same machine, written by several ranks in the same step."""
     writers: dict[tuple[str, str, int], list[tuple[RankSeen, Save]]] = {}
@@ -107,7 +107,7 @@ def written_by_all(seen: Observation) -> Iterator[Finding]:
             return
 
 
-@in_ranks("C04")
+@check("C04", source="ranks")
 def loaded_where_it_was(seen: Observation) -> Iterator[Finding]:
     """On GPUs: a checkpoint goes back to the device it was saved from, which is rank 0's."""
     loads = [

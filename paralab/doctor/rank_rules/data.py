@@ -12,7 +12,7 @@ from paralab.doctor.events import Backward, Batch, Epoch, Forward, Group, Loader
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.place import Place
-from paralab.doctor.rules import in_ranks
+from paralab.doctor.registry import check
 
 ENOUGH_BATCHES = 20  # before anything is said about waiting
 LONG_WAIT = 0.3  # of the time between two batches
@@ -84,12 +84,12 @@ def uses(rank: RankSeen) -> dict[tuple[int, int], Use]:
 # ------------------------------------------------------------------------------------------------
 
 
-@in_ranks("T01")
+@check("T01", source="ranks")
 def same_data(seen: Observation) -> Iterator[Finding]:
     yield from _shared(seen, "T01")
 
 
-@in_ranks("T04")
+@check("T04", source="ranks")
 def same_stream(seen: Observation) -> Iterator[Finding]:
     yield from _shared(seen, "T04")
 
@@ -207,7 +207,7 @@ def _whole_dataset(seen: Observation, use: Use, others: list[Use]) -> Finding | 
     )
 
 
-@in_ranks("T02")
+@check("T02", source="ranks")
 def same_order(seen: Observation) -> Iterator[Finding]:
     """A DistributedSampler that shuffles gives the same order in two epochs."""
     for rank in seen.ranks:
@@ -245,7 +245,7 @@ def same_order(seen: Observation) -> Iterator[Finding]:
             return
 
 
-@in_ranks("T05")
+@check("T05", source="ranks")
 def counted_twice(seen: Observation) -> Iterator[Finding]:
     """Evaluation on more samples than there are."""
     if len(seen.ranks) < 2 or not watched(seen):
@@ -288,7 +288,7 @@ def counted_twice(seen: Observation) -> Iterator[Finding]:
 # ----------------------------------------------------------------------------------------------------------
 
 
-@in_ranks("T06")
+@check("T06", source="ranks")
 def workers_and_cores(seen: Observation) -> Iterator[Finding]:
     for host in dict.fromkeys(rank.start.host for rank in seen.ranks):
         ranks = [rank for rank in seen.ranks if rank.start.host == host]

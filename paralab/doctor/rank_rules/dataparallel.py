@@ -9,7 +9,7 @@ from paralab.doctor.agreement import found, place_of
 from paralab.doctor.events import Forward, Wrap
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
-from paralab.doctor.rules import in_ranks
+from paralab.doctor.registry import check
 
 
 def chunks(batch: int, devices: int) -> int:
@@ -18,7 +18,7 @@ def chunks(batch: int, devices: int) -> int:
     return math.ceil(batch / math.ceil(batch / devices)) if batch else 0
 
 
-@in_ranks("D03")
+@check("D03", source="ranks")
 def idle_devices(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks:
         for wrap in (
@@ -52,7 +52,7 @@ def idle_devices(seen: Observation) -> Iterator[Finding]:
                 return
 
 
-@in_ranks("D06")
+@check("D06", source="ranks")
 def no_devices(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks:
         for wrap in rank.of(Wrap):

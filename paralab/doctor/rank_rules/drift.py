@@ -34,7 +34,7 @@ from paralab.doctor.events import (
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.rank_rules.semantics import changed_graph, unused
-from paralab.doctor.rules import in_ranks
+from paralab.doctor.registry import check
 from paralab.doctor.windows import Window, windows
 
 ALL_WATCHED = 64  # steps, from the first on, of which everything is known
@@ -116,7 +116,7 @@ def cause(seen: Observation) -> Finding | None:
 
 
 def _rule(entry: str) -> None:
-    @in_ranks(entry)
+    @check(entry, source="ranks")
     def rule(seen: Observation) -> Iterator[Finding]:
         finding = cause(seen)
         if finding is not None and finding.id == entry:

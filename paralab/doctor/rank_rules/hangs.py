@@ -10,7 +10,7 @@ from paralab.doctor.coming_apart import left_their_loops, made_different_calls, 
 from paralab.doctor.finding import Finding
 from paralab.doctor.missing import did_not_come, raised_alone, used_other_parameters
 from paralab.doctor.observation import Observation
-from paralab.doctor.rules import in_ranks
+from paralab.doctor.registry import check
 
 # In this order: tensors of different sizes can make any later line raise; a rank that raised
 # explains why it did not come; ranks that came apart explain what failed later.
@@ -33,7 +33,7 @@ def cause(seen: Observation) -> Finding | None:
 
 
 def _rule(entry: str) -> None:
-    @in_ranks(entry)
+    @check(entry, source="ranks")
     def rule(seen: Observation) -> Iterator[Finding]:
         found = cause(seen)
         if found is not None and found.id == entry:

@@ -10,10 +10,10 @@ from paralab.doctor.agreement import found, listed, odd_one_out, place_of
 from paralab.doctor.events import Raised, Threads, Wrap
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
-from paralab.doctor.rules import in_ranks
+from paralab.doctor.registry import check
 
 
-@in_ranks("L07")
+@check("L07", source="ranks")
 def different_models(seen: Observation) -> Iterator[Finding]:
     """The models that ranks hand to DDP, parameter by parameter, in the order of wrapping."""
     wrapped = [
@@ -89,7 +89,7 @@ def _difference(one: Model, other: Model, rank: int, its: int) -> str:
     return f"{listed(more)} is there on rank {rank if len(one) > len(other) else its} only"
 
 
-@in_ranks("L09")
+@check("L09", source="ranks")
 def too_many_threads(seen: Observation) -> Iterator[Finding]:
     """The threads of all ranks of a machine against the cores that they share."""
     for host in dict.fromkeys(rank.start.host for rank in seen.ranks):
@@ -162,7 +162,7 @@ def _raised(seen: Observation, pattern: re.Pattern[str]) -> tuple[RankSeen, Rais
 def _rule(entry: str) -> None:
     pattern, why, fix = MESSAGES[entry]
 
-    @in_ranks(entry)
+    @check(entry, source="ranks")
     def rule(seen: Observation) -> Iterator[Finding]:
         if raised := _raised(seen, pattern):
             rank, event = raised

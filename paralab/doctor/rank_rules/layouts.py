@@ -10,10 +10,10 @@ from paralab.doctor.events import Backward, Wrap
 from paralab.doctor.finding import Finding
 from paralab.doctor.layouts import in_same_order
 from paralab.doctor.observation import Observation, RankSeen
-from paralab.doctor.rules import in_ranks
+from paralab.doctor.registry import check
 
 
-@in_ranks("S17")
+@check("S17", source="ranks")
 def gradient_layout(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks if seen.world > 1 else []:
         for wrap in wraps(rank):

@@ -10,7 +10,7 @@ from paralab.doctor.agreement import found, place_of
 from paralab.doctor.events import Init, Wrap
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
-from paralab.doctor.rules import in_ranks
+from paralab.doctor.registry import check
 from paralab.units import plural
 
 LATE = re.compile(
@@ -20,7 +20,7 @@ TAKEN = re.compile(r"EADDRINUSE|ddress already in use")
 PORT = re.compile(r"port: (\d+)|:(\d{4,5})\b")
 
 
-@in_ranks("H18")
+@check("H18", source="ranks")
 def too_few_came(seen: Observation) -> Iterator[Finding]:
     """init_process_group waits for more ranks than there are."""
     meetings = [
@@ -55,7 +55,7 @@ def too_few_came(seen: Observation) -> Iterator[Finding]:
         return
 
 
-@in_ranks("H18")
+@check("H18", source="ranks")
 def met_elsewhere(seen: Observation) -> Iterator[Finding]:
     """Under torchrun no rank opens a meeting: its agent keeps one. Where the program names another,
     nobody is there."""
@@ -93,7 +93,7 @@ def _inits(rank: RankSeen) -> list[Init]:
     return [event for event in (*rank.events, *rank.doing) if isinstance(event, Init)]
 
 
-@in_ranks("L01")
+@check("L01", source="ranks")
 def port_is_taken(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks:
         raised = rank.raised
@@ -114,7 +114,7 @@ def port_is_taken(seen: Observation) -> Iterator[Finding]:
         return
 
 
-@in_ranks("H19")
+@check("H19", source="ranks")
 def killed_by_debugging(seen: Observation) -> Iterator[Finding]:
     """The process is gone, and what it did last was to wrap a model, with the checks of DETAIL."""
     if not seen.over or seen.ended_by_us:

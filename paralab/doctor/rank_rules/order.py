@@ -11,12 +11,12 @@ from paralab.doctor.events import Collective, Destroy, Init
 from paralab.doctor.finding import Finding
 from paralab.doctor.lines import opposite, written
 from paralab.doctor.observation import Observation, RankSeen
-from paralab.doctor.rules import in_ranks
+from paralab.doctor.registry import check
 
 Calls = dict[int, Collective]
 
 
-@in_ranks("H05")
+@check("H05", source="ranks")
 def swapped(seen: Observation) -> Iterator[Finding]:
     """Two ranks make the same calls in another order, and all of them fit: every number is wrong,
     and nothing is said.
@@ -99,7 +99,7 @@ def _finding(
     )
 
 
-@in_ranks("H17")
+@check("H17", source="ranks")
 def group_left_standing(seen: Observation) -> Iterator[Finding]:
     """A program that ended in order without destroy_process_group."""
     if not seen.over or seen.ended_by_us or seen.exit_code != 0:

@@ -10,7 +10,7 @@ from paralab.doctor.events import Pipeline
 from paralab.doctor.finding import Finding
 from paralab.doctor.missing import is_uneven
 from paralab.doctor.observation import Observation, RankSeen
-from paralab.doctor.rules import in_ranks
+from paralab.doctor.registry import check
 
 
 def parts(batch: int, microbatches: int) -> list[int]:
@@ -44,7 +44,7 @@ def _finding(entry: str, rank: RankSeen, event: Pipeline, why: str) -> Finding:
     return found(entry, "error", why, fix, place_of(event), evidence)
 
 
-@in_ranks("P01")
+@check("P01", source="ranks")
 def indivisible(seen: Observation) -> Iterator[Finding]:
     for rank, event, sizes in _uneven(seen):
         if min(sizes) > 1:
@@ -57,7 +57,7 @@ def indivisible(seen: Observation) -> Iterator[Finding]:
             return
 
 
-@in_ranks("P02")
+@check("P02", source="ranks")
 def too_small(seen: Observation) -> Iterator[Finding]:
     for rank, event, _ in _uneven(seen):
         if event.size and event.size < event.microbatches:
@@ -70,7 +70,7 @@ def too_small(seen: Observation) -> Iterator[Finding]:
             return
 
 
-@in_ranks("P04")
+@check("P04", source="ranks")
 def one_row(seen: Observation) -> Iterator[Finding]:
     for rank, event, sizes in _uneven(seen):
         if min(sizes) == 1:
@@ -85,7 +85,7 @@ def one_row(seen: Observation) -> Iterator[Finding]:
             return
 
 
-@in_ranks("P05")
+@check("P05", source="ranks")
 def single_microbatch(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks:
         for event in (*rank.story, *rank.doing):

@@ -11,13 +11,13 @@ from paralab.doctor.agreement import found, place_of
 from paralab.doctor.events import Amp, Autocast, Backward, Clip, Event, Scheduled, Step
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
-from paralab.doctor.rules import in_ranks
+from paralab.doctor.registry import check
 
 MANY_SKIPS = 3  # steps left out one after the other, with a loss that is no number
 TOO_MANY_SKIPS = 12  # whatever the loss: from 65536 the scale is at 16 by then
 
 
-@in_ranks("A01")
+@check("A01", source="ranks")
 def clipped_while_scaled(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks:
         scale: float | None = None  # of the gradients that are there now
@@ -68,7 +68,7 @@ def _failed(
                 return
 
 
-@in_ranks("A02")
+@check("A02", source="ranks")
 def unscaled_twice(seen: Observation) -> Iterator[Finding]:
     why = "unscale_ is called here a second time before update(): the gradients would be divided by the scale twice"
     fix = "call unscale_ once for each step: at the end of the window, not in every micro-batch"
@@ -77,7 +77,7 @@ def unscaled_twice(seen: Observation) -> Iterator[Finding]:
     )
 
 
-@in_ranks("A03")
+@check("A03", source="ranks")
 def never_updated(seen: Observation) -> Iterator[Finding]:
     why = "scaler.step() comes a second time without scaler.update() in between: the scaler does not know that a new step has begun"
     yield from _failed(
@@ -90,7 +90,7 @@ def never_updated(seen: Observation) -> Iterator[Finding]:
     )
 
 
-@in_ranks("A04")
+@check("A04", source="ranks")
 def stepped_past_the_scaler(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks:
         scale: float | None = None  # of the gradients that are there now
@@ -148,7 +148,7 @@ def _with_scaler(rank: RankSeen) -> Iterator[tuple[Event, bool]]:
         yield event, event.t <= until or event.t >= began
 
 
-@in_ranks("A05")
+@check("A05", source="ranks")
 def half_parameters(seen: Observation) -> Iterator[Finding]:
     why = "the scaler divides gradients only of float32 parameters; these are float16 themselves (model.half(), or loaded so)"
     fix = "leave the parameters in float32 and let autocast compute in float16: no model.half(), no torch_dtype=float16"
@@ -157,7 +157,7 @@ def half_parameters(seen: Observation) -> Iterator[Finding]:
     )
 
 
-@in_ranks("A06")
+@check("A06", source="ranks")
 def scaler_with_bfloat16(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks:
         dtypes = {event.dtype for event in rank.of(Autocast) if event.enabled}
@@ -176,7 +176,7 @@ def scaler_with_bfloat16(seen: Observation) -> Iterator[Finding]:
         return
 
 
-@in_ranks("A07")
+@check("A07", source="ranks")
 def scheduled_after_a_skip(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks:
         skipped: Amp | None = None
@@ -203,7 +203,7 @@ def scheduled_after_a_skip(seen: Observation) -> Iterator[Finding]:
                 return
 
 
-@in_ranks("A08")
+@check("A08", source="ranks")
 def always_skipped(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks:
         skips, no_number, first = 0, 0, None
@@ -237,7 +237,7 @@ def always_skipped(seen: Observation) -> Iterator[Finding]:
         return
 
 
-@in_ranks("A11")
+@check("A11", source="ranks")
 def never_scaled(seen: Observation) -> Iterator[Finding]:
     why = "scaler.step() without scaler.scale(): the loss went into backward as it is, and the scaler has no scale to divide by"
     fix = "scaler.scale(loss).backward()"

@@ -24,7 +24,7 @@ from paralab.doctor.events import (
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.place import Place
-from paralab.doctor.rules import in_ranks
+from paralab.doctor.registry import check
 from paralab.doctor.windows import windows
 
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
@@ -40,14 +40,14 @@ LOOKED_AT = 3  # passes, before anything is said about all of them
 # ----------------------------------------------------------------------------------------------
 
 
-@in_ranks("S01")
+@check("S01", source="ranks")
 def unused_parameters(seen: Observation) -> Iterator[Finding]:
     finding = unused(seen)
     if finding is not None and finding.id == "S01":
         yield finding
 
 
-@in_ranks("S07")
+@check("S07", source="ranks")
 def frozen_too_late(seen: Observation) -> Iterator[Finding]:
     finding = unused(seen)
     if finding is not None and finding.id == "S07":
@@ -133,7 +133,7 @@ def _lacking(rank: RankSeen, wrap: Wrap) -> list[str]:
     return []
 
 
-@in_ranks("S02")
+@check("S02", source="ranks")
 def ready_twice(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks:
         if rank.raised and TWICE in rank.raised.message:
@@ -153,7 +153,7 @@ def ready_twice(seen: Observation) -> Iterator[Finding]:
             return
 
 
-@in_ranks("S03")
+@check("S03", source="ranks")
 def changing_graph(seen: Observation) -> Iterator[Finding]:
     finding = changed_graph(seen)
     if finding is not None:
@@ -190,7 +190,7 @@ def changed_graph(seen: Observation) -> Finding | None:
     return None
 
 
-@in_ranks("S04")
+@check("S04", source="ranks")
 def needless_search(seen: Observation) -> Iterator[Finding]:
     if not is_data_parallel(seen):
         return
@@ -231,7 +231,7 @@ def needless_search(seen: Observation) -> Iterator[Finding]:
 # ---------------------------------------------------------------------------------------------
 
 
-@in_ranks("S09")
+@check("S09", source="ranks")
 def tiny_batches(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks:
         if rank.raised and ONE_VALUE in rank.raised.message:
@@ -268,7 +268,7 @@ def tiny_batches(seen: Observation) -> Iterator[Finding]:
             )
 
 
-@in_ranks("S10")
+@check("S10", source="ranks")
 def same_random_numbers(seen: Observation) -> Iterator[Finding]:
     """The random streams of all ranks are in the same state, and are drawn from."""
     if not is_data_parallel(seen) or not watched(seen):
@@ -335,7 +335,7 @@ def _inside_a_pass(rank: RankSeen, number: int) -> bool:
 # ----------------------------------------------------------------------------------------------------------------
 
 
-@in_ranks("S13")
+@check("S13", source="ranks")
 def reduced_in_the_graph(seen: Observation) -> Iterator[Finding]:
     for rank in seen.ranks:
         for backward in rank.of(Backward):
@@ -359,7 +359,7 @@ def reduced_in_the_graph(seen: Observation) -> Iterator[Finding]:
             return
 
 
-@in_ranks("S14")
+@check("S14", source="ranks")
 def sum_shown_as_mean(seen: Observation) -> Iterator[Finding]:
     """The losses of all ranks are added up, and in the function that does so nothing is divided. A
     loss that is a sum, or that may have been divided by what all ranks have counted together

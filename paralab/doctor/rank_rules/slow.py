@@ -23,7 +23,7 @@ from paralab.doctor.events import Amp, Backward, Collective, Event, Reduced, Wra
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.place import Site
-from paralab.doctor.rules import in_ranks
+from paralab.doctor.registry import check
 from paralab.units import plural, seconds, size
 
 FEWEST = 6  # windows after the warm-up
@@ -81,7 +81,7 @@ def _reduced(event: Event) -> bool:
     return isinstance(event, Backward) and event.seq is not None and event.seq[1] >= event.seq[0]
 
 
-@in_ranks("W01")
+@check("W01", source="ranks")
 def over_a_tenth(observation: Observation) -> Iterator[Finding]:
     """What the user's own collectives cost, and what DDP measured of its own."""
     found = measured(observation)
@@ -111,7 +111,7 @@ def over_a_tenth(observation: Observation) -> Iterator[Finding]:
         yield from [at(finding, reduced.site)] if finding else []
 
 
-@in_ranks("W02")
+@check("W02", source="ranks")
 def one_bucket(observation: Observation) -> Iterator[Finding]:
     found, reduced = measured(observation), reductions(observation)
     if found and reduced:
@@ -168,7 +168,7 @@ def _took(event: Event) -> float:
     return event.seconds or 0.0
 
 
-@in_ranks("W03")
+@check("W03", source="ranks")
 def straggler(observation: Observation) -> Iterator[Finding]:
     """Who comes last to where gradients are reduced. Clocks of several machines are not
     compared."""
@@ -203,7 +203,7 @@ def _arrival(window: Window) -> float | None:
     )
 
 
-@in_ranks("W06")
+@check("W06", source="ranks")
 def not_finite(observation: Observation) -> Iterator[Finding]:
     """Without a GradScaler: with one it is A08."""
     for rank in observation.ranks:

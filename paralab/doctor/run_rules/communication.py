@@ -11,7 +11,7 @@ from paralab.analyse.phrases import collectives_per_step
 from paralab.doctor import waste
 from paralab.doctor.finding import Finding
 from paralab.doctor.recorded import Recorded, Run
-from paralab.doctor.rules import in_run
+from paralab.doctor.registry import check
 from paralab.units import size
 
 
@@ -20,7 +20,7 @@ def placed(run: Run, *findings: Finding | None) -> Iterator[Finding]:
     yield from (replace(finding, file=str(run.folder)) for finding in findings if finding)
 
 
-@in_run("W01")
+@check("W01", source="run")
 def over_a_tenth(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
         if run.plan.strategy == "dp":
@@ -36,7 +36,7 @@ def over_a_tenth(recorded: Recorded) -> Iterator[Finding]:
         )
 
 
-@in_run("W02")
+@check("W02", source="run")
 def one_bucket(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
         last = _last_pass(run)
@@ -59,12 +59,12 @@ def _last_pass(run: Run) -> list[Bucket]:
     return list({(bucket.stage, bucket.bucket): bucket for bucket in buckets}.values())
 
 
-@in_run("G02")
+@check("G02", source="run")
 def synced_every_pass(recorded: Recorded) -> Iterator[Finding]:
     yield from (finding for finding in _synced_too_often(recorded) if finding.id == "G02")
 
 
-@in_run("P06")
+@check("P06", source="run")
 def stages_synced_every_pass(recorded: Recorded) -> Iterator[Finding]:
     yield from (finding for finding in _synced_too_often(recorded) if finding.id == "P06")
 
@@ -88,7 +88,7 @@ def _synced_too_often(recorded: Recorded) -> Iterator[Finding]:
         )
 
 
-@in_run("W03")
+@check("W03", source="run")
 def straggler(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
         # Ranks that share cores come last by turns of the system's choice: that is L09.

@@ -11,14 +11,14 @@ from paralab.analyse.confidence import speed_up
 from paralab.doctor import waste
 from paralab.doctor.finding import Finding
 from paralab.doctor.recorded import Recorded
-from paralab.doctor.rules import in_run
+from paralab.doctor.registry import check
 from paralab.doctor.run_rules.communication import placed
 from paralab.plan.request import Request
 
 LOW = ("bf16", "fp16")
 
 
-@in_run("T06")
+@check("T06", source="run")
 def data_wait(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
         # Between steps lies more than loading (a checkpoint, the notice board): no more than the
@@ -27,7 +27,7 @@ def data_wait(recorded: Recorded) -> Iterator[Finding]:
         yield from placed(run, waste.data_wait(waited, run.step_seconds))
 
 
-@in_run("D02")
+@check("D02", source="run")
 def unequal_replicas(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
         if run.plan.strategy == "dp":
@@ -45,7 +45,7 @@ def unequal_replicas(recorded: Recorded) -> Iterator[Finding]:
             )
 
 
-@in_run("L09")
+@check("L09", source="run")
 def crowded(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
         plan = run.plan
@@ -57,14 +57,14 @@ def crowded(recorded: Recorded) -> Iterator[Finding]:
             yield from placed(run, waste.crowded(plan.threads_per_device, at_once, cores, "device"))
 
 
-@in_run("S04")
+@check("S04", source="run")
 def needless_search(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
         if run.plan.find_unused and not run.recording.manifest.workload.unused:
             yield from placed(run, waste.needless_search())
 
 
-@in_run("P05")
+@check("P05", source="run")
 def idle_stages(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
         if (bubble := run.metrics.bubble) and not run.is_crowded:
@@ -79,7 +79,7 @@ def idle_stages(recorded: Recorded) -> Iterator[Finding]:
             )
 
 
-@in_run("W05")
+@check("W05", source="run")
 def uneven_stages(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
         # With cores shared by the stages, they wait for the cores: that is L09.
@@ -88,7 +88,7 @@ def uneven_stages(recorded: Recorded) -> Iterator[Finding]:
             yield from placed(run, waste.uneven_stages(bubble.measured, bubble.ideal, busy))
 
 
-@in_run("W04")
+@check("W04", source="run")
 def slower_precision(recorded: Recorded) -> Iterator[Finding]:
     """Only a comparison has the same training in both precisions."""
     for row in recorded.rows:
@@ -115,12 +115,12 @@ def _without_precision(row: Row) -> Request:
     return replace(row.request, precision=None, loss_scale=None)
 
 
-@in_run("A08")
+@check("A08", source="run")
 def skipped_for_ever(recorded: Recorded) -> Iterator[Finding]:
     yield from (finding for finding in _lost_losses(recorded) if finding.id == "A08")
 
 
-@in_run("W06")
+@check("W06", source="run")
 def not_finite(recorded: Recorded) -> Iterator[Finding]:
     yield from (finding for finding in _lost_losses(recorded) if finding.id == "W06")
 

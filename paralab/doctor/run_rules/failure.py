@@ -11,7 +11,7 @@ from paralab.analyse.hang import find_hang
 from paralab.analyse.stack_dumps import StackDump
 from paralab.doctor.finding import Finding
 from paralab.doctor.recorded import Recorded, Run
-from paralab.doctor.rules import in_run
+from paralab.doctor.registry import check
 from paralab.record.folder import RunFolder
 
 RANK = re.compile(r"Rank (\d+) ")
@@ -149,7 +149,7 @@ def _without_a_word(run: Run) -> Finding:
 def _rule_of(entry: str) -> None:
     """One rule per entry, so that the table of what is covered knows them all."""
 
-    @in_run(entry)
+    @check(entry, source="run")
     def failed(recorded: Recorded) -> Iterator[Finding]:
         yield from (finding for finding in _failures(recorded) if finding.id == entry)
 

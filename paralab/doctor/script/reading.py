@@ -17,6 +17,7 @@ from paralab.doctor.script.naming import canonical
 from paralab.doctor.script.statements import Run
 from paralab.doctor.script.values import Call, Happening, Leave, Store
 from paralab.doctor.sources import lines_of, python_of
+from paralab.doctor.static.script import Script as StaticScript
 from paralab.errors import UsageError
 
 
@@ -29,6 +30,10 @@ class Script:
     path: Path
     happened: list[Happening]
     trees: dict[Path, ast.Module]
+
+    @cached_property
+    def static(self) -> StaticScript:
+        return StaticScript(self.path)
 
     @cached_property
     def nodes(self) -> dict[Path, list[ast.AST]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.rules import in_script
+from paralab.doctor.registry import check
 from paralab.doctor.script.exchanging import exchanges_by_hand, given_away
 from paralab.doctor.script.order import loops_apart
 from paralab.doctor.script.pointing import called, found, place
@@ -28,7 +28,7 @@ from paralab.doctor.script.values import (
 # ----------------------------------------------------------------------------------
 
 
-@in_script("G02")
+@check("G02", source="script")
 def exchange_in_every_turn(script: Script) -> Iterator[Finding]:
     if any(store.name == "require_backward_grad_sync" for store in script.stores):
         return
@@ -75,7 +75,7 @@ def _in_unknown_block(calls: tuple[Call, ...]) -> bool:
     return any(unknown(option) for manager in managers for option in options(manager))
 
 
-@in_script("G03")
+@check("G03", source="script")
 def no_sync_around_backward_only(script: Script) -> Iterator[Finding]:
     for backward in backwards(script):
         block = under(backward.call, "no_sync")
@@ -107,7 +107,7 @@ def no_sync_around_backward_only(script: Script) -> Iterator[Finding]:
 # -----------------------------------------------------------------------
 
 
-@in_script("G05")
+@check("G05", source="script")
 def forward_in_no_sync_only(script: Script) -> Iterator[Finding]:
     for backward in _never_exchanged(script):
         if under(backward.call, "no_sync") is None:
@@ -148,7 +148,7 @@ def _always_quiet(call: Call) -> bool:
     return any(all("no_sync" in roles(option) for option in options(manager)) for manager in blocks)
 
 
-@in_script("G04")
+@check("G04", source="script")
 def step_without_exchange(script: Script) -> Iterator[Finding]:
     quiet = [backward for backward in _never_exchanged(script) if under(backward.call, "no_sync")]
     if quiet:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Edit, Finding
-from paralab.doctor.rules import in_script
+from paralab.doctor.registry import check
 from paralab.doctor.script.agreement import in_a_job, is_alone, is_collective
 from paralab.doctor.script.editing import swapped, with_keyword
 from paralab.doctor.script.modules import is_off, is_wrapper
@@ -61,7 +61,7 @@ _OWN_PATHS = (
 _OF_NUMBERS = {"scaler", "scheduler", "sampler"}  # their states hold no tensors on a device
 
 
-@in_script("C01")
+@check("C01", source="script")
 def wrapper_is_saved(script: Script) -> Iterator[Finding]:
     saves = [
         call
@@ -142,7 +142,7 @@ def _strips_names(script: Script) -> bool:
     return any(call.method == "consume_prefix_in_state_dict_if_present" for call in script.calls)
 
 
-@in_script("C02")
+@check("C02", source="script")
 def loads_perhaps_nothing(script: Script) -> Iterator[Finding]:
     if not in_a_job(script) or _strips_names(script):
         return
@@ -192,7 +192,7 @@ def _statements(script: Script) -> set[int]:
     return {id(node.value) for node in script.all_nodes if isinstance(node, ast.Expr)}
 
 
-@in_script("C03")
+@check("C03", source="script")
 def all_ranks_save_to_one_file(script: Script) -> Iterator[Finding]:
     starts = [call for call in script.calls_of(INIT) if not is_alone(call)]
     moves = [call for call in script.calls if call.target in ("os.chdir", "contextlib.chdir")]
@@ -278,7 +278,7 @@ def _is_known(path: Value) -> bool:
     ) or any(isinstance(origin, Computed) and origin.op == "FString" for origin in origins(path))
 
 
-@in_script("C04")
+@check("C04", source="script")
 def loads_to_the_device_of_the_saver(script: Script) -> Iterator[Finding]:
     if not in_a_job(script) or not uses_cuda(script):
         return

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paralab.doctor.finding import Edit, Finding
-from paralab.doctor.rules import in_script
+from paralab.doctor.registry import check
 from paralab.doctor.script.editing import function_of, inserted, swapped
 from paralab.doctor.script.feeding import content, loaders_of, may_be
 from paralab.doctor.script.naming import LOADER, SAMPLER
@@ -102,7 +102,7 @@ def _is_nothing(value: Value | None) -> bool:
 # ------------------------------------------------------------
 
 
-@in_script("T01")
+@check("T01", source="script")
 def every_rank_reads_everything(script: Script) -> Iterator[Finding]:
     for trained in _trained(script):
         loader, dataset = trained.loader, trained.dataset
@@ -146,7 +146,7 @@ def every_rank_reads_everything(script: Script) -> Iterator[Finding]:
         yield found(script, "T01", severity, loader, why, fix, also=(trained.backward.call,))  # type: ignore[arg-type]
 
 
-@in_script("T01")
+@check("T01", source="script")
 def shares_of_another_order(script: Script) -> Iterator[Finding]:
     """The shares of a DistributedSampler fit together only if all ranks shuffle alike."""
     for sampler in script.calls_of(SAMPLER):
@@ -233,7 +233,7 @@ def _differs_by_chance(script: Script, dataset: Value) -> bool:
     return False
 
 
-@in_script("T04")
+@check("T04", source="script")
 def stream_that_is_not_split(script: Script) -> Iterator[Finding]:
     for trained in _trained(script):
         stream = next(
@@ -274,7 +274,7 @@ def _iter_of(of: Class) -> ast.FunctionDef | None:
 # --------------------------------------------------------------------
 
 
-@in_script("T02")
+@check("T02", source="script")
 def same_order_every_epoch(script: Script) -> Iterator[Finding]:
     for trained in _trained(script):
         loop, samplers = trained.loop, trained.samplers
@@ -358,7 +358,7 @@ def _telling(script: Script, loop: Loop, epochs: Loop) -> tuple[Edit, ...]:
     )
 
 
-@in_script("T03")
+@check("T03", source="script")
 def shuffle_beside_a_sampler(script: Script) -> Iterator[Finding]:
     for loader in script.calls_of(LOADER):
         sampler, shuffle = loader.argument(3, "sampler"), loader.argument(2, "shuffle")
@@ -383,7 +383,7 @@ def _unshuffled(script: Script, loader: Call) -> tuple[Edit, ...]:
 # ---------------------------------------------------------------------------------------
 
 
-@in_script("T05")
+@check("T05", source="script")
 def padding_in_evaluation(script: Script) -> Iterator[Finding]:
     trained = {id(one.loader) for one in _trained(script)}
     for loader in script.calls_of(LOADER):

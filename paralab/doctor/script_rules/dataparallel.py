@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Edit, Finding
-from paralab.doctor.rules import in_script
+from paralab.doctor.registry import check
 from paralab.doctor.script.editing import swapped, with_keyword
 from paralab.doctor.script.feeding import loaders_of
 from paralab.doctor.script.naming import DP
@@ -68,7 +68,7 @@ def _gpus(wrapper: Call) -> int | None:
 # -------------------------------------------------------------------------------------------------------
 
 
-@in_script("D01")
+@check("D01", source="script")
 def one_loss_per_gpu(script: Script) -> Iterator[Finding]:
     for backward in backwards(script):
         forward = _as_returned(backward.loss)
@@ -138,7 +138,7 @@ def chunks(batch: int, gpus: int) -> int:
     return math.ceil(batch / math.ceil(batch / gpus)) if batch else 0
 
 
-@in_script("D03")
+@check("D03", source="script")
 def batch_that_does_not_reach_all_gpus(script: Script) -> Iterator[Finding]:
     said = set()
     for forward in script.calls:
@@ -194,7 +194,7 @@ def _last(loader: Call, size: int) -> int | None:
 # --------------------------------------------------------------
 
 
-@in_script("D04")
+@check("D04", source="script")
 def forgotten_in_replicas(script: Script) -> Iterator[Finding]:
     for store in script.stores:
         for entered in store.inside(Entered):
@@ -242,7 +242,7 @@ def _is_own(script: Script, value: Value, owner: Object) -> bool:
     )
 
 
-@in_script("D05")
+@check("D05", source="script")
 def attribute_of_the_wrapper(script: Script) -> Iterator[Finding]:
     stored = {store.name for store in script.stores if _is_wrapper(store.base)}
     for call in script.calls:

@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Edit, Finding, Severity
-from paralab.doctor.rules import in_script
+from paralab.doctor.registry import check
 from paralab.doctor.script.editing import function_of, swapped
 from paralab.doctor.script.pointing import called, found, short
 from paralab.doctor.script.questions import comes_from, is_forward, loop_over, origins, roles
@@ -38,7 +38,7 @@ from paralab.doctor.script.values import (
 _SCALINGS = {"div", "div_", "mul", "mul_", "true_divide", "multiply", "divide"}
 
 
-@in_script("G01")
+@check("G01", source="script")
 def undivided_loss(script: Script) -> Iterator[Finding]:
     if _changes_gradients(script):
         return
@@ -255,7 +255,7 @@ def _division(script: Script, window: Window, size: str | None) -> tuple[Edit, .
     )
 
 
-@in_script("G01")
+@check("G01", source="script")
 def undivided_list_of_losses(script: Script) -> Iterator[Finding]:
     """`losses.append(loss)` in every turn, `sum(losses).backward()` in every n-th. Over steps of a
     sequence it is meant so."""

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding
-from paralab.doctor.rules import in_script
+from paralab.doctor.registry import check
 from paralab.doctor.script.agreement import is_alone, is_collective, is_ddp_backward, synchronizes
 from paralab.doctor.script.naming import LOADER
 from paralab.doctor.script.pointing import called, file_of, found, line_of, place, short, test_of
@@ -43,7 +43,7 @@ _MAKE_TENSORS = ("randn", "rand", "zeros", "ones", "empty", "arange")
 # --------------------------------------------------------------------------------------------------------
 
 
-@in_script("H01")
+@check("H01", source="script")
 def shards_of_different_length(script: Script) -> Iterator[Finding]:
     for loop, backward in training_loops(script):
         if under(backward, "join") or _agrees_on_length(script):
@@ -213,7 +213,7 @@ def _is_elsewhere(call: Call) -> bool:
     return "device" in call.method.lower() and not known
 
 
-@in_script("H09")
+@check("H09", source="script")
 def barrier_without_device(script: Script) -> Iterator[Finding]:
     starts = list(script.calls_of(INIT))
     if "nccl" not in backends(script) or any(
@@ -258,7 +258,7 @@ _LONG = (
 )
 
 
-@in_script("H13")
+@check("H13", source="script")
 def waiting_for_preprocessing(script: Script) -> Iterator[Finding]:
     starts = list(script.calls_of(INIT))
     if not starts or any("timeout" in call.keywords or "**" in call.keywords for call in starts):
@@ -308,7 +308,7 @@ def _is_named(script: Script, name: str) -> bool:
     )
 
 
-@in_script("H17")
+@check("H17", source="script")
 def group_is_not_closed(script: Script) -> Iterator[Finding]:
     starts = [call for call in script.calls_of(INIT) if not is_alone(call)]
     if not starts:

@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding
-from paralab.doctor.rules import in_script
+from paralab.doctor.registry import check
 from paralab.doctor.script.agreement import is_alone
 from paralab.doctor.script.modules import is_copy, layers, parts, wrappings
 from paralab.doctor.script.naming import COLLECTIVES, DDP, SAMPLER
@@ -44,7 +44,7 @@ _NEEDS_A_GROUP = (
 )
 
 
-@in_script("L06")
+@check("L06", source="script")
 def before_the_group_exists(script: Script) -> Iterator[Finding]:
     starts = [call for call in script.calls_of(INIT) if not is_alone(call)]
     if not starts:
@@ -83,7 +83,7 @@ def _asks_for_group(branch: Branch) -> bool:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@in_script("L03")
+@check("L03", source="script")
 def one_gpu_for_all_ranks(script: Script) -> Iterator[Finding]:
     if not {"nccl", None, "?"} & backends(script) or _sees_its_own(script):
         return
@@ -152,7 +152,7 @@ def _moves(script: Script, module: Value | None, before: Call) -> list[Call]:
     return found
 
 
-@in_script("L04")
+@check("L04", source="script")
 def cuda_before_the_device_is_chosen(script: Script) -> Iterator[Finding]:
     chosen = sorted(
         (call for call in script.calls_of(SET_DEVICE) if not is_alone(call)),
@@ -177,7 +177,7 @@ def cuda_before_the_device_is_chosen(script: Script) -> Iterator[Finding]:
             return
 
 
-@in_script("L04")
+@check("L04", source="script")
 def device_by_global_rank(script: Script) -> Iterator[Finding]:
     for call in script.calls_of(SET_DEVICE):
         if is_global_rank(call.argument(0, "device")):
@@ -195,7 +195,7 @@ def device_by_global_rank(script: Script) -> Iterator[Finding]:
             )
 
 
-@in_script("L08")
+@check("L08", source="script")
 def device_ids_of_a_cpu_model(script: Script) -> Iterator[Finding]:
     if any(
         True for _ in script.calls_of("torch.set_default_device", "torch.set_default_tensor_type")
@@ -262,7 +262,7 @@ def _is_moved(script: Script, module: Value, wrapping: Call) -> bool:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-@in_script("L07")
+@check("L07", source="script")
 def model_differs_between_ranks(script: Script) -> Iterator[Finding]:
     for wrapping, module in wrappings(script):
         for layer in layers(script, module):

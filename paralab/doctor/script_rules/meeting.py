@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding
-from paralab.doctor.rules import in_script
+from paralab.doctor.registry import check
 from paralab.doctor.script.agreement import is_alone
 from paralab.doctor.script.calls import SPAWNS
 from paralab.doctor.script.environment import settings
@@ -22,7 +22,7 @@ _LEVEL = "torch.distributed.set_debug_level"
 _STORE = "torch.distributed.TCPStore"
 
 
-@in_script("H18")
+@check("H18", source="script")
 def more_ranks_wanted_than_started(script: Script) -> Iterator[Finding]:
     for spawn in script.calls_of(*sorted(SPAWNS)):
         started = number(spawn.argument(2, "nprocs") or Constant(1))
@@ -58,7 +58,7 @@ def _is_spawned(init: Call) -> bool:
     )
 
 
-@in_script("L01")
+@check("L01", source="script")
 def every_rank_serves(script: Script) -> Iterator[Finding]:
     """A store of the script's own, that each rank wants to be the server of."""
     if not any(True for _ in script.calls_of(INIT, "torch.distributed.get_rank", *sorted(SPAWNS))):
@@ -91,7 +91,7 @@ def _is_false(value: Value) -> bool:
     return isinstance(value, Constant) and value.value is False
 
 
-@in_script("H19")
+@check("H19", source="script")
 def debugging_that_crashes(script: Script) -> Iterator[Finding]:
     """DETAIL on gloo with DDP. torch reads the variable when it is imported: set later, it does
     nothing."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding
-from paralab.doctor.rules import in_script
+from paralab.doctor.registry import check
 from paralab.doctor.script.agreement import Agreement
 from paralab.doctor.script.modules import wrappings
 from paralab.doctor.script.naming import LOADER
@@ -61,7 +61,7 @@ _KEEPS = (
 )
 
 
-@in_script("S13")
+@check("S13", source="script")
 def reduced_before_backward(script: Script) -> Iterator[Finding]:
     for reduce in script.calls_of(ALL_REDUCE, "torch.distributed.reduce"):
         given = reduce.argument(0, "tensor")
@@ -100,7 +100,7 @@ def _has_graph(value: Value) -> bool:
     )
 
 
-@in_script("S14")
+@check("S14", source="script")
 def sum_is_shown_as_mean(script: Script) -> Iterator[Finding]:
     for reduce in script.calls_of(ALL_REDUCE):
         op, given = reduce.argument(1, "op"), reduce.argument(0, "tensor")
@@ -241,7 +241,7 @@ def _shows_undivided(call: Call, given: Value) -> bool:
     )
 
 
-@in_script("S14")
+@check("S14", source="script")
 def metric_of_one_share(script: Script) -> Iterator[Finding]:
     if not any(
         "sampler" in roles(loader.keywords.get("sampler")) for loader in script.calls_of(LOADER)
@@ -276,7 +276,7 @@ def _share(own: Value) -> Call | None:
     )
 
 
-@in_script("S15")
+@check("S15", source="script")
 def rate_scaled_twice(script: Script) -> Iterator[Finding]:
     for call in script.calls:
         if "optimizer" not in roles(call.result) or call.argument(1, "lr") is None:
@@ -305,7 +305,7 @@ def _times_world(product: Computed) -> bool:
     return any("world" in roles(parent) for parent in product.parents)
 
 
-@in_script("S16")
+@check("S16", source="script")
 def whole_batch_on_every_rank(script: Script) -> Iterator[Finding]:
     if not wrappings(script):
         return

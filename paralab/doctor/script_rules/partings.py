@@ -6,30 +6,22 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.finding import Edit, Finding, Severity
-from paralab.doctor.rules import in_script
+from paralab.doctor.finding import Edit, Severity
 from paralab.doctor.script.agreement import is_collective, is_ddp_backward, synchronizes
 from paralab.doctor.script.editing import swapped
-from paralab.doctor.script.modules import has_buffers, is_known, is_off, is_wrapper
+from paralab.doctor.script.modules import is_off, is_wrapper
 from paralab.doctor.script.naming import DDP
 from paralab.doctor.script.pointing import (
-    by_way_of,
     called,
-    found,
-    line_of,
     node_of,
-    place,
     short,
     test_of,
 )
 from paralab.doctor.script.questions import (
     is_certain,
-    is_forward,
     never,
     origins,
     rank_branch,
-    roles,
-    under,
     who_takes,
 )
 from paralab.doctor.script.reading import Script
@@ -49,19 +41,6 @@ from paralab.doctor.script.values import (
 
 # --- who goes away
 # --------------------------------------------------------------------------------------------------------------
-
-
-@in_script("H02")
-def a_rank_goes_away(script: Script) -> Iterator[Finding]:
-    for leave, branch, waits in goers(script):
-        who = who_takes(branch)
-        why = (
-            f"{who[0].upper()}{who[1:]}: `{line_of(script, leave)}` under `{test_of(branch)}` ends the work of these ranks, "
-            f"with no error, while the others go on to `{called(waits)}` in {place(waits, leave)} and wait there for ranks "
-            "that are gone."
-        )
-        fix = "Let all ranks leave at the same place; do only what is for one rank (printing, saving) in the branch."
-        yield found(script, "H02", sure(branch), leave, why + if_so(branch), fix, also=(waits,))
 
 
 @remembered
@@ -194,97 +173,6 @@ def if_so(branch: Branch) -> str:
 # --------------------------------------------------------------------------------------------------
 
 
-@in_script("H03")
-def collective_of_some_ranks(script: Script) -> Iterator[Finding]:
-    gone = {branch.node for _, branch, _ in goers(script)}
-    for mine, others in _partings(script):
-        if [call.target for call in mine] == [call.target for call in others]:
-            continue
-        if sorted(call.target for call in mine) == sorted(call.target for call in others):
-            continue  # H04
-        for call in _without_partner(mine, others):
-            branch = rank_branch(call)
-            if branch is None or branch.node in gone:
-                continue
-            who = who_takes(branch)
-            what = (
-                "the gradients' all-reduce in `backward()`"
-                if call.method == "backward"
-                else f"`{called(call)}`"
-            )
-            why = (
-                f"{what[0].upper()}{what[1:]} is called by {who} "
-                f"(`{test_of(branch)}`{'' if branch.taken else ' is false here'}{by_way_of(call, branch)}). It ends when all "
-                "ranks have called it, so it never ends."
-            )
-            fix = f"Call `{called(call)}` on all ranks, before or after the branch; keep only printing and saving in the branch."
-            yield found(script, "H03", sure(branch), call, why + if_so(branch), fix)
-
-
-@in_script("H04")
-def collectives_in_another_order(script: Script) -> Iterator[Finding]:
-    for mine, others in _partings(script):
-        ops = [call.target for call in mine], [call.target for call in others]
-        if ops[0] != ops[1] and sorted(ops[0]) == sorted(ops[1]):
-            one, other = next(
-                pair for pair in zip(mine, others, strict=True) if pair[0].target != pair[1].target
-            )
-            branch = rank_branch(one)
-            assert branch
-            why = (
-                f"Under `{test_of(branch)}` the first collective is `{called(one)}` (line {one.line}), on the other ranks it "
-                f"is `{called(other)}` ({place(other, one)}). Collectives meet by their order, so these two wait for each "
-                "other."
-            )
-            yield found(
-                script,
-                "H04",
-                sure(branch),
-                one,
-                why + if_so(branch),
-                "Call the collectives in the same order on all ranks.",
-                also=(other,),
-            )
-
-
-@in_script("H05")
-def collectives_swapped(script: Script) -> Iterator[Finding]:
-    for mine, others in _partings(script):
-        if len(mine) < 2 or [call.target for call in mine] != [call.target for call in others]:
-            continue
-        first, second = ([_tensor(call) for call in calls] for calls in (mine, others))
-        if {id(value) for value in first} != {id(value) for value in second}:
-            continue
-        swapped = [place for place in range(len(mine)) if first[place] is not second[place]]
-        if swapped:
-            one, other = mine[swapped[0]], others[swapped[0]]
-            why = (
-                f"In the same place some ranks reduce `{_written(one)}` (line {one.line}) and the others `{_written(other)}` "
-                f"({place(other, one)}). Collectives meet by their order, not by name: the two are mixed up, without any "
-                "message."
-            )
-            fix = "Reduce them in the same order on all ranks, or stack them into one tensor and reduce that."
-            yield found(script, "H05", "error", one, why, fix, also=(other,))
-
-
-@in_script("H05")
-def collectives_in_the_order_of_a_set(script: Script) -> Iterator[Finding]:
-    for call in script.calls:
-        loop = next(call.inside(Loop), None)
-        if (
-            loop is None
-            or not is_collective(call)
-            or not _is_set(loop.over)
-            or not _of_the_item(call, loop)
-        ):
-            continue
-        why = (
-            f"`{called(call)}` is called once for each item of a set. The order of a set of strings differs between "
-            "processes, so the ranks reduce different items together, without any message."
-        )
-        yield found(script, "H05", "error", call, why, "Go through `sorted(…)` of the set.")
-
-
 def _of_the_item(call: Call, loop: Loop) -> bool:
     """Is what is sent worked out from the loop's item? A `broadcast(None)` for each item is the
     same, whatever the order."""
@@ -368,48 +256,6 @@ def _is_repeated(call: Call) -> bool:
 
 # --- the model called by some ranks
 # ---------------------------------------------------------------------------------------------
-
-
-@in_script("H07")
-def ddp_forward_of_some_ranks(script: Script) -> Iterator[Finding]:
-    backwards = [call for call in script.calls if is_ddp_backward(call)]
-    forwards = [call for call in script.calls if is_forward(call) and "ddp" in roles(call.receiver)]
-    gone = {branch.node for _, branch, _ in goers(script)}
-    for call in forwards:
-        branch = rank_branch(call)
-        wrapped = [option.call for option in _wrappers(call.receiver or Value())]
-        if (
-            branch is None
-            or who_takes(branch) == "only some ranks"
-            or any(_keeps_buffers(made) for made in wrapped)
-        ):
-            continue
-        if branch.node in gone or any(_other_way(rank_branch(other), branch) for other in forwards):
-            continue  # H02 says it; the others call it in their own branch
-        if not under(call, "no_grad") and any(
-            _same_way(rank_branch(other), branch) for other in backwards
-        ):
-            continue  # H03 says it
-        buffers = has_buffers(script, wrapped[0].argument(0, "module")) if wrapped else None
-        if not buffers and wrapped and is_known(script, wrapped[0].argument(0, "module")):
-            continue  # no buffers, so its forward sends nothing
-        name = called(call)
-        why = f"`{name}(…)` is the DDP wrapper, and it is called by {who_takes(branch)} (`{test_of(branch)}`"
-        why += f"{'' if branch.taken else ' is false here'}{by_way_of(call, branch)}). Its forward "
-        if buffers:
-            why += f"sends rank 0's buffers ({buffers}) to all ranks, which do not come: they are in another collective."
-        else:
-            why += "sends the model's buffers to all ranks, which do not come. Certain if the model has buffers (BatchNorm has)."
-        fix = f"Call `{name}.module(…)` in this branch, or validate on all ranks."
-        yield found(
-            script,
-            "H07",
-            "error" if buffers else "suspect",
-            call,
-            why,
-            fix,
-            edits=_to_module(script, call),
-        )
 
 
 def _to_module(script: Script, call: Call) -> tuple[Edit, ...]:

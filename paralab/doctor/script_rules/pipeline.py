@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding
-from paralab.doctor.rules import in_script
+from paralab.doctor.registry import check
 from paralab.doctor.script.feeding import content
 from paralab.doctor.script.naming import LOADER
 from paralab.doctor.script.pointing import called, found
@@ -93,7 +93,7 @@ def _misfits(script: Script) -> Iterator[tuple[Call, Call, int, int, str]]:
                 break
 
 
-@in_script("P01")
+@check("P01", source="script")
 def batch_that_cannot_be_split_evenly(script: Script) -> Iterator[Finding]:
     for step, schedule, batch, number, where in _misfits(script):
         if batch > number and min(splits(batch, number)) > 1:
@@ -105,7 +105,7 @@ def batch_that_cannot_be_split_evenly(script: Script) -> Iterator[Finding]:
             yield found(script, "P01", "error", step, why, _cure(batch, number), also=(schedule,))
 
 
-@in_script("P02")
+@check("P02", source="script")
 def batch_smaller_than_the_number_of_micro_batches(script: Script) -> Iterator[Finding]:
     for step, schedule, batch, number, where in _misfits(script):
         if batch < number:
@@ -113,7 +113,7 @@ def batch_smaller_than_the_number_of_micro_batches(script: Script) -> Iterator[F
             yield found(script, "P02", "error", step, why, _cure(batch, number), also=(schedule,))
 
 
-@in_script("P04")
+@check("P04", source="script")
 def micro_batch_of_one_row(script: Script) -> Iterator[Finding]:
     for step, schedule, batch, number, where in _misfits(script):
         if batch > number and min(splits(batch, number)) == 1:
@@ -130,7 +130,7 @@ def _cure(batch: int, number: int) -> str:
     return f"A batch that is a multiple of {number} ({-(-batch // number) * number} for {batch}), and `drop_last=True` in the loader."
 
 
-@in_script("P03")
+@check("P03", source="script")
 def fewer_micro_batches_than_stages(script: Script) -> Iterator[Finding]:
     for schedule in _schedules(script):
         number, stages = _micro_batches(script, schedule), _stages(script, schedule)
@@ -142,7 +142,7 @@ def fewer_micro_batches_than_stages(script: Script) -> Iterator[Finding]:
             yield found(script, "P03", "error", schedule, why, fix)
 
 
-@in_script("P05")
+@check("P05", source="script")
 def one_micro_batch(script: Script) -> Iterator[Finding]:
     for schedule in _schedules(script):
         if "1F1B" in schedule.target or _micro_batches(script, schedule) != 1:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Edit, Finding
-from paralab.doctor.rules import in_script
+from paralab.doctor.registry import check
 from paralab.doctor.script.editing import function_of, inserted, statement_of, swapped
 from paralab.doctor.script.naming import AUTOCAST, SCALER
 from paralab.doctor.script.pointing import called, found, short
@@ -127,7 +127,7 @@ def _before(every: list[Backward], call: Happening) -> Backward | None:
 # ------------------------------------------------------------------------------------------
 
 
-@in_script("A01")
+@check("A01", source="script")
 def clipping_scaled_gradients(script: Script) -> Iterator[Finding]:
     every = backwards(script)
     for clip in script.methods("clip_grad_norm_", "clip_grad_value_"):
@@ -185,7 +185,7 @@ def _unscaling(script: Script, clip: Call, step: Call) -> tuple[Edit, ...]:
 # ---------------------------------------------------------
 
 
-@in_script("A02")
+@check("A02", source="script")
 def unscaled_twice(script: Script) -> Iterator[Finding]:
     for scaler in _scalers(script):
         calls, updates = _of(script, UNSCALE, scaler), _of(script, UPDATE, scaler)
@@ -262,7 +262,7 @@ def _varies(call: Call, loop: Loop) -> bool:
     )
 
 
-@in_script("A03")
+@check("A03", source="script")
 def never_updated(script: Script) -> Iterator[Finding]:
     for scaler in _scalers(script):
         stepping = [call for call in _of(script, STEP, scaler) if _loops(call)]
@@ -288,7 +288,7 @@ def _after(script: Script, call: Call, text: str) -> tuple[Edit, ...]:
     return (Edit(script.shown(call.file), call.line + 1, call.line, (new,)),)
 
 
-@in_script("A04")
+@check("A04", source="script")
 def stepped_past_the_scaler(script: Script) -> Iterator[Finding]:
     every = backwards(script)
     for step in steps(script):
@@ -357,7 +357,7 @@ def _through_scaler(
     return edits
 
 
-@in_script("A11")
+@check("A11", source="script")
 def never_scaled(script: Script) -> Iterator[Finding]:
     for scaler in _scalers(script):
         stepping = _of(script, STEP, scaler)
@@ -407,7 +407,7 @@ def _scaling(script: Script, plain: Backward | None, step: Call, name: str) -> t
 # -----------------------------------------------------------------------------------------------
 
 
-@in_script("A05")
+@check("A05", source="script")
 def half_precision_parameters(script: Script) -> Iterator[Finding]:
     for scaler in _scalers(script):
         for step in _of(script, STEP, scaler):
@@ -447,7 +447,7 @@ def _to_half(call: Call) -> bool:
     return any(is_dotted(way, name) for value in given for way in options(value) for name in _HALF)
 
 
-@in_script("A06")
+@check("A06", source="script")
 def scaler_for_bfloat16(script: Script) -> Iterator[Finding]:
     said = set()
     for backward in backwards(script):
@@ -498,7 +498,7 @@ def _is_bfloat16(cast: Call) -> bool:
     return all(is_dotted(way, "torch.bfloat16") for way in options(given))
 
 
-@in_script("A09")
+@check("A09", source="script")
 def backward_in_autocast(script: Script) -> Iterator[Finding]:
     for backward in backwards(script):
         cast = _autocast(backward.call)

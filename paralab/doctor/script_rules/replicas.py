@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding
-from paralab.doctor.rules import in_script
+from paralab.doctor.registry import check
 from paralab.doctor.script.agreement import is_collective, is_ddp_backward
 from paralab.doctor.script.modules import batch_norms, kind, layers, wrappings
 from paralab.doctor.script.naming import LOADER
@@ -19,7 +19,7 @@ from paralab.doctor.script.values import Attr, Call, Entered, Made, Value
 SMALL_BATCH = 16
 
 
-@in_script("S09")
+@check("S09", source="script")
 def batch_norm_of_small_batches(script: Script) -> Iterator[Finding]:
     if any(True for _ in script.calls_of("torch.nn.SyncBatchNorm.convert_sync_batchnorm")):
         return
@@ -73,7 +73,7 @@ _RANDOM = (
 )
 
 
-@in_script("S10")
+@check("S10", source="script")
 def same_seed_on_all_ranks(script: Script) -> Iterator[Finding]:
     seeds = list(script.calls_of("torch.manual_seed", "lightning.seed_everything"))
     if not wrappings(script) or not seeds or any(_has_rank(call) for call in seeds):
@@ -122,7 +122,7 @@ def _drawn_in_training(script: Script, at: Call) -> str | None:
     return None
 
 
-@in_script("S11")
+@check("S11", source="script")
 def own_first_weights(script: Script) -> Iterator[Finding]:
     if wrappings(script) or not any(
         True for _ in script.calls_of("torch.distributed.init_process_group")

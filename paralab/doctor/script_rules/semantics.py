@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Edit, Finding
-from paralab.doctor.rules import in_script
+from paralab.doctor.registry import check
 from paralab.doctor.script.agreement import is_alone, is_ddp_backward
 from paralab.doctor.script.editing import out_of_branch, swapped, with_keyword
 from paralab.doctor.script.exchanging import exchanges_by_hand
@@ -74,7 +74,7 @@ def _backwards(script: Script) -> list[tuple[Call, Value]]:
 # -----------------------------------------------------------------------------------------------------
 
 
-@in_script("S01")
+@check("S01", source="script")
 def part_is_never_used(script: Script) -> Iterator[Finding]:
     read = {
         node.attr
@@ -153,7 +153,7 @@ def _is_frozen(script: Script, value: Value) -> bool:
     return any(any(option is value for option in options(call.receiver or Value())) for call in off)
 
 
-@in_script("S02")
+@check("S02", source="script")
 def reentrant_checkpoint(script: Script) -> Iterator[Finding]:
     looking = next(
         (
@@ -194,7 +194,7 @@ def _not_reentrant(script: Script, call: Call) -> tuple[Edit, ...]:
     return swapped(script, call.file, given, "False") if isinstance(given, ast.Constant) else ()
 
 
-@in_script("S05")
+@check("S05", source="script")
 def two_forwards_before_backward(script: Script) -> Iterator[Finding]:
     for wrapping, module in wrappings(script):
         if any(
@@ -242,7 +242,7 @@ def _is_forward_of(call: Call, wrapping: Call) -> bool:
 # --------------------------------------------------------------------------------------------------------
 
 
-@in_script("S06")
+@check("S06", source="script")
 def forward_past_the_wrapper(script: Script) -> Iterator[Finding]:
     if exchanges_by_hand(script):
         return
@@ -366,7 +366,7 @@ _CHANGED = {
 }
 
 
-@in_script("S07")
+@check("S07", source="script")
 def requires_grad_after_wrapping(script: Script) -> Iterator[Finding]:
     changes = list(_requires_grad_changes(script))
     for wrapping, module in wrappings(script):
@@ -440,7 +440,7 @@ def _truth(value: Value) -> bool | None:
     return bool(value.value) if isinstance(value, Constant) else None
 
 
-@in_script("S08")
+@check("S08", source="script")
 def step_of_some_ranks(script: Script) -> Iterator[Finding]:
     if not any(is_ddp_backward(call) for call in script.calls) or exchanges_by_hand(script):
         return
@@ -467,7 +467,7 @@ def step_of_some_ranks(script: Script) -> Iterator[Finding]:
         yield found(script, "S08", sure(branch), call, why + if_so(branch), fix, edits=edits)
 
 
-@in_script("S12")
+@check("S12", source="script")
 def wrapped_model_is_moved(script: Script) -> Iterator[Finding]:
     if not uses_cuda(script) or exchanges_by_hand(script):
         return

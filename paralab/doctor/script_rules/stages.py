@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.rules import in_script
+from paralab.doctor.registry import check
 from paralab.doctor.script.exchanging import exchanges_by_hand, given_away
 from paralab.doctor.script.order import loops_apart
 from paralab.doctor.script.pointing import called, found
@@ -15,7 +15,7 @@ from paralab.doctor.script.updates import backwards, steps
 from paralab.doctor.script.values import Call, With, options
 
 
-@in_script("P06")
+@check("P06", source="script")
 def exchanged_too_early(script: Script) -> Iterator[Finding]:
     """All forwards, then all backwards, both with no_sync for all but the last. The last forward
     makes DDP ready to exchange, and the first backward that comes then does it."""

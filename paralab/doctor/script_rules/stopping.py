@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from paralab.doctor.finding import Finding
-from paralab.doctor.rules import in_script
+from paralab.doctor.registry import check
 from paralab.doctor.script.agreed import is_agreed
 from paralab.doctor.script.agreement import Agreement, in_a_job, is_collective, is_ddp_backward
 from paralab.doctor.script.pointing import called, found, line_of, place, short, test_of
@@ -29,7 +29,7 @@ from paralab.doctor.script_rules.hangs import training_loops
 from paralab.doctor.script_rules.partings import if_so, is_failure, sure
 
 
-@in_script("H08")
+@check("H08", source="script")
 def stop_on_own_numbers(script: Script) -> Iterator[Finding]:
     if not in_a_job(script):
         return
@@ -57,7 +57,7 @@ def stop_on_own_numbers(script: Script) -> Iterator[Finding]:
             break
 
 
-@in_script("H08")
+@check("H08", source="script")
 def loop_while_own_numbers(script: Script) -> Iterator[Finding]:
     if not in_a_job(script):
         return
@@ -86,7 +86,7 @@ def loop_while_own_numbers(script: Script) -> Iterator[Finding]:
 # ---------------------------------------------------------------------------------------------------
 
 
-@in_script("H08")
+@check("H08", source="script")
 def stop_on_a_flag_of_some_ranks(script: Script) -> Iterator[Finding]:
     """`if rank == 0: flag.fill_(1)`, and nobody sends the flag: `if flag.item(): break`."""
     changes = _changes(script)

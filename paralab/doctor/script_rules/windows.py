@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.rules import in_script
+from paralab.doctor.registry import check
 from paralab.doctor.script.agreement import is_alone
 from paralab.doctor.script.pointing import called, found, place, test_of
 from paralab.doctor.script.questions import comes_from, iterated, number, origins, roles
@@ -32,7 +32,7 @@ from paralab.doctor.script.values import (
 )
 
 
-@in_script("G06")
+@check("G06", source="script")
 def rest_of_the_epoch(script: Script) -> Iterator[Finding]:
     stepping = steps(script)
     for window in windows(script):
@@ -73,7 +73,7 @@ def rest_of_the_epoch(script: Script) -> Iterator[Finding]:
         yield found(script, "G06", severity, window.step, why, fix, also=(window.backward.call,))
 
 
-@in_script("G06")
+@check("G06", source="script")
 def rest_is_not_yielded(script: Script) -> Iterator[Finding]:
     """A generator collects n batches and yields them; what is left when the loader ends is not
     yielded."""
@@ -224,7 +224,7 @@ def _follows(step: Call, window: Window) -> bool:
     return window.loop not in step.context and all(loop in step.context for loop in loops)
 
 
-@in_script("G09")
+@check("G09", source="script")
 def schedule_runs_ahead(script: Script) -> Iterator[Finding]:
     for window in windows(script):
         for call in script.methods("step"):

@@ -7,24 +7,23 @@ from typing import get_args
 
 from rich.text import Text
 
-from paralab.doctor.entry import Entry
-from paralab.doctor.known import ENTRIES, GROUPS
-from paralab.doctor.rules import Way, rules
+from paralab.doctor.catalog import ENTRIES, GROUPS, checked_ids
+from paralab.doctor.registry import Entry, Source
 from paralab.show.console import console, fact_table, plain_table, show_table
 
-WAYS: dict[Way, str] = {
+WAYS: dict[Source, str] = {
     "script": "reading the script",
     "ranks": "watching the ranks",
     "log": "reading logs",
     "run": "reading a recorded run",
     "machine": "looking at the machine",
 }
-assert WAYS.keys() == set(get_args(Way))
+assert WAYS.keys() == set(get_args(Source))
 
 
 def print_entry(entry: Entry) -> None:
     console.print(Text.assemble((entry.id, "bold"), f"  {entry.title}"), soft_wrap=True)
-    ways = [words for way, words in WAYS.items() if entry.id in rules(way).values()]
+    ways = [words for way, words in WAYS.items() if entry.id in checked_ids(way)]
     table = fact_table()
     for name, words in (("symptom", entry.symptom), ("cause", entry.cause), ("fix", entry.fix)):
         table.add_row(name, Text(words))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.text import Text
 
+from paralab.doctor.catalog import ENTRIES
 from paralab.doctor.finding import Finding
-from paralab.doctor.known import ENTRIES
 from paralab.doctor.patch import Fixes, diff, shown_path
 from paralab.doctor.report import Diagnosis
 from paralab.doctor.show.preflight import print_looked

@@ -1,0 +1,95 @@
+"""The catalog: every failure by id, and every check by source."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from typing import Any
+
+from paralab.doctor import failures
+from paralab.doctor.collecting import nothing_collected
+from paralab.doctor.finding import Finding
+from paralab.doctor.registry import Check, Entry, Source, registered
+from paralab.errors import UsageError
+
+GROUPS = {
+    "H": "Hangs, crashes, and misleading reports",
+    "L": "Launch and environment",
+    "S": "What DDP does and does not do",
+    "T": "Data",
+    "G": "Gradient accumulation",
+    "A": "Mixed precision",
+    "D": "nn.DataParallel",
+    "P": "Pipelines",
+    "C": "Checkpoints",
+    "W": "Waste",
+    "M": "Machines",
+}
+# Checks that have not moved into the files of their failures yet.
+_OLDER = ("script_rules", "rank_rules", "log_rules", "run_rules", "machine_rules")
+
+
+def _load(package: str) -> list[Any]:
+    path = importlib.import_module(package).__path__
+    return [
+        importlib.import_module(found.name) for found in pkgutil.walk_packages(path, f"{package}.")
+    ]
+
+
+def _all() -> dict[str, Entry]:
+    entries = [module.ENTRY for module in _load(failures.__name__) if hasattr(module, "ENTRY")]
+    by_id = {
+        entry.id: entry
+        for entry in sorted(entries, key=lambda entry: (list(GROUPS).index(entry.id[0]), entry.id))
+    }
+    assert len(by_id) == len(entries), "two entries have the same id"
+    return by_id
+
+
+ENTRIES = _all()
+
+
+def entry(id: str) -> Entry:
+    """Look up an entry; `h1` and `H01` are the same. An unknown id is a usage error."""
+    written = id.strip().upper()
+    if len(written) == 2:
+        written = f"{written[0]}0{written[1]}"
+    if written in ENTRIES:
+        return ENTRIES[written]
+    if written[:1] in GROUPS:
+        ids = [known for known in ENTRIES if known[0] == written[0]]
+        raise UsageError(
+            f"There is no entry {id!r}; those of {GROUPS[written[0]]!r} are {', '.join(ids)}.",
+            fix="one of them",
+        )
+    raise UsageError(
+        f"There is no entry {id!r}; an id is one of {', '.join(GROUPS)} and a number.",
+        fix="paralab doctor --explain all",
+    )
+
+
+@cache
+def _load_older() -> None:
+    for package in _OLDER:
+        _load(f"paralab.doctor.{package}")
+
+
+def checks(source: Source) -> dict[Check, tuple[str, ...]]:
+    """The checks for one source, each with the ids it may report."""
+    _load_older()
+    return registered[source]
+
+
+def checked_ids(source: Source) -> set[str]:
+    return {id for ids in checks(source).values() for id in ids}
+
+
+def apply(source: Source, subject: Any) -> list[Finding]:
+    """Run the checks for one source. Equal findings count once."""
+    found: list[Finding] = []
+    with nothing_collected():
+        for check in checks(source):
+            moved = check.__module__.startswith(failures.__name__)
+            found += check(subject.static if moved and source == "script" else subject)
+    return list(dict.fromkeys(found))

@@ -1,0 +1,26 @@
+"""G05: Forward inside no_sync, backward outside."""
+
+from __future__ import annotations
+
+from paralab.doctor.registry import Entry
+
+ENTRY = Entry(
+    id="G05",
+    title="Forward inside no_sync, backward outside",
+    symptom="No message. This backward does not synchronize, although it stands outside of the block.",
+    cause="DDP decides in forward, and forward ran under no_sync().",
+    fix="Both inside or both outside.",
+    wrong="""\
+with model.no_sync():
+    loss = criterion(model(x), y)
+loss.backward()
+optimizer.step()
+""",
+    right="""\
+loss = criterion(model(x), y)
+loss.backward()
+optimizer.step()
+""",
+    sources=("NVlabs/stylegan2-ada-pytorch#233",),
+    silent=True,
+)

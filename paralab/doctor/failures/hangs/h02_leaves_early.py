@@ -1,0 +1,29 @@
+"""H02: One rank leaves early, with exit code 0."""
+
+from __future__ import annotations
+
+from paralab.doctor.registry import Entry
+
+ENTRY = Entry(
+    id="H02",
+    title="One rank leaves early, with exit code 0",
+    symptom=(
+        "The other ranks die with 'Connection closed by peer', and torchrun reports one of them; the rank that "
+        "left says nothing."
+    ),
+    cause="A `return` or `sys.exit(0)` is reached by one rank only, while the others still have collectives to do.",
+    fix="Let all ranks leave at the same place; what one rank alone does must not end its process.",
+    wrong="""\
+if dist.get_rank() == 0 and os.path.exists("done"):
+    sys.exit(0)
+train(model, loader)
+""",
+    right="""\
+done = torch.tensor(os.path.exists("done"), dtype=torch.int)
+dist.broadcast(done, src=0)
+if done:
+    sys.exit(0)
+train(model, loader)
+""",
+    sources=("pytorch/pytorch#122358",),
+)

@@ -1,0 +1,187 @@
+"""H02–H05 and H07: ranks that call different collectives."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import Loop
+from paralab.doctor.static.models import buffers_of, wrapped_by
+from paralab.doctor.static.names import COLLECTIVES
+from paralab.doctor.static.project import dotted_key
+from paralab.doctor.static.report import at, code, found, line_of, replace
+from paralab.doctor.static.script import Script
+from paralab.doctor.static.sequences import Difference, Guard, Leave, Meet, Sequences
+
+ENTRY = Entry(
+    id="H03",
+    title="A collective that only some ranks call",
+    symptom=(
+        "Rank 0 waits in all_reduce, barrier or gather until the timeout; the other ranks wait in their next "
+        "collective, or are gone."
+    ),
+    cause=(
+        "The collective stands in a branch that only one rank enters (`if rank == 0:`), and it needs every rank of the group."
+    ),
+    fix="Call the collective on all ranks, and keep only the local work (printing, writing) in the branch.",
+    wrong="""\
+if dist.get_rank() == 0:
+    dist.all_reduce(loss)
+    print(loss.item())
+""",
+    right="""\
+dist.all_reduce(loss)
+if dist.get_rank() == 0:
+    print(loss.item())
+""",
+    sources=("alan-turing-institute/autocast#386",),
+)
+
+
+@check("H02", "H03", "H04", "H05", "H07", source="script")
+def ranks_part(script: Script) -> Iterator[Finding]:
+    """Report where rank 0 and rank 1 stop calling the same collectives."""
+    differences = list(Sequences(script).differences())
+    waits = {
+        one.more.guard.node
+        for one in differences
+        if isinstance(one.more, Meet) and one.more.op != "forward" and one.more.guard
+    }
+    for difference in differences:
+        if isinstance(difference.more, Leave):
+            yield _leaves_early(script, difference, difference.more)
+        elif difference.more.op == "forward":
+            if difference.more.guard is not None and difference.more.guard.node in waits:
+                continue  # H03 says it
+            yield from _forward(script, difference, difference.more)
+        elif difference.swapped and difference.other is not None:
+            yield _swapped(script, difference.more, difference.other)
+        elif difference.other is not None and difference.other.guard is not None:
+            yield _other_order(script, difference, difference.more, difference.other)
+        elif difference.more.guard is not None:
+            yield _extra(script, difference, difference.more, difference.more.guard)
+
+
+def _leaves_early(script: Script, found_: Difference, leave: Leave) -> Finding:
+    where = at(leave.node, leave.scope)
+    other = found_.other
+    assert other is not None
+    assert leave.guard is not None
+    why = (
+        f"Rank {found_.rank} leaves here (`{code(leave.guard.test)}`). The other ranks go on to "
+        f"`{code(other.call.node.func)}` ({line_of(other.call, where)}) and wait for it there."
+    )
+    fix = "Let all ranks leave at the same place; broadcast the decision if one rank makes it."
+    severity: Severity = "error" if found_.sure else "suspect"
+    return found(script, "H02", severity, where, why, fix, also=(other.call,))
+
+
+def _extra(script: Script, found_: Difference, meet: Meet, guard: Guard) -> Finding:
+    name = (
+        "The all-reduce in `backward()`"
+        if meet.op == "backward"
+        else f"`{code(meet.call.node.func)}`"
+    )
+    test = line_of(at(guard.node, guard.scope), meet.call)
+    why = (
+        f"{name} needs all ranks, but only rank {found_.rank} gets here: "
+        f"`{code(guard.test)}` ({test}) keeps the others out. They never call it, so it never ends."
+    )
+    fix = f"Call `{code(meet.call.node.func)}` on all ranks; keep only printing and saving in the branch."
+    if not found_.sure:
+        why += " Certain if the conditions on the way here hold on that rank."
+    return found(script, "H03", "error" if found_.sure else "suspect", meet.call, why, fix)
+
+
+def _other_order(script: Script, found_: Difference, one: Meet, other: Meet) -> Finding:
+    why = (
+        f"Here some ranks call `{code(one.call.node.func)}`, while the others call "
+        f"`{code(other.call.node.func)}` ({line_of(other.call, one.call)}). Collectives match by "
+        "their order, so these two wait for each other."
+    )
+    fix = "Call the collectives in the same order on all ranks."
+    severity: Severity = "error" if found_.sure else "suspect"
+    return found(script, "H04", severity, one.call, why, fix, also=(other.call,))
+
+
+def _swapped(script: Script, one: Meet, other: Meet) -> Finding:
+    why = (
+        f"In the same place some ranks send `{code(one.call.node.args[0])}` and the others "
+        f"`{code(other.call.node.args[0])}` ({line_of(other.call, one.call)}). Collectives match by "
+        "their order, not by name: the two are mixed up without a message."
+    )
+    fix = "Use the same order on all ranks, or stack both into one tensor."
+    return found(script, "H05", "error", one.call, why, fix, also=(other.call,))
+
+
+def _forward(script: Script, found_: Difference, meet: Meet) -> Iterator[Finding]:
+    """H07: the forward pass of a DDP model broadcasts buffers, if the model has any."""
+    guard = meet.guard
+    wrap = wrapped_by(script, meet.call.node.func, meet.call.scope)
+    if guard is None or wrap is None:
+        return
+    if any(
+        isinstance(value, ast.Constant) and value.value is False
+        for name in ("broadcast_buffers", "forward_sync_buffers")
+        for value in [wrap.argument(99, name)]
+    ):
+        return
+    buffers = buffers_of(script, wrap.argument(0, "module"), wrap.scope)
+    if buffers == "":
+        return  # every layer is known, and none has buffers
+    name = code(meet.call.node.func)
+    why = f"`{name}` is the DDP wrapper, and only rank {found_.rank} calls it here (`{code(guard.test)}`). "
+    if buffers:
+        why += f"Its forward broadcasts the buffers of {buffers} to all ranks, which are elsewhere."
+    else:
+        why += "Its forward broadcasts buffers. Certain if the model has any (BatchNorm does)."
+    fix = f"Call `{name}.module(…)` in this branch, or validate on all ranks."
+    severity: Severity = "error" if buffers and guard.sure else "suspect"
+    edits = replace(script, meet.call.module, meet.call.node.func, f"{name}.module")
+    yield found(script, "H07", severity, meet.call, why, fix, edits=edits)
+
+
+@check("H05", source="script")
+def order_of_a_set(script: Script) -> Iterator[Finding]:
+    """Collectives in a loop over a set: each process has its own order."""
+    for call in script.methods(*COLLECTIVES):
+        if not call.target.startswith("torch.distributed."):
+            continue
+        names = {one.id for one in ast.walk(call.node) if isinstance(one, ast.Name)}
+        for loop in call.inside(Loop):
+            items = getattr(loop.node, "iter", None)
+            if not _is_set(script, items, call) or not _uses(script, names, loop, call):
+                continue
+            why = (
+                f"`{code(call.node.func)}` runs once per element of the set `{code(items)}`. Each "
+                "process iterates over a set of strings in its own order, so ranks combine "
+                "different elements without a message."
+            )
+            yield found(script, "H05", "error", call, why, "Loop over `sorted(…)` of the set.")
+
+
+def _is_set(script: Script, items: ast.AST | None, call: object) -> bool:
+    if isinstance(items, ast.Call):
+        return dotted_key(items.func) in ("set", "frozenset")
+    return isinstance(items, (ast.Set, ast.SetComp))
+
+
+def _uses(script: Script, names: set[str], loop: Loop, call: object) -> bool:
+    """Does the collective send something computed from the loop's item?"""
+    target = getattr(loop.node, "target", None)
+    items = {one.id for one in ast.walk(target) if isinstance(one, ast.Name)} if target else set()
+    body = getattr(loop.node, "body", [])
+    for statement in body if isinstance(body, list) else []:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Assign) and items & {
+                one.id for one in ast.walk(node.value) if isinstance(one, ast.Name)
+            }:
+                items |= {
+                    one.id
+                    for target in node.targets
+                    for one in ast.walk(target)
+                    if isinstance(one, ast.Name)
+                }
+    return bool(names & items)

@@ -1,0 +1,33 @@
+"""H04: Collectives in a different order on different ranks."""
+
+from __future__ import annotations
+
+from paralab.doctor.registry import Entry
+
+ENTRY = Entry(
+    id="H04",
+    title="Collectives in a different order on different ranks",
+    symptom="All ranks time out together, each in another collective.",
+    cause=(
+        "Collectives meet by their number, not by their name: the first call of one rank meets the first call of every other."
+    ),
+    fix="Take the same path through the collectives on every rank.",
+    wrong="""\
+if dist.get_rank() == 0:
+    dist.broadcast(weights, src=0)
+    dist.all_reduce(loss)
+else:
+    dist.all_reduce(loss)
+    dist.broadcast(weights, src=0)
+""",
+    right="""\
+dist.broadcast(weights, src=0)
+dist.all_reduce(loss)
+""",
+    sources=(
+        "pytorch/pytorch#22071",
+        "pytorch/pytorch#78022",
+        "pytorch/pytorch#100214",
+        "modelscope/ms-swift#9443",
+    ),
+)

@@ -1,0 +1,30 @@
+"""H06: One collective, different tensor sizes."""
+
+from __future__ import annotations
+
+from paralab.doctor.registry import Entry
+
+ENTRY = Entry(
+    id="H06",
+    title="One collective, different tensor sizes",
+    symptom=(
+        "gloo: 'Received data size doesn't match expected size' and SIGABRT on one rank, 'Connection reset by "
+        "peer' on the others."
+    ),
+    cause=(
+        "all_gather and all_reduce need the same shape on every rank; a shorter last batch or another number of "
+        "classes breaks it."
+    ),
+    fix="Pad to the largest size, use all_gather_object, or drop the last, shorter batch.",
+    wrong="""\
+outputs = model(last_batch)
+parts = [torch.empty_like(outputs) for _ in range(dist.get_world_size())]
+dist.all_gather(parts, outputs)
+""",
+    right="""\
+outputs = model(last_batch)
+parts = [None for _ in range(dist.get_world_size())]
+dist.all_gather_object(parts, outputs.cpu())
+""",
+    sources=("pytorch/pytorch#79901",),
+)

@@ -1,0 +1,32 @@
+"""H13: Rank 0 prepares data for longer than the others wait."""
+
+from __future__ import annotations
+
+from paralab.doctor.registry import Entry
+
+ENTRY = Entry(
+    id="H13",
+    title="Rank 0 prepares data for longer than the others wait",
+    symptom="'Socket Timeout' while fetching the NCCL id from the store, or a watchdog timeout of a collective with NumelIn=1.",
+    cause="The others stand in a barrier while rank 0 downloads or tokenises, and the barrier has the default time limit.",
+    fix="Prepare the data before the job, or give init_process_group a `timeout` that is long enough.",
+    wrong="""\
+dist.init_process_group("nccl")
+if dist.get_rank() == 0:
+    download("https://example.org/corpus")
+dist.barrier()
+""",
+    right="""\
+dist.init_process_group("nccl", timeout=timedelta(hours=3))
+if dist.get_rank() == 0:
+    download("https://example.org/corpus")
+dist.barrier()
+""",
+    sources=(
+        "JIA-Lab-research/LongLoRA#45",
+        "hiyouga/LlamaFactory#2424",
+        "NVIDIA/nccl#865",
+        "huggingface/accelerate#2528",
+        "huggingface/transformers#17106",
+    ),
+)

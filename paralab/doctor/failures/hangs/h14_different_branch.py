@@ -1,0 +1,28 @@
+"""H14: A branch of the model that some ranks take and others do not."""
+
+from __future__ import annotations
+
+from paralab.doctor.registry import Entry
+
+ENTRY = Entry(
+    id="H14",
+    title="A branch of the model that some ranks take and others do not",
+    symptom="One rank: 'Expected to have finished reduction in the prior iteration'; the others lose the connection or hang.",
+    cause=(
+        "The data decide which layers are used (a batch without images skips the image tower), so the gradients "
+        "differ in number."
+    ),
+    fix="`find_unused_parameters=True`, or let every branch take part with a term of weight 0.",
+    wrong="""\
+hidden = self.text(tokens)
+if images is not None:
+    hidden = hidden + self.vision(images)
+""",
+    right="""\
+hidden = self.text(tokens)
+seen = images if images is not None else torch.zeros(len(tokens), 3, 32, 32)
+weight = float(images is not None)
+hidden = hidden + weight * self.vision(seen)
+""",
+    sources=("modelscope/ms-swift#9443", "pytorch/pytorch#22049"),
+)

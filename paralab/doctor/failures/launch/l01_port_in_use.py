@@ -1,0 +1,29 @@
+"""L01: The port is taken."""
+
+from __future__ import annotations
+
+from paralab.doctor.registry import Entry
+
+ENTRY = Entry(
+    id="L01",
+    title="The port is taken",
+    symptom="'The server socket has failed to listen … EADDRINUSE … address already in use'.",
+    cause="Another job, what is left of the last one, or another rank of this one listens on the same port.",
+    fix="End the other job, or take another port; `torchrun --standalone` finds a free one. One rank alone serves a store.",
+    wrong="""\
+os.environ["MASTER_PORT"] = "29500"
+dist.init_process_group("gloo", rank=rank, world_size=2)
+""",
+    right="""\
+os.environ["MASTER_PORT"] = str(port_that_is_free)
+dist.init_process_group("gloo", rank=rank, world_size=2)
+""",
+    sources=(
+        "pytorch/pytorch#126510",
+        "pytorch/pytorch#85604",
+        "meta-pytorch/torchtune#392",
+        "meta-pytorch/torchtune#1025",
+        "vllm-project/vllm#39015",
+    ),
+    limits="Whether a port is free is known when it runs: in the script, only ranks against each other are seen.",
+)

@@ -1,0 +1,35 @@
+"""S05: Two forwards before backward, and buffers in between."""
+
+from __future__ import annotations
+
+from paralab.doctor.registry import Entry
+
+ENTRY = Entry(
+    id="S05",
+    title="Two forwards before backward, and buffers in between",
+    symptom=(
+        "'one of the variables needed for gradient computation has been modified by an inplace operation', with "
+        "DDP and BatchNorm."
+    ),
+    cause="The second forward broadcasts the buffers again and overwrites what the first one keeps for its backward.",
+    fix="Backward after each forward, one forward over both batches, or no broadcast of buffers (forward_sync_buffers=False).",
+    wrong="""\
+model = DistributedDataParallel(model)
+loss = model(real).mean() - model(fake).mean()
+loss.backward()
+""",
+    right="""\
+model = DistributedDataParallel(model)
+real_scores, fake_scores = model(torch.cat([real, fake])).chunk(2)
+loss = real_scores.mean() - fake_scores.mean()
+loss.backward()
+""",
+    sources=(
+        "pytorch/pytorch#22095",
+        "pytorch/pytorch#66504",
+        "pytorch/pytorch#65907",
+        "pytorch/pytorch#73332",
+        "pytorch/pytorch#175024",
+    ),
+    limits="Could not be provoked with torch 2.12 and 2.13 on CPU, where DDP keeps the version counter; so only a suspicion.",
+)

@@ -1,0 +1,100 @@
+"""What a model is made of, as far as the script shows it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.static.facts import SAME_VALUE, Call
+from paralab.doctor.static.names import DDP
+from paralab.doctor.static.project import Scope
+from paralab.doctor.static.script import Script
+
+# torchvision and timm models with BatchNorm, by the start of their names.
+_WITH_BATCH_NORM = (
+    "resnet", "resnext", "wide_resnet", "densenet", "mobilenet", "efficientnet", "shufflenet",
+    "inception", "googlenet", "mnasnet", "regnet", "vgg11_bn", "vgg16_bn", "vgg19_bn",
+)  # fmt: skip
+
+
+def wraps(script: Script) -> list[Call]:
+    """The calls that wrap a model in DDP."""
+    return script.calls_of(DDP)
+
+
+def wrapped_by(script: Script, model: ast.expr, scope: Scope) -> Call | None:
+    """The DDP call that made a value, if there is exactly one candidate."""
+    makers = [call for call in script.makers(model, scope) if call.target == DDP]
+    if makers:
+        return makers[0]
+    every = wraps(script)
+    return every[0] if len(every) == 1 else None
+
+
+def layers(
+    script: Script, model: ast.expr | None, scope: Scope, depth: int = 0
+) -> Iterator[Call | None]:
+    """The calls that make a model's layers; None for a part that the script does not show."""
+    if model is None or depth > 8:
+        yield None
+        return
+    makers = list(script.makers(model, scope))
+    if not makers:
+        yield None
+    for call in makers:
+        if call.made is not None:
+            yield from _layers_of_class(script, call.made, depth)
+        elif call.target.startswith("torch.nn."):
+            yield call
+            for argument in call.node.args:
+                inner = argument.value if isinstance(argument, ast.Starred) else argument
+                if isinstance(inner, (ast.Call, ast.Name, ast.Attribute)) and not (
+                    call.target.rpartition(".")[2][:1].isupper()
+                    and script.kinds(inner, call.scope).isdisjoint({"module"})
+                ):
+                    yield from layers(script, inner, call.scope, depth + 1)
+                elif isinstance(inner, (ast.List, ast.Tuple)):
+                    for one in inner.elts:
+                        yield from layers(script, one, call.scope, depth + 1)
+        elif call.method in SAME_VALUE or call.target == "torch.compile":
+            yield from layers(script, call.argument(0, "model"), call.scope, depth + 1)
+        else:
+            yield call
+
+
+def _layers_of_class(script: Script, owner: Scope, depth: int) -> Iterator[Call | None]:
+    for one in script.ancestors(owner):
+        if not isinstance(one, Scope):
+            if not one.startswith("torch.nn.") and one != "builtins.object":
+                yield None
+            continue
+        for call in script.calls:
+            if script.class_around(call.scope) is one and call.target.startswith("torch.nn."):
+                if not call.target.startswith("torch.nn.functional"):
+                    yield call
+            elif (
+                call.made is not None
+                and call.made is not owner
+                and script.class_around(call.scope) is one
+                and script.is_a(call.made, "Module")
+                and depth < 6
+            ):
+                yield from _layers_of_class(script, call.made, depth + 1)
+            elif call.method == "register_buffer" and script.class_around(call.scope) is one:
+                yield call
+
+
+def buffers_of(script: Script, model: ast.expr | None, scope: Scope) -> str | None:
+    """What has buffers in a model: in words, "" if certainly nothing, None if unknown."""
+    known = True
+    for call in layers(script, model, scope):
+        if call is None:
+            known = False
+            continue
+        last = call.target.rpartition(".")[2] or call.method
+        if "BatchNorm" in last or last == "register_buffer":
+            return f"{last} ({call.module.path.name}:{call.line})"
+        if "models" in call.target and last.lower().startswith(_WITH_BATCH_NORM):
+            return f"BatchNorm in {last}"
+        known = known and call.target.startswith("torch.nn.")
+    return "" if known else None

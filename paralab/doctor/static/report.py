@@ -1,0 +1,81 @@
+"""Findings about a script: the place, the code as evidence, and short names for what is there."""
+
+from __future__ import annotations
+
+import ast
+import os
+from dataclasses import dataclass
+
+from paralab.doctor.finding import Edit, Finding, Severity
+from paralab.doctor.static.facts import Call
+from paralab.doctor.static.project import Module, Scope
+from paralab.doctor.static.script import Script
+
+
+@dataclass(frozen=True)
+class Place:
+    node: ast.AST
+    module: Module
+
+    @property
+    def line(self) -> int:
+        return int(getattr(self.node, "lineno", 1))
+
+
+At = Place | Call
+
+
+def at(node: ast.AST, scope: Scope) -> Place:
+    return Place(node, scope.module)
+
+
+def found(
+    script: Script,
+    id: str,
+    severity: Severity,
+    where: At,
+    why: str,
+    fix: str,
+    *,
+    also: tuple[At, ...] = (),
+    edits: tuple[Edit, ...] = (),
+) -> Finding:
+    """A finding at a call or node; `also` lists other lines that belong to the evidence."""
+    evidence = tuple(
+        f"{one.module.path.name}:{one.line}: {one.module.lines[one.line - 1].strip()}"
+        for one in (where, *also)
+    )
+    file = shown(script, where.module)
+    return Finding(id, severity, why, fix, file, where.line, evidence=evidence, edits=edits)
+
+
+def shown(script: Script, module: Module) -> str:
+    """A file as the user would write it: the script as given, others relative to its folder."""
+    if module is script.modules[0]:
+        return str(script.path)
+    relative = os.path.relpath(module.path, script.path.resolve().parent)
+    return os.path.normpath(script.path.parent / relative)
+
+
+def line_of(other: At, here: At) -> str:
+    """`line 7`, or `line 7 of net.py` if that is another file."""
+    if other.module is here.module:
+        return f"line {other.line}"
+    return f"line {other.line} of {other.module.path.name}"
+
+
+def code(node: ast.AST | None, most: int = 60) -> str:
+    """The code of a node on one line."""
+    text = " ".join(ast.unparse(node).split()) if node is not None else "?"
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def replace(script: Script, module: Module, node: ast.AST, text: str) -> tuple[Edit, ...]:
+    """An edit that replaces a one-line node with other code."""
+    first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", -1)
+    if first != last or not first:
+        return ()
+    line = module.lines[first - 1].encode()
+    start, stop = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", 0)
+    new = line[:start] + text.encode() + line[stop:]
+    return (Edit(shown(script, module), first, first, (new.decode(),)),)
