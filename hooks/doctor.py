@@ -11,8 +11,8 @@ if sys.version_info < (3, 11):  # noqa: UP036 (an older Python must be told, not
     sys.exit(f"paralab doctor needs Python 3.11 or newer; this is {sys.version.split()[0]}.")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from paralab.doctor.catalog import ENTRIES
 from paralab.doctor.diagnosis import look_at
-from paralab.doctor.known import ENTRIES
 from paralab.errors import UsageError
 
 
