@@ -49,6 +49,10 @@ class Answer(_Block, frozen=True):
     verdict: bool | None = None
     terms: tuple[str, ...] = ()  # a right answer contains one word from each: "backward|gradient"
     choice: str | None = None  # the chosen alternative, for a which-one question
+    options: tuple[
+        str, ...
+    ] = ()  # the alternatives with their aliases: "DDP|DistributedDataParallel"
+    undecided: bool = False  # the timings are too noisy to answer
     prediction: str = ""  # the student's prediction before measuring
 
 

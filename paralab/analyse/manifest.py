@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from paralab.machine.host import Machine
 from paralab.plan.plan import Plan
 from paralab.plan.request import Request
@@ -35,7 +33,6 @@ class About(Record, frozen=True, kw_only=True):
     practical: str | None = None  # 5, 6, 7, 10, handbook
     parts: tuple[int, ...] = ()
     variant: str = ""  # the student that the seed and sizes are for
-    predictions: dict[str, str] = msgspec.field(default_factory=dict)  # by part and question
 
 
 class LeftOut(Record, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ TITLES = {  # repeated here so --help does not import the analysis; a test compa
     "handbook": "data parallelism, chapter 7",
 }
 COURSE = "Course"
+ASK = "ask in the terminal"  # the value of --predict without a sheet
 FORMATS = ("text", "json", "csv", "junit", "gradescope", "classroom50")
 FOLDER = click.Path(file_okay=False, path_type=Path)
 SHEET = click.Path(dir_okay=False, path_type=Path, allow_dash=True)
@@ -44,7 +45,8 @@ def practical() -> None:
     \b
     paralab practical 5                     run practical 5
     paralab practical 7 --part 3            run one part
-    paralab practical 5 --predict           predict first, then measure
+    paralab practical 5 --predict           predict each part, then see it
+    paralab practical 5 --predict sheet.md  read the predictions from a sheet
     paralab practical 5 --blank sheet.md    write an empty sheet to fill in
     paralab practical check 5 sheet.md      grade a filled-in sheet
     """
@@ -87,8 +89,10 @@ def _add(name: str, title: str) -> None:
     @flag(
         "--predict",
         COURSE,
-        "Ask for your predictions first and show them next to the measurements.",
-        is_flag=True,
+        "Ask for a prediction before showing each part, or read them from SHEET.",
+        metavar="[SHEET]",
+        is_flag=False,
+        flag_value=ASK,
     )
     @flag(
         "--variant",
@@ -144,16 +148,23 @@ def _run(
 
     quiet = as_json or str(markdown) == "-"
     document, folder = _open_or_run(name, run_folder, quiet, options)
+    document = _predict(document, folder, options["predict"])
+    _write_files(document, folder, replace_old=bool(options["predict"]))
     if markdown:
         _write_sheet(markdown, document)
     if as_json:
         printed = replace(document, run_folder=str(folder))
         click.echo(json.dumps(printed.to_dict()))
     elif not quiet:
+        from paralab.course.practical import scripts
         from paralab.show.document import print_document
 
-        print_document(document)
+        if options["predict"] != ASK:
+            print_document(document)
         echo(f"\nPage: {folder / 'report.html'}   Sheet: {folder / 'sheet.md'}")
+        if (folder / "checkpoint.md").exists():
+            echo(f"Verification checkpoint: {folder / 'checkpoint.md'}")
+        echo(f"Scripts: {scripts()}")
     if not any(section.blocks for section in document.sections):
         sys.exit(1)  # no part has the configurations it needs
 
@@ -168,10 +179,10 @@ def _check(
     """Refuse options that contradict each other, and files that exist, before measuring."""
     if as_json and str(markdown) == "-":
         raise UsageError("--json and `-` both print on stdout.", fix="a file name instead of `-`")
-    if options["predict"] and (as_json or run_folder or not sys.stdin.isatty()):
+    if options["predict"] == ASK and (as_json or markdown or not sys.stdin.isatty()):
         raise UsageError(
-            "--predict asks questions in the terminal before it measures.",
-            fix="leave out --json and --run, and run it in a terminal",
+            "--predict asks questions in the terminal.",
+            fix="--predict SHEET, or leave out --json and --markdown and run it in a terminal",
         )
     for path in (markdown, blank):
         if path and str(path) != "-" and path.exists():
@@ -190,38 +201,60 @@ def _check(
 def _open_or_run(
     name: str, run_folder: Path | None, quiet: bool, options: dict[str, Any]
 ) -> tuple[Document, Path]:
-    """Run the practical or read an earlier run; write the page and the sheet to its folder."""
+    """Run the practical, or read an earlier run."""
     from paralab.course import practical as practicals
     from paralab.course.configurations import find
-    from paralab.course.predict import ask
+    from paralab.course.predict import from_sheet
+
+    if options["predict"] not in (None, ASK):  # a mistake in the sheet appears before measuring
+        from_sheet(Path(options["predict"]), practicals.blank(name, options["part"]))
+    if run_folder:
+        _require_run_of(name, run_folder)
+        return practicals.document_of(run_folder), run_folder
+    asked = {key: options[key] for key in ("workload", "batch_size", "device")}
+    asked["workload"] = asked["workload"] or find(name).workload
+    return practicals.run(
+        name,
+        options["part"],
+        base=Request("single", **given(asked)),
+        variant=options["variant"],
+        say=printer(quiet),
+        rounds=options["rounds"],
+        steps=options["steps"],
+        out=options["out"],
+    )
+
+
+def _predict(document: Document, folder: Path, source: str | None) -> Document:
+    """Ask for predictions part by part and show each part, or read the predictions from a sheet."""
+    from paralab.course.predict import add_predictions, ask, from_sheet, write_predictions
+    from paralab.show.document import print_document
+
+    if source is None:
+        return document
+    predictions = {} if source == ASK else from_sheet(Path(source), document)
+    for section in document.sections if source == ASK else ():
+        predictions |= ask(section)
+        shown = replace(document, title="", subtitle="", findings=(), sections=(section,))
+        print_document(add_predictions(shown, predictions))
+    write_predictions(folder, predictions)
+    return add_predictions(document, predictions)
+
+
+def _write_files(document: Document, folder: Path, replace_old: bool) -> None:
+    """Write the page, the sheet, and the handbook's checkpoint to the run folder."""
+    from paralab.course.practical import checkpoint
     from paralab.show.markdown import as_markdown
     from paralab.show.page import render
 
-    if run_folder:
-        _require_run_of(name, run_folder)
-        document, folder = practicals.document_of(run_folder), run_folder
-    else:
-        asked = {key: options[key] for key in ("workload", "batch_size", "device")}
-        asked["workload"] = asked["workload"] or find(name).workload
-        base = Request("single", **given(asked))
-        predictions = ask(practicals.blank(name, options["part"])) if options["predict"] else {}
-        document, folder = practicals.run(
-            name,
-            options["part"],
-            base=base,
-            variant=options["variant"],
-            predictions=predictions,
-            say=printer(quiet),
-            rounds=options["rounds"],
-            steps=options["steps"],
-            out=options["out"],
-        )
-
-    for file, make in (("report.html", render), ("sheet.md", as_markdown)):
-        if not (folder / file).exists():
+    handed_in = checkpoint(document)
+    files = {"report.html": render(document), "sheet.md": as_markdown(document)}
+    if handed_in:
+        files["checkpoint.md"] = as_markdown(handed_in)
+    for file, text in files.items():
+        if replace_old or not (folder / file).exists():
             with naming(folder / file):
-                (folder / file).write_text(make(document), encoding="utf-8")
-    return document, folder
+                (folder / file).write_text(text, encoding="utf-8")
 
 
 def _require_run_of(name: str, folder: Path) -> None:
@@ -302,6 +335,10 @@ def check(
 
     find(name)
     allowed = 0.25 if tolerance is None else tolerance
+    if sheet.is_dir() and (variant or run_folder):
+        raise UsageError(
+            f"{sheet} is a folder: --run and --variant are for one sheet.", fix="leave them out"
+        )
     if sheet.is_dir():
         submissions = class_report.grade_class(sheet, name, allowed)
     else:

@@ -38,14 +38,23 @@ class Submission:
         return self.grade.points() if self.grade else (0, 0)
 
     @property
+    def parts(self) -> list[tuple[int, int, int]]:
+        """Return (part, earned points, possible points)."""
+        return [(part, *self.grade.points(part)) for part in self.grade.parts] if self.grade else []
+
+    @property
     def passed(self) -> bool:
         return self.grade is not None and self.grade.passed
 
 
 def grade_one(sheet: Path, run: Path, tolerance: float) -> Submission:
-    """Grade one sheet against one run. A problem with either raises an error."""
+    """Grade one sheet against one run, together with the handbook's checkpoint.md if it lies next
+    to the sheet."""
+    beside = sheet.parent / "checkpoint.md"
     try:
         text = sheet.read_text(encoding="utf-8")
+        if beside.exists() and sheet.name != beside.name:
+            text += "\n\n" + beside.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"Cannot read {sheet}: {error}.",
@@ -60,20 +69,18 @@ def grade_class(folder: Path, name: str, tolerance: float) -> list[Submission]:
     students = sorted(
         {path.stem if path.suffix == ".md" else path.name for path in folder.iterdir()}
     )
-    found = [_submission(folder, student, name, tolerance) for student in students]
-    if not found:
-        raise UsageError(
-            f"{folder} is empty.", fix="add a folder per student with sheet.md and a run"
-        )
-    return found
+    if not students:
+        fix = "add a folder per student with sheet.md and a run"
+        raise UsageError(f"{folder} is empty.", fix=fix)
+    return [_submission(folder, student, name, tolerance) for student in students]
 
 
 def _submission(folder: Path, student: str, name: str, tolerance: float) -> Submission:
     try:
-        sheet, run = _sheet_of(folder, student), _run_of(folder / student, name)
-        graded = grade(sheet.read_text(encoding="utf-8"), document_of(run), tolerance)
+        run = _run_of(folder / student, name)
+        graded = grade_one(_sheet_of(folder, student), run, tolerance).grade
         lab = Measurements(comparison_of(run), run)
-    except (ParalabError, OSError, UnicodeDecodeError) as error:
+    except ParalabError as error:
         return Submission(student, None, str(error).splitlines()[0])
     base = next(iter(lab.rows))
     speed_ups = {row.name: lab.speed_up(base, key).value for key, row in lab.rows.items()}
@@ -82,30 +89,31 @@ def _submission(folder: Path, student: str, name: str, tolerance: float) -> Subm
 
 
 def _sheet_of(folder: Path, student: str) -> Path:
-    beside = folder / f"{student}.md"
-    inside = sorted((folder / student).glob("*.md")) if (folder / student).is_dir() else []
-    if not beside.exists() and not inside:
-        raise UsageError(f"{student} has no sheet.")
-    named = [path for path in inside if path.name == "sheet.md"]
-    return beside if beside.exists() else (named or inside)[0]
+    own = folder / student
+    for path in (folder / f"{student}.md", own / "sheet.md", *sorted(own.glob("*.md"))):
+        if path.exists() and path.name != "checkpoint.md":
+            return path
+    raise UsageError(f"{student} has no sheet.")
 
 
 def _run_of(folder: Path, name: str) -> Path:
     """Find the run for this practical in or below a folder."""
-    manifests = [folder / "manifest.json", *sorted(folder.glob("*/manifest.json"))]
-    for manifest in manifests:
+    for manifest in (folder / "manifest.json", *sorted(folder.glob("*/manifest.json"))):
         if manifest.exists() and name_of(manifest.parent) == name:
             return manifest.parent
     raise UsageError(f"{folder.name} has no run for practical {name}.")
 
 
 def same_timings(submissions: Sequence[Submission]) -> list[list[str]]:
-    """Group students whose runs have identical timings, which never happens by chance."""
-    by_timings = defaultdict(list)
-    for submission in submissions:
-        if submission.timings:
-            by_timings[submission.timings].append(submission.student)
-    return [students for students in by_timings.values() if len(students) > 1]
+    """Group students with identical timings in their runs or sheets. This never happens by
+    chance."""
+    groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    for s in submissions:
+        items = s.grade.items if s.grade else ()
+        written = tuple(item.written for item in items if "time of " in item.place)
+        for timings in filter(any, (s.timings, written)):
+            groups[timings].append(s.student)
+    return [list(names) for names in dict.fromkeys(map(tuple, groups.values())) if len(names) > 1]
 
 
 def speed_up_spread(submissions: Sequence[Submission]) -> dict[str, tuple[float, float, float]]:
@@ -164,15 +172,14 @@ def as_json(submissions: Sequence[Submission]) -> str:
 
 
 def as_csv(submissions: Sequence[Submission]) -> str:
+    states = ("wrong", "missing", "not judged")
     parts = sorted({part for s in submissions if s.grade for part in s.grade.parts})
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     own_parts = [f"part {part}" for part in parts]
-    counted = ("wrong", "missing", "not judged", "problem")
-    table.writerow(["student", "points", "possible", *own_parts, *counted])
+    table.writerow(["student", "points", "possible", *own_parts, *states, "problem"])
     for s in submissions:
-        own = [s.grade.points(p)[0] if s.grade else "" for p in parts]
-        states = ("wrong", "missing", "not judged")
+        own = [s.grade.points(part)[0] if s.grade else "" for part in parts]
         counts = [s.grade.count(state) if s.grade else "" for state in states]
         table.writerow([_inert(s.student), *s.points, *own, *counts, _inert(s.problem)])
     return text.getvalue()
@@ -206,70 +213,67 @@ def as_junit(submissions: Sequence[Submission]) -> str:
 
 def as_gradescope(submissions: Sequence[Submission]) -> str:
     """Return results.json for Gradescope's autograder. For a class, return one per student."""
-    results = {}
-    for s in submissions:
+
+    def result(s: Submission) -> dict[str, Any]:
         earned, possible = s.points
         tests = [
             {
                 "name": f"Part {part}",
-                "score": s.grade.points(part)[0],
-                "max_score": s.grade.points(part)[1],
+                "score": own,
+                "max_score": most,
                 "output": _output(s.grade, part),
             }
-            for part in (s.grade.parts if s.grade else ())
-            if s.grade
+            for part, own, most in s.parts
         ]
-        results[s.student] = {
-            "score": earned,
-            "output": s.problem or f"{earned} of {possible} points",
-            "tests": tests,
-        }
-    return json.dumps(_one_or_all(results))
+        text = s.problem or f"{earned} of {possible} points"
+        return {"score": earned, "output": text, "tests": tests}
+
+    return _one_or_all(submissions, result)
+
+
+ENVIRONMENT = {  # classroom50 sets these variables
+    "classroom": "CLASSROOM",
+    "assignment": "ASSIGNMENT",
+    "submission": "SUBMISSION_TAG",
+    "commit": "COMMIT_URL",
+    "release": "RELEASE_URL",
+    "review": "REVIEW_URL",
+}
 
 
 def as_classroom50(submissions: Sequence[Submission]) -> str:
     """Return result.json for Classroom 50 (schema classroom50/result/v1). For a class, return one
     per student."""
-    environment = {
-        "classroom": "CLASSROOM",
-        "assignment": "ASSIGNMENT",
-        "submission": "SUBMISSION_TAG",
-        "commit": "COMMIT_URL",
-        "release": "RELEASE_URL",
-        "review": "REVIEW_URL",
-    }
-    results = {}
-    for s in submissions:
+
+    def result(s: Submission) -> dict[str, Any]:
         tests = [
-            {
-                "test-name": f"Part {part}",
-                "passed": s.grade.points(part)[0] == s.grade.points(part)[1],
-                "score": s.grade.points(part)[0],
-                "max-score": s.grade.points(part)[1],
-            }
-            for part in (s.grade.parts if s.grade else ())
-            if s.grade
+            {"test-name": f"Part {part}", "passed": own == most, "score": own, "max-score": most}
+            for part, own, most in s.parts
         ]
-        results[s.student] = {
+        return {
             "schema": "classroom50/result/v1",
-            **{key: os.environ.get(name, "") for key, name in environment.items()},
+            **{key: os.environ.get(name, "") for key, name in ENVIRONMENT.items()},
             "datetime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "score": s.points[0],
             "max-score": s.points[1],
             "tests": tests,
         }
-    return json.dumps(_one_or_all(results))
+
+    return _one_or_all(submissions, result)
 
 
-def _one_or_all(results: dict[str, Any]) -> Any:
-    return next(iter(results.values())) if len(results) == 1 else results
+def _one_or_all(
+    submissions: Sequence[Submission], make: Callable[[Submission], dict[str, Any]]
+) -> str:
+    results = {submission.student: make(submission) for submission in submissions}
+    return json.dumps(next(iter(results.values())) if len(results) == 1 else results)
 
 
-def _output(grade: Grade, part: int) -> str:
+def _output(grade: Grade | None, part: int) -> str:
     """List the items in a part that are not right, one per line."""
     lines = [
         f"{item.place}: {item.status}" + (f" ({item.reason})" if item.reason else "")
-        for item in grade.items
+        for item in (grade.items if grade else ())
         if item.part == part and item.status != "right"
     ]
     return "\n".join(lines) or "all right"

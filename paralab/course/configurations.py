@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from paralab.errors import UsageError
 from paralab.experiment.configurations import Configuration
@@ -13,48 +12,47 @@ from paralab.plan.request import Request
 from paralab.workload.summary import Summary
 
 FAINT = "mlp:faint"  # its loss is so small that fp16 gradients underflow
+MOST = 3  # measure up to three times as many rounds if a question is undecided,
+LONGEST_SECONDS = 600  # unless this would take longer
 SLOW_STEPS = 4  # fp16 on a CPU without fp16 arithmetic is ten times slower
 
-LABELS: Mapping[str, str] = MappingProxyType(
-    {
-        "single": "single",
-        "dp2": "DataParallel, 2 devices",
-        "dp3": "DataParallel, 3 devices",
-        "dp4": "DataParallel, 4 devices",
-        "dp5": "DataParallel, 5 devices",
-        "ddp2": "DDP, 2 ranks",
-        "ddp4": "DDP, 4 ranks",
-        "odd": "DDP, one more sample",
-        "small_buckets": "DDP, small buckets",
-        "one_bucket": "DDP, one bucket",
-        "ddp": "DDP",
-        "accumulate": "accumulate 4",
-        "sync": "accumulate 4 without no_sync()",
-        "bf16": "bf16",
-        "fp16": "fp16 with GradScaler",
-        "both": "accumulate 4 and bf16",
-        "both_fp16": "accumulate 4 and fp16",
-        "faint": "small loss, fp32",
-        "faint_scaled": "small loss, fp16 with GradScaler",
-        "faint_bare": "small loss, fp16 without GradScaler",
-        "faint_bf16": "small loss, bf16",
-        "hybrid": "hybrid, 4 micro-batches",
-        "micro2": "hybrid, 2 micro-batches",
-        "micro8": "hybrid, 8 micro-batches",
-        "half": "hybrid, half the batch",
-        "double": "hybrid, twice the batch",
-        "pipeline": "one process",
-        "same": "hybrid, second device = first",
-    }
-)
+LABELS: Mapping[str, str] = {
+    "single": "single",
+    "dp2": "DataParallel, 2 devices",
+    "dp3": "DataParallel, 3 devices",
+    "dp4": "DataParallel, 4 devices",
+    "dp5": "DataParallel, 5 devices",
+    "ddp2": "DDP, 2 ranks",
+    "ddp4": "DDP, 4 ranks",
+    "odd": "DDP, one more sample",
+    "small_buckets": "DDP, small buckets",
+    "one_bucket": "DDP, one bucket",
+    "ddp": "DDP",
+    "accumulate": "accumulate 4",
+    "sync": "accumulate 4 without no_sync()",
+    "bf16": "bf16",
+    "fp16": "fp16 with GradScaler",
+    "both": "accumulate 4 and bf16",
+    "both_fp16": "accumulate 4 and fp16",
+    "faint": "small loss, fp32",
+    "faint_scaled": "small loss, fp16 with GradScaler",
+    "faint_bare": "small loss, fp16 without GradScaler",
+    "faint_bf16": "small loss, bf16",
+    "hybrid": "hybrid, 4 micro-batches",
+    "micro2": "hybrid, 2 micro-batches",
+    "micro8": "hybrid, 8 micro-batches",
+    "half": "hybrid, half the batch",
+    "double": "hybrid, twice the batch",
+    "pipeline": "one process",
+    "same": "hybrid, second device = first",
+}
 KEYS = {label: key for key, label in LABELS.items()}
 Requests = dict[str, Request]
 
 
 @dataclass(frozen=True)
 class Practical:
-    """One practical: its default workload, its configurations, and the number of rounds and
-    steps."""
+    """One practical: its default workload, configurations, rounds, and steps."""
 
     name: str
     title: str
@@ -67,6 +65,11 @@ class Practical:
     @property
     def template(self) -> str:
         return self.name if self.name == "handbook" else f"practical{self.name}"
+
+    @property
+    def limit(self) -> str:
+        """How long an undecided question is measured."""
+        return f"{MOST * self.rounds} rounds or {LONGEST_SECONDS // 60} minutes"
 
     def configurations(
         self, base: Request, machine: Machine, summary: Summary
@@ -146,18 +149,16 @@ def _handbook(base: Request, machine: Machine, summary: Summary) -> Requests:
 
 
 LOW = frozenset({"bf16", "fp16", "both", "both_fp16", "faint_scaled", "faint_bare", "faint_bf16"})
-PRACTICALS: Mapping[str, Practical] = MappingProxyType(
-    {
-        practical.name: practical
-        for practical in (
-            Practical("5", "data parallelism with nn.DataParallel", "mlp", _practical5, 7, 20),
-            Practical("6", "DistributedDataParallel and collectives", "mlp", _practical6, 7, 20),
-            Practical("7", "DDP optimization and debugging", "gpt", _practical7, 5, 8, LOW),
-            Practical("10", "hybrid parallelism", "mlp", _practical10, 5, 10),
-            Practical("handbook", "data parallelism, chapter 7", "mlp", _handbook, 7, 20),
-        )
-    }
-)
+PRACTICALS: Mapping[str, Practical] = {
+    practical.name: practical
+    for practical in (
+        Practical("5", "data parallelism with nn.DataParallel", "mlp", _practical5, 7, 20),
+        Practical("6", "DistributedDataParallel and collectives", "mlp", _practical6, 7, 20),
+        Practical("7", "DDP optimization and debugging", "gpt", _practical7, 5, 8, LOW),
+        Practical("10", "hybrid parallelism", "mlp", _practical10, 5, 10),
+        Practical("handbook", "data parallelism, chapter 7", "mlp", _handbook, 7, 20),
+    )
+}
 
 
 def find(name: str | int) -> Practical:

@@ -4,19 +4,20 @@ sheet."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import sysconfig
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from paralab.analyse.blocks import Document, Finding
+from paralab.analyse.blocks import Answer, Document, Finding
 from paralab.analyse.compare import Comparison, comparison_of
 from paralab.analyse.manifest import About, about_of
 from paralab.analyse.phrases import machine_words
 from paralab.analyse.report import facts
 from paralab.analyse.verdict import verdict
-from paralab.course.configurations import Practical, find
+from paralab.course.configurations import LONGEST_SECONDS, MOST, Practical, find
 from paralab.course.measurements import Measurements, sharing
-from paralab.course.predict import add_predictions
+from paralab.course.predict import add_predictions, read_predictions
 from paralab.course.template import fill
 from paralab.errors import UsageError
 from paralab.experiment.compare import compare
@@ -25,6 +26,7 @@ from paralab.plan.request import Request
 from paralab.units import plural
 from paralab.workload.reference import check_reference
 
+CHECKPOINT = "Verification checkpoint"  # the title of its part
 VARIANT_BATCHES = (48, 56, 60, 64, 66, 72, 80, 96)  # batch sizes, one per student
 Print = Callable[[str], None]
 
@@ -35,14 +37,13 @@ def run(
     *,
     base: Request,
     variant: str | None = None,
-    predictions: Mapping[str, str] | None = None,
     rounds: int | None = None,
     steps: int | None = None,
     out: Path | None = None,
     say: Print = lambda line: None,
 ) -> tuple[Document, Path]:
     """Train the configurations that the practical (or one part) needs. Return the filled sheet and
-    its folder."""
+    its folder. If a question is undecided, measure longer, unless `rounds` are given."""
     practical = find(name)
     parts = choose_parts(practical, part)
     say("inspecting the machine and the workload")
@@ -55,22 +56,28 @@ def run(
     needs = fill(practical.template, None, parts).needs
     wanted = dict.fromkeys(key for number in parts for key in needs[number])
     cases = [known[key] for key in wanted if key in known]
-    rounds = rounds or practical.rounds
-    say(f"practical {name}: {plural(len(cases), 'configuration')}, {plural(rounds, 'round')}")
+    first = rounds or practical.rounds
+    say(f"practical {name}: {plural(len(cases), 'configuration')}, {plural(first, 'round')}")
+
+    def measure_longer(comparison: Comparison, seconds: float) -> bool:
+        done = comparison.rounds // first
+        open_questions = undecided(document(comparison, Path(comparison.run_folder)))
+        if rounds or not open_questions or done >= MOST:
+            return False
+        fits = seconds * (done + 1) / done <= LONGEST_SECONDS
+        what = "measuring longer" if fits else "no time left"
+        say(f"too noisy to tell, {what} (limit: {practical.limit}): {open_questions[0]}")
+        return fits
 
     comparison = compare(
         cases,
         kind="practical",
-        about=About(
-            practical=name,
-            parts=tuple(parts),
-            variant=variant or "",
-            predictions=dict(predictions or {}),
-        ),
-        rounds=rounds,
+        about=About(practical=name, parts=tuple(parts), variant=variant or ""),
+        rounds=first,
         steps=steps or practical.steps,
         out=out,
         say=say,
+        more=measure_longer,
     )
     folder = Path(comparison.run_folder)
     return document(comparison, folder), folder
@@ -107,7 +114,10 @@ def blank(name: str, part: int | None = None) -> Document:
     """Return the sheet to hand out. It needs no run and contains no solutions."""
     practical = find(name)
     sheet = fill(practical.template, None, choose_parts(practical, part))
-    subtitle = "Fill in each cell. Start the answer to a yes-or-no question with Yes or No."
+    subtitle = (
+        "Fill in each cell. Write what you expect after `Predicted:` before you measure. Start the "
+        "answer to a yes-or-no question with Yes or No, and to a which-one question with its name."
+    )
     return Document(sheet.title, subtitle, (), tuple(sheet.sections))
 
 
@@ -123,7 +133,30 @@ def document(comparison: Comparison, folder: Path) -> Document:
         sections=tuple(sheet.sections),
         facts=facts(comparison),
     )
-    return add_predictions(filled, about.predictions)
+    return add_predictions(filled, read_predictions(folder))
+
+
+def undecided(document: Document) -> list[str]:
+    """Return the questions that the timings cannot answer yet."""
+    return [
+        f"{section.title}, {block.question}"
+        for section in document.sections
+        for block in section.blocks
+        if isinstance(block, Answer) and block.undecided
+    ]
+
+
+def checkpoint(sheet: Document) -> Document | None:
+    """Return the handbook's verification checkpoint (part 4), which students hand in as a file."""
+    parts = tuple(part for part in sheet.sections if CHECKPOINT in part.title and part.blocks)
+    title = f"Handbook chapter 7: {CHECKPOINT}"
+    return Document(title, sheet.subtitle, (), parts) if parts else None
+
+
+def scripts() -> Path:
+    """Return the folder with the course's plain PyTorch scripts, in the repository or installed."""
+    here = Path(__file__).parents[2] / "practicals"
+    return here if here.is_dir() else Path(sysconfig.get_path("data"), "share/paralab/practicals")
 
 
 def document_of(folder: Path) -> Document:
@@ -152,8 +185,7 @@ def newest(name: str, root: Path = Path("runs")) -> Path:
 
 
 def _findings(comparison: Comparison) -> tuple[Finding, ...]:
-    """Report whether all configurations train the same, what is missing, and what limits the
-    timings."""
+    """Report whether all configurations train the same, and what limits the timings."""
     findings = [finding for finding in verdict(comparison) if finding.kind in ("same", "warning")]
     shared = [row for row in comparison.rows if sharing(row)]
     if shared:

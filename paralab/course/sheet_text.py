@@ -1,8 +1,8 @@
 """Parse a student's sheet into parts with tables and answers.
 
 Headings may be shortened ("Part 3"), questions may be reduced to a letter ("a)"), and tables may
-come in any order. A bold line or a heading without a table below it is a question; the text below
-it is the answer.
+come in any order. A bold line, a heading without a table below it, or a line that starts with a
+letter is a question; the text after it is the answer. A line "Predicted: …" is the prediction.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from markdown_it.token import Token
 MARKDOWN = MarkdownIt("zero").enable(["heading", "table"])
 BOLD = re.compile(r"\*\*(.+?)\*\*(.*)", re.DOTALL)
 PART = re.compile(r"^\s*part\s+(\d+)\b", re.IGNORECASE)
+LABEL = re.compile(r"^[\s*_-]*\(?(?:([a-h])[).:]|(q\d+)\b)", re.IGNORECASE)
+PREDICTED = re.compile(r"^predict(?:ed|ion):", re.IGNORECASE)
 
 
 @dataclass
@@ -26,6 +28,7 @@ class WrittenPart:
     number: int
     tables: list[list[list[str]]] = field(default_factory=list)
     answers: dict[str, str] = field(default_factory=dict)
+    predictions: dict[str, str] = field(default_factory=dict)
 
 
 def parse(text: str) -> dict[int, WrittenPart]:
@@ -48,6 +51,8 @@ def parse(text: str) -> dict[int, WrittenPart]:
         elif kind in ("heading", "bold"):
             question = content
             current.answers.setdefault(question, "")
+        elif question is not None and PREDICTED.match(content):
+            current.predictions[question] = PREDICTED.sub("", content).strip()
         elif question is not None:
             current.answers[question] = f"{current.answers[question]} {content}".strip()
     return parts
@@ -75,13 +80,25 @@ def _pieces(tokens: list[Token]) -> Iterator[tuple[str, str | list[list[str]]]]:
 
 
 def _paragraph(inline: Token) -> Iterator[tuple[str, str]]:
-    """Split a paragraph that may start with its question in bold and continue with the answer."""
-    text = _words(inline)
-    if found := BOLD.match(text):
+    """Split a paragraph that may start with its question, in bold or with `a)`."""
+    found = BOLD.match(_words(inline))
+    if found:
         yield "bold", found[1].strip()
-        text = found[2].strip()
-    if text:
-        yield "text", text
+    for line in [found[2]] if found else unescape(inline.content).splitlines():
+        labeled = None if found else LABEL.match(line)
+        asked, mark, answer = line.partition("?") if labeled else ("", "", line)
+        if labeled and not mark:  # `a) No.`
+            asked, answer = line[: labeled.end()], line[labeled.end() :]
+        if asked:
+            yield "bold", asked + mark
+        if answer.strip():
+            yield "text", " ".join(answer.split())
+
+
+def label(question: str) -> str:
+    """Return `a` for `a) Is it faster?`, and `q1` for `Q1 How many?`."""
+    found = LABEL.match(question)
+    return (found[1] or found[2]).lower() if found else ""
 
 
 def _words(inline: Token) -> str:

@@ -5,7 +5,10 @@ these calls:
 
     {% call part(3, "Compare", needs=["single", "dp2"]) %}      a part and its configurations
     {{ table("Title", ["single", "dp2"], ["step time"]) }}      a row per configuration
-    {% call answer("a) Is it faster?", verdict=…, numbers=…) %} a question and its answer
+    {% call answer("a) Is it faster?", verdict=…) %}            a question and its answer
+
+judge.py decides by the first of these that an answer has: `verdict` (yes or no), `choice` with its
+`options`, `terms`, `numbers`.
 
 Configurations are variables (`dp2.step_seconds.median`), tables.py lists the columns, and the
 filters below format numbers. On a blank sheet, each value is `BLANK`, which prints as an empty
@@ -24,7 +27,7 @@ from msgspec.structs import replace
 
 from paralab.analyse import figures
 from paralab.analyse.blocks import Answer, Block, Section, Table
-from paralab.course import measures, tables
+from paralab.course import measurements, tables
 from paralab.course.configurations import LABELS
 from paralab.course.measurements import Measurements
 from paralab.errors import UsageError
@@ -37,29 +40,20 @@ DRAW: Mapping[str, Callable[[Measurements, str], Block | None]] = {
 }
 
 
-class Blank:
+class Blank(jinja2.ChainableUndefined):
     """An unknown value: falsy, empty when printed, and contagious."""
 
     def _blank(self, *arguments: Any, **options: Any) -> Any:
         return self
 
-    __call__ = __getitem__ = __getattr__ = _blank
+    __call__ = _blank
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _blank
     __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = _blank
 
     def _no(self, *other: Any) -> bool:
         return False
 
-    __lt__ = __gt__ = __le__ = __ge__ = __bool__ = _no
-
-    def __iter__(self) -> Any:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
-
-    def __str__(self) -> str:
-        return ""
+    __lt__ = __gt__ = __le__ = __ge__ = _no  # type: ignore[assignment]
 
 
 BLANK = Blank()
@@ -109,26 +103,32 @@ class Sheet:
     def answer(
         self,
         question: str,
-        verdict: Any = None,
+        verdict: Any = BLANK,
         numbers: Mapping[str, Any] | None = None,
         terms: Sequence[str] = (),
-        choice: Any = None,
+        choice: Any = BLANK,
+        options: Sequence[str] = (),
         *,
         caller: Callable[[], str],
     ) -> str:
-        """Add a question. On a blank sheet, the answer is not even evaluated."""
+        """Add a question. A verdict of None or an empty choice means that the timings cannot
+        decide. On a blank sheet, the answer is not even evaluated."""
         if self.lab is None:
-            self.blocks.append(Answer(question, "", {}))
+            self.blocks.append(Answer(question, "", {}, prediction=" "))
             return ""
         known = {name: value for name, value in (numbers or {}).items() if value is not BLANK}
+        undecided = verdict is None or choice == ""
+        choice = choice or None
         self.blocks.append(
             Answer(
                 question,
-                _one_space(caller()),
+                _one_space(f"{choice[:1].upper()}{choice[1:]}. {caller()}" if choice else caller()),
                 known,
                 None if verdict is BLANK else verdict,
                 terms=tuple(terms),
-                choice=None if choice is BLANK else choice,
+                choice=choice,
+                options=tuple(options),
+                undecided=undecided,
             )
         )
         return ""
@@ -164,53 +164,37 @@ def fill(name: str, lab: Measurements | None, parts: Sequence[int] | None) -> Sh
         undefined=jinja2.StrictUndefined,
         autoescape=False,  # the output is Markdown; show/markdown.py and show/page.py escape it
     )
-    environment.filters |= {key: _skip_blank(made) for key, made in measures.FILTERS.items()}
+    environment.filters |= {key: _known(made) for key, made in measurements.FILTERS.items()}
     names: dict[str, Any] = {
         "title": sheet.set_title,
         "part": sheet.part,
         "answer": sheet.answer,
         "figures": sheet.figures,
         **{key: sheet.table(make) for key, make in tables.TABLES.items()},
-        **{key: _of(lab, made) for key, made in measures.FUNCTIONS.items()},
+        **{key: _known(made, lab) for key, made in measurements.FUNCTIONS.items()},
     }
     try:
         template = environment.get_template(f"{name}.md.j2")
         rows = {key: lab.rows.get(key, BLANK) if lab else BLANK for key in LABELS}
-        wanted = _variables(environment, name) - names.keys() - rows.keys()
-        template.render(**dict.fromkeys(wanted, BLANK), **names, **rows)
+        template.render(**names, **rows)
     except jinja2.TemplateError as error:
         raise UsageError(f"The template {name}.md.j2 is broken: {error}.") from error
     return sheet
 
 
-def _variables(environment: jinja2.Environment, name: str) -> set[str]:
-    """Return the variables that a template reads. On a blank sheet, they are all unknown."""
-    from jinja2.meta import find_undeclared_variables
+def _known(make: Callable[..., Any], *first: Any) -> Callable[..., Any]:
+    """Wrap a filter or function for templates: what is unknown, or did not run here, is blank."""
 
-    assert environment.loader
-    source = environment.loader.get_source(environment, f"{name}.md.j2")[0]
-    return find_undeclared_variables(environment.parse(source))
-
-
-def _of(lab: Measurements | None, make: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
-        if lab is None or any(argument is BLANK for argument in arguments):
+        if any(argument is BLANK or argument is None for argument in (*first, *arguments)):
             return BLANK
         try:
-            made = make(lab, *arguments)
+            made = make(*first, *arguments)
         except KeyError:  # this configuration did not run here
             return BLANK
         return BLANK if made is None else made
 
     return call
-
-
-def _skip_blank(make: Callable[..., Any]) -> Callable[..., Any]:
-    def apply(value: Any, *arguments: Any) -> Any:
-        blank = value is BLANK or any(argument is BLANK for argument in arguments)
-        return BLANK if blank else make(value, *arguments)
-
-    return apply
 
 
 def _one_space(text: str) -> str:

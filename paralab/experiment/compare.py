@@ -64,8 +64,10 @@ def compare(
     verify: bool = True,
     out: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
+    more: Callable[[Comparison, float], bool] = lambda result, seconds: False,
 ) -> Comparison:
-    """Measure the configurations and compute the comparison from the run folders."""
+    """Measure the configurations and compute the comparison from the run folders. `more` decides,
+    from the result and the seconds so far, whether to measure as many rounds again."""
     started = time.perf_counter()
     if rounds is not None and rounds < 1:
         raise UsageError(
@@ -97,6 +99,16 @@ def compare(
     )
     measured = _measure(folder, resolved, entries, verify, say, None if rounds else BUDGET_SECONDS)
     folder.write_outcome(measured.to_dict())
+    while measured.signal is None and more(
+        comparison_of(folder.path), time.perf_counter() - started
+    ):
+        first = measured.rounds
+        entries = _plan_rounds(resolved, rounds or ROUNDS, first)
+        measured = _combine(measured, _measure(folder, resolved, entries, False, say))
+        (folder.path / "outcome.json").unlink()
+        folder.write_outcome(measured.to_dict())
+        if measured.rounds == first:
+            break
     seconds = round(time.perf_counter() - started, 3)
     result = replace_fields(comparison_of(folder.path), seconds=seconds)
     folder.write_result(result.to_dict())
@@ -110,13 +122,23 @@ def compare(
     return result
 
 
-def _plan_rounds(configurations: Sequence[Resolved], rounds: int) -> list[Planned]:
-    """Return the manifest entries: names, commands, and run folders."""
+def _combine(before: Outcome, after: Outcome) -> Outcome:
+    """Add the rounds of a second measurement of the same configurations. Ignore it if one of them
+    fails only then."""
+    pairs = list(zip(before.configurations, after.configurations, strict=True))
+    if any(new.error and not old.error for old, new in pairs):
+        return replace_fields(before, interrupted=after.interrupted, signal=after.signal)
+    configurations = [replace_fields(old, runs=[*old.runs, *new.runs]) for old, new in pairs]
+    return replace_fields(after, configurations=configurations, rounds=before.rounds + after.rounds)
+
+
+def _plan_rounds(configurations: Sequence[Resolved], rounds: int, first: int = 0) -> list[Planned]:
+    """Return the manifest entries: names, commands, and run folders. `first` rounds already ran."""
     entries = []
     for number, item in enumerate(configurations):
         each = item.configuration
         place = f"{number:02d}_{slug(each.label)}"
-        runs = [f"{place}/round{round_ + 1}" for round_ in range(rounds)]
+        runs = [f"{place}/round{first + round_ + 1}" for round_ in range(rounds)]
         entries.append(
             Planned(name=each.label, command=each.command, request=each.request, runs=runs)
         )

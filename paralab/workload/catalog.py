@@ -25,7 +25,7 @@ _MLP = {
     "large": {"dim": 4096, "layers": 8, "samples": 1024, "batch_size": 256},
 }
 # A loss so small that its gradients underflow in fp16 without a GradScaler (practical 7).
-_FAINT = {**_MLP["small"], "loss_divisor": 1000}
+_FAINT = {**_MLP["small"], "loss_divisor": 100_000}
 
 _CNN = {
     "small": {"width": 16, "blocks": 4, "pixels": 16, "samples": 2048, "batch_size": 64},

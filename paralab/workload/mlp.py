@@ -1,4 +1,5 @@
-"""`mlp`: the model from the practicals, linear layers of width DIM, on noisy vectors."""
+"""`mlp`: the model from the practicals, linear layers of width DIM and a classifier, on noisy
+vectors in 10 classes."""
 
 from __future__ import annotations
 
@@ -19,8 +20,11 @@ def build(
     inputs = patterns[labels] + torch.randn(samples, dim, generator=generator)
 
     def model() -> nn.Module:
-        hidden = [part for _ in range(layers - 1) for part in (nn.Linear(dim, dim), nn.ReLU())]
-        return nn.Sequential(*hidden, nn.Linear(dim, dim))
+        hidden = [nn.Linear(dim, dim) for _ in range(layers)]
+        for layer in hidden:  # torch's default weights are too small to learn through many layers
+            nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
+        layers_and_relus = [part for layer in hidden for part in (layer, nn.ReLU())]
+        return nn.Sequential(*layers_and_relus, nn.Linear(dim, CLASSES))
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(output, target) / loss_divisor
@@ -29,7 +33,7 @@ def build(
         model=model,
         data=(inputs, labels),
         loss=loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.005, momentum=0.9),
         batch_size=batch_size,
         data_path=(
             f"synthetic: {samples} vectors of length {dim} in {CLASSES} classes, from a fixed seed"

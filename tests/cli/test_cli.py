@@ -133,7 +133,7 @@ def test_a_run_in_the_terminal(paralab):
         (["run", "dpp"], ["'dp'", "single, dp, ddp"]),
         (["run", "ddp", "--workload", "mpl"], ["'mlp'"]),
         (["run", "ddp", "--batch-size", "4", "--replicas", "9"], ["4", "--batch-size 9"]),
-        (["run", "pipeline", "--stages", "40"], ["11 parts", "--stages 11"]),
+        (["run", "pipeline", "--stages", "40"], ["13 parts", "--stages 13"]),
         (["run", "single", "--device", "cuda"], ["--device cuda", "--device cpu"]),
         (["plan", "pipeline", "--micro-batches", "99"], ["64 < 99", "--micro-batches 64"]),
         (["verify", "dpp"], ["'dp'"]),

@@ -217,7 +217,7 @@ def measurements(name, by_key, failed=()):
             "left_out": [{"name": LABELS[key], "reason": why} for key, why in failed],
             "machine": dict(MACHINE),
             "workload": WORKLOAD | {"parameter_bytes": 12 * MIB},
-            "packages": {},
+            "packages": {"torch": "2.13.0"},
             "command": [],
             "baseline": None,
             "run_folder": "",

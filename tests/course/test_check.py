@@ -8,9 +8,10 @@ from xml.etree import ElementTree
 import pytest
 
 from paralab.analyse.blocks import Answer, Cell, Document, Section, Table
-from paralab.course.check import contradiction, grade, parsed
+from paralab.course.check import contradiction, grade
 from paralab.course.class_report import FORMATS, Submission, same_timings, speed_up_spread
 from paralab.course.configurations import PRACTICALS
+from paralab.course.numbers import parsed
 from paralab.course.sheet_text import parse
 from paralab.errors import UsageError
 from paralab.show.markdown import as_markdown
@@ -49,7 +50,7 @@ def test_wrong_cells_and_answers_are_found():
         text = text.replace(right, wrong, 1)
     assert statuses(text) == {
         (1, "step time of single"): "wrong",
-        (4, "split of 3"): "wrong",
+        (4, "split of DataParallel, 3 devices"): "wrong",
         (4, "a) Does your code split the batch by hand?"): "wrong",
     }
 
@@ -105,7 +106,7 @@ def one_question(**rubric):
     ("written", "status"),
     [
         ("2 processes", "right"),
-        ("There are two of them.", "not judged"),
+        ("There are several of them.", "not judged"),
         ("8 processes, all on GPU 5", "wrong"),
     ],
 )

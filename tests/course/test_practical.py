@@ -7,12 +7,15 @@ import pytest
 
 import paralab
 from paralab.analyse.blocks import Answer, Table
+from paralab.analyse.compare import comparison_of
 from paralab.cli.practical import FORMATS, TITLES
 from paralab.course import class_report
 from paralab.course.check import grade
 from paralab.course.configurations import PRACTICALS
 from paralab.course.practical import VARIANT_BATCHES, document_of, vary
 from paralab.course.predict import add_predictions, ask
+from paralab.experiment.compare import compare
+from paralab.experiment.configurations import Configuration
 from paralab.plan.request import Request
 from paralab.show.markdown import as_markdown
 from paralab.show.open_folder import document_of as shown
@@ -134,7 +137,50 @@ def test_one_part_and_a_blank_sheet(room):
     told = run_paralab("practical", "5", "--run", str(folder), "--json", cwd=room).json
     assert [section["title"].split(":")[0] for section in told["sections"]] == ["Part 4"]
     blank = run_paralab("practical", "5", "--part", "4", "--blank", "-", cwd=room)
-    assert "| 2 |   |" in blank.out
+    assert "| DataParallel, 2 devices |   |" in blank.out
+
+
+@pytest.mark.processes
+def test_an_undecided_question_is_measured_longer(tmp_path):
+    asked = []
+
+    def more(result, seconds):  # as if two rounds could not decide
+        asked.append(result.rounds)
+        return result.rounds < 4
+
+    cases = [Configuration(Request("single", "mlp:tiny")), Configuration(Request("dp", "mlp:tiny"))]
+    found = compare(cases, rounds=2, steps=2, verify=False, out=tmp_path / "run", more=more)
+    assert asked == [2, 4]
+    assert found.rounds == 4
+    assert [len(set(row.runs)) for row in found.rows] == [4, 4]
+    assert comparison_of(tmp_path / "run").rounds == 4
+
+
+@pytest.mark.processes
+def test_predictions_from_a_sheet_and_the_checkpoint(room):
+    blank, folder = room / "blank.md", room / "predicted"
+    assert run_paralab("practical", "handbook", "--blank", str(blank), cwd=room).code == 0
+    text = blank.read_text()
+    question = "**Did every rank finish?**\n\nPredicted:"
+    assert question in text
+    blank.write_text(text.replace(question, f"{question} No, rank 1 hangs"))
+    words = ("practical", "handbook", "--part", "1", *SHORT, "--out", str(folder))
+    done = run_paralab(*words, "--predict", str(blank), cwd=room)
+    assert done.code == 0, done.err
+    assert "Predicted: No, rank 1 hangs" in done.out
+    sheet = (folder / "sheet.md").read_text()
+    assert "Predicted: No, rank 1 hangs" in sheet
+    graded = grade(sheet, document_of(folder), 0.25)  # a wrong prediction is not a wrong answer
+    assert graded.passed
+
+    _, whole, printed = run_of(room, "handbook")
+    assert "checkpoint.md" in printed
+    check = ("practical", "check", "handbook", str(whole / "checkpoint.md"), "--run", str(whole))
+    assert run_paralab(*check, cwd=room).code == 0
+    changed = (whole / "checkpoint.md").read_text().replace("| ranks | 2 |", "| ranks | 8 |")
+    (room / "checkpoint.md").write_text(changed)
+    check = ("practical", "check", "handbook", str(room / "checkpoint.md"), "--run", str(whole))
+    assert run_paralab(*check, cwd=room).code == 1
 
 
 @pytest.mark.processes
@@ -169,9 +215,9 @@ def test_predictions_stand_next_to_the_answers():
 
     sheet = blank("5", 3)
     said = iter(["yes", "", "double"])
-    predictions = ask(sheet, prompt=lambda *words, **options: next(said))
+    predictions = ask(sheet.sections[0], prompt=lambda *words, **options: next(said))
     found = add_predictions(sheet, predictions).sections[0].blocks
-    assert [b.prediction for b in found if isinstance(b, Answer)] == ["yes", "", "double"]
+    assert [b.prediction for b in found if isinstance(b, Answer)] == ["yes", " ", "double"]
 
 
 def test_the_help_names_every_practical():

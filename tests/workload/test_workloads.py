@@ -28,12 +28,21 @@ def test_a_built_in_workload_learns(family):
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_mlp_faint_is_mlp_small_with_a_thousandth_of_its_loss():
-    output, target = torch.randn(4, 256), torch.tensor([1, 2, 3, 4])
+def test_mlp_has_as_many_logits_as_classes():
+    # It once had 1024 logits for labels from 0 to 9.
+    workload = load_workload("mlp")
+    inputs, labels = workload.data
+    logits = workload.model()(inputs[:2])
+    assert logits.shape[1] == len(labels.unique()) == 10
+    assert "10 classes" in workload.data_path
+
+
+def test_mlp_faint_is_mlp_small_with_a_tiny_share_of_its_loss():
+    output, target = torch.randn(4, 10), torch.tensor([1, 2, 3, 4])
     faint, small = (
         load_workload(f"mlp:{size}").loss(output, target) for size in ("faint", "small")
     )
-    assert faint.item() == pytest.approx(small.item() / 1000)
+    assert faint.item() == pytest.approx(small.item() / 100_000)
 
 
 def test_gpt_124m_has_the_size_of_its_name():
