@@ -50,7 +50,7 @@ class Ratio:
 
     @property
     def is_faster(self) -> bool | None:
-        """Whether it is faster, or None if the rounds cannot tell."""
+        """True if it is faster; None if the rounds cannot tell."""
         if self.verdict in ("too few rounds", "too noisy"):
             return None
         return self.verdict == "faster"

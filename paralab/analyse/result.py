@@ -63,8 +63,7 @@ class Saves(Record, frozen=True, kw_only=True):
 
 
 class PeakMemory(Record, frozen=True, kw_only=True):
-    """A device's peak memory. `how` tells whether CUDA's allocator measured it or we counted the
-    tensors."""
+    """A device's peak memory. CUDA's allocator measured it, or we counted the tensors (`how`)."""
 
     rank: int
     device: str

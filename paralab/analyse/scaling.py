@@ -105,7 +105,11 @@ def findings(comparison: Comparison) -> tuple[Finding, ...]:
             found.append(Finding("fastest", f"{text} That is close to perfect scaling.", evidence))
             continue
         causes = sorted(lost.items(), key=lambda item: -item[1])[:2]
-        named = [f"{name} ({seconds(value)} per step)" for name, value in causes if value > 0]
+        named = [
+            f"{'unexplained time' if cause == 'other' else cause} ({seconds(value)} per step)"
+            for cause, value in causes
+            if value > 0
+        ]
         if named:
             text += f" The rest went into {' and '.join(named)}."
         if why := explain_crowding(row, cores):

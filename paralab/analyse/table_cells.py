@@ -36,8 +36,8 @@ def exact(number: float | None, why_not: str = "") -> Cell:
     """Create a cell for a count."""
     if number is None:
         return missing(why_not)
-    whole = int(number) if float(number).is_integer() else round(float(number), 3)
-    return Cell(str(whole), whole)
+    shown = int(number) if float(number).is_integer() else round(float(number), 3)
+    return Cell(str(shown), shown)
 
 
 def missing(why: str) -> Cell:

@@ -12,7 +12,7 @@ from paralab.analyse.confidence import speed_up
 from paralab.analyse.efficiency_loss import losses_of, perfect_seconds
 from paralab.analyse.metrics import RULE
 from paralab.analyse.phrases import capital, collectives_per_step
-from paralab.analyse.verify import apart_from
+from paralab.analyse.verify import alike, apart_from
 from paralab.plan.remarks import find_sharing
 from paralab.units import plural, seconds, size
 
@@ -148,13 +148,14 @@ def _limit(row: Row, baseline: Row) -> Finding:
         text = f"`{name}` loses almost nothing: {seconds(step)} per step; {split}."
         return Finding("limit", text, evidence)
 
-    lost = seconds(causes[largest])
+    lost, cause = seconds(causes[largest]), "unexplained" if largest == "other" else largest
     if perfect >= step:  # the baseline does not split its work better
-        text = f"The largest cost of `{name}` is {largest}: {lost} of {seconds(step)} per step."
+        text = f"The largest cost of `{name}` is {cause}: {lost} of {seconds(step)} per step."
     else:
+        most = "Most" if causes[largest] > (step - perfect) / 2 else "The largest part"
         text = (
             f"A perfect split over {plural(row.devices, 'device')} would take {seconds(perfect)}; "
-            f"`{name}` takes {seconds(step)}. Most of the gap is {largest}: {lost} per step."
+            f"`{name}` takes {seconds(step)}. {most} of the gap is {cause}: {lost} per step."
         )
     if shared := find_sharing(row.remarks):
         text += f" ({capital(shared)}.)"
@@ -233,10 +234,8 @@ def _same(rows: list[Row]) -> Iterator[Finding]:
     equal = [check for _, check in checked if check.equal]
     excused = [check.excused for check in equal if check.excused and apart_from(check)]
     largest = max((check.max_difference or 0.0 for check in equal), default=0.0)
-    text = (
-        f"{len(equal)} of {plural(len(checked), 'configuration')} train like one device (fp64, "
-        f"largest parameter difference {largest:.1e})."
-    )
+    like = alike(len(equal), len(checked))
+    text = f"{like} (fp64, largest parameter difference {largest:.1e})."
     if excused:
         reasons = dict.fromkeys(reason for excuse in excused for reason in excuse.reasons)
         held = "; ".join(reasons)

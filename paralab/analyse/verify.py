@@ -319,15 +319,19 @@ def size_of(difference: float | None) -> str:
     return "–" if difference is None else f"{difference:.1e}"
 
 
+def alike(equal: int, total: int) -> str:
+    """`2 of 3 configurations train like one device`."""
+    verb = "trains" if equal == 1 else "train"
+    return f"{equal} of {plural(total, 'configuration')} {verb} like one device"
+
+
 def headline(result: VerifyResult) -> str:
-    """Return `48 of 54 configurations train like one device …; 6 did not run`. It counts all
-    configurations."""
+    """Return `48 of 54 configurations train like one device …; 6 did not run`."""
     ran, skipped = result.configurations, result.skipped
     equal = [each for each in ran if each.equal]
     apart = [each for each in equal if apart_from(each)]
-    total = plural(len(ran) + len(skipped), "configuration")
     text = (
-        f"{len(equal)} of {total} train like one device over {plural(result.steps, 'step')} "
+        f"{alike(len(equal), len(ran) + len(skipped))} over {plural(result.steps, 'step')} "
         f"({result.precision}, {ran[0].measure} within {ran[0].tolerance:g})"
     )
     if apart:
