@@ -133,7 +133,7 @@ Context = If | Loop | With | Except
 C = TypeVar("C", bound=Context)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Call:
     """One call in the source. `target` is a library's canonical name, `function` a project scope."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.static.facts import SAME_VALUE, Call
-from paralab.doctor.static.names import DDP
+from paralab.doctor.static.facts import SAME_VALUE, Call, If
+from paralab.doctor.static.names import DDP, sounds_like
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Script
 
@@ -69,19 +69,37 @@ def _layers_of_class(script: Script, owner: Scope, depth: int) -> Iterator[Call 
                 yield None
             continue
         for call in script.calls:
-            if script.class_around(call.scope) is one and call.target.startswith("torch.nn."):
-                if not call.target.startswith("torch.nn.functional"):
-                    yield call
-            elif (
-                call.made is not None
-                and call.made is not owner
-                and script.class_around(call.scope) is one
-                and script.is_a(call.made, "Module")
-                and depth < 6
-            ):
-                yield from _layers_of_class(script, call.made, depth + 1)
-            elif call.method == "register_buffer" and script.class_around(call.scope) is one:
+            if script.class_around(call.scope) is not one:
+                continue
+            last = call.target.rpartition(".")[2]
+            layer = call.target.startswith("torch.nn.") and last[:1].isupper()
+            if layer or call.method == "register_buffer":
                 yield call
+            elif call.made not in (None, owner) and script.is_a(call.made, "Module") and depth < 6:
+                yield from _layers_of_class(script, call.made, depth + 1)
+        yield from (None for _ in _foreign_parts(script, one))
+
+
+def _foreign_parts(script: Script, owner: Scope) -> Iterator[object]:
+    """`self.encoder = encoder`: parts that come from elsewhere."""
+    for scope in owner.module.scopes.values():
+        if script.class_around(scope) is not owner:
+            continue
+        for key, definitions in scope.definitions.items():
+            for definition in definitions if key.startswith("self.") else []:
+                value = definition.value
+                if isinstance(value, ast.Name) and sounds_like(value.id) != "module":
+                    kinds = script.kinds(value, scope)
+                    if kinds & {"module", "ddp"} or "coder" in value.id:
+                        yield definition
+                elif isinstance(value, ast.Name):
+                    yield definition
+                elif isinstance(value, ast.Call) and value in script.call_at:
+                    call = script.call_at[value]
+                    last = call.target.rpartition(".")[2]
+                    library = call.target and not call.target.startswith(("torch.", "builtins."))
+                    if library and (last[:1].isupper() or "model" in call.target):
+                        yield definition
 
 
 def buffers_of(script: Script, model: ast.expr | None, scope: Scope) -> str | None:
@@ -92,7 +110,10 @@ def buffers_of(script: Script, model: ast.expr | None, scope: Scope) -> str | No
             known = False
             continue
         last = call.target.rpartition(".")[2] or call.method
-        if "BatchNorm" in last or last == "register_buffer":
+        ways = [script.decide(way, call.scope, None) for way in call.inside(If)]
+        if any(way is not True for way in ways):
+            known = known and False in ways  # perhaps not in this model
+        elif "BatchNorm" in last or last == "register_buffer":
             return f"{last} ({call.module.path.name}:{call.line})"
         if "models" in call.target and last.lower().startswith(_WITH_BATCH_NORM):
             return f"BatchNorm in {last}"

@@ -24,7 +24,7 @@ ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 MOST_MODULES = 40
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Definition:
     """One place that gives a name its value.
 
@@ -40,7 +40,7 @@ class Definition:
     imported: str = ""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Scope:
     """A module, a class, or a function. `definitions` holds the names it binds."""
 
@@ -80,7 +80,7 @@ class Scope:
         return [node.value for node in found if node.value is not None]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Module:
     path: Path
     name: str

@@ -45,8 +45,19 @@ def found(
         f"{one.module.path.name}:{one.line}: {one.module.lines[one.line - 1].strip()}"
         for one in (where, *also)
     )
+    if severity == "error" and _in_test(where):
+        severity = "suspect"  # tests provoke failures on purpose
     file = shown(script, where.module)
     return Finding(id, severity, why, fix, file, where.line, evidence=evidence, edits=edits)
+
+
+def _in_test(where: At) -> bool:
+    scope: Scope | None = where.module.scope_of(where.node)
+    while scope is not None:
+        if scope.is_function and scope.name.startswith(("test_", "_test_")):
+            return True
+        scope = scope.parent
+    return False
 
 
 def shown(script: Script, module: Module) -> str:

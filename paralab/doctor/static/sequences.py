@@ -111,7 +111,8 @@ class Sequences:
         for scope in main.scopes.values():
             if not scope.is_function or isinstance(scope.node, ast.Lambda) or _is_nested(scope):
                 continue
-            if scope.name in self.relevant and not self.script.callers(scope):
+            alone = scope.name in self.relevant and not self.script.callers(scope)
+            if alone or self.script.is_spawned(scope):
                 yield scope
 
     @cached_property
@@ -402,8 +403,9 @@ def meets_in(script: Script, call: Call) -> tuple[str, bool] | None:
     name = call.target.rpartition(".")[2] if call.target.startswith("torch.distributed.") else ""
     if call.target == f"torch.distributed.{name}" and name in COLLECTIVES:
         group = call.argument(GROUP_POSITION.get(name, 99), "group")
-        own = group is not None and not (isinstance(group, ast.Constant) and group.value is None)
-        return None if own or call.unpacks else (name, True)
+        if group is None or (isinstance(group, ast.Constant) and group.value is None):
+            return None if call.unpacks else (name, True)
+        return f"{name} in {ast.unparse(group)}", False
     if call.target == DDP:
         return "DDP", True
     if call.method in FRAMEWORK_COLLECTIVES and script.is_kind(
