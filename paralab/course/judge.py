@@ -97,7 +97,7 @@ def stated_option(text: str, options: Sequence[str]) -> str | None:
         found = _mentions(clause, options)
         if not found and not re.search(NEITHER, clause):
             continue
-        if not stated or re.search(f"{MORE}|{LESS}", clause):
+        if not stated or re.search(r"\b(?:faster|quicker|slower|better|worse|best)\b", clause):
             stated.append(_chosen(clause, found))
     if not stated:
         return ""

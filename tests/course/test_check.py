@@ -34,6 +34,10 @@ def test_the_filled_sheet_of_a_run_is_right(name):
     found = grade(as_markdown(document(name)), document(name), 0.25)
     assert [item for item in found.items if item.status in ("wrong", "missing")] == []
     assert found.passed
+    answers = [
+        b.question for s in document(name).sections for b in s.blocks if isinstance(b, Answer)
+    ]
+    assert [i for i in found.items if i.place in answers and i.status != "right"] == []
     earned, possible = found.points()
     assert earned == possible > 15
 
@@ -75,6 +79,26 @@ def test_shuffled_parts_and_shortened_headings_match():
         text = text.replace(title, title.split(":")[0])
     text = text.replace("**a) Is DataParallel faster?**", "**a)**")
     assert statuses(text) == {}
+
+
+def test_answers_may_be_plain_lines_with_their_letters():
+    head, *parts = as_markdown(document("5")).split("\n## ")
+    lines = "Part 3\n\na) No, it is slower.\nb) No\nc) 40 MiB and 80 MiB\n"
+    tables = parts[2].partition("**a)")[0].partition("\n")[2]
+    text = "\n## ".join([head, *parts[:2], lines + tables, *parts[3:]])
+    assert statuses(text) == {}
+
+
+@pytest.mark.parametrize("other", ["6", "7", "10", "handbook"])
+def test_the_sheet_of_another_practical_is_refused(other):
+    with pytest.raises(UsageError, match="This sheet is for"):
+        grade(as_markdown(document(other)), document("5"), 0.25)
+
+
+def test_a_copied_sheet_has_identical_timings():
+    graded = grade(as_markdown(document("5")), document("5"), 0.25)
+    found = [Submission("ann", graded, timings=(0.1,)), Submission("bob", graded, timings=(0.2,))]
+    assert same_timings(found) == [["ann", "bob"]]
 
 
 def test_missing_answers_are_missing():

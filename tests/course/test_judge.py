@@ -46,6 +46,8 @@ EITHER = Answer("Q2 Are several GPUs used?", "…", {}, verdict=False, terms=("p
         (DDP, "DDP is not faster.", "not judged"),
         (DDP, "DDP isn't faster than DP", "not judged"),
         (DDP, "DDP is faster. No wait, DataParallel is faster.", "not judged"),
+        (DDP, "DDP. It overlaps, and DataParallel saves nothing.", "right"),
+        (DDP, "DDP. But DataParallel is faster.", "not judged"),
         (DDP, "DDP or DataParallel", "not judged"),
         (DDP, "It depends on DDP and DP", "not judged"),
         (DP, "DDP is slower than DP", "right"),
