@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,10 +63,11 @@ class Measurements:
         rows = [self.rows[key] for key in keys if key in self.rows]
         if not rows:
             return ""
-        remarks = dict.fromkeys(remark for row in rows for remark in row.remarks)
+        # Remarks that differ only in their numbers (2, 3, 5 devices) appear once.
+        remarks = {re.sub(r"\d+", "", each): each for row in rows for each in row.remarks}
         counted = rows[0].peak_bytes[0].how != "allocator"
         memory = "memory is counted from tensors" if counted else "memory is the allocator's peak"
-        text = "; ".join([*remarks, memory])
+        text = "; ".join([*remarks.values(), memory])
         return text[:1].upper() + text[1:] + "."
 
 
