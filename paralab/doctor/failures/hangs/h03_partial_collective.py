@@ -138,7 +138,8 @@ def _forward(script: Script, found_: Difference, meet: Meet) -> Iterator[Finding
     else:
         why += "Its forward broadcasts buffers. Certain if the model has any (BatchNorm does)."
     fix = f"Call `{name}.module(…)` in this branch, or validate on all ranks."
-    severity: Severity = "error" if buffers and guard.sure else "suspect"
+    ignored = script.attributes.get("_ddp_params_and_buffers_to_ignore")
+    severity: Severity = "error" if buffers and guard.sure and not ignored else "suspect"
     edits = replace(script, meet.call.module, meet.call.node.func, f"{name}.module")
     yield found(script, "H07", severity, meet.call, why, fix, edits=edits)
 
