@@ -513,6 +513,33 @@ class Script(Facts):
                 self._natures[node] = self._find_nature(node, scope, depth)
         return self._natures[node]
 
+    def comes_true(self, test: ast.AST, scope: Scope, depth: int = 0) -> bool:
+        """Is a test that ranks agree on true at some time: about a counter, or a user's option?"""
+        names = [
+            one
+            for one in ast.walk(test)
+            if isinstance(one, (ast.Name, ast.Attribute)) and isinstance(one.ctx, ast.Load)
+        ]
+        return all(self._comes_true(one, scope, depth) for one in names)
+
+    def _comes_true(self, name: ast.Name | ast.Attribute, scope: Scope, depth: int) -> bool:
+        key = dotted_key(name)
+        known = {"counter", "world", "rank", "main", "distributed", "arguments", "device count"}
+        if _is_config(key) or self.is_kind(name, scope, *known):
+            return True
+        definitions = self.reaching(name, scope)
+        if not definitions:
+            return isinstance(self.resolve(name, scope), str)
+        return depth < 4 and all(
+            one.how in ("import", "function")
+            or (
+                one.how in ("assign", "augmented")
+                and one.value is not None
+                and (one.value is name or self.comes_true(one.value, one.scope, depth + 1))
+            )
+            for one in definitions
+        )
+
     def _find_nature(self, node: ast.AST, scope: Scope, depth: int) -> str:
         match node:
             case ast.Name() | ast.Attribute() if dotted_key(node) != "__name__":

@@ -243,13 +243,20 @@ class _Walk:
     def _is_plain(self, node: ast.If, scope: Scope) -> bool:
         """Do the parts of the test that the rank does not decide hold on all ranks at some time?"""
         parts = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
-        return all(self.script.nature(part, scope) in ("same", "rank") for part in parts)
+        return all(
+            self.script.nature(part, scope) in ("same", "rank")
+            and self.script.comes_true(part, scope)
+            for part in parts
+        )
 
     def fork(
         self, node: ast.If, rest: list[ast.stmt], scope: Scope, envs: tuple[Env, Env]
     ) -> tuple[list[Node], str, bool]:
         then, first = self.block(node.body, scope, envs)
         other, second = self.block(node.orelse, scope, envs)
+        if "raise" in (first, second) and first != second:
+            # An exception ends the job, so the other branch is the way on.
+            return (other, second, False) if first == "raise" else (then, first, False)
         done = bool(first) != bool(second)
         ended = first if first and second else ""
         if done:
@@ -259,6 +266,8 @@ class _Walk:
             return [], ended, done
         nature = self.script.nature(node.test, scope)
         if nature == "rank" and not self._compares_rank(node.test, scope):
+            nature = "unknown"
+        if nature == "same" and not self.script.comes_true(node.test, scope):
             nature = "unknown"
         return [Fork(node, node.test, scope, nature, then, other)], ended, done
 
@@ -441,15 +450,17 @@ def compare(
     one: list[Node],
     sure: bool = True,
     after: tuple[list[Node], list[Node]] = ([], []),
+    outer: tuple[set[str], set[str]] = (set(), set()),
 ) -> Iterator[Difference]:
     """The places where rank 0 and rank 1 part, in program order. `after`: what follows outside."""
     lists = [list(zero), list(one)]
-    answers = [{meet.op for meet in _meets(part) if meet.guard} for part in lists]
+    own = [{meet.op for meet in _meets(part) if meet.guard} for part in lists]
+    answers = (own[0] | outer[0], own[1] | outer[1])
     while lists[0] or lists[1]:
         x, y = (part[0] if part else None for part in lists)
         following = (lists[0][1:] + after[0], lists[1][1:] + after[1])
         if x is not None and y is not None and _key(x) == _key(y):
-            yield from _inside(x, y, sure, following)
+            yield from _inside(x, y, sure, following, answers)
             if isinstance(x, Leave):
                 return
             del lists[0][0], lists[1][0]
@@ -516,7 +527,11 @@ def _leaves(
 
 
 def _inside(
-    x: Node, y: Node, sure: bool, after: tuple[list[Node], list[Node]]
+    x: Node,
+    y: Node,
+    sure: bool,
+    after: tuple[list[Node], list[Node]],
+    answers: tuple[set[str], set[str]],
 ) -> Iterator[Difference]:
     match x, y:
         case Meet(), Meet():
@@ -527,13 +542,13 @@ def _inside(
                 yield from _undecided(x)
                 return
             decided = sure and x.nature in ("same", "local")
-            yield from compare(x.then, y.then, decided, after)
-            yield from compare(x.other, y.other, decided, after)
+            yield from compare(x.then, y.then, decided, after, answers)
+            yield from compare(x.other, y.other, decided, after, answers)
         case Repeat(), Repeat():
             again = (x.body + after[0], y.body + after[1])
-            yield from compare(x.body, y.body, sure, again)
+            yield from compare(x.body, y.body, sure, again, answers)
         case Inline(), Inline():
-            yield from compare(x.body, y.body, sure, after)
+            yield from compare(x.body, y.body, sure, after, answers)
 
 
 def _undecided(fork: Fork) -> Iterator[Difference]:

@@ -1,0 +1,163 @@
+"""Score `paralab doctor SCRIPT.py` on public code: how many findings are true, how many bugs it finds.
+
+    python bench/precision/score.py CHECKOUTS [--half score] [--write]
+
+CHECKOUTS holds the Python files of the repositories in healthy.csv and bugs.csv:
+
+    CHECKOUTS/healthy/OWNER+NAME/…            the repository at `commit`
+    CHECKOUTS/bugs/CASE/before/…, after/…     the repository at `parent_commit` and `fix_commit`
+
+Someone has read each file with an error or a warning and written the verdict into verdicts.csv. A
+finding without a verdict counts as unjudged, never as true. `--write` puts the tables into
+docs/doctor-precision.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import multiprocessing
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent.parent))
+
+from paralab.doctor.diagnosis import look_at  # noqa: E402
+from paralab.errors import ParalabError  # noqa: E402
+
+PAGE = HERE.parent.parent / "docs" / "doctor-precision.md"
+NEAR = 15  # lines between a finding and the line that the fix changed
+
+
+@dataclass(frozen=True)
+class Found:
+    repo: str
+    path: str
+    id: str
+    line: int
+    severity: str
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        return self.repo, self.path, self.id, self.line
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    with (HERE / name).open() as stream:
+        return list(csv.DictReader(stream))
+
+
+def find(job: tuple[str, Path, Path]) -> list[Found] | None:
+    """The doctor's findings in one file; None if it cannot be analyzed."""
+    repo, root, path = job
+    try:
+        findings = look_at([root / path]).findings
+    except ParalabError:
+        return None
+    found = []
+    for finding in findings:
+        file = Path(finding.file).resolve() if finding.file else root / path
+        inside = file.relative_to(root.resolve()) if root.resolve() in file.parents else path
+        found.append(Found(repo, str(inside), finding.id, finding.line or 0, finding.severity))
+    return found
+
+
+def look_at_all(jobs: list[tuple[str, Path, Path]]) -> list[list[Found] | None]:
+    with multiprocessing.Pool() as pool:
+        return pool.map(find, jobs, chunksize=2)
+
+
+def score_healthy(checkouts: Path, halves: set[str]) -> Iterator[str]:
+    """The share of true findings among errors and warnings."""
+    chosen = [row for row in rows("healthy.csv") if row["half"] in halves]
+    folders = [checkouts / "healthy" / row["repo"].replace("/", "+") for row in chosen]
+    jobs = [
+        (row["repo"], folder, Path(row["path"]))
+        for row, folder in zip(chosen, folders, strict=True)
+        if (folder / row["path"]).exists()
+    ]
+    results = look_at_all(jobs)
+    verdicts = {
+        (row["repo"], row["path"], row["id"], int(row["line"])): row["verdict"]
+        for row in rows("verdicts.csv")
+    }
+    found = {one for result in results if result for one in result}
+    yield f"{len(jobs)} files, {sum(result is None for result in results)} not analyzed"
+    yield ""
+    yield "| severity | findings | true | false | unjudged | true share |"
+    yield "|---|---|---|---|---|---|"
+    for severity in ("error", "warning"):
+        mine = [one for one in found if one.severity == severity]
+        counts = Counter(verdicts.get(one.key, "unjudged") for one in mine)
+        judged = counts["true"] + counts["false"]
+        share = f"{counts['true'] / judged:.0%}" if judged else "–"
+        yield (
+            f"| {severity} | {len(mine)} | {counts['true']} | {counts['false']} "
+            f"| {counts['unjudged']} | {share} |"
+        )
+    suspects = sum(one.severity == "suspect" for one in found)
+    yield f"| suspect | {suspects} | – | – | – | – |"
+    for one in sorted(found, key=lambda one: one.key):
+        if one.severity != "suspect" and verdicts.get(one.key, "unjudged") != "true":
+            print(verdicts.get(one.key, "unjudged"), one, file=sys.stderr)
+
+
+def score_bugs(checkouts: Path, halves: set[str]) -> Iterator[str]:
+    """How many known bugs are found before their fix, and still reported after it."""
+    chosen = [row for row in rows("bugs.csv") if row["half"] in halves]
+    results = {}
+    for side in ("before", "after"):
+        jobs = [
+            (row["repo"], checkouts / "bugs" / row["id_of_case"] / side, Path(row["path"]))
+            for row in chosen
+        ]
+        results[side] = look_at_all(jobs)
+    counts: dict[str, Counter[str]] = {}
+    for row, before, after in zip(chosen, results["before"], results["after"], strict=True):
+        count = counts.setdefault(row["failure_id"], Counter())
+        count["cases"] += 1
+        severity = _severity_of(row, before or [])
+        count[severity or "missed"] += 1
+        count["after"] += bool(_severity_of(row, after or []) in ("error", "warning"))
+        print(row["id_of_case"], severity or "missed", file=sys.stderr)
+    yield "| id | cases | error | warning | suspect | missed | still reported after the fix |"
+    yield "|---|---|---|---|---|---|---|"
+    total: Counter[str] = sum(counts.values(), Counter())
+    for id, count in [*sorted(counts.items()), ("all", total)]:
+        cells = (count[name] for name in ("cases", "error", "warning", "suspect", "missed", "after"))
+        yield f"| {id} | " + " | ".join(map(str, cells)) + " |"
+
+
+def _severity_of(row: dict[str, str], found: list[Found]) -> str | None:
+    """The severity of the finding with the right id near the right line, if there is one."""
+    line = int(row["line_before"] or 0)
+    same = [one for one in found if one.id == row["failure_id"]]
+    near = [one for one in same if one.path != row["path"] or abs(one.line - line) <= NEAR]
+    order = ("error", "warning", "suspect")
+    return min((one.severity for one in near or same), key=order.index, default=None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("checkouts", type=Path)
+    parser.add_argument("--half", default="score", choices=("tune", "score", "named"))
+    parser.add_argument("--write", action="store_true", help="update docs/doctor-precision.md")
+    options = parser.parse_args()
+    halves = {options.half}
+    lines = [f"### {options.half}: healthy files", "", *score_healthy(options.checkouts, halves)]
+    if options.half != "named":
+        lines += ["", f"### {options.half}: bugs", "", *score_bugs(options.checkouts, halves)]
+    text = "\n".join(lines)
+    print(text)
+    if options.write:
+        begin, end = f"<!-- {options.half} -->", f"<!-- /{options.half} -->"
+        before, _, rest = PAGE.read_text().partition(begin)
+        PAGE.write_text(f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}")
+
+
+if __name__ == "__main__":
+    main()
