@@ -35,69 +35,18 @@ from paralab.doctor.static.project import (
 
 # Methods that return what they are called on.
 SAME_VALUE = frozenset(
-    [
-        "to",
-        "cuda",
-        "cpu",
-        "float",
-        "half",
-        "bfloat16",
-        "double",
-        "train",
-        "eval",
-        "detach",
-        "clone",
-        "contiguous",
-        "requires_grad_",
-        "share_memory",
-        "apply",
-    ]
+    (
+        "to cuda cpu float half bfloat16 double train eval detach clone contiguous requires_grad_ "
+        "share_memory apply"
+    ).split()
 )
 # Method names too common to identify a project class.
 _COMMON_METHODS = frozenset(
-    [
-        "step",
-        "update",
-        "save",
-        "load",
-        "close",
-        "train",
-        "eval",
-        "forward",
-        "backward",
-        "reset",
-        "add",
-        "append",
-        "get",
-        "set",
-        "run",
-        "init",
-        "write",
-        "log",
-        "items",
-        "keys",
-        "values",
-        "pop",
-        "copy",
-        "start",
-        "stop",
-        "join",
-        "put",
-        "state_dict",
-        "load_state_dict",
-        "parameters",
-        "to",
-        "cuda",
-        "zero_grad",
-        "read",
-        "print",
-        "format",
-        "size",
-        "item",
-        "mean",
-        "sum",
-        "__init__",
-    ]
+    (
+        "step update save load close train eval forward backward reset add append get set run "
+        "init write log items keys values pop copy start stop join put state_dict load_state_dict "
+        "parameters to cuda zero_grad read print format size item mean sum __init__"
+    ).split()
 )
 
 DEEPEST = 40

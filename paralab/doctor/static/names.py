@@ -42,28 +42,12 @@ _PREFIXES = (
 )
 
 COLLECTIVES = frozenset(
-    [
-        "all_reduce",
-        "all_gather",
-        "all_gather_into_tensor",
-        "all_gather_object",
-        "gather",
-        "gather_object",
-        "scatter",
-        "scatter_object_list",
-        "broadcast",
-        "broadcast_object_list",
-        "reduce",
-        "reduce_scatter",
-        "reduce_scatter_tensor",
-        "all_to_all",
-        "all_to_all_single",
-        "barrier",
-        "monitored_barrier",
-        "all_reduce_coalesced",
-        "all_gather_coalesced",
-        "new_group",
-    ]
+    (
+        "all_reduce all_gather all_gather_into_tensor all_gather_object gather gather_object "
+        "scatter scatter_object_list broadcast broadcast_object_list reduce reduce_scatter "
+        "reduce_scatter_tensor all_to_all all_to_all_single barrier monitored_barrier "
+        "all_reduce_coalesced all_gather_coalesced new_group"
+    ).split()
 )
 # The position of the `group` argument.
 GROUP_POSITION = {

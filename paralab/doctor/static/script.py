@@ -23,16 +23,10 @@ class Special(Enum):
 
 UNKNOWN, OBJECT = Special.UNKNOWN, Special.OBJECT
 _RANKS = frozenset(
-    [
-        "RANK",
-        "LOCAL_RANK",
-        "SLURM_PROCID",
-        "SLURM_LOCALID",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "PMI_RANK",
-        "MV2_COMM_WORLD_LOCAL_RANK",
-    ]
+    (
+        "RANK LOCAL_RANK SLURM_PROCID SLURM_LOCALID OMPI_COMM_WORLD_RANK "
+        "OMPI_COMM_WORLD_LOCAL_RANK PMI_RANK MV2_COMM_WORLD_LOCAL_RANK"
+    ).split()
 )
 _WORLDS = frozenset(
     ["WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "SLURM_NPROCS"]
