@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from paralab.record.folder import write_new
 from paralab.show.visible import echo
 
 if TYPE_CHECKING:
+    from paralab.doctor.patch import Fixes
     from paralab.doctor.report import Diagnosis
 
 COMMAND = "paralab.doctor.command"
@@ -38,16 +40,20 @@ class Watching(Command):
             after = args.index("--sarif") + 1
             if not (args[after:] and (args[after] == "-" or args[after].endswith(SARIF_ENDINGS))):
                 args = [*args[:after], "-", *args[after:]]
+        if "--format=json" in args or ("--format", "json") in pairwise(args):
+            args = [*args, "--json"]  # an error in the options is also printed as JSON
         return super().parse_args(ctx, args)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage(
             ctx.command_path,
-            "[OPTIONS] [SCRIPT.py | RUN_FOLDER | LOG | LOG_FOLDER]... [-- COMMAND...]",
+            "[OPTIONS] [SCRIPT.py | FOLDER | RUN_FOLDER | LOG | LOG_FOLDER]... [-- COMMAND...]",
         )
 
 
-WATCHING, FIXING, OUTPUT = "Running jobs", "Findings", "Output"
+WATCHING, CHOOSING, FIXING, OUTPUT = "Running jobs", "Which findings", "Findings", "Output"
+FORMATS = ("text", "concise", "json", "sarif", "github")
+MANY: dict[str, Any] = {"multiple": True, "metavar": "IDS"}
 
 
 @click.command(cls=Watching, short_help="Find mistakes in a training script, job, run, or log.")
@@ -74,19 +80,41 @@ WATCHING, FIXING, OUTPUT = "Running jobs", "Findings", "Output"
     type=click.IntRange(1),
     metavar="PID",
 )
+@flag("--select", CHOOSING, "Report only these: ids (H03), groups (H), or ALL.", **MANY)
+@flag("--ignore", CHOOSING, "Do not report these ids or groups.", **MANY)
+@flag(
+    "--exclude",
+    CHOOSING,
+    "Skip files and folders that match, as in .gitignore.",
+    multiple=True,
+    metavar="PATTERN",
+)
+@flag(
+    "--baseline",
+    CHOOSING,
+    "Report only findings that are not in this file.",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+)
+@flag("--write-baseline", CHOOSING, "Accept the current findings: write them to the baseline.")
+@flag("--suspects", CHOOSING, "Also show suspects: possible but undecided.")
+@flag("--strict", CHOOSING, "Show suspects and exit with 1 for them.")
 @flag(
     "--explain id",
     FIXING,
     "Explain a failure with wrong and right code, or list all of them.",
     metavar="ID|all",
 )
+@flag("--fix", FIXING, "Apply the patches for errors and warnings, then check again.")
+@flag("--exit-zero", FIXING, "Exit with 0 even if there are findings.")
 @flag(
-    "--fix",
-    FIXING,
-    "Apply the patches for errors and warnings to the scripts, then check them again.",
-    is_flag=True,
+    "--format style",
+    OUTPUT,
+    "Print the findings as " + ", ".join(FORMATS) + ".",
+    "text",
+    type=click.Choice(FORMATS),
+    metavar="FORMAT",
 )
-@flag("--strict", FIXING, "Also exit with 1 for suspects.", is_flag=True)
 @JSON
 @flag(
     "--sarif",
@@ -95,12 +123,22 @@ WATCHING, FIXING, OUTPUT = "Running jobs", "Findings", "Output"
     metavar="[FILE.sarif]",
 )
 def doctor(
-    id: str | None, fix: bool, strict: bool, as_json: bool, sarif: str | None, **what: Any
+    id: str | None,
+    fix: bool,
+    strict: bool,
+    suspects: bool,
+    exit_zero: bool,
+    write_baseline: bool,
+    as_json: bool,
+    style: str | None,
+    sarif: str | None,
+    **what: Any,
 ) -> None:
     """Find mistakes in parallel training code that does not use paralab.
 
     \b
-    paralab doctor train.py                        read the script without running it
+    paralab doctor .                               check every file that trains in parallel
+    paralab doctor train.py                        read one script without running it
     paralab doctor -- torchrun … train.py          run it unchanged and watch its ranks
     paralab doctor --try 3 -- torchrun … train.py  the same for three steps
     paralab doctor runs/2026-…                     check a recorded paralab run
@@ -109,44 +147,68 @@ def doctor(
     paralab doctor --explain G01                   explain a failure in the catalog
     paralab doctor                                 check this machine
 
-    Exit codes: 0 healthy, or only suspects (1 with --strict); 1 an error or a warning, or the
-    watched command failed; 2 usage error.
+    Exit codes: 0 no findings, or only suspects; 1 findings, or the watched command failed; 2 usage
+    error.
 
     The comment `# paralab: ignore[G01] reason` silences a finding on its line. Alone on a line, it
-    silences the next one.
+    silences the next one. [tool.paralab.doctor] in pyproject.toml takes select, ignore, exclude,
+    per-file-ignores, and baseline.
     """
-    if as_json and sarif == "-":
-        raise UsageError("--json and --sarif both print on stdout.", fix="--sarif FILE.sarif")
+    style = _choose_format(style, as_json, sarif)
     command: list[str] | None = click.get_current_context().meta.get(COMMAND)
-    _check(command, id, fix, what)
+    _check(command, id, fix, write_baseline, what)
     if id is not None:
-        _explain(id, as_json)
+        _explain(id, style == "json")
         return
-    with _stdout_for_json() if as_json or sarif == "-" else nullcontext():
-        diagnosis, fixes = _diagnose(command, fix, **what)
-    code = diagnosis.exit_code(strict)
-    if sarif:
+    with _stdout_for_json() if style in ("json", "sarif") else nullcontext():
+        diagnosis, fixes = _diagnose(command, fix, write_baseline, **what)
+    code = 0 if exit_zero else diagnosis.exit_code(strict)
+    if sarif and sarif != "-":
         from paralab.doctor.show.sarif import as_sarif
 
-        text = json.dumps(as_sarif(diagnosis), indent=1)
-        echo(text) if sarif == "-" else write_new(Path(sarif), text + "\n")
-    if as_json:
-        fixed = {
-            "fixed": {"files": fixes.changed, "ids": fixes.ids, "left": fixes.left}
-            if fixes
-            else None
-        }
+        write_new(Path(sarif), json.dumps(as_sarif(diagnosis), indent=1) + "\n")
+    _print(diagnosis, fixes, style, suspects or strict, code)
+    sys.exit(code)
+
+
+def _choose_format(style: str | None, as_json: bool, sarif: str | None) -> str:
+    """One format for stdout: --json and --sarif are short for --format."""
+    chosen = [style] if style else []
+    chosen += ["json"] if as_json else []
+    chosen += ["sarif"] if sarif == "-" else []
+    if len(set(chosen)) > 1:
+        raise UsageError(
+            f"{' and '.join(chosen)} both print on stdout.",
+            fix="one of them, or --sarif FILE.sarif",
+        )
+    return chosen[0] if chosen else "text"
+
+
+def _print(
+    diagnosis: Diagnosis, fixes: Fixes | None, style: str, suspects: bool, code: int
+) -> None:
+    if style == "json":
+        fixed = {"fixed": fixes.to_json() if fixes else None}
         click.echo(json.dumps(diagnosis.to_json() | fixed | {"exit_code": code}))
-    elif sarif != "-":
+    elif style == "sarif":
+        from paralab.doctor.show.sarif import as_sarif
+
+        echo(json.dumps(as_sarif(diagnosis), indent=1))
+    elif style == "text":
         from paralab.doctor.show.findings import print_diagnosis, print_fixes
 
         if fixes:
             print_fixes(fixes)
-        print_diagnosis(diagnosis)
-    sys.exit(code)
+        print_diagnosis(diagnosis, suspects)
+    else:
+        from paralab.doctor.show.lines import print_lines
+
+        print_lines(diagnosis, style, suspects, echo)
 
 
-def _check(command: list[str] | None, id: str | None, fix: bool, what: dict[str, Any]) -> None:
+def _check(
+    command: list[str] | None, id: str | None, fix: bool, write_baseline: bool, what: dict[str, Any]
+) -> None:
     """Require one subject and only options that apply to it."""
     subjects = {
         "a path": what["paths"],
@@ -166,41 +228,55 @@ def _check(command: list[str] | None, id: str | None, fix: bool, what: dict[str,
         if what[name] is not None and command is None:
             instead = f"paralab doctor {option} … -- torchrun … train.py"
             raise UsageError(f"{option} needs a command to watch.", fix=instead)
-    if fix and not what["paths"]:
-        raise UsageError(
-            "--fix changes scripts, but no script was given.", fix="paralab doctor --fix train.py"
-        )
+    for used, option in ((fix, "--fix"), (write_baseline, "--write-baseline")):
+        if used and not what["paths"]:
+            raise UsageError(
+                f"{option} needs a script or a folder.", fix=f"paralab doctor {option} train.py"
+            )
 
 
 def _diagnose(
     command: list[str] | None,
     fix: bool,
+    write_baseline: bool,
     paths: tuple[Path, ...],
     steps: int | None,
     stall_seconds: float | None,
     out: Path | None,
     pid: int | None,
-) -> tuple[Diagnosis, Any]:
+    baseline: Path | None,
+    **chosen: tuple[str, ...],
+) -> tuple[Diagnosis, Fixes | None]:
     """Examine the watched command, the hung job, the files, or this machine."""
-    from paralab.doctor import diagnosis as looking
+    from paralab.doctor import diagnosis as examining
+    from paralab.doctor.settings import read_settings
 
+    settings = read_settings(paths, baseline=baseline, **chosen)
     if command is not None:
         from paralab.doctor.show.findings import say_finding
 
-        return looking.observe(
-            command, steps=steps, stall_seconds=stall_seconds, folder=out, say=say_finding
-        ), None
+        watched = examining.observe(
+            command,
+            steps=steps,
+            stall_seconds=stall_seconds,
+            folder=out,
+            say=say_finding,
+            settings=settings,
+        )
+        return watched, None
     if pid is not None:
-        return looking.attach(pid), None
+        return examining.attach(pid), None
     if not paths:
-        return looking.preflight(), None
-    found = looking.look_at(paths)
+        return examining.preflight(settings), None
+    if write_baseline:
+        return examining.accept_findings(paths, settings), None
+    found = examining.check_paths(paths, settings)
     if not fix:
         return found, None
     from paralab.doctor.patch import fix as apply_fixes
 
     fixes = apply_fixes(found.findings, found.sources)
-    return (looking.look_at(paths) if fixes.changed else found), fixes
+    return (examining.check_paths(paths, settings) if fixes.changed else found), fixes
 
 
 def _explain(id: str, as_json: bool) -> None:

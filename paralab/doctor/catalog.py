@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any
 
@@ -85,11 +86,27 @@ def checked_ids(source: Source) -> set[str]:
     return {id for ids in checks(source).values() for id in ids}
 
 
-def apply(source: Source, subject: Any) -> list[Finding]:
-    """Run the checks for one source. Equal findings count once."""
+def apply(
+    source: Source,
+    subject: Any,
+    ids: Collection[str] | None = None,
+    on_error: Callable[[str, Exception], None] | None = None,
+) -> list[Finding]:
+    """Run the checks for one source, or those that may report one of these ids.
+
+    Equal findings count once. With `on_error`, a check that raises costs only its own findings; it
+    is called with the ids and name of the check.
+    """
     found: list[Finding] = []
     with nothing_collected():
-        for check in checks(source):
+        for check, reported in checks(source).items():
+            if ids is not None and not set(reported) & set(ids):
+                continue
             moved = check.__module__.startswith(failures.__name__)
-            found += check(subject.static if moved and source == "script" else subject)
-    return list(dict.fromkeys(found))
+            try:
+                found += check(subject.static if moved and source == "script" else subject)
+            except Exception as error:
+                if on_error is None or isinstance(error, UsageError):
+                    raise
+                on_error(f"{'/'.join(reported)} {check.__name__}", error)
+    return [each for each in dict.fromkeys(found) if ids is None or each.id in ids]

@@ -1,26 +1,31 @@
-"""`paralab doctor`: what was given decides who looks at it; what they find becomes one diagnosis.
+"""`paralab doctor`: the subject decides which checks run; their findings become one diagnosis.
 
-A Python file is read, a run folder and logs are read, a command is watched, a process is asked
-where it stands; with nothing given, this machine is looked at. Nothing here imports torch, and each
-part is imported only where it looks: reading a script is quick.
+Scripts, run folders, and logs are read; a command is watched; a process is inspected; without a
+subject, the doctor checks this machine. Nothing here imports torch, and each part is imported only
+where it is used, so that checking a script starts quickly.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from paralab.doctor.catalog import ENTRIES, apply, checked_ids, checks
-from paralab.doctor.finding import Finding, ordered
-from paralab.doctor.ignoring import Silence
+from paralab.doctor.baseline import Baseline, write_baseline
+from paralab.doctor.catalog import ENTRIES, apply, checked_ids
+from paralab.doctor.finding import Failure, Finding, ordered
+from paralab.doctor.ignoring import Comments, Ignored
+from paralab.doctor.project_files import find_files, python_files
 from paralab.doctor.registry import Source
 from paralab.doctor.report import Diagnosis
+from paralab.doctor.scripts import Checked, check_project, check_scripts, merge
+from paralab.doctor.settings import Settings
 from paralab.doctor.sources import Sources
 from paralab.errors import UsageError
 from paralab.units import plural
@@ -30,48 +35,79 @@ Say = Callable[[Finding], None]
 
 @dataclass(frozen=True)
 class Given:
-    """The paths of a command line, by what they are."""
+    """The paths of a command line by kind."""
 
     scripts: list[Path] = field(default_factory=list)
+    projects: list[Path] = field(default_factory=list)
     runs: list[Path] = field(default_factory=list)
     logs: list[Path] = field(default_factory=list)
 
 
-def sort_out(paths: Sequence[Path]) -> Given:
-    """A folder that is no run is one of logs; - is a log on standard input."""
+def sort_paths(paths: Sequence[Path]) -> Given:
+    """A folder with a manifest is a run, one with Python files a project, any other has logs."""
     given = Given()
     for path in {os.path.realpath(path): path for path in paths}.values():
         if not path.exists() and str(path) != "-":
             raise UsageError(
                 f"{path} does not exist.",
-                fix="a script, logs, or a run folder; a command goes after --",
+                fix="a script, a folder, logs, or a run folder; a command goes after --",
             )
-        is_run = path.is_dir() and (path / "manifest.json").exists()
-        kind = (
-            given.runs
-            if is_run
-            else given.scripts
-            if path.suffix == ".py" and path.is_file()
-            else given.logs
-        )
-        kind.append(path)
+        if path.is_dir() and (path / "manifest.json").exists():
+            given.runs.append(path)
+        elif path.is_dir() and python_files(path):
+            given.projects.append(path)
+        elif path.suffix == ".py" and path.is_file():
+            given.scripts.append(path)
+        else:
+            given.logs.append(path)
     return given
 
 
 class Case:
-    """What is known so far about one subject: every finding passes through `heard`, which knows the
-    comments that silence."""
+    """Collects findings about one subject and sets aside those that the user silenced."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
         self.sources = Sources()
-        self.silence = Silence(self.sources)
+        self.comments = Comments(self.sources)
+        self.baseline = Baseline(self.settings, self.sources)
         self.findings: list[Finding] = []
+        self.ignored: list[Ignored] = []
+        self.hidden: Counter[str] = Counter()
+        self.failures: list[Failure] = []
         self.notes: list[str] = []
 
-    def add(self, findings: Sequence[Finding]) -> None:
-        self.findings += [finding for finding in findings if self.silence.heard(finding)]
+    def add(self, findings: Sequence[Finding], off: Collection[str] = ()) -> None:
+        """`off`: failures that are only counted."""
+        for finding in dict.fromkeys(findings):
+            ignored = self.ignore(finding)
+            if ignored:
+                self.ignored.append(ignored)
+            elif finding.id in off:
+                self.hidden[finding.id] += 1
+            elif self.baseline.accepts(finding):
+                self.ignored.append(Ignored(finding, "baseline", "in the baseline"))
+            else:
+                self.findings.append(finding)
 
-    def closed(
+    def ignore(self, finding: Finding) -> Ignored | None:
+        """What silences a finding: a comment, or a pattern in per-file-ignores."""
+        comment = self.comments.silencing(finding)
+        if comment:
+            return Ignored(finding, "comment", comment.reason, comment)
+        pattern = self.settings.pattern_for(finding.id, finding.file) if finding.file else None
+        return Ignored(finding, "per-file-ignores", pattern) if pattern else None
+
+    def run_checks(self, source: Source, subject: Any) -> None:
+        """Run the checks for a log, a run, or this machine; `hidden` applies to scripts only."""
+        ids = self.settings.select | self.settings.hidden
+
+        def note(check: str, error: Exception) -> None:
+            self.failures.append(Failure(source, f"check {check} failed: {error!r}", check))
+
+        self.add(apply(source, subject, ids=ids, on_error=note))
+
+    def close(
         self, subject: str, ways: Sequence[Source], looked_at: str, not_looked_at: str, **more: Any
     ) -> Diagnosis:
         return Diagnosis(
@@ -80,69 +116,107 @@ class Case:
             tuple(ordered(list(dict.fromkeys(self.findings)))),
             looked_at,
             not_looked_at,
-            ignored=tuple(dict.fromkeys(self.silence.ignored)),
+            ignored=tuple(dict.fromkeys(self.ignored)),
+            hidden=dict(self.hidden),
+            failures=tuple(dict.fromkeys(self.failures)),
             notes=tuple(dict.fromkeys(self.notes)),
             sources=self.sources,
             **more,
         )
 
 
-def look_at(paths: Sequence[Path]) -> Diagnosis:
-    """Scripts, run folders and logs; also several kinds at once."""
-    given = sort_out(paths)
-    case = Case()
+def check_paths(paths: Sequence[Path], settings: Settings | None = None) -> Diagnosis:
+    """Check scripts, folders, run folders, and logs, also together."""
+    given = sort_paths(paths)
+    case = Case(settings)
     ways: list[Source] = []
     looked_at, not_looked_at = [], []
-    if given.scripts:
+    if given.scripts or given.projects:
         ways.append("script")
-        _read_scripts(case, given.scripts)
-        looked_at.append(f"{plural(len(given.scripts), 'script')}, {_rules_of('script')}")
-        not_looked_at.append(_not_in_scripts(given.scripts))
+        looked_at.append(_check_scripts(case, given))
+        not_looked_at.append(_beyond_scripts(given))
     if given.runs:
+        from paralab.doctor.recorded import Recorded
+
         ways.append("run")
-        _read_runs(case, given.runs)
-        looked_at.append(f"{plural(len(given.runs), 'recorded run')}, {_rules_of('run')}")
-        not_looked_at.append("the script that was run: `paralab doctor SCRIPT.py` reads it")
+        for folder in given.runs:
+            case.run_checks("run", Recorded.read(folder))
+        looked_at.append(f"{plural(len(given.runs), 'recorded run')} for {_number('run')}")
+        not_looked_at.append("the script of the run (`paralab doctor SCRIPT.py` does)")
     if given.logs:
+        from paralab.doctor.logs.reading import read_logs
+
         ways.append("log")
-        _read_logs(case, given.logs)
-        looked_at.append(f"{plural(len(given.logs), 'log')}, {_rules_of('log')}")
-        not_looked_at.append("what was not printed: silent mistakes leave nothing in a log")
+        case.run_checks("log", read_logs(given.logs))
+        looked_at.append(f"{plural(len(given.logs), 'log')} for {_number('log')}")
+        not_looked_at.append("mistakes that print nothing")
     subject = (
         ", ".join(map(str, paths)) if len(paths) < 4 else f"{paths[0]} and {len(paths) - 1} more"
     )
-    return case.closed(subject, ways, "; ".join(looked_at), "; ".join(not_looked_at))
+    return case.close(subject, ways, "; ".join(looked_at), "; ".join(not_looked_at))
 
 
-def _read_scripts(case: Case, scripts: Sequence[Path]) -> None:
-    from paralab.doctor.script import reading
+def accept_findings(paths: Sequence[Path], settings: Settings) -> Diagnosis:
+    """Write the current findings to the baseline, then check against it."""
+    path = settings.baseline
+    if path is None:
+        raise UsageError(
+            "--write-baseline needs the name of a file.",
+            fix="--baseline doctor-baseline.json --write-baseline",
+        )
+    every = check_paths(paths, replace(settings, baseline=None))
+    number = write_baseline(path, every.findings, settings, every.sources)
+    left = check_paths(paths, settings)
+    return replace(left, notes=(*left.notes, f"Wrote {plural(number, 'finding')} to {path}."))
 
+
+def _check_scripts(case: Case, given: Given) -> str:
+    """Check the scripts and folders; return what was checked, in words."""
+    settings = case.settings
+    ids = settings.select | settings.hidden
+    scripts = [path for path in given.scripts if not settings.excludes(path)]
+    parts = [plural(len(scripts), "script")] if given.scripts else []
+    excluded = len(given.scripts) - len(scripts)
     for path in scripts:
-        case.sources.text(str(path))  # what is judged is what is shown and patched
-        case.add(apply("script", reading.read_script(path)))
-    looked_for = checked_ids("script")
-    case.notes += case.silence.notes(map(str, scripts), looked_for)
+        case.sources.text(str(path))  # report and patch the text that was checked
+    results = check_scripts(scripts, ids)
+    for folder in given.projects:
+        found = find_files(folder)
+        files = [path for path in found.parallel if not settings.excludes(path)]
+        excluded += len(found.parallel) - len(files)
+        results += check_project(files, ids)
+        parts.append(f"{len(files)} of {plural(found.python, 'Python file')} in {folder}")
+    _refuse_if_nothing_was_checked(results)
+    case.add(merge(results), off=settings.hidden)
+    case.failures += [failure for result in results for failure in result.failures]
+
+    modules = {module for result in results for module in result.modules}
+    looked_for = checked_ids("script") & settings.select
+    case.notes += case.comments.notes([str(result.path) for result in results], looked_for)
+    stale = case.baseline.stale(modules)
+    if stale:
+        entries = plural(stale, "entry").replace("entrys", "entries")
+        case.notes.append(
+            f"{settings.baseline}: {entries} no longer needed; --write-baseline removes them."
+        )
+    if excluded:
+        parts.append(f"{plural(excluded, 'file')} excluded")
+    return f"{', '.join(parts)}, for {_number('script')}"
 
 
-def _read_runs(case: Case, folders: Sequence[Path]) -> None:
-    from paralab.doctor.recorded import Recorded
-
-    for folder in folders:
-        case.add(apply("run", Recorded.read(folder)))
-
-
-def _read_logs(case: Case, logs: Sequence[Path]) -> None:
-    from paralab.doctor.logs import reading
-
-    case.add(apply("log", reading.read_logs(logs)))
+def _refuse_if_nothing_was_checked(results: Sequence[Checked]) -> None:
+    """A single script that cannot be analyzed is a usage error."""
+    if len(results) == 1 and not results[0].modules and results[0].failures:
+        raise UsageError(results[0].failures[0].reason, fix="a file that Python can parse")
 
 
-def _not_in_scripts(scripts: Sequence[Path]) -> str:
+def _beyond_scripts(given: Given) -> str:
     beyond = len(ENTRIES.keys() - checked_ids("script"))
-    script = scripts[0] if len(scripts) == 1 else "SCRIPT.py"
+    alone = len(given.scripts) == 1 and not given.projects
+    script = given.scripts[0] if alone else "SCRIPT.py"
     return (
-        f"the {beyond} entries that no rule reads from a script; "
-        f"`paralab doctor --try 3 -- torchrun --nproc_per_node=2 {script}` sees what its ranks do"
+        f"{beyond} failures that only show when a script runs "
+        f"(`paralab doctor --try 3 -- torchrun --nproc_per_node=2 {script}`)"
     )
 
 
@@ -153,14 +227,16 @@ def observe(
     stall_seconds: float | None,
     folder: Path | None,
     say: Say,
+    settings: Settings | None = None,
 ) -> Diagnosis:
-    """Start the command as it is, watch its ranks, and tell on the way what is found."""
+    """Run the command unchanged, watch its ranks, and report findings while it runs."""
     from paralab.doctor import observing
 
-    case = Case()
+    case = Case(settings)
+    wanted = case.settings.select | case.settings.hidden
 
-    def heard(finding: Finding) -> None:
-        if case.silence.heard(finding):
+    def report(finding: Finding) -> None:
+        if finding.id in wanted and not case.ignore(finding):
             say(finding)
 
     with (
@@ -169,60 +245,60 @@ def observe(
         else TemporaryDirectory(prefix="paralab-doctor-", ignore_cleanup_errors=True) as place
     ):
         observed = observing.observe(
-            command, folder=Path(place), steps=steps, stall_seconds=stall_seconds, say=heard
+            command, folder=Path(place), steps=steps, stall_seconds=stall_seconds, say=report
         )
-    case.add(observed.findings)
+    case.add([finding for finding in observed.findings if finding.id in wanted])
     case.notes += observed.notes
     code = observed.exit_code
-    many = f" {plural(steps, 'step')}" if steps else ""
-    cost = (
-        ""
-        if observed.cost is None
-        else f" (being watched took {observed.cost:.1%} of their time, as they measured it)"
-    )
+    many = f" for {plural(steps, 'step')}" if steps else ""
+    cost = ""
+    if observed.cost is not None:
+        cost = f" (watching took {observed.cost:.1%} of their time by their own clocks)"
     if code and not case.findings:
-        case.notes.append(f"The command ended with exit code {code}, and no rule explains why.")
-    return case.closed(
+        case.notes.append(
+            f"The command ended with exit code {code}. Its own output has the reason; "
+            "the doctor knows no failure that matches."
+        )
+    return case.close(
         shlex.join(command),
         ("ranks",),
-        f"its ranks while they trained{many}{cost}, {_rules_of('ranks')}",
-        "the script itself, and what these ranks and steps did not come to: `paralab doctor SCRIPT.py` reads all branches",
+        f"its ranks while they trained{many}{cost}, for {_number('ranks')}",
+        "branches that these ranks and steps did not reach (`paralab doctor SCRIPT.py` does)",
         command_exit_code=code,
     )
 
 
 def attach(pid: int) -> Diagnosis:
-    """A job that stands still now."""
+    """Find out where each rank of a hung job is stuck."""
     from paralab.doctor import attaching
 
     case = Case()
     attached = attaching.attach(pid)
     case.add(attached.findings)
     case.notes.extend(attached.notes)
-    return case.closed(
+    return case.close(
         f"process {pid}",
         ("ranks",),
-        "the stacks of its ranks, and the collectives where they were recorded",
-        "anything but this moment: what led here shows `paralab doctor -- COMMAND`",
+        "the stacks of its ranks, and their collectives if they were recorded",
+        "how the job got here (`paralab doctor -- COMMAND` shows it)",
     )
 
 
-def preflight() -> Diagnosis:
-    """This machine, and what of it was given to us."""
+def preflight(settings: Settings | None = None) -> Diagnosis:
+    """Check this machine and what the job may use of it."""
     from paralab.doctor import preflight
 
-    case = Case()
+    case = Case(settings)
     facts = preflight.look()
-    case.add(apply("machine", facts))
-    return case.closed(
+    case.run_checks("machine", facts)
+    return case.close(
         "this machine",
         ("machine",),
-        f"devices, backends, ports, memory, cores and links, {_rules_of('machine')}",
-        "any training: give a script, a command after --, a run folder or logs",
+        f"devices, backends, ports, memory, cores, and links, for {_number('machine')}",
+        "training code (pass a script, a folder, a run folder, logs, or -- COMMAND)",
         facts=tuple(preflight.table(facts, case.findings)),
     )
 
 
-def _rules_of(way: Source) -> str:
-    known = checks(way)
-    return f"{plural(len(known), 'check')} for {len(checked_ids(way))} entries of the catalog"
+def _number(source: Source) -> str:
+    return plural(len(checked_ids(source)), "failure")

@@ -1,4 +1,4 @@
-"""What the doctor says: findings, each with its place, its reason here and its evidence."""
+"""What the doctor reports: findings, each with its place, the reason, and the evidence."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "suspect")
 
 @dataclass(frozen=True)
 class Edit:
-    """Lines `first`..`last` of a file (from 1, both included) become `lines`. An insertion before
-    line n: first=n, last=n-1."""
+    """Replace lines `first` to `last` of a file (from 1, both included) with `lines`. To insert
+    before line n, use first=n and last=n-1."""
 
     file: str
     first: int
@@ -22,8 +22,8 @@ class Edit:
 
 @dataclass(frozen=True)
 class Finding:
-    """`error`: it is so. `warning`: it is so, and costs time or quality, not correctness.
-    `suspect`: it may be so, and `why` says what would make it certain."""
+    """`error`: certain and harmful. `warning`: certain, and costs time or quality. `suspect`:
+    possible; `why` says what would decide it."""
 
     id: str
     severity: Severity
@@ -31,23 +31,40 @@ class Finding:
     fix: str  # what to write instead, here
     file: str | None = None
     line: int | None = None
-    rank: int | None = None  # the culprit, never its victim
-    evidence: tuple[str, ...] = ()  # what was seen: lines of code, of a log, measured numbers
+    rank: int | None = None  # the rank at fault, never its victim
+    evidence: tuple[str, ...] = ()  # lines of code or of a log, measured numbers
     gain: float | None = None  # the share of the step that the fix would save
     edits: tuple[Edit, ...] = field(default=(), compare=False)  # the fix, where it is safe
+
+    @property
+    def place(self) -> str:
+        """`train.py:41`, or empty."""
+        return f"{self.file or ''}{f':{self.line}' if self.file and self.line else ''}"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 @dataclass(frozen=True)
+class Failure:
+    """Something that could not be checked: a whole file, or one check of it (`check`)."""
+
+    file: str
+    reason: str  # a sentence that names the file or the check
+    check: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.reason}" if self.check else self.reason
+
+
+@dataclass(frozen=True)
 class Looked:
-    """One thing that was looked at, also where all is well. `value`: what was seen, or why nothing
-    was. `findings`: their ids."""
+    """One fact about this machine, good or bad. `value`: what was measured, or why nothing was.
+    `findings`: their ids."""
 
     name: str
     value: str | None
-    verdict: str  # good, not looked at, not set, or what was found: "suspect L11"
+    verdict: str  # good, not looked at, not set, or a severity and an id: "suspect L11"
     findings: tuple[str, ...] = ()
 
 

@@ -1,9 +1,8 @@
 """Comments that silence a finding: `# paralab: ignore[G01] reason`, on the line or alone on the
 line before.
 
-A comment covers the whole statement it belongs to: a formatter may have spread it over several
-lines. Capitals and spaces do not matter: a comment that looks as if it silenced must not be passed
-over without a word.
+A comment covers its whole statement, because a formatter may spread it over several lines. Case and
+spaces do not matter: a comment that looks as if it silences something must do so.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import re
 import tokenize
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from paralab.doctor.catalog import ENTRIES
 from paralab.doctor.finding import Finding
@@ -22,12 +22,15 @@ COMMENT = re.compile(
     r"#\s*paralab\s*(?::\s*ignore\b|ignore(?=\s*\[))\s*(?:\[(?P<ids>[^\]]*)\])?[\s:,–-]*(?P<reason>.*)$",
     re.IGNORECASE,
 )
+LAYOUT = (tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 
 @dataclass(frozen=True)
 class Ignore:
+    """One comment."""
+
     file: str
-    line: int  # of the comment
+    line: int
     ids: tuple[str, ...]
     reason: str
     lines: range  # of the statement that it silences
@@ -42,90 +45,88 @@ class Ignore:
 
 @dataclass(frozen=True)
 class Ignored:
+    """A finding that is not reported, what silenced it, and the reason given."""
+
     finding: Finding
-    by: Ignore
+    by: Literal["comment", "per-file-ignores", "baseline"]
+    reason: str
+    comment: Ignore | None = None
 
 
-def ignores(file: str, text: str) -> list[Ignore]:
-    """All such comments in a script. Text in strings is no comment."""
+def find_comments(file: str, text: str) -> list[Ignore]:
+    """Every such comment in a script; text in strings is not a comment."""
     if "paralab" not in text.lower():
         return []
-    found: list[tuple[int, re.Match[str]]] = []
-    made: list[Ignore] = []
-    first: int | None = None  # line in which the current statement begins
+    waiting: list[tuple[int, re.Match[str]]] = []
+    comments: list[Ignore] = []
+    first: int | None = None  # the line in which the current statement begins
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT:
                 match = COMMENT.search(token.string)
                 if match:
-                    found.append((token.start[0], match))
+                    waiting.append((token.start[0], match))
             elif token.type == tokenize.NEWLINE:
-                made += [
-                    _made(file, line, match, range(first or line, token.end[0] + 1))
-                    for line, match in found
+                comments += [
+                    _parse(file, line, match, range(first or line, token.end[0] + 1))
+                    for line, match in waiting
                 ]
-                found, first = [], None
-            elif (
-                token.type
-                not in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-                and first is None
-            ):
+                waiting, first = [], None
+            elif token.type not in LAYOUT and first is None:
                 first = token.start[0]
     except (tokenize.TokenError, SyntaxError):
-        pass  # a script that is none is told by who reads it
-    return made + [_made(file, line, match, range(line, line + 1)) for line, match in found]
+        pass  # invalid Python is reported where it is parsed
+    return comments + [_parse(file, line, match, range(line, line + 1)) for line, match in waiting]
 
 
-def _made(file: str, line: int, match: re.Match[str], lines: range) -> Ignore:
+def _parse(file: str, line: int, match: re.Match[str], lines: range) -> Ignore:
     ids = tuple(id.strip().upper() for id in (match["ids"] or "").split(",") if id.strip())
     return Ignore(file, line, ids, match["reason"].strip(), lines)
 
 
-class Silence:
-    """The comments of all files that findings point to, read when the first finding comes."""
+class Comments:
+    """The comments in every file that a finding points to, read on demand."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._of: dict[str, list[Ignore]] = {}
-        self.ignored: list[Ignored] = []
+        self._by_file: dict[str, list[Ignore]] = {}
+        self._used: set[tuple[Ignore, str]] = set()
 
-    def of(self, file: str) -> list[Ignore]:
-        if file not in self._of:
-            self._of[file] = (
-                ignores(file, self._sources.text(file) or "") if file.endswith(".py") else []
-            )
-        return self._of[file]
+    def in_file(self, file: str) -> list[Ignore]:
+        if file not in self._by_file:
+            text = self._sources.text(file) if file.endswith(".py") else None
+            self._by_file[file] = find_comments(file, text or "")
+        return self._by_file[file]
 
-    def heard(self, finding: Finding) -> bool:
-        """False if a comment silences it."""
-        by = (
-            next((ignore for ignore in self.of(finding.file) if ignore.silences(finding)), None)
-            if finding.file
-            else None
-        )
-        if by:
-            self.ignored.append(Ignored(finding, by))
-        return by is None
+    def silencing(self, finding: Finding) -> Ignore | None:
+        """The comment that silences a finding."""
+        if not finding.file:
+            return None
+        comments = self.in_file(finding.file)
+        comment = next((each for each in comments if each.silences(finding)), None)
+        if comment:
+            self._used.add((comment, finding.id))
+        return comment
 
     def notes(self, files: Iterable[str], ids: Collection[str]) -> list[str]:
-        """What is wrong with the comments themselves. `ids`: what was looked for, so what a comment
-        could have silenced."""
+        """Mistakes in the comments themselves. `ids`: the failures that the checks looked for."""
         notes = []
-        for comment in (comment for file in dict.fromkeys(files) for comment in self.of(file)):
-            used = {each.finding.id for each in self.ignored if each.by == comment}
+        for comment in (each for file in dict.fromkeys(files) for each in self.in_file(file)):
             if not comment.ids:
                 notes.append(
-                    f"{comment.place}: names no entry, so it silences nothing; write ignore[ID] and a reason."
+                    f"{comment.place}: the comment names no id, so it silences nothing. "
+                    "Write ignore[ID] and a reason."
                 )
             elif not comment.reason:
                 notes.append(
-                    f"{comment.place}: ignore[{', '.join(comment.ids)}] gives no reason; write one after the bracket."
+                    f"{comment.place}: ignore[{', '.join(comment.ids)}] has no reason. "
+                    "Write one after the bracket."
                 )
             for id in comment.ids:
                 if id not in ENTRIES:
-                    notes.append(f"{comment.place}: there is no entry {id!r}.")
-                elif id in ids and id not in used:
+                    notes.append(f"{comment.place}: there is no failure {id!r}.")
+                elif id in ids and (comment, id) not in self._used:
                     notes.append(
-                        f"{comment.place}: ignore[{id}] silences nothing; it can be removed."
+                        f"{comment.place}: ignore[{id}] silences nothing and can be removed."
                     )
         return notes

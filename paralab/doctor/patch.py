@@ -1,5 +1,8 @@
-"""Cures as text: a finding's edits become a unified diff, and on request the file itself. A file
-that is not exactly what the edits were made for stays as it is."""
+"""Fixes as text: a finding's edits become a unified diff and, with --fix, a new file.
+
+Edits replace whole lines and keep everything else byte for byte. A file that is not exactly the
+text that was checked stays unchanged.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +25,42 @@ class DoesNotFit(Exception):
 
 
 @dataclass(frozen=True)
+class Left:
+    """A finding that --fix did not fix, and why."""
+
+    finding: Finding
+    reason: str
+
+
+@dataclass(frozen=True)
 class Fixes:
-    """What --fix did: a diff per changed file, and why other fixes were left out."""
+    """What --fix did: a diff per changed file, the fixed ids, and the findings it left."""
 
     changed: dict[str, str]
     ids: tuple[str, ...]
-    left: tuple[str, ...]
+    left: tuple[Left, ...]
+
+    def to_json(self) -> dict[str, object]:
+        left = [
+            {
+                "id": each.finding.id,
+                "file": each.finding.file,
+                "line": each.finding.line,
+                "reason": each.reason,
+            }
+            for each in self.left
+        ]
+        return {"files": self.changed, "ids": list(self.ids), "left": left}
 
 
 def _span(edit: Edit) -> tuple[float, float]:
-    """Where an edit works, on an axis on which line n reaches from n to n+1. An insertion is the
-    point before its line."""
+    """The part of the file that an edit replaces, where line n reaches from n to n+1. An insertion
+    is the point before its line."""
     return (edit.first, edit.last + 1)
 
 
 def overlap(one: Edit, other: Edit) -> bool:
-    """Two edits of one file that cannot both be made, or not in a known order: 3–5 and 4–4, or two
-    insertions before line 3."""
+    """Do two edits touch the same lines (3–5 and 4–4), or insert before the same line?"""
     if one.file != other.file:
         return False
     (a, b), (c, d) = _span(one), _span(other)
@@ -48,8 +70,7 @@ def overlap(one: Edit, other: Edit) -> bool:
 
 
 def edited(text: str, edits: Iterable[Edit]) -> str:
-    """The text after the edits. Line ends are kept as the file has them, also a last line without
-    one."""
+    """The text after the edits, with the line ends of the file, also a missing last one."""
     lines = lines_of(text)
     end = next(
         (line[len(line.rstrip("\r\n")) :] for line in lines if line.endswith(("\n", "\r"))), "\n"
@@ -75,7 +96,7 @@ def edited(text: str, edits: Iterable[Edit]) -> str:
 
 
 def shown_path(file: str) -> str:
-    """Relative to here where that is possible: what a diff, a terminal and a code host want."""
+    """A path relative to the current folder, if it is below it."""
     try:
         return Path(file).resolve().relative_to(Path.cwd().resolve()).as_posix()
     except (ValueError, OSError):
@@ -96,8 +117,7 @@ def _diff(file: str, before: str, after: str) -> str:
 
 
 def diff(edits: Sequence[Edit], sources: Sources) -> str | None:
-    """A unified diff over all files; None if there is nothing to change, or the edits do not fit
-    the files."""
+    """A unified diff over all files; None if there is nothing to change or the edits do not fit."""
     parts = []
     for file in dict.fromkeys(edit.file for edit in edits):
         before = sources.text(file)
@@ -113,31 +133,26 @@ def diff(edits: Sequence[Edit], sources: Sources) -> str | None:
 
 
 def fix(findings: Sequence[Finding], sources: Sources) -> Fixes:
-    """Make the fixes of errors and warnings, the most certain first. One that touches lines of
-    another waits for the next time."""
+    """Apply the fixes of errors and warnings, the most certain first."""
     chosen: list[Edit] = []
+    texts: dict[str, str] = {}
     ids, left = [], []
     for finding in findings:
-        named = f"{finding.id} at {finding.file}:{finding.line}"
-        if not finding.edits:
-            continue
-        if finding.severity == "suspect":
-            left.append(f"{named}: only a suspicion; its patch is shown and not applied.")
-        elif any(
-            overlap(edit, other) for edit in finding.edits for other in chosen if edit != other
-        ):
-            left.append(f"{named}: its lines are changed by another fix already; run it once more.")
-        else:
-            chosen += [edit for edit in finding.edits if edit not in chosen]
-            ids.append(finding.id)
-    new = {
-        file: _new_text(file, [edit for edit in chosen if edit.file == file], sources)
-        for file in {e.file: 0 for e in chosen}
-    }
+        reason = _reason_to_leave(finding, chosen, sources)
+        if reason is None:
+            more = [edit for edit in finding.edits if edit not in chosen]
+            try:
+                texts |= _apply([*chosen, *more], {edit.file for edit in finding.edits}, sources)
+            except (DoesNotFit, SyntaxError) as error:
+                reason = f"its patch does not fit ({error})"
+            else:
+                chosen += more
+                ids.append(finding.id)
+        if reason is not None:
+            left.append(Left(finding, reason))
+
     changed = {}
-    for file in new:  # all of them, before the first is written
-        _check(Path(file), expected=sources.text(file) or "")
-    for file, after in new.items():
+    for file, after in texts.items():
         changed[file] = _diff(file, sources.text(file) or "", after)
         _replace(Path(file).resolve(), after)
     if changed:
@@ -145,43 +160,43 @@ def fix(findings: Sequence[Finding], sources: Sources) -> Fixes:
     return Fixes(changed, tuple(ids), tuple(left))
 
 
-def _new_text(file: str, edits: list[Edit], sources: Sources) -> str:
-    before = sources.text(file)
-    if before is None:
-        raise UsageError(
-            f"{file} cannot be read, so it cannot be fixed.", fix="a script that is here"
+def _reason_to_leave(finding: Finding, chosen: list[Edit], sources: Sources) -> str | None:
+    if finding.severity == "suspect":
+        return "only a suspect"
+    if not finding.edits:
+        return "needs a change by hand"
+    for file in dict.fromkeys(edit.file for edit in finding.edits):
+        text, path = sources.text(file), Path(file)
+        if text is None:
+            return f"{file} cannot be read"
+        if read(path) != text:
+            return f"{file} has changed since it was checked"
+        if not (os.access(path, os.W_OK) and os.access(path.resolve().parent, os.W_OK)):
+            return f"{file} is read-only"
+    if any(overlap(edit, other) for edit in finding.edits for other in chosen if edit != other):
+        return "another fix changes the same lines; run --fix again"
+    return None
+
+
+def _apply(edits: Sequence[Edit], files: set[str], sources: Sources) -> dict[str, str]:
+    """The new text of each file; raises if it would not be valid Python."""
+    texts = {}
+    for file in sorted(files):
+        texts[file] = edited(
+            sources.text(file) or "", [edit for edit in edits if edit.file == file]
         )
-    try:
-        after = edited(before, edits)
         if file.endswith(".py"):
-            ast.parse(after)
-    except (DoesNotFit, SyntaxError) as error:
-        raise UsageError(
-            f"{file} was left as it is: the fix does not fit ({error}).",
-            fix="apply the shown patch by hand",
-        ) from error
-    return after
-
-
-def _check(path: Path, expected: str) -> None:
-    if read(path) != expected:
-        raise UsageError(
-            f"{path} has changed since it was read; it was left as it is.", fix="run it again"
-        )
-    if not os.access(path, os.W_OK):
-        raise UsageError(
-            f"{path} is read-only; it was left as it is.",
-            fix="make it writable, or apply the shown patch by hand",
-        )
+            ast.parse(texts[file])
+    return texts
 
 
 def _replace(path: Path, text: str) -> None:
-    """The new text under the old name in one move: whatever happens, one of the two is there."""
+    """Write a temporary file and rename it: the file has the old or the new text, nothing between."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
         raise UsageError(
-            f"{path} cannot be replaced: {error.strerror}.", fix="apply the shown patch by hand"
+            f"{path} cannot be replaced: {error.strerror}.", fix="apply the patch by hand"
         ) from error
     try:
         with os.fdopen(handle, "wb") as stream:

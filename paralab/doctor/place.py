@@ -1,4 +1,4 @@
-"""Places in the user's code, as observed ranks name them."""
+"""Places in the user's code that watched ranks report."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Site:
-    """Where a call came from: the user's own frames, innermost first, at most four. Two calls of
-    one helper function have the same first place and differ in the next."""
+    """Where a call came from: up to four frames of the user's code, innermost first. Two calls of
+    one helper have the same first place and differ in the next."""
 
     stack: tuple[Place, ...]
 

@@ -1,13 +1,13 @@
-"""A diagnosis: what was looked at and what was found, ready to be printed, sent as JSON or as
-SARIF."""
+"""A diagnosis: what was checked and what was found, ready to print or to write as JSON or SARIF."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paralab.doctor.catalog import ENTRIES
-from paralab.doctor.finding import SEVERITIES, Finding, Looked
+from paralab.doctor.finding import SEVERITIES, Failure, Finding, Looked
 from paralab.doctor.ignoring import Ignored
 from paralab.doctor.patch import diff
 from paralab.doctor.registry import Source
@@ -19,31 +19,64 @@ from paralab.units import plural
 class Diagnosis:
     subject: str  # train.py, a command, this machine
     ways: tuple[Source, ...]
-    findings: tuple[Finding, ...]  # in the order in which they are told
-    looked_at: str  # in words, and what was not: silence must not be taken for more than it is
-    not_looked_at: str
+    findings: tuple[Finding, ...]  # the most certain first
+    looked_at: str  # in words
+    not_looked_at: str  # so that "nothing found" promises no more than it can
     ignored: tuple[Ignored, ...] = ()
+    hidden: Mapping[str, int] = field(default_factory=dict)  # off by default: id -> number
+    failures: tuple[Failure, ...] = ()  # what could not be checked
     notes: tuple[str, ...] = ()
-    facts: tuple[Looked, ...] = ()  # of this machine, also where all is well
-    command_exit_code: int | None = None  # of the observed command
+    facts: tuple[Looked, ...] = ()  # about this machine, good or bad
+    command_exit_code: int | None = None  # of the watched command
     sources: Sources = field(default_factory=Sources, compare=False, repr=False)
 
     def exit_code(self, strict: bool = False) -> int:
-        """0 healthy, 1 not. A suspicion alone makes nobody's build fail, unless that is asked
-        for."""
-        unhealthy = any(strict or finding.severity != "suspect" for finding in self.findings)
-        return int(unhealthy or bool(self.command_exit_code))
+        """0 clean, 1 findings, a file that cannot be analyzed, or a command that failed. Suspects
+        count only if `strict`."""
+        findings = any(strict or finding.severity != "suspect" for finding in self.findings)
+        unread = any(failure.check is None for failure in self.failures)
+        return int(findings or unread or bool(self.command_exit_code))
 
-    def counted(self) -> str:
-        """2 errors, 1 suspect"""
+    def certain(self) -> tuple[Finding, ...]:
+        """Errors and warnings."""
+        return tuple(finding for finding in self.findings if finding.severity != "suspect")
+
+    def count(self, *severities: str) -> str:
+        """`2 errors, 1 suspect`, or empty."""
         counts = {
             severity: sum(finding.severity == severity for finding in self.findings)
             for severity in SEVERITIES
+            if severity in (severities or SEVERITIES)
         }
-        return (
-            ", ".join(plural(count, severity) for severity, count in counts.items() if count)
-            or "nothing found"
-        )
+        return ", ".join(plural(count, severity) for severity, count in counts.items() if count)
+
+    def summary(self, suspects_shown: bool) -> list[str]:
+        """The lines that end every report: how many findings, and what is not shown."""
+        shown = self.count() if suspects_shown else self.count("error", "warning")
+        lines = []
+        if shown:
+            example = self.findings[0].id
+            lines.append(f"{shown}. `paralab doctor --explain {example}` explains a failure.")
+        else:
+            lines.append(f"Nothing found in {self.subject}.")
+            lines.append(f"Checked: {self.looked_at}.")
+            lines.append(f"Not checked: {self.not_looked_at}.")
+        suspects = self.count("suspect")
+        if suspects and not suspects_shown:
+            lines.append(f"{suspects} (possible but undecided): add --suspects.")
+        for id, number in self.hidden.items():
+            title = ENTRIES[id].title
+            lines.append(f"{plural(number, id + ' finding')} ({title}): add --select {id}.")
+        if self.ignored:
+            kinds = {"comment": "comments", "per-file-ignores": "per-file-ignores"}
+            by = {each.by: 0 for each in self.ignored}
+            for each in self.ignored:
+                by[each.by] += 1
+            words = [
+                f"{number} by {kinds.get(kind, 'the baseline')}" for kind, number in by.items()
+            ]
+            lines.append(f"Silenced: {', '.join(words)}.")
+        return lines
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -51,9 +84,11 @@ class Diagnosis:
             "ways": list(self.ways),
             "findings": [self.finding_json(finding) for finding in self.findings],
             "ignored": [
-                {**self.finding_json(each.finding), "reason": each.by.reason}
+                {**self.finding_json(each.finding), "by": each.by, "reason": each.reason}
                 for each in self.ignored
             ],
+            "hidden": dict(self.hidden),
+            "failures": [asdict(failure) for failure in self.failures],
             "notes": list(self.notes),
             "facts": [asdict(fact) for fact in self.facts],
             "looked_at": self.looked_at,

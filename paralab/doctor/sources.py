@@ -1,5 +1,4 @@
-"""The user's files, each read once: what was judged, what is shown and what a patch starts from are
-the same text."""
+"""The user's files, each read once: the doctor checks, shows, and patches the same text."""
 
 from __future__ import annotations
 
@@ -10,8 +9,7 @@ from pathlib import Path
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines with their ends, as Python counts them: str.splitlines would also break at form
-    feeds and the like."""
+    """The lines with their ends, as Python counts them: str.splitlines also breaks at form feeds."""
     return list(io.StringIO(text, newline=""))
 
 
@@ -20,14 +18,13 @@ class Sources:
     _texts: dict[str, str | None] = field(default_factory=dict)
 
     def text(self, file: str) -> str | None:
-        """None: there is no such file here, or it is no text (a log may tell of files on another
-        machine)."""
+        """None if the file is not here (a log may name files of another machine) or is not text."""
         if file not in self._texts:
             self._texts[file] = read(Path(file))
         return self._texts[file]
 
     def lines(self, file: str) -> list[str]:
-        """Without their ends; empty if there is no such file."""
+        """The lines without their ends; empty if the file is not here."""
         return [line.rstrip("\r\n") for line in lines_of(self.text(file) or "")]
 
     def line(self, file: str | None, number: int | None) -> str | None:
@@ -35,7 +32,7 @@ class Sources:
         return lines[number - 1] if number and 1 <= number <= len(lines) else None
 
     def forget(self) -> None:
-        """They were changed."""
+        """Read everything again, because files have changed."""
         self._texts.clear()
 
 
@@ -52,7 +49,7 @@ def read(path: Path) -> str | None:
 
 
 def python_of(path: Path) -> str:
-    """The text of a script in the encoding that it declares, without a byte order mark. What is no
-    text stays readable in parts."""
+    """The text of a script in its declared encoding, without a byte order mark. Bytes that do not
+    decode become replacement characters."""
     text = read(path)
     return path.read_bytes().decode("utf-8", errors="replace") if text is None else text

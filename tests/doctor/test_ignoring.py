@@ -1,10 +1,9 @@
-"""Comments that silence: which statement they cover, and what is said about the comments
-themselves."""
+"""Comments that silence: which statement they cover, and notes about the comments themselves."""
 
 import pytest
 
 from paralab.doctor.finding import Finding
-from paralab.doctor.ignoring import Silence, ignores
+from paralab.doctor.ignoring import Comments, find_comments
 from paralab.doctor.sources import Sources
 
 SCRIPT = """\
@@ -25,18 +24,18 @@ def at(line, id):
 
 
 @pytest.fixture
-def silence(tmp_path, monkeypatch):
+def comments_in(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def of(text):
         (tmp_path / "train.py").write_text(text)
-        return Silence(Sources())
+        return Comments(Sources())
 
     return of
 
 
 @pytest.mark.parametrize(
-    ("line", "id", "heard"),
+    ("line", "id", "reported"),
     [
         (1, "G01", False),
         (1, "G02", True),  # another entry
@@ -53,8 +52,8 @@ def silence(tmp_path, monkeypatch):
         (9, "A01", True),
     ],
 )
-def test_a_comment_covers_its_statement(silence, line, id, heard):
-    assert silence(SCRIPT).heard(at(line, id)) is heard
+def test_a_comment_covers_its_statement(comments_in, line, id, reported):
+    assert (comments_in(SCRIPT).silencing(at(line, id)) is None) is reported
 
 
 @pytest.mark.parametrize(
@@ -67,39 +66,30 @@ def test_a_comment_covers_its_statement(silence, line, id, heard):
         "# noqa: E501  # paralab: ignore[G01,G02] – divided elsewhere",
     ],
 )
-def test_capitals_and_spaces_do_not_matter(silence, comment):
-    comments = silence(f"loss.backward()  {comment}\n")
-    assert not comments.heard(at(1, "G01"))
-    assert [each.by.reason for each in comments.ignored] == ["divided elsewhere"]
+def test_capitals_and_spaces_do_not_matter(comments_in, comment):
+    comments = comments_in(f"loss.backward()  {comment}\n")
+    assert comments.silencing(at(1, "G01")).reason == "divided elsewhere"
     assert comments.notes(["train.py"], {"G01"}) == []
 
 
-def test_other_words_about_paralab_are_no_such_comment(silence):
-    comments = silence(
+def test_other_words_about_paralab_are_no_such_comment(comments_in):
+    comments = comments_in(
         "a()  # paralab ignores this\nb()  # paralab: see the docs\nc()  # paralab: Ignore G01, it is fine\n"
     )
     (note,) = comments.notes(["train.py"], {"G01"})
-    assert note.startswith("train.py:3: names no entry")
+    assert note.startswith("train.py:3: the comment names no id")
 
 
-def test_a_finding_without_a_place_is_always_heard(silence):
-    assert silence(SCRIPT).heard(Finding("G01", "error", "why", "fix"))
+def test_a_finding_without_a_place_is_always_reported(comments_in):
+    assert comments_in(SCRIPT).silencing(Finding("G01", "error", "why", "fix")) is None
 
 
-def test_the_reason_is_kept(silence):
-    all_of = silence(SCRIPT)
-    all_of.heard(at(1, "G01"))
-    assert [(each.finding.id, each.by.reason) for each in all_of.ignored] == [
-        ("G01", "divided by the loss function")
-    ]
-
-
-def test_what_is_wrong_with_the_comments(silence):
-    comments = silence(
+def test_what_is_wrong_with_the_comments(comments_in):
+    comments = comments_in(
         "a()  # paralab: ignore[G01]\nb()  # paralab: ignore\nc()  # paralab: ignore[X99] why not\n"
         "d()  # paralab: ignore[T02] old\ne()  # paralab: ignore[H12] seen in a run\n"
     )
-    assert not comments.heard(at(1, "G01")), "a comment without a reason silences, and is told"
+    assert comments.silencing(at(1, "G01")), "a comment without a reason silences, with a note"
     notes = comments.notes(["train.py"], {"G01", "T02"})
     assert [note.split(": ", 1)[0] for note in notes] == [
         "train.py:1",
@@ -109,12 +99,12 @@ def test_what_is_wrong_with_the_comments(silence):
     ]
     for note, words in zip(
         notes,
-        ("gives no reason", "names no entry", "no entry 'X99'", "silences nothing"),
+        ("has no reason", "names no id", "no failure 'X99'", "silences nothing"),
         strict=True,
     ):
         assert words in note
 
 
 def test_a_file_that_is_no_python_is_no_reason_to_fail():
-    (half,) = ignores("x.py", "x = (\n# paralab: ignore[G01] reason\n")
+    (half,) = find_comments("x.py", "x = (\n# paralab: ignore[G01] reason\n")
     assert not half.silences(at(1, "G01"))

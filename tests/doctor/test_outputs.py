@@ -1,5 +1,4 @@
-"""What a diagnosis becomes: words in a terminal, one JSON object, SARIF. The findings are made up,
-the printers are not."""
+"""The formats of a diagnosis: text, concise, github, JSON, and SARIF, with made-up findings."""
 
 import ast
 import json
@@ -8,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from paralab.doctor.diagnosis import look_at
-from paralab.doctor.finding import Edit, Finding, ordered
-from paralab.doctor.ignoring import Ignore, Ignored
+from paralab.doctor.diagnosis import check_paths
+from paralab.doctor.finding import Edit, Failure, Finding, ordered
+from paralab.doctor.ignoring import Ignored
 from paralab.doctor.report import Diagnosis
 from paralab.doctor.show import findings as terminal
+from paralab.doctor.show.lines import concise, github
 from paralab.doctor.show.sarif import as_sarif
 from tests.doctor.cases import CORPUS
 
@@ -61,8 +61,8 @@ SET = Finding(
 def diagnosis(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my train.py").write_text(SCRIPT)
-    by = Ignore("my train.py", 5, ("G09",), "stepped elsewhere", range(5, 6))
-    ignored = Ignored(Finding("G09", "error", "w", "f", "my train.py", 5), by)
+    unstepped = Finding("G09", "error", "w", "f", "my train.py", 5)
+    ignored = Ignored(unstepped, "comment", "stepped elsewhere")
     findings = tuple(ordered([FLUSH, LATE, SLOW, DIVIDED, SET]))
     return Diagnosis(
         "my train.py",
@@ -71,6 +71,8 @@ def diagnosis(tmp_path, monkeypatch):
         "1 script",
         "what only a run shows",
         (ignored,),
+        {"H17": 2},
+        (Failure("net.py", "check S01 unused failed: KeyError: 'x'", "S01 unused"),),
         ("my train.py:9: no reason",),
     )
 
@@ -79,7 +81,7 @@ def test_errors_come_first_and_among_warnings_what_gains_most(diagnosis):
     assert [finding.id for finding in diagnosis.findings] == ["H03", "G01", "G02", "T02", "G06"]
 
 
-def test_in_the_terminal_everything_is_said(diagnosis, capsys):
+def test_text(diagnosis, capsys):
     terminal.print_diagnosis(diagnosis)
     out = capsys.readouterr().out
     for words in (
@@ -90,20 +92,68 @@ def test_in_the_terminal_everything_is_said(diagnosis, capsys):
         "+    loss = criterion(model(x), y) / 4",
         "error H03 A collective that only some ranks call  elsewhere.py:7, rank 1\n",
         "25% of the step",
+        "not checked net.py: check S01 unused failed: KeyError: 'x'\n",
         "note my train.py:9: no reason\n",
-        "2 errors, 2 warnings, 1 suspect (1 finding silenced by comments); paralab doctor --explain H03 tells more\n",
+        "2 errors, 2 warnings. `paralab doctor --explain H03` explains a failure.\n",
+        "1 suspect (possible but undecided): add --suspects.\n",
+        "2 H17 findings (",
+        "): add --select H17.\n",
+        "Silenced: 1 by comments.\n",
     ):
         assert words in out, words
-    assert "seen  my train.py:2" not in out, "the line itself stands there already"
+    assert "seen  my train.py:2" not in out, "the context shows this line already"
+    assert "G06" not in out
 
 
-def test_health_is_told_with_its_limits(capsys):
+def test_text_shows_suspects_on_request(diagnosis, capsys):
+    terminal.print_diagnosis(diagnosis, suspects=True)
+    out = capsys.readouterr().out
+    assert "suspect G06" in out
+    assert "2 errors, 2 warnings, 1 suspect. " in out
+    assert "--suspects" not in out
+
+
+def test_text_explains_a_repeated_failure_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a.py").write_text("".join(f"dist.barrier({number})\n" for number in range(40)))
+    places = [
+        Finding("H03", "error", f"only rank {number}", "call it", "a.py", number + 1)
+        for number in range(40)
+    ]
+    terminal.print_diagnosis(Diagnosis("a.py", ("script",), tuple(places), "1 script", ""))
+    out = capsys.readouterr().out
+    assert "a.py:1 and 39 more places\n" in out
+    assert out.count("why") == out.count("fix") == out.count("only rank") == 1
+    assert "  also  a.py:2  dist.barrier(1)\n        a.py:3  dist.barrier(2)\n" in out
+    assert "and 19 more (--format concise lists all)\n" in out
+    assert len(out.splitlines()) < 35
+
+
+def test_concise_has_one_line_per_finding(diagnosis):
+    assert concise(diagnosis, suspects=False) == [
+        "my train.py: G02 warning every pass synchronizes",
+        "elsewhere.py:7: H03 error only rank 1 calls it",
+        "my train.py:1: T02 warning no epoch",
+        "my train.py:2: G01 error `loss` is not divided by 4, so the gradient is 4 times too large.",
+    ]
+    suspect = "my train.py:4: G06 suspect If len(loader) is no multiple of 4, …"
+    assert concise(diagnosis, suspects=True)[-1] == suspect
+
+
+def test_github_escapes_what_its_commands_reserve(tmp_path):
+    finding = Finding("G06", "warning", "100 %\nof it", "do: this, then that", "a,b.py", 3)
+    diagnosis = Diagnosis("x", ("script",), (finding,), "", "")
+    (line,) = github(diagnosis, suspects=False)
+    assert line.startswith("::warning file=a%2Cb.py,line=3,title=G06 ")
+    assert line.endswith("::100 %25%0Aof it Fix: do: this, then that")
+
+
+def test_nothing_found_says_what_was_not_checked(capsys):
     terminal.print_diagnosis(
         Diagnosis("train.py", ("script",), (), "1 script", "what only a run shows")
     )
-    assert (
-        capsys.readouterr().out
-        == "nothing found in train.py. Looked at: 1 script. Not looked at: what only a run shows.\n"
+    assert capsys.readouterr().out == (
+        "Nothing found in train.py.\nChecked: 1 script.\nNot checked: what only a run shows.\n"
     )
 
 
@@ -119,10 +169,14 @@ def test_health_is_told_with_its_limits(capsys):
     ],
 )
 def test_exit_codes(findings, command, strict, code):
-    assert (
-        Diagnosis("x", ("ranks",), findings, "", "", command_exit_code=command).exit_code(strict)
-        == code
-    )
+    diagnosis = Diagnosis("x", ("ranks",), findings, "", "", command_exit_code=command)
+    assert diagnosis.exit_code(strict) == code
+
+
+@pytest.mark.parametrize(("check", "code"), [(None, 1), ("S01 unused", 0)])
+def test_a_file_that_cannot_be_analyzed_counts_and_our_own_failure_does_not(check, code):
+    failure = Failure("net.py", "why", check)
+    assert Diagnosis("x", ("script",), (), "", "", failures=(failure,)).exit_code() == code
 
 
 def test_json_carries_what_is_documented(diagnosis):
@@ -144,7 +198,9 @@ def test_json_carries_what_is_documented(diagnosis):
     one = next(finding for finding in told["findings"] if finding["id"] == "G01")
     assert one["patch"].splitlines()[:2] == ["--- a/my train.py", "+++ b/my train.py"]
     assert (one["file"], one["line"], one["evidence"]) == ("my train.py", 2, list(DIVIDED.evidence))
-    assert told["ignored"][0].keys() == fields | {"reason"}
+    assert told["ignored"][0].keys() == fields | {"by", "reason"}
+    assert told["hidden"] == {"H17": 2}
+    assert told["failures"][0]["check"] == "S01 unused"
     assert told["subject"] == "my train.py"
 
 
@@ -195,10 +251,10 @@ def test_equal_lines_have_fingerprints_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = (CORPUS / "H03" / "broken.py").read_text()
     Path("train.py").write_text(script)
-    (once,) = as_sarif(look_at([Path("train.py")]))["runs"][0]["results"]
+    (once,) = as_sarif(check_paths([Path("train.py")]))["runs"][0]["results"]
     (mark,) = [line for line in script.splitlines(keepends=True) if "# finds H03" in line]
     Path("train.py").write_text("import os\n" + script.replace(mark, mark + mark))
-    twice = as_sarif(look_at([Path("train.py")]))["runs"][0]["results"]
+    twice = as_sarif(check_paths([Path("train.py")]))["runs"][0]["results"]
     line = once["partialFingerprints"]["primaryLocationLineHash"].removesuffix(":1")
     assert [result["partialFingerprints"]["primaryLocationLineHash"] for result in twice] == [
         f"{line}:1",

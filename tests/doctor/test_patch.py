@@ -1,5 +1,4 @@
-"""Cures: what a diff says, what --fix writes, and that a file which is not as expected stays as it
-is."""
+"""--fix: what a diff says, what is written, and which findings are left and why."""
 
 import os
 import stat
@@ -10,7 +9,6 @@ import pytest
 from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.patch import DoesNotFit, diff, edited, fix, overlap
 from paralab.doctor.sources import Sources
-from paralab.errors import UsageError
 
 TEXT = "one\ntwo\nthree\nfour\n"
 
@@ -85,6 +83,10 @@ def finding(*edits, severity="error", id="G01", line=1):
     return Finding(id, severity, "why", "fix", "train.py", line, edits=edits)
 
 
+def reasons(done):
+    return {each.finding.id: each.reason for each in done.left}
+
+
 DIVIDE = edit(1, 1, "loss = f(x) / 4", file="train.py")
 
 
@@ -135,52 +137,57 @@ def test_a_coding_line_is_heeded(script):
     assert script.read_bytes() == "# coding: latin-1\nname = 'No\xeb'\n".encode("latin-1")
 
 
-def test_a_file_that_has_changed_is_left_as_it_is(script):
+def test_a_file_that_has_changed_is_left(script):
     sources = Sources()
     sources.text("train.py")
     script.write_text("# edited meanwhile\n")
-    with pytest.raises(UsageError, match="has changed since it was read"):
-        fix([finding(DIVIDE)], sources)
+    done = fix([finding(DIVIDE)], sources)
     assert script.read_text() == "# edited meanwhile\n"
+    assert reasons(done) == {"G01": "train.py has changed since it was checked"}
 
 
-def test_a_file_that_must_not_be_written_stays_and_so_do_the_others(script):
+def test_a_file_that_cannot_be_fixed_does_not_stop_the_others(script):
     other = script.parent / "model.py"
     other.write_text("a = 1\n")
     sources = Sources()
     sources.text("model.py")
     other.write_text("a = 3\n")
-    with pytest.raises(UsageError, match=r"model\.py has changed"):
-        fix([finding(DIVIDE), finding(edit(1, 1, "a = 2", file="model.py"), id="A01")], sources)
-    assert "/ 4" not in script.read_text()
+    change = finding(edit(1, 1, "a = 2", file="model.py"), id="A01")
+    done = fix([change, finding(DIVIDE)], sources)
+    assert "/ 4" in script.read_text()
+    assert other.read_text() == "a = 3\n"
+    assert reasons(done) == {"A01": "model.py has changed since it was checked"}
 
 
-def test_a_fix_that_would_break_the_script_is_refused(script):
+def test_a_fix_that_would_break_the_script_is_left(script):
     before = script.read_text()
-    with pytest.raises(UsageError, match="does not fit"):
-        fix([finding(edit(1, 1, "loss = (", file="train.py"))], Sources())
+    done = fix([finding(edit(1, 1, "loss = (", file="train.py"))], Sources())
     assert script.read_text() == before
+    assert reasons(done)["G01"].startswith("its patch does not fit")
 
 
-def test_cures_of_the_same_lines_wait_and_suspicions_are_not_acted_on(script):
-    other = edit(1, 1, "loss = g(x)", file="train.py")
-    last = edit(3, 3, "leap()", file="train.py")
-    done = fix(
-        [finding(DIVIDE), finding(other, id="A01"), finding(last, id="G09", severity="suspect")],
-        Sources(),
-    )
-    assert done.ids == ("G01",)
-    assert "A01" in done.left[0]
-    assert "run it once more" in done.left[0]
-    assert "G09" in done.left[1]
-    assert "only a suspicion" in done.left[1]
-    assert script.read_text() == "loss = f(x) / 4\nloss.backward()\nstep()\n"
-
-
-def test_all_files_are_checked_before_one_is_written(script):
+def test_a_fix_of_two_files_changes_both_or_neither(script):
     other = script.parent / "model.py"
     other.write_text("a = 1\n")
-    wrong = edit(1, 1, "a = (", file="model.py")
-    with pytest.raises(UsageError, match=r"model\.py"):
-        fix([finding(DIVIDE, wrong)], Sources())
+    done = fix([finding(DIVIDE, edit(1, 1, "a = (", file="model.py"))], Sources())
     assert "/ 4" not in script.read_text()
+    assert done.changed == {}
+
+
+def test_every_finding_that_is_left_has_a_reason(script):
+    other = edit(1, 1, "loss = g(x)", file="train.py")
+    last = edit(3, 3, "leap()", file="train.py")
+    findings = [
+        finding(DIVIDE),
+        finding(other, id="A01"),
+        finding(id="H03", line=3),
+        finding(last, id="G09", severity="suspect"),
+    ]
+    done = fix(findings, Sources())
+    assert done.ids == ("G01",)
+    assert reasons(done) == {
+        "A01": "another fix changes the same lines; run --fix again",
+        "H03": "needs a change by hand",
+        "G09": "only a suspect",
+    }
+    assert script.read_text() == "loss = f(x) / 4\nloss.backward()\nstep()\n"

@@ -17,6 +17,7 @@ from paralab.doctor.script.naming import canonical
 from paralab.doctor.script.statements import Run
 from paralab.doctor.script.values import Call, Happening, Leave, Store
 from paralab.doctor.sources import lines_of, python_of
+from paralab.doctor.static.project import Project
 from paralab.doctor.static.script import Script as StaticScript
 from paralab.errors import UsageError
 
@@ -30,10 +31,11 @@ class Script:
     path: Path
     happened: list[Happening]
     trees: dict[Path, ast.Module]
+    project: Project | None = None
 
     @cached_property
     def static(self) -> StaticScript:
-        return StaticScript(self.path)
+        return StaticScript(self.path, self.project)
 
     @cached_property
     def nodes(self) -> dict[Path, list[ast.AST]]:
@@ -96,7 +98,7 @@ class Script:
         return str(file)
 
 
-def read_script(path: Path) -> Script:
+def read_script(path: Path, project: Project | None = None) -> Script:
     try:
         text = python_of(path)
     except OSError as error:
@@ -112,7 +114,7 @@ def read_script(path: Path) -> Script:
         raise UsageError(
             f"{path} is nested too deeply to be followed.", fix="expressions of fewer parts"
         ) from error
-    return Script(path, run.happened, run.sources)
+    return Script(path, run.happened, run.sources, project)
 
 
 def _tree(path: Path, text: str) -> ast.Module:

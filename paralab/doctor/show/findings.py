@@ -1,8 +1,9 @@
-"""A diagnosis in the terminal: every finding with its line, its reason here, its fix and its patch;
-then one line for all."""
+"""A diagnosis in the terminal: every failure once, with its line, reason, fix, patch, and the other
+places where it occurs; then a summary."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.text import Text
@@ -11,6 +12,7 @@ from paralab.doctor.catalog import ENTRIES
 from paralab.doctor.finding import Finding
 from paralab.doctor.patch import Fixes, diff, shown_path
 from paralab.doctor.report import Diagnosis
+from paralab.doctor.show.lines import shown_findings
 from paralab.doctor.show.preflight import print_looked
 from paralab.doctor.sources import Sources
 from paralab.show.console import console, errors, fact_table, show_table
@@ -18,77 +20,99 @@ from paralab.units import plural
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "suspect": "bold cyan"}
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
-AROUND = 2  # lines shown before and after the one that is meant
+AROUND = 2  # lines of context before and after
+MOST_PLACES = 20  # of one failure; --format concise lists all
 
 
-def print_diagnosis(diagnosis: Diagnosis) -> None:
+def print_diagnosis(diagnosis: Diagnosis, suspects: bool = False) -> None:
     print_looked(diagnosis.facts)
-    for finding in diagnosis.findings:
-        print_finding(finding, diagnosis.sources)
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in shown_findings(diagnosis, suspects):
+        groups.setdefault((finding.severity, finding.id), []).append(finding)
+    for findings in groups.values():
+        print_group(findings, diagnosis.sources)
+    print_remarks(diagnosis)
+    first, *rest = diagnosis.summary(suspects)
+    healthy = not groups and not diagnosis.exit_code()
+    console.print(Text(first, style="bold green" if healthy else "bold"), soft_wrap=True)
+    for line in rest:
+        console.print(Text(line, style="dim"), soft_wrap=True)
+
+
+def print_remarks(diagnosis: Diagnosis) -> None:
+    """Print what could not be checked, and the notes."""
+    for failure in diagnosis.failures:
+        console.print(Text.assemble(("not checked ", "yellow"), str(failure)), soft_wrap=True)
     for note in diagnosis.notes:
         console.print(Text.assemble(("note ", "dim"), note), soft_wrap=True)
-    console.print(_closing(diagnosis), soft_wrap=True)
 
 
-def _closing(diagnosis: Diagnosis) -> Text:
-    silenced = (
-        f" ({plural(len(diagnosis.ignored), 'finding')} silenced by comments)"
-        if diagnosis.ignored
-        else ""
-    )
-    if diagnosis.findings:
-        first = diagnosis.findings[0].id
-        return Text(f"{diagnosis.counted()}{silenced}; paralab doctor --explain {first} tells more")
-    return Text.assemble(
-        ("nothing found", "bold green" if not diagnosis.command_exit_code else "bold"),
-        f"{silenced} in {diagnosis.subject}. Looked at: {diagnosis.looked_at}. Not looked at: {diagnosis.not_looked_at}.",
-    )
-
-
-def print_finding(finding: Finding, sources: Sources) -> None:
-    console.print(_headline(finding), soft_wrap=True)
-    context = _context(finding, sources)
+def print_group(findings: Sequence[Finding], sources: Sources) -> None:
+    """Print findings with the same id: the first in full, then the other places."""
+    first, *others = findings
+    headline = _headline(first)
+    if others:
+        headline.append(f" and {plural(len(others), 'more place')}")
+    console.print(headline, soft_wrap=True)
+    context = _context(first, sources)
     for line in context:
         console.print(line, soft_wrap=True, crop=False)
+
     table = fact_table()
-    table.add_row("  why", Text(finding.why))
-    table.add_row("  fix", Text(finding.fix))
-    own = (
-        f"{Path(finding.file).name}:{finding.line}:" if finding.file and context else None
-    )  # the line that stands above
-    for evidence in (
-        evidence for evidence in finding.evidence if not (own and evidence.startswith(own))
-    ):
-        table.add_row("  seen", Text(evidence))
-    if finding.gain:
-        table.add_row("  gain", f"{finding.gain:.0%} of the step")
+    table.add_row("  why", Text(first.why))
+    table.add_row("  fix", Text(first.fix))
+    # The evidence often begins with the line that the context shows already.
+    shown = f"{Path(first.file).name}:{first.line}:" if first.file and context else None
+    for evidence in first.evidence:
+        if not (shown and evidence.startswith(shown)):
+            table.add_row("  seen", Text(evidence))
+    if first.gain:
+        table.add_row("  gain", f"{first.gain:.0%} of the step")
+    for number, other in enumerate(others[:MOST_PLACES]):
+        table.add_row("" if number else "  also", _place_and_code(other, sources))
+    if len(others) > MOST_PLACES:
+        table.add_row("", f"and {len(others) - MOST_PLACES} more (--format concise lists all)")
     show_table(table)
-    patch = diff(finding.edits, sources)
+
+    patch = diff(first.edits, sources)
     if patch:
         console.print(coloured(patch, "  "), soft_wrap=True)
     console.print()
 
 
+def _place_and_code(finding: Finding, sources: Sources) -> Text:
+    """`train.py:41  dist.barrier()`; without a line, the reason."""
+    code = (sources.line(finding.file, finding.line) or "").strip()
+    return Text.assemble(_place(finding), "  ", (code, "dim") if code else finding.why)
+
+
 def say_finding(finding: Finding) -> None:
-    """While the job still runs: one line, above what it prints itself."""
+    """Print one line while the job runs."""
     errors.print(
         Text.assemble("paralab doctor: ", _headline(finding), ". ", finding.why), soft_wrap=True
     )
 
 
 def print_fixes(fixes: Fixes) -> None:
+    """Print what --fix changed, and what it left by id and reason."""
     for file, patch in fixes.changed.items():
         console.print(Text.assemble(("changed ", "bold green"), file), soft_wrap=True)
         console.print(coloured(patch), soft_wrap=True)
-    for left in fixes.left:
-        console.print(Text.assemble(("not changed ", "dim"), left), soft_wrap=True)
     if not fixes.changed:
-        console.print("No file was changed: no finding has a patch that is safe to apply.")
+        console.print("--fix changed nothing.")
+    places: dict[tuple[str, str], list[str]] = {}
+    for each in fixes.left:
+        where = places.setdefault((each.finding.id, each.reason), [])
+        where.append(_place(each.finding) or "no line")
+    for (id, reason), where in places.items():
+        more = f" and {len(where) - 3} more" if len(where) > 3 else ""
+        line = f"{id} at {', '.join(where[:3])}{more}: {reason}"
+        console.print(Text.assemble(("left ", "yellow"), line), soft_wrap=True)
     console.print()
 
 
 def coloured(patch: str, indent: str = "") -> Text:
-    """A unified diff; what is no text of ours is never taken for markup."""
+    """A unified diff in color."""
     text = Text()
     for line in patch.splitlines():
         style = "bold" if line.startswith(("---", "+++")) else DIFF_STYLES.get(line[:1], "")
@@ -99,19 +123,22 @@ def coloured(patch: str, indent: str = "") -> Text:
 
 def _headline(finding: Finding) -> Text:
     known = ENTRIES.get(finding.id)
-    place = (
-        [f"{shown_path(finding.file)}{f':{finding.line}' if finding.line else ''}"]
-        if finding.file
-        else []
-    )
-    place += [f"rank {finding.rank}"] if finding.rank is not None else []
+    place = _place(finding)
     return Text.assemble(
         (finding.severity, STYLES[finding.severity]),
         " ",
         (finding.id, "bold"),
         f" {known.title}" if known else "",
-        *(("  " + ", ".join(place), "underline") if place else "",),
+        *(("  ", (place, "underline")) if place else ()),
     )
+
+
+def _place(finding: Finding) -> str:
+    """`train.py:41, rank 1`"""
+    line = f":{finding.line}" if finding.line else ""
+    parts = [f"{shown_path(finding.file)}{line}"] if finding.file else []
+    parts += [f"rank {finding.rank}"] if finding.rank is not None else []
+    return ", ".join(parts)
 
 
 def _context(finding: Finding, sources: Sources) -> list[Text]:

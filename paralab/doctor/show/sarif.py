@@ -11,31 +11,34 @@ from urllib.parse import quote
 from paralab import __version__
 from paralab.doctor.catalog import ENTRIES
 from paralab.doctor.finding import Edit, Finding
+from paralab.doctor.ignoring import Ignored
 from paralab.doctor.patch import diff, shown_path
 from paralab.doctor.report import Diagnosis
 from paralab.doctor.show.entry import page
 from paralab.doctor.sources import Sources
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-FINGERPRINT = "primaryLocationLineHash"  # the one name by which code hosts know a result again
+FINGERPRINT = "primaryLocationLineHash"  # the name under which code hosts recognize a result
 LEVELS = {"error": "error", "warning": "warning", "suspect": "note"}
 PRECISIONS = {"error": "very-high", "warning": "high", "suspect": "medium"}
 
 
 def as_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
-    told: list[tuple[Finding, str | None]] = [(finding, None) for finding in diagnosis.findings]
-    told += [(each.finding, each.by.reason) for each in diagnosis.ignored]
-    ids = sorted({finding.id for finding, _ in told}, key=lambda id: list(ENTRIES).index(id))
+    every: list[tuple[Finding, Ignored | None]]
+    every = [(finding, None) for finding in diagnosis.findings]
+    every += [(each.finding, each) for each in diagnosis.ignored]
+    ids = sorted({finding.id for finding, _ in every}, key=lambda id: list(ENTRIES).index(id))
     results = [
-        _result(finding, reason, ids.index(finding.id), diagnosis) for finding, reason in told
+        _result(finding, ignored, ids.index(finding.id), diagnosis) for finding, ignored in every
     ]
-    _tell_apart(results)
+    _number_equal_lines(results)
     driver = {
         "name": "paralab doctor",
         "semanticVersion": __version__,
-        "rules": [_rule(id, told) for id in ids],
+        "rules": [_rule(id, [finding for finding, _ in every]) for id in ids],
     }
     notes = [{"level": "note", "message": {"text": note}} for note in diagnosis.notes]
+    notes += [{"level": "error", "message": {"text": str(each)}} for each in diagnosis.failures]
     run = {
         "tool": {"driver": driver},
         "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": notes}],
@@ -46,13 +49,10 @@ def as_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def _rule(id: str, told: list[tuple[Finding, str | None]]) -> dict[str, Any]:
+def _rule(id: str, findings: list[Finding]) -> dict[str, Any]:
     entry = ENTRIES[id]
-    worst = next(
-        severity
-        for severity in LEVELS
-        if any(f.id == id and f.severity == severity for f, _ in told)
-    )
+    severities = {finding.severity for finding in findings if finding.id == id}
+    worst = next(severity for severity in LEVELS if severity in severities)
     return {
         "id": id,
         "shortDescription": {"text": entry.title},
@@ -64,29 +64,29 @@ def _rule(id: str, told: list[tuple[Finding, str | None]]) -> dict[str, Any]:
 
 
 def _result(
-    finding: Finding, ignored_for: str | None, index: int, diagnosis: Diagnosis
+    finding: Finding, ignored: Ignored | None, index: int, diagnosis: Diagnosis
 ) -> dict[str, Any]:
     rank = f" (rank {finding.rank})" if finding.rank is not None else ""
-    seen = "".join(f"\n- {evidence}" for evidence in finding.evidence)
+    evidence = "".join(f"\n- {each}" for each in finding.evidence)
     result: dict[str, Any] = {
         "ruleId": finding.id,
         "ruleIndex": index,
         "level": LEVELS[finding.severity],
-        "message": {"text": f"{finding.why}{rank} Fix: {finding.fix}{seen}"},
+        "message": {"text": f"{finding.why}{rank} Fix: {finding.fix}{evidence}"},
         "locations": _locations(finding, diagnosis),
         "partialFingerprints": {FINGERPRINT: _fingerprint(finding, diagnosis.sources)},
         "properties": {"severity": finding.severity, "rank": finding.rank, "gain": finding.gain},
     }
     if finding.edits and diff(finding.edits, diagnosis.sources):
         result["fixes"] = [_fix(finding, diagnosis.sources)]
-    if ignored_for is not None:
-        result["suppressions"] = [{"kind": "inSource", "justification": ignored_for}]
+    if ignored is not None:
+        kind = "inSource" if ignored.by == "comment" else "external"
+        result["suppressions"] = [{"kind": kind, "justification": ignored.reason}]
     return result
 
 
 def _locations(finding: Finding, diagnosis: Diagnosis) -> list[dict[str, Any]]:
-    """A code host wants a place for everything: what has none is told at the top of the file that
-    was looked at."""
+    """A code host drops a result without a place, so one without goes to the top of the file."""
     file = finding.file or (diagnosis.subject if Path(diagnosis.subject).is_file() else None)
     if not file:
         return []
@@ -105,21 +105,20 @@ def _artifact(file: str) -> dict[str, str]:
 
 
 def _fingerprint(finding: Finding, sources: Sources) -> str:
-    """The same as long as the line says the same, wherever it moves to."""
+    """Equal as long as the text of the line is, wherever it moves."""
     line = (sources.line(finding.file, finding.line) or "").strip()
     return hashlib.sha256(
         f"{finding.id}\0{finding.file and shown_path(finding.file)}\0{line}".encode()
     ).hexdigest()[:32]
 
 
-def _tell_apart(results: list[dict[str, Any]]) -> None:
-    """Equal lines of a file are numbered: two results with one fingerprint would be shown as
-    one."""
-    seen: Counter[str] = Counter()
+def _number_equal_lines(results: list[dict[str, Any]]) -> None:
+    """Number equal lines of a file: a code host shows results with one fingerprint as one."""
+    numbers: Counter[str] = Counter()
     for result in results:
         line = result["partialFingerprints"][FINGERPRINT]
-        seen[line] += 1
-        result["partialFingerprints"][FINGERPRINT] = f"{line}:{seen[line]}"
+        numbers[line] += 1
+        result["partialFingerprints"][FINGERPRINT] = f"{line}:{numbers[line]}"
 
 
 def _fix(finding: Finding, sources: Sources) -> dict[str, Any]:
@@ -139,8 +138,8 @@ def _fix(finding: Finding, sources: Sources) -> dict[str, Any]:
 
 
 def _replacement(edit: Edit, lines: list[str]) -> dict[str, Any]:
-    """An insertion is a region without length; a replacement ends before the end of its last line,
-    which may be the file's."""
+    """An insertion is an empty region. A replacement ends before the newline of its last line, which
+    may be the end of the file."""
     region = {"startLine": edit.first, "startColumn": 1}
     if not edit.lines:
         return {"deletedRegion": region | {"endLine": edit.last + 1, "endColumn": 1}}

@@ -1,0 +1,121 @@
+"""Check many scripts: several processes share the files, and one bad file costs one line."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paralab.doctor.catalog import apply
+from paralab.doctor.finding import SEVERITIES, Failure, Finding
+from paralab.doctor.project_files import entry_points
+from paralab.doctor.static.project import Project
+from paralab.errors import UsageError
+
+FILES_PER_PROCESS = 24  # starting a process takes about as long as checking this many files
+_project = Project()  # of a process that is started here: what it parsed for all its scripts
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the checks said about one script and the local modules it imports."""
+
+    path: Path
+    findings: list[Finding] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    modules: frozenset[str] = frozenset()  # resolved paths; empty if nothing was analyzed
+
+
+def check_project(files: Sequence[Path], ids: Collection[str]) -> list[Checked]:
+    """Check the entry points with the modules they import, then what none of them imports."""
+    first = entry_points(files)
+    results = check_scripts(first, ids)
+    covered = {module for result in results for module in result.modules}
+    covered.update(os.path.realpath(path) for path in first)
+    rest = [path for path in files if os.path.realpath(path) not in covered]
+    return [*results, *check_scripts(rest, ids)]
+
+
+def check_scripts(paths: Sequence[Path], ids: Collection[str]) -> list[Checked]:
+    """Check each script, in the order given."""
+    processes = min(_num_cores(), len(paths) // FILES_PER_PROCESS)
+    if processes < 2:
+        project = Project()
+        return [check_script(path, ids, project) for path in paths]
+    return list(_check_in_processes(paths, ids, processes))
+
+
+def check_script(path: Path, ids: Collection[str], project: Project) -> Checked:
+    """Run the checks that may report one of these ids. Problems become failures, not exceptions."""
+    from paralab.doctor.script.reading import read_script
+
+    failures: list[Failure] = []
+
+    def note(check: str, error: Exception) -> None:
+        failures.append(Failure(str(path), f"check {check} failed: {_first_line(error)}", check))
+
+    try:
+        script = read_script(path, project)
+        findings = apply("script", script, ids=ids, on_error=note)
+    except UsageError as error:
+        return Checked(path, failures=[Failure(str(path), error.problem)])
+    except Exception as error:
+        problem = f"{path} cannot be analyzed: {_first_line(error)}"
+        return Checked(path, failures=[Failure(str(path), problem)])
+    modules = frozenset(str(module.path) for module in script.static.modules)
+    return Checked(path, findings, failures, modules)
+
+
+def merge(results: Sequence[Checked]) -> list[Finding]:
+    """All findings. If two scripts share a module, the most certain finding per line and id."""
+    best: dict[tuple[str, str, int | None], Finding] = {}
+    for finding in (finding for result in results for finding in result.findings):
+        place = os.path.realpath(finding.file) if finding.file else ""
+        key = (finding.id, place, finding.line)
+        known = best.get(key)
+        if known is None or _certainty(finding) < _certainty(known):
+            best[key] = finding
+    return list(best.values())
+
+
+def _check_in_processes(
+    paths: Sequence[Path], ids: Collection[str], processes: int
+) -> Iterator[Checked]:
+    """Share the files in runs of neighbors: files in one folder import the same modules."""
+    size = max(1, len(paths) // (4 * processes))
+    context = multiprocessing.get_context("spawn")  # safe with threads, and the same everywhere
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        parts = [
+            (part, pool.submit(_check_part, part, frozenset(ids)))
+            for part in (paths[at : at + size] for at in range(0, len(paths), size))
+        ]
+        for part, future in parts:
+            try:
+                yield from future.result()
+            except BrokenProcessPool:
+                problem = "cannot be analyzed: its process died"
+                yield from (
+                    Checked(path, failures=[Failure(str(path), f"{path} {problem}")])
+                    for path in part
+                )
+
+
+def _check_part(paths: Sequence[Path], ids: Collection[str]) -> list[Checked]:
+    return [check_script(path, ids, _project) for path in paths]
+
+
+def _first_line(error: Exception) -> str:
+    words = str(error).splitlines()
+    return f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
+
+
+def _certainty(finding: Finding) -> int:
+    return SEVERITIES.index(finding.severity)
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,73 @@
+"""One line per finding: `--format concise` for people and editors, `--format github` for Actions.
+
+Needs only Python: the pre-commit hook prints with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from paralab.doctor.catalog import ENTRIES
+from paralab.doctor.finding import Finding
+from paralab.doctor.patch import shown_path
+from paralab.doctor.report import Diagnosis
+
+COMMANDS = {"error": "error", "warning": "warning", "suspect": "notice"}
+
+
+def shown_findings(diagnosis: Diagnosis, suspects: bool) -> Sequence[Finding]:
+    return diagnosis.findings if suspects else diagnosis.certain()
+
+
+def concise(diagnosis: Diagnosis, suspects: bool) -> list[str]:
+    """`train.py:41: H03 error dist.barrier() runs only on rank 0.`, sorted by place."""
+    by_place = sorted(
+        shown_findings(diagnosis, suspects), key=lambda f: (f.file or "", f.line or 0, f.id)
+    )
+    return [
+        f"{_place(finding, diagnosis)}: {finding.id} {finding.severity} {_one_line(finding.why)}"
+        for finding in by_place
+    ]
+
+
+def github(diagnosis: Diagnosis, suspects: bool) -> list[str]:
+    """Workflow commands: GitHub Actions shows them beside the changed lines."""
+    lines = []
+    for finding in shown_findings(diagnosis, suspects):
+        title = f"{finding.id} {ENTRIES[finding.id].title}"
+        place = ""
+        if finding.file:
+            place = f"file={_property(shown_path(finding.file))},line={finding.line or 1},"
+        message = _escape(f"{finding.why} Fix: {finding.fix}")
+        command = COMMANDS[finding.severity]
+        lines.append(f"::{command} {place}title={_property(title)}::{message}")
+    lines += [f"::warning::{_escape(str(failure))}" for failure in diagnosis.failures]
+    return lines
+
+
+def print_lines(
+    diagnosis: Diagnosis, style: str, suspects: bool, echo: Callable[..., None]
+) -> None:
+    """Print the findings on stdout; what could not be checked and the summary on stderr."""
+    for line in (github if style == "github" else concise)(diagnosis, suspects):
+        echo(line)
+    for line in (*map(str, diagnosis.failures), *diagnosis.notes, *diagnosis.summary(suspects)):
+        echo(line, err=True)
+
+
+def _place(finding: Finding, diagnosis: Diagnosis) -> str:
+    if finding.file:
+        return f"{shown_path(finding.file)}:{finding.line or 1}"
+    return diagnosis.subject if finding.rank is None else f"rank {finding.rank}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _escape(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _escape(text).replace(":", "%3A").replace(",", "%2C")
