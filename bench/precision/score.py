@@ -128,7 +128,9 @@ def score_bugs(checkouts: Path, halves: set[str]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     total: Counter[str] = sum(counts.values(), Counter())
     for id, count in [*sorted(counts.items()), ("all", total)]:
-        cells = (count[name] for name in ("cases", "error", "warning", "suspect", "missed", "after"))
+        cells = (
+            count[name] for name in ("cases", "error", "warning", "suspect", "missed", "after")
+        )
         yield f"| {id} | " + " | ".join(map(str, cells)) + " |"
 
 
