@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from paralab.doctor.collectives import Collective
+from paralab.analyse.collective_matching import CollectiveCall
 from paralab.doctor.logs.line import Line
 from paralab.doctor.logs.report import Ends, Exit, spawned
 from paralab.doctor.logs.traceback import Traceback
@@ -25,7 +25,7 @@ class Logs:
     ends: list[Ends] = field(default_factory=list)
     last: dict[int, Line] = field(default_factory=dict)
     worlds: set[int] = field(default_factory=set)  # numbers of ranks that the job has mentioned
-    dumps: dict[int, list[Collective]] = field(default_factory=dict)
+    dumps: dict[int, list[CollectiveCall]] = field(default_factory=dict)
     dump_names: dict[int, str] = field(default_factory=dict)
 
     def add_source(self, name: str, rank: int | None) -> None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from paralab.doctor.collectives import from_recorder
+from paralab.analyse.collective_matching import from_flight_recorder
 from paralab.doctor.logs import dumps
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import LABEL, Line, clean, parse
@@ -128,7 +128,8 @@ def _take_dump(name: str, dump: dict[str, object], logs: Logs) -> bool:
     said = dump.get("rank")
     rank = said if isinstance(said, int) else rank
     rank = rank if rank is not None else len(logs.dumps)
-    logs.dumps[rank] = from_recorder(dumps.entries(dump))
+    calls = from_flight_recorder(dumps.entries(dump))
+    logs.dumps[rank] = [call for call in calls if call.number is not None]  # no send, no recv
     logs.add_source(name, rank)
     logs.dump_names[rank] = name
     return True

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from paralab.doctor.collectives import changed_places
+from paralab.analyse.collective_matching import changed_places
 from paralab.doctor.events import Collective, Destroy, Init
 from paralab.doctor.finding import Finding
 from paralab.doctor.lines import opposite, written
