@@ -42,6 +42,7 @@ UNDECIDED = (
     r"nois[ey]|(?:can ?not|can['’]t|impossible to|hard to) (?:tell|say|decide)|undecided|unclear"
 )
 LABEL = re.compile(r"\b(?:rank|part|step|process)\s*$")  # the number after it is a name: rank 0
+MOST_TERMS = 3  # an answer with more key terms must be more than a list of them
 LOOSE = ("", "per", "of", "in", "for", "each", "on", "with", "and", "or", "to", "at", "is", "are")
 
 
@@ -52,10 +53,11 @@ def judge(answer: Answer, given: str, tolerance: float) -> Judgment:
     if answer.undecided:
         told = re.search(UNDECIDED, text)
         return ("right", "") if told else ("not judged", "this run is too noisy to tell")
-    if answer.verdict is not None:
-        return _judge_verdict(answer, text)
-    if answer.choice is not None:
-        return _judge_choice(answer, text)
+    if answer.verdict is not None or answer.choice is not None:
+        status, reason = (_judge_choice if answer.verdict is None else _judge_verdict)(answer, text)
+        if status == "right" and _contradicts(answer, text, tolerance):
+            return "not judged", f"no number in it matches the run: {answer.text}"
+        return status, reason
     if answer.terms:
         misplaced = _misplaced(answer.evidence, text)
         return ("not judged", misplaced) if misplaced else _judge_terms(answer.terms, text)
@@ -133,8 +135,12 @@ def _mentions(clause: str, options: Sequence[str]) -> list[tuple[int, str]]:
 
 def _judge_terms(terms: Sequence[str], text: str) -> Judgment:
     clauses = CLAUSE.split(text)
-    stated = all(any(_affirms(clause, term) for clause in clauses) for term in terms)
-    return ("right", "") if stated else ("not judged", "it does not state each key term")
+    if not all(any(_affirms(clause, term) for clause in clauses) for term in terms):
+        return "not judged", "it does not state each key term"
+    mentioned = {word for term in terms for word in term.lower().split("|") if word in text}
+    if len(mentioned) > MOST_TERMS and len(_words(text)) < 3 * len(mentioned):
+        return "not judged", "it lists terms instead of answering"
+    return "right", ""
 
 
 def _affirms(clause: str, term: str) -> bool:
@@ -148,8 +154,9 @@ def _judge_numbers(answer: Answer, text: str, tolerance: float) -> Judgment:
     stated = [number for number in numbers_in(text) if not LABEL.search(text[: number.start])]
     if not facts or not stated:
         return "not judged", ""
-    if _misplaced(facts, text):
-        return "wrong", f"{_misplaced(facts, text)}: {answer.text}"
+    misplaced = _misplaced(facts, text) or _swapped(facts, text, tolerance)
+    if misplaced:
+        return "wrong", f"{misplaced}: {answer.text}"
 
     right = [name for name, value in facts.items() if _states(name, value, stated, text, tolerance)]
     lists = [name for name, value in facts.items() if isinstance(value, list)]
@@ -175,6 +182,32 @@ def _states(name: str, value: Any, stated: Sequence[Stated], text: str, toleranc
         and (not is_count(value) or each.noun in LOOSE or _counts(each, name, text))
         for each in stated
     )
+
+
+def _contradicts(answer: Answer, text: str, tolerance: float) -> bool:
+    """Return whether an answer states factors (`7.3×`), and none of them is the run's."""
+    facts = [each for each in answer.evidence.values() if isinstance(each, int | float)]
+    stated = [one for one in numbers_in(text) if re.match(r"\s*(×|x\b|times\b)", text[one.end :])]
+    known = [number for each in facts for number in (each, 1 / each if each else each)]
+    return bool(facts and stated) and not any(
+        one.equals(number, tolerance) for one in stated for number in known
+    )
+
+
+def _swapped(facts: Mapping[str, Any], text: str, tolerance: float) -> str:
+    """Return which fact has another fact's number: `single: 122 MiB` where all devices have it."""
+    values = {name: value for name, value in facts.items() if isinstance(value, float | int)}
+    for clause in re.split(r"[;.,](?=\s|$)|\band\b|\n", text):
+        names = [name for name in values if re.search(rf"(?<!\w){re.escape(name.lower())}", clause)]
+        stated = numbers_in(clause)
+        stated = [each for each in stated if not LABEL.search(clause[: each.start])]
+        if len(names) == 1 and len(stated) == 1 and not stated[0].noun:
+            others = [value for name, value in values.items() if name != names[0]]
+            if not stated[0].equals(values[names[0]], tolerance) and any(
+                stated[0].equals(other, tolerance) for other in others
+            ):
+                return f"that is not the number for {names[0]}"
+    return ""
 
 
 def _misplaced(facts: Mapping[str, Any], text: str) -> str:

@@ -46,6 +46,8 @@ EITHER = Answer("Q2 Are several GPUs used?", "…", {}, verdict=False, terms=("p
         (DDP, "DDP is not faster.", "not judged"),
         (DDP, "DDP isn't faster than DP", "not judged"),
         (DDP, "DDP is faster. No wait, DataParallel is faster.", "not judged"),
+        (DDP, "DDP, it is 7.3 times as fast.", "not judged"),
+        (DDP, "DDP, it is 1.5 times as fast.", "right"),
         (DDP, "DDP. It overlaps, and DataParallel saves nothing.", "right"),
         (DDP, "DDP. But DataParallel is faster.", "not judged"),
         (DDP, "DDP or DataParallel", "not judged"),
@@ -63,6 +65,9 @@ EITHER = Answer("Q2 Are several GPUs used?", "…", {}, verdict=False, terms=("p
         (NO, "Answer: No", "right"),
         (NO, "Nein, langsamer", "right"),
         (NO, "No, there is no speed-up", "right"),
+        (NO, "No, it is 0.66 times as fast", "right"),
+        (NO, "No, it is 1.52× slower", "right"),
+        (NO, "No, it is 9× slower", "not judged"),
         (NO, "Yes", "wrong"),
         (NO, "Yes and no", "wrong"),
         (NO, "No. Yes.", "wrong"),
@@ -107,6 +112,8 @@ EITHER = Answer("Q2 Are several GPUs used?", "…", {}, verdict=False, terms=("p
         (MEMORY, "74 and 122", "wrong"),  # bytes
         (MEMORY, "740 MiB and 900 MiB", "wrong"),
         (MEMORY, "74 MiB", "not judged"),
+        (MEMORY, "single: 74 MiB, all: 122 MiB", "right"),
+        (MEMORY, "single: 122 MiB, all: 74 MiB", "wrong"),
         # key terms
         (WHEN, "In the backward pass, 2 all-reduces.", "right"),
         (WHEN, "During backward().", "right"),
@@ -118,6 +125,7 @@ EITHER = Answer("Q2 Are several GPUs used?", "…", {}, verdict=False, terms=("p
         (WHY, "There is no central GPU.", "right"),
         (WHY, "Each rank takes part in the all-reduce.", "right"),
         (WHY, "lorem ipsum", "not judged"),
+        (WHY, "central all-reduce each every no central", "not judged"),
     ],
 )
 def test_what_an_answer_states(question, written, status):
