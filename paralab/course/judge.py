@@ -186,9 +186,10 @@ def _states(name: str, value: Any, stated: Sequence[Stated], text: str, toleranc
 
 def _contradicts(answer: Answer, text: str, tolerance: float) -> bool:
     """Return whether an answer states factors (`7.3×`), and none of them is the run's."""
-    facts = [each for each in answer.evidence.values() if isinstance(each, int | float)]
+    numbers = [each for each in answer.evidence.values() if isinstance(each, int | float)]
+    facts = [each for each in numbers if 0 < abs(each) < 1000]  # factors, not bytes
     stated = [one for one in numbers_in(text) if re.match(r"\s*(×|x\b|times\b)", text[one.end :])]
-    known = [number for each in facts for number in (each, 1 / each if each else each)]
+    known = [number for each in facts for number in (each, 1 / each)]
     return bool(facts and stated) and not any(
         one.equals(number, tolerance) for one in stated for number in known
     )
