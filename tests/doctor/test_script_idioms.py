@@ -814,6 +814,13 @@ for step in range(3):
         model.module(other(torch.zeros(8, 1))).mean().backward()
     train_epoch(step)
 """,
+    "an object that someone else made decides": """
+import toolbox
+with toolbox.world() as here:
+    train_epoch(0)
+    if here.is_main:
+        torch.save(plain.state_dict(), "model.pt")
+""",
 }
 
 BROKEN = {
@@ -835,13 +842,6 @@ class Fit:
 fit = Fit(4)
 for epoch in range(2):
     fit.epoch(epoch)
-""",
-    "an object that somebody else made decides": """
-import toolbox
-with toolbox.world() as here:
-    train_epoch(0)
-    if here.is_main:
-        torch.save(plain.state_dict(), "model.pt")  # finds C03
 """,
     "not rank": """
 first = not int(os.getenv("RANK", "0"))

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.registry import check
-from paralab.doctor.script.editing import function_of, inserted, swapped
+from paralab.doctor.script.editing import swapped
 from paralab.doctor.script.feeding import content, loaders_of, may_be
 from paralab.doctor.script.naming import LOADER, SAMPLER
-from paralab.doctor.script.pointing import called, found, short
+from paralab.doctor.script.pointing import found, short
 from paralab.doctor.script.questions import (
     comes_from,
     depends_on_rank,
@@ -274,88 +274,8 @@ def _iter_of(of: Class) -> ast.FunctionDef | None:
 # --------------------------------------------------------------------
 
 
-@check("T02", source="script")
-def same_order_every_epoch(script: Script) -> Iterator[Finding]:
-    for trained in _trained(script):
-        loop, samplers = trained.loop, trained.samplers
-        if (
-            loop is None
-            or not samplers
-            or any(_is_false(sampler.argument(3, "shuffle")) for sampler in samplers)
-        ):
-            continue
-        context = trained.backward.call.context
-        epochs = next(
-            (part for part in reversed(context[: context.index(loop)]) if isinstance(part, Loop)),
-            None,
-        )
-        if epochs is None or epochs in trained.loader.context or _is_told(script, trained):
-            continue
-        at = Happening(trained.backward.call.number, loop.node, loop.file, ())
-        sampler = samplers[0]
-        why = (
-            f"`{called(sampler)}` (line {sampler.line}) shuffles by its seed and its epoch, and nobody tells it the epoch: every "
-            f"pass of the loop in line {getattr(epochs.node, 'lineno', 0)} sees the samples in the same order, and each rank "
-            "always the same ones."
-        )
-        fix = "Call `sampler.set_epoch(epoch)` at the start of every epoch."
-        yield found(
-            script,
-            "T02",
-            "warning",
-            at,
-            why,
-            fix,
-            also=(sampler,),
-            edits=_telling(script, loop, epochs),
-        )
-
-
 def _is_false(value: Value | None) -> bool:
     return isinstance(value, Constant) and value.value is False
-
-
-def _is_told(script: Script, trained: Trained) -> bool:
-    """`set_epoch` on this sampler, on `loader.sampler`, or on something that may be it."""
-    if any(store.name == "epoch" for store in script.stores if "sampler" in roles(store.base)):
-        return True
-    others = [call.result for call in script.calls_of(SAMPLER) if call not in trained.samplers]
-    for call in script.methods("set_epoch"):
-        for way in options(call.receiver) if call.receiver else ():
-            if isinstance(way, Attr) and way.name in ("sampler", "batch_sampler"):
-                if may_be(way.base, trained.loader.result) or not any(
-                    "loader" in roles(base) for base in options(way.base)
-                ):
-                    return True
-            elif not any(way is other for other in others):
-                return True
-    return False
-
-
-def _telling(script: Script, loop: Loop, epochs: Loop) -> tuple[Edit, ...]:
-    """`loader.sampler.set_epoch(epoch)` as the epoch loop's first statement."""
-    outer, inner = epochs.node, loop.node
-    if (
-        not isinstance(outer, ast.For)
-        or not isinstance(inner, ast.For)
-        or not isinstance(outer.target, ast.Name)
-    ):
-        return ()
-    if outer.target.id == "_" or function_of(script, loop.file, outer) is not function_of(
-        script, loop.file, inner
-    ):
-        return ()
-    name = inner.iter
-    while isinstance(name, ast.Call) and name.args:
-        name = name.args[0]
-    if not isinstance(name, ast.Name | ast.Attribute):
-        return ()
-    return inserted(
-        script,
-        loop.file,
-        outer.body[0],
-        f"{ast.unparse(name)}.sampler.set_epoch({outer.target.id})",
-    )
 
 
 @check("T03", source="script")

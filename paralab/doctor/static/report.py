@@ -90,3 +90,20 @@ def replace(script: Script, module: Module, node: ast.AST, text: str) -> tuple[E
     start, stop = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", 0)
     new = line[:start] + text.encode() + line[stop:]
     return (Edit(shown(script, module), first, first, (new.decode(),)),)
+
+
+def add_keyword(script: Script, call: Call, text: str) -> tuple[Edit, ...]:
+    """An edit that adds a keyword argument at the end of a one-line call."""
+    source = ast.get_source_segment(call.module.text, call.node)
+    if source is None or not (call.node.args or call.node.keywords):
+        return ()
+    new = f"{source[:-1].rstrip().rstrip(',')}, {text})"
+    return replace(script, call.module, call.node, new)
+
+
+def insert(script: Script, module: Module, before: ast.stmt, text: str) -> tuple[Edit, ...]:
+    """An edit that puts a line before a statement, unless that shares its line with another."""
+    indent = module.lines[before.lineno - 1][: before.col_offset]
+    if indent.strip():
+        return ()
+    return (Edit(shown(script, module), before.lineno, before.lineno - 1, (indent + text,)),)

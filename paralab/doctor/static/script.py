@@ -622,9 +622,8 @@ class Script(Facts):
             return "unknown"
         return worst([self.nature(one, scope, depth + 1) for one in given])
 
-    def contributors(self, node: ast.expr, scope: Scope) -> list[Call]:
-        """Every call that took part in computing a value, through names and project functions."""
-        found: dict[Call, None] = {}
+    def ingredients(self, node: ast.expr, scope: Scope) -> Iterator[tuple[ast.AST, Scope]]:
+        """Every expression that a value is computed from, through names and project functions."""
         seen: set[ast.AST] = set()
         waiting: list[tuple[ast.expr, Scope]] = [(node, scope)]
         while waiting and len(seen) < 400:
@@ -633,9 +632,9 @@ class Script(Facts):
                 if part in seen:
                     continue
                 seen.add(part)
+                yield part, where
                 if isinstance(part, ast.Call) and part in self.call_at:
                     call = self.call_at[part]
-                    found[call] = None
                     if call.function is not None and call.made is None:
                         waiting.extend((one, call.function) for one in call.function.returns)
                 elif isinstance(part, (ast.Name, ast.Attribute)):
@@ -644,7 +643,11 @@ class Script(Facts):
                             waiting.extend(self.arguments_for(definition))
                         elif definition.value is not None:
                             waiting.append((definition.value, definition.scope))
-        return list(found)
+
+    def contributors(self, node: ast.expr, scope: Scope) -> list[Call]:
+        """Every call that took part in computing a value."""
+        parts = self.ingredients(node, scope)
+        return [self.call_at[part] for part, _ in parts if part in self.call_at]
 
     def makes_local(self, call: Call) -> bool:
         """Does a forward pass see this rank's own batch?"""

@@ -1,14 +1,30 @@
-"""C01: Names that begin with 'module.'."""
+"""C01: parameter names that begin with 'module.'."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found as report
+from paralab.doctor.agreement import listed, place_of
+from paralab.doctor.events import LoadState, Save
+from paralab.doctor.failures.checkpoints.files import (
+    loads_of_files,
+    same_file,
+    strips_prefix,
+    wrapper_saves,
+)
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.report import code, found, line_of, replace
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="C01",
-    title="Names that begin with 'module.'",
+    title="Parameter names that begin with 'module.'",
     symptom='\'Missing key(s) in state_dict: "0.weight" … Unexpected key(s): "module.0.weight"\'.',
-    cause="The state_dict of the wrapper was saved; its names have a prefix that the bare model does not know.",
+    cause="The checkpoint holds the state of the DDP wrapper, which puts 'module.' before every name.",
     fix="Save `model.module.state_dict()`.",
     wrong="""\
 model = DistributedDataParallel(net)
@@ -24,3 +40,73 @@ torch.save(model.module.state_dict(), "net.pt")
         "facebookresearch/fairchem#76",
     ),
 )
+
+
+@check("C01", source="script")
+def wrapper_is_saved(script: Script) -> Iterator[Finding]:
+    """Report a saved wrapper; it is an error if a plain model loads that file."""
+    saves = wrapper_saves(script)
+    if not saves or strips_prefix(script):
+        return
+    loads = loads_of_files(script)
+    if any("ddp" in script.kinds(call.receiver, call.scope) for call, _ in loads):
+        return
+    save, state = saves[0]
+    why = f"`{code(state.node)}` ({line_of(state, save)}) is the state of the DDP wrapper: every name begins with `module.`"
+    for call, load in loads:
+        strict = call.argument(1, "strict")
+        if not same_file(save, load):
+            continue
+        if isinstance(strict, ast.Constant) and strict.value is False:
+            return  # C02
+        if script.kinds(call.receiver, call.scope) != {"module"}:
+            continue
+        why += f". `{code(call.node.func)}` ({line_of(call, save)}) loads the file into a plain model and raises."
+        assert state.receiver is not None
+        edits = replace(script, state.module, state.receiver, f"{code(state.receiver)}.module")
+        yield found(script, "C01", "error", save, why, ENTRY.fix, also=(state, call), edits=edits)
+        return
+    why += ", so a model without DDP cannot load the file. Certain if one does."
+    yield found(script, "C01", "suspect", save, why, ENTRY.fix, also=(state,))
+
+
+@check("C01", source="ranks")
+def prefix_refused(seen: Observation) -> Iterator[Finding]:
+    """Report a state with DDP's prefix that a model refused."""
+    for rank in seen.ranks:
+        refused = next(
+            (load for load in rank.of(LoadState) if load.error and only_prefix_differs(load)), None
+        )
+        if refused is None:
+            continue
+        save = next(
+            (save for other in [rank, *seen.ranks] for save in other.of(Save) if save.prefixed),
+            None,
+        )
+        what = (
+            f"has {save.prefixed} names that begin with 'module.'"
+            if save
+            else "has names that begin with 'module.'"
+        )
+        yield report(
+            "C01",
+            "error",
+            f"the saved state {what} (it comes from the DDP wrapper); {refused.model_class} at "
+            f"{refused.site} refuses it: {refused.matched} of {refused.total} names match",
+            "save model.module.state_dict(); for existing files: {k.removeprefix('module.'): v for k, v in state.items()}",
+            place_of(save or refused),
+            [
+                f"missing: {listed(refused.missing, 3)}",
+                f"unexpected: {listed(refused.unexpected, 3)}",
+            ],
+        )
+        return
+
+
+def only_prefix_differs(load: LoadState) -> bool:
+    """Do the names match once 'module.' is removed?"""
+    given, wanted = (
+        {name.removeprefix("module.") for name in names}
+        for names in (load.unexpected, load.missing)
+    )
+    return bool(given) and given == wanted

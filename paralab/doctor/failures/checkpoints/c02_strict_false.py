@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found as report
+from paralab.doctor.agreement import listed, place_of
+from paralab.doctor.events import LoadState
+from paralab.doctor.failures.checkpoints.c01_module_prefix import only_prefix_differs
+from paralab.doctor.failures.checkpoints.files import (
+    loads_of_files,
+    same_file,
+    strips_prefix,
+    wrapper_saves,
+)
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.names import DDP
+from paralab.doctor.static.report import found, line_of
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="C02",
     title="strict=False, and nothing was loaded",
-    symptom="No message. Training goes on from random weights.",
-    cause="All names differ (by the prefix 'module.'), strict=False allows it, and nobody looks at what is returned.",
+    symptom="No message. Training continues from random weights.",
+    cause="No name matches (they differ by 'module.'), strict=False ignores that, and nobody checks the result.",
     fix="Remove the prefix and load strictly, or check the names that load_state_dict returns.",
     wrong="""\
 state = torch.load("net.pt", map_location="cpu")
@@ -21,3 +39,56 @@ net.load_state_dict({name.removeprefix("module."): tensor for name, tensor in st
     sources=("pytorch/examples#1029",),
     silent=True,
 )
+
+
+@check("C02", source="script")
+def mismatch_ignored(script: Script) -> Iterator[Finding]:
+    """Report a lenient load whose result is ignored; an error if the file holds a wrapper's state."""
+    if not script.calls_of(DDP) or strips_prefix(script):
+        return
+    saves = wrapper_saves(script)
+    for call, load in loads_of_files(script):
+        strict = call.argument(1, "strict")
+        kinds = script.kinds(call.receiver, call.scope)
+        if not isinstance(strict, ast.Constant) or strict.value is not False or "ddp" in kinds:
+            continue
+        if not isinstance(call.module.parents.get(call.node), ast.Expr):
+            continue  # something looks at the result
+        save = next((one for one, _ in saves if same_file(one, load)), None)
+        if save is not None and kinds == {"module"}:
+            why = (
+                f"The file holds the state of the DDP wrapper ({line_of(save, call)}), whose names all begin "
+                "with `module.`. With strict=False nothing is loaded, and the weights stay random."
+            )
+            fix = "Save `model.module.state_dict()`, and check what `load_state_dict` returns."
+            yield found(script, "C02", "error", call, why, fix, also=(save,))
+        else:
+            why = (
+                "strict=False skips names that do not match, and nothing checks the result. If the file was "
+                "saved from a DDP model, nothing is loaded. Certain if `missing_keys` lists every name."
+            )
+            fix = "`missing, unexpected = model.load_state_dict(…, strict=False)`, and check both."
+            yield found(script, "C02", "suspect", call, why, fix)
+
+
+@check("C02", source="ranks")
+def nothing_loaded(seen: Observation) -> Iterator[Finding]:
+    """Report a lenient load without a single matching name."""
+    for rank in seen.ranks:
+        for load in rank.of(LoadState):
+            if load.strict or load.error or load.matched or not load.total or not load.unexpected:
+                continue
+            cause = " (only DDP's prefix 'module.' differs)" if only_prefix_differs(load) else ""
+            yield report(
+                "C02",
+                "error",
+                f"strict=False accepted a state with none of the {load.total} names of "
+                f"{load.model_class}{cause}: nothing was loaded, and the parameters stay random",
+                "strip the prefix: {k.removeprefix('module.'): v for k, v in state.items()}, and check what "
+                "load_state_dict returns",
+                place_of(load),
+                [
+                    f"rank {rank.rank}: missing {listed(load.missing, 3)}; unexpected {listed(load.unexpected, 3)}"
+                ],
+            )
+            return

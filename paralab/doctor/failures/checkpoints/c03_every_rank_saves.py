@@ -1,15 +1,30 @@
-"""C03: Every rank saves to the same file."""
+"""C03: every rank saves to the same file."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import ast
+import os
+import re
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found as report
+from paralab.doctor.agreement import listed, place_of
+from paralab.doctor.events import Save
+from paralab.doctor.failures.checkpoints.files import is_own_path
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import Call, If, With
+from paralab.doctor.static.report import code, found
+from paralab.doctor.static.script import Script
+from paralab.doctor.static.ways import arrives, excludes, starts_of_job, ways_to
 
 ENTRY = Entry(
     id="C03",
     title="Every rank saves to the same file",
-    symptom="Now and then a checkpoint that cannot be read: 'PytorchStreamReader failed reading file'.",
-    cause="The ranks open and shorten the file at the same time, and write into each other's bytes.",
-    fix="Save on rank 0 only, let the others wait, and rename a finished file into place.",
+    symptom="Once in a while a checkpoint cannot be read: 'PytorchStreamReader failed reading file'.",
+    cause="All ranks truncate and write the same file at the same time.",
+    fix="Save on rank 0 only, rename the finished file into place, and let the other ranks wait.",
     wrong="""\
 torch.save(model.module.state_dict(), "net.pt")
 """,
@@ -22,3 +37,84 @@ dist.barrier()
     sources=("DLLXW/baby-llama2-chinese#56", "MLI-lab/DeepDeWedge#41", "pytorch/pytorch#73168"),
     silent=True,
 )
+# Undecided tests with such a name may well ask for the rank.
+_ABOUT_RANKS = re.compile(
+    r"rank|main|master|primary|chief|leader|gpu|local|zero|node|dist|world|multi|device", re.I
+)
+
+
+@check("C03", source="script")
+def every_rank_saves(script: Script) -> Iterator[Finding]:
+    """Report a save that all ranks reach with one path."""
+    saves = script.calls_of("torch.save")
+    starts = starts_of_job(script) if saves else []
+    for call in saves if starts else []:
+        path = call.argument(1, "f")
+        if path is None or is_own_path(script, path, call.scope) or _takes_turns(script, call):
+            continue
+        ways = [
+            way
+            for way in ways_to(script, call)
+            if any(not excludes(way, start) for start in starts)
+            and (way.known or len(way.calls) > 1 or call.module is script.modules[0])
+        ]
+        arrivals = [(way, arrives(script, way, 0), arrives(script, way, 1)) for way in ways]
+        doubts = [one.doubt for _, *both in arrivals for one in both if one.doubt]
+        if any(_ABOUT_RANKS.search(ast.unparse(doubt.test)) for doubt in doubts):
+            continue
+        reached = [
+            way
+            for way, first, second in arrivals
+            if second.taken is not False and (first.taken is not False or _has_twin(script, call))
+        ]
+        if not reached:
+            continue
+        certain = not doubts and any(way.known for way in reached)
+        why = f"All ranks save to `{code(path)}`: they write one file at the same time and can corrupt it."
+        if doubts:
+            why += f" Certain if `{code(doubts[0].test)}` is true on more than one rank."
+        elif not certain:
+            why += " Certain if more than one rank calls this function."
+        fix = "Save on rank 0 only (`if rank == 0:`); call `dist.barrier()` before another rank reads the file."
+        yield found(script, "C03", "error" if certain else "suspect", call, why, fix)
+
+
+def _takes_turns(script: Script, call: Call) -> bool:
+    """Does one rank go first: a barrier that only some ranks call, or a manager named like that?"""
+    if any("first" in ast.unparse(one.item) for one in call.inside(With)):
+        return True
+    waits = [one for one in script.calls_in(call.scope) if one.method == "barrier"]
+    return any(script.differs(test.test, one.scope) for one in waits for test in one.inside(If))
+
+
+def _has_twin(script: Script, call: Call) -> bool:
+    """`if rank == 0: torch.save(state, path)` `else: torch.save(state, path)`."""
+    path = code(call.argument(1, "f"))
+    return any(
+        one is not call and one.target == call.target and code(one.argument(1, "f")) == path
+        for one in script.calls_in(call.scope)
+    )
+
+
+@check("C03", source="ranks")
+def several_writers(seen: Observation) -> Iterator[Finding]:
+    """Report a file that several ranks of one machine write in the same step."""
+    writers: dict[tuple[str, str, int], list[tuple[RankSeen, Save]]] = {}
+    for rank in seen.ranks:
+        for save in rank.of(Save):
+            if save.path and save.path != os.devnull and not save.error:
+                writers.setdefault((rank.start.host, save.path, save.step), []).append((rank, save))
+    for (_, path, step), saves in writers.items():
+        ranks = list(dict.fromkeys(rank.rank for rank, _ in saves))
+        if len(ranks) < 2:
+            continue
+        yield report(
+            "C03",
+            "error",
+            f"ranks {listed([str(rank) for rank in ranks])} all write {os.path.basename(path)} after "
+            f"step {step}: each truncates the file while another writes, which can corrupt it",
+            ENTRY.fix,
+            place_of(saves[0][1]),
+            [f"rank {rank.rank}: {path}" for rank, _ in saves[:4]],
+        )
+        return

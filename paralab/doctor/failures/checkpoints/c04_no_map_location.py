@@ -2,19 +2,120 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import ast
+import os
+import re
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found as report
+from paralab.doctor.agreement import place_of
+from paralab.doctor.events import Load
+from paralab.doctor.failures.checkpoints.files import is_own_path, loads_of_files
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.report import add_keyword, code, found
+from paralab.doctor.static.script import Script
+from paralab.doctor.static.ways import arrives, excludes, starts_of_job, ways_to
 
 ENTRY = Entry(
     id="C04",
     title="torch.load without map_location",
-    symptom="Every rank puts a copy of the weights on GPU 0, which then runs out of memory.",
-    cause="Tensors go back to the device from which they were saved.",
-    fix="`map_location='cpu'`, or the rank's own device.",
+    symptom="Every rank puts a copy of the checkpoint on GPU 0, which then runs out of memory.",
+    cause="torch.load puts tensors back on the device they were saved from, usually rank 0's.",
+    fix="Pass `map_location='cpu'`, or the rank's own device.",
     wrong="""\
 state = torch.load("net.pt")
 """,
     right="""\
 state = torch.load("net.pt", map_location="cpu")
 """,
-    limits="Needs GPUs to be seen; read in the script only.",
+    limits="Only visible on GPUs.",
 )
+_CHECKPOINT = re.compile(r"resum|checkpoint|ckpt|snapshot|last|latest|best|restart|continue", re.I)
+_PRETRAINED = re.compile(r"pretrain|init|vgg|lpips|inception|imagenet|teacher|weights", re.I)
+_ON_NO_DEVICE = {"scaler", "scheduler", "sampler"}  # their state holds no tensors on a GPU
+
+
+@check("C04", source="script")
+def no_map_location(script: Script) -> Iterator[Finding]:
+    """Report a load on every rank whose tensors return to the GPU they were saved from."""
+    starts = starts_of_job(script) if script.calls_of("torch.load") else []
+    if not starts or not _uses_cuda(script):
+        return
+    states = [
+        (state, load)
+        for state, load in loads_of_files(script)
+        if script.kinds(state.receiver, state.scope).isdisjoint(_ON_NO_DEVICE)
+    ]
+    for call in script.calls_of("torch.load"):
+        path = call.argument(0, "f")
+        if path is None or call.argument(1, "map_location") is not None or call.unpacks:
+            continue
+        if is_own_path(script, path, call.scope):
+            continue  # saved by the same rank, from the same GPU
+        loaded = [state for state, load in states if load is call]
+        ways = [
+            (way, arrives(script, way, 1).taken)
+            for way in ways_to(script, call)
+            if any(not excludes(way, start) for start in starts)
+        ]
+        if not loaded or all(taken is False for _, taken in ways):
+            continue
+        text = f"{code(call.node, 200)} {call.scope.name} {' '.join(code(one.node, 200) for one in loaded)}"
+        own = "optimizer" in text.lower() or bool(_CHECKPOINT.search(text))
+        certain = (
+            own and not _PRETRAINED.search(text) and any(way.known and taken for way, taken in ways)
+        )
+        why = (
+            f"`{code(call.node)}` puts the tensors on the GPU they were saved from, usually GPU 0, so every "
+            "rank of the machine keeps a copy there."
+        )
+        if not certain:
+            why += " Certain if the file was saved from a GPU."
+        yield found(
+            script,
+            "C04",
+            "warning" if certain else "suspect",
+            call,
+            why,
+            ENTRY.fix,
+            edits=add_keyword(script, call, 'map_location="cpu"'),
+        )
+
+
+def _uses_cuda(script: Script) -> bool:
+    return bool(
+        script.methods("cuda", "set_device")
+        or any(
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node.value.startswith(("cuda", "nccl"))
+            for module in script.modules
+            for node in module.nodes
+        )
+    )
+
+
+@check("C04", source="ranks")
+def loaded_on_one_gpu(seen: Observation) -> Iterator[Finding]:
+    """Report ranks with GPUs that load without map_location."""
+    loads = [
+        (rank, load)
+        for rank in seen.ranks
+        for load in rank.of(Load)
+        if load.map_location is None and rank.start.gpus
+    ]
+    ranks = {rank.rank for rank, _ in loads}
+    if len(ranks) < 2:
+        return
+    load = loads[0][1]
+    yield report(
+        "C04",
+        "warning",
+        f"{len(ranks)} ranks load {os.path.basename(load.path or 'a file')} without map_location: the "
+        "tensors return to the GPU they were saved from, so that GPU holds a copy for every rank",
+        ENTRY.fix,
+        place_of(load),
+        [f"rank {rank.rank}: {load.path}" for rank, load in loads[:4]],
+    )

@@ -1,8 +1,24 @@
-"""T02: The same order in every epoch."""
+"""T02: the same order in every epoch."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.failures.data.loaders import (
+    FRAMEWORKS,
+    Training,
+    is_for_evaluation,
+    is_loader,
+    trainings,
+)
+from paralab.doctor.finding import Edit, Finding, Severity
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import Call
+from paralab.doctor.static.names import SAMPLER
+from paralab.doctor.static.project import Scope
+from paralab.doctor.static.report import at, code, found, insert, line_of
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="T02",
@@ -30,3 +46,98 @@ for epoch in range(10):
     ),
     silent=True,
 )
+
+
+@check("T02", source="script")
+def no_set_epoch(script: Script) -> Iterator[Finding]:
+    """Report a shuffling DistributedSampler in a project that never calls set_epoch."""
+    samplers = [call for call in script.calls_of(SAMPLER) if _shuffles(script, call)]
+    if not samplers or _sets_epoch(script) or script.imports(*FRAMEWORKS):
+        return
+    every = list(trainings(script))
+    reported: set[ast.AST] = set()
+    for sampler in samplers:
+        place = _loop_of(script, sampler, every)
+        if place is None or place[0] in reported:
+            continue
+        loop, scope, linked = place
+        reported.add(loop)
+        where = at(loop, scope)
+        why = (
+            f"The sampler (`{code(sampler.node)}`, {line_of(sampler, where)}) shuffles with seed + epoch, but "
+            "nothing calls `set_epoch`. Every epoch has the same order, and each rank always gets the same samples."
+        )
+        fix = "Call `sampler.set_epoch(epoch)` at the start of every epoch."
+        severity: Severity = "warning" if linked else "suspect"
+        edits = _edits(script, loop, scope)
+        yield found(script, "T02", severity, where, why, fix, also=(sampler,), edits=edits)
+
+
+def _shuffles(script: Script, sampler: Call) -> bool:
+    """`shuffle` is True by default."""
+    given = sampler.argument(3, "shuffle")
+    return given is None or script.truth(given, sampler.scope, 0) is not False
+
+
+def _sets_epoch(script: Script) -> bool:
+    """Does anything set the epoch of a sampler, here or through a name in a string?"""
+    if script.methods("set_epoch"):
+        return True
+    if any("sampler" in one.name for one in script.attributes.get("epoch", [])):
+        return True
+    return any(
+        isinstance(node, ast.Constant) and node.value == "set_epoch"
+        for module in script.modules
+        for node in module.nodes
+    )
+
+
+def _loop_of(
+    script: Script, sampler: Call, every: list[Training]
+) -> tuple[ast.AST, Scope, bool] | None:
+    """The training loop that reads a sampler's loader more than once, and whether that is certain."""
+    loaders = [
+        call
+        for call in script.calls
+        if is_loader(script, call)
+        for given in [call.argument(3, "sampler") or call.argument(4, "batch_sampler")]
+        if given is not None and sampler in script.contributors(given, call.scope)
+    ]
+    for training in every:
+        for loader in loaders:
+            place = training.loop_over(script, loader)
+            if place and _repeats(script, *training.loops[place - 1]):
+                return *training.loops[place], True
+    if is_for_evaluation(script, sampler) or any(is_for_evaluation(script, one) for one in loaders):
+        return None
+    for training in every:
+        for loop, scope in training.loops:
+            target = getattr(loop, "target", None)
+            if isinstance(target, ast.Name) and "epoch" in target.id:
+                return loop, scope, bool(loaders)
+    return None
+
+
+def _repeats(script: Script, loop: ast.AST, scope: Scope) -> bool:
+    """Does a loop run more than once? `range(1)` does not."""
+    items = getattr(loop, "iter", None)
+    if isinstance(items, ast.Call) and len(items.args) == 1:
+        return script.evaluate(items.args[0], scope, 0) != 1
+    return True
+
+
+def _edits(script: Script, loop: ast.AST, scope: Scope) -> tuple[Edit, ...]:
+    """Put `loader.sampler.set_epoch(epoch)` first in the epoch loop around this loop."""
+    outer = scope.module.parents.get(loop)
+    items = getattr(loop, "iter", None)
+    while isinstance(items, ast.Call) and items.args:
+        items = items.args[0]
+    if (
+        not isinstance(outer, ast.For)
+        or not isinstance(outer.target, ast.Name)
+        or outer.target.id == "_"
+        or not isinstance(items, (ast.Name, ast.Attribute))
+    ):
+        return ()
+    line = f"{code(items)}.sampler.set_epoch({outer.target.id})"
+    return insert(script, scope.module, outer.body[0], line)

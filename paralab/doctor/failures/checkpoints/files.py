@@ -1,0 +1,77 @@
+"""Which files and states a script saves and loads."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from paralab.doctor.static.facts import Call
+from paralab.doctor.static.project import Scope, dotted_key
+from paralab.doctor.static.report import code
+from paralab.doctor.static.script import Script
+
+# Calls that give every process its own path, or no file at all.
+_OWN_PATH = re.compile(
+    r"(tempfile\.(mk|T|N)|uuid\.|os\.getpid|io\.BytesIO|time\.|datetime\.|secrets\.|random\.(rand|choice)|socket\.)"
+)
+_OWN_NAME = re.compile(r"(^|_)(l?rank\w*|pid|proc\w*|worker\w*|shard\w*|buffer|bytes\w*|stream)(_|$)", re.I)  # fmt: skip
+
+
+def is_own_path(script: Script, path: ast.expr, scope: Scope) -> bool:
+    """Does each rank have its own path (the rank is part of it, a temporary file), or no file?"""
+    for part, where in script.ingredients(path, scope):
+        if isinstance(part, ast.Call):
+            call = script.call_at[part]
+            if call.made is not None and "rank" in ast.unparse(call.made.node):
+                return True  # an object that knows its rank
+            if _OWN_PATH.match(call.target) or _OWN_NAME.search(call.method):
+                return True
+        key = dotted_key(part)
+        if key and (
+            script.is_kind(part, where, "rank", "main") or _OWN_NAME.search(key.rpartition(".")[2])
+        ):
+            return True
+        if isinstance(part, ast.Constant) and isinstance(part.value, str) and "rank" in part.value:
+            return True
+    changes = script.calls_of("os.chdir", "contextlib.chdir")
+    return any(is_own_path(script, one, call.scope) for call in changes for one in call.node.args)
+
+
+def wrapper_saves(script: Script) -> list[tuple[Call, Call]]:
+    """Each torch.save of a state of the DDP wrapper, with its `state_dict` call."""
+    return [
+        (save, state)
+        for save in script.calls_of("torch.save")
+        for given in [save.argument(0, "obj")]
+        if given is not None
+        for state in script.contributors(given, save.scope)
+        if state.method == "state_dict" and script.kinds(state.receiver, state.scope) == {"ddp"}
+    ]
+
+
+def loads_of_files(script: Script) -> list[tuple[Call, Call]]:
+    """Each `load_state_dict`, with the torch.load that its state comes from."""
+    return [
+        (call, source)
+        for call in script.methods("load_state_dict")
+        for given in [call.argument(0, "state_dict")]
+        if given is not None
+        for source in script.contributors(given, call.scope)
+        if source.target == "torch.load"
+    ]
+
+
+def same_file(save: Call, load: Call) -> bool:
+    """Do a save and a load name the same path in the same words?"""
+    return code(save.argument(1, "f"), 200) == code(load.argument(0, "f"), 200)
+
+
+def strips_prefix(script: Script) -> bool:
+    """Does anything in the project change names that begin with `module.`?"""
+    return bool(script.methods("consume_prefix_in_state_dict_if_present")) or any(
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and node.value.startswith("module.")
+        for module in script.modules
+        for node in module.nodes
+    )
