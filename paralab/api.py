@@ -1,7 +1,8 @@
-"""The Python interface: the same commands, typed, also from a notebook.
+"""The Python interface: the same commands as typed functions, for scripts and notebooks.
 
 Each function returns the object that its command prints with `--json`. The options match the
-command line. They repeat the names and types of `Request` fields for editors; a test compares both.
+command line. They repeat the names and types of the `Request` fields so that editors can complete
+them. A test compares the two.
 """
 
 from __future__ import annotations
@@ -155,11 +156,12 @@ def compare(
     out: str | Path | None = None,
     **options: Unpack[ConfigurationOptions],
 ) -> Comparison:
-    """Measure configurations side by side; return the comparison and the path to its page.
+    """Measure configurations side by side. Return the comparison, which includes the path to its
+    page.
 
-    A configuration is a strategy or a dict of `run` arguments, for example
-    {"strategy": "ddp", "replicas": 2, "accumulate": 4}. Without any, paralab measures
-    the default configurations. `options` apply to all of them.
+    A configuration is a strategy or a dict of `run` arguments, for example {"strategy": "ddp",
+    "replicas": 2, "accumulate": 4}. If you give no configurations, paralab measures the default
+    ones. `options` apply to all configurations.
     """
     from paralab.show.page import write_report  # here, because importing jinja2 is slow
 
@@ -221,7 +223,7 @@ def _require_known(given: Mapping[str, Any], options: Sequence[Option]) -> None:
 
 
 def _values_of(owner: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given options that are dataclass fields; file names become paths."""
+    """Return the given options that are fields of this dataclass. File names become paths."""
     return {
         each.name: Path(value) if each.kind is Path and value is not None else value
         for each in options_of(owner)
@@ -233,7 +235,7 @@ def _values_of(owner: type, given: Mapping[str, Any]) -> dict[str, Any]:
 def _reference(workload: Source) -> Iterator[str]:
     """Yield a name under which another process can load the workload.
 
-    A function in a file is named by file and function; a function in a notebook is pickled.
+    A function in a file is named by its file and its name. A function in a notebook is pickled.
     """
     if isinstance(workload, str):
         yield workload
@@ -241,7 +243,7 @@ def _reference(workload: Source) -> Iterator[str]:
     if not callable(workload):
         raise UsageError(
             f"The workload is a {type(workload).__name__}, but ranks are separate processes, "
-            "and each must build the workload for itself.",
+            "and each must build its own workload.",
             fix="pass the function that returns it: paralab.run(make_workload, ...)",
         )
 
@@ -249,8 +251,8 @@ def _reference(workload: Source) -> Iterator[str]:
     name = getattr(workload, "__qualname__", "")
     in_file = code is not None and name.isidentifier() and Path(code.co_filename).is_file()
     cloudpickle = _import_cloudpickle()
-    # Pickle a function in the running script if possible: importing the script would run it
-    # again.
+    # If possible, pickle a function in the running script, because importing the script would run
+    # it again.
     if in_file and (workload.__module__ != "__main__" or cloudpickle is None):
         assert code is not None
         yield f"{code.co_filename}:{name}"
@@ -259,7 +261,7 @@ def _reference(workload: Source) -> Iterator[str]:
     if cloudpickle is None:
         raise UsageError(
             "A function that is not in a file (in a notebook, or inside another function) "
-            "needs cloudpickle to reach the ranks.",
+            "can reach the ranks only with cloudpickle.",
             fix="pip install cloudpickle, or write the function to a file and "
             "pass 'file.py:function'",
         )

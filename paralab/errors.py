@@ -2,7 +2,7 @@
 
 A user's mistake is a `UsageError` (exit code 2, before any process starts). A run that started and
 did not finish is a `RunFailed` (1), an `Interrupted` (128 + the signal: 130 for Ctrl-C), or a
-`Paused` (75: saved, can resume). Our own broken invariants are plain asserts.
+`Paused` (75: saved, can resume). paralab's own invariants are checked with plain asserts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 
 class ParalabError(Exception):
-    """An error with its fix, printed without a traceback."""
+    """An error that says how to fix it. It is printed without a traceback."""
 
     exit_code = 1
 
@@ -36,7 +36,7 @@ class ParalabError(Exception):
 
 
 class UsageError(ParalabError):
-    """The configuration is impossible as written."""
+    """The configuration as written is not possible."""
 
     exit_code = 2
 
@@ -52,10 +52,10 @@ class Interrupted(ParalabError):
 
 
 class Paused(ParalabError):
-    """A signal stopped the run after it saved a checkpoint: the same command with --resume
-    continues it."""
+    """A signal stopped the run after it saved a checkpoint. The same command with --resume
+    continues the run."""
 
-    exit_code = 75  # EX_TEMPFAIL in sysexits.h: "try again later", as a job script can do
+    exit_code = 75  # EX_TEMPFAIL in sysexits.h, which tells a job script to try again later
 
 
 class NothingLeft(ParalabError):
@@ -65,7 +65,7 @@ class NothingLeft(ParalabError):
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> UsageError:
-    """Return the error for an unknown name, with the nearest known one."""
+    """Return the error for an unknown name. It suggests the nearest known name."""
     names = list(known)
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     meant = f" Did you mean {near[0]!r}?" if near else ""
@@ -73,7 +73,7 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> UsageError:
 
 
 def from_os_error(error: OSError) -> ParalabError:
-    """Return the error for a full disk or a missing permission: the file and the reason."""
+    """Return the error for a full disk or a missing permission, with the file and the reason."""
     file = error.filename2 or error.filename
     named = os.fsdecode(file) if isinstance(file, str | bytes | os.PathLike) else "A file"
     fix = None

@@ -1,10 +1,10 @@
-"""Format numbers as text: seconds, bytes, counts. No other module formats them."""
+"""Format seconds, bytes, counts, and other numbers as text. No other module formats them."""
 
 from __future__ import annotations
 
 
 def seconds(value: float | None) -> str:
-    """`0.0463` -> `46.3 ms`; unknown stays unknown."""
+    """`0.0463` -> `46.3 ms`. An unknown value is `not measured`."""
     if value is None:
         return "not measured"
     factor, unit = time_unit(value)
@@ -18,7 +18,7 @@ def time_unit(value: float) -> tuple[float, str]:
 
 
 def size(value: float | None) -> str:
-    """`26214400` -> `25.0 MiB`; unknown stays unknown."""
+    """`26214400` -> `25.0 MiB`. An unknown value is `not measured`."""
     if value is None:
         return "not measured"
     factor, unit = size_unit(value)
@@ -40,7 +40,8 @@ def count(value: float) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Format samples per second with three significant digits, all that a measurement supports."""
+    """Format samples per second with three significant digits, because measurements are no more
+    precise than that."""
     if value is None:
         return "not measured"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -13,18 +13,19 @@ import msgspec
 
 from paralab.record.types import Record
 
-# The numbers behind a sentence, by name. Each sentence chooses its names; a value can have any JSON
-# type.
+# The numbers behind a sentence, keyed by name. Each sentence defines its own names, and a value can
+# have any JSON type.
 Evidence = dict[str, Any]
 
 
 class _Block(Record, frozen=True, tag_field="block", tag=str.lower):
-    """In JSON, `block` names the kind of block: `table`, `bars`, …"""
+    """In JSON, the `block` field names the kind of block: `table`, `bars`, …"""
 
 
 class Cell(Record, frozen=True):
-    """A table cell: its text and the number behind it. A measured number has a spread: p10 … p90 or
-    a confidence interval. A number without a spread is exact (a count, a split)."""
+    """A table cell: its text and the number behind it. A measured number comes with a spread,
+    either p10 to p90 or a confidence interval. A number without a spread is exact, such as a count
+    or a split."""
 
     text: str
     value: Any = None
@@ -47,8 +48,8 @@ class Answer(_Block, frozen=True):
     text: str
     evidence: Evidence
     verdict: bool | None = None
-    terms: tuple[str, ...] = ()  # a right answer contains one word from each: "backward|gradient"
-    choice: str | None = None  # the chosen alternative, for a which-one question
+    terms: tuple[str, ...] = ()  # a correct answer contains one word from each: "backward|gradient"
+    choice: str | None = None  # for a which-one question: the alternative it chooses
     options: tuple[
         str, ...
     ] = ()  # the alternatives with their aliases: "DDP|DistributedDataParallel"
@@ -65,8 +66,8 @@ class Bar(Record, frozen=True):
 
 
 class Bars(_Block, frozen=True):
-    """Horizontal bars with error bars. `reference` draws a line at this value (1.0 is as fast as
-    one device)."""
+    """Horizontal bars with error bars. `reference` is the value at which to draw a line (1.0 is as
+    fast as one device)."""
 
     title: str
     bars: tuple[Bar, ...]
@@ -81,8 +82,8 @@ class Group(Record, frozen=True):
 
 
 class Distribution(_Block, frozen=True):
-    """Each measured value as a dot, with median and quartiles. One row per group, on a common
-    axis."""
+    """A dot for each measured value, with the median and quartiles. Each group has its own row, and
+    all rows share an axis."""
 
     title: str
     groups: tuple[Group, ...]
@@ -103,7 +104,7 @@ class Span(Record, frozen=True):
 
 
 class Timeline(_Block, frozen=True):
-    """Lanes (rank 0 · cpu:0, rank 0 · communication, …) on one time axis that can zoom."""
+    """Lanes (rank 0 · cpu:0, rank 0 · communication, …) on one zoomable time axis."""
 
     title: str
     lanes: tuple[str, ...]
@@ -129,12 +130,12 @@ class Split(_Block, frozen=True):
 class Line(Record, frozen=True):
     label: str
     points: tuple[tuple[float, float], ...]
-    low: tuple[float, ...] = ()  # a band around the line, if it has one
+    low: tuple[float, ...] = ()  # the lower edge of the band around the line, if it has one
     high: tuple[float, ...] = ()
 
 
 class Lines(_Block, frozen=True):
-    """Curves with a common x axis: losses, load and memory over time, step time over bucket
+    """Curves that share an x axis: losses, load and memory over time, or step time by bucket
     size."""
 
     title: str
@@ -147,8 +148,8 @@ class Lines(_Block, frozen=True):
 
 
 class Slot(Record, frozen=True):
-    """One cell of a pipeline schedule: the stage, the micro-batch, forward or backward, and the
-    time.
+    """One cell of a pipeline schedule: its stage and micro-batch, whether it is a forward or a
+    backward pass, and its time.
 
     part     the index of the model part, if the stage has several parts
     weights  True for the half of a backward pass that computes weight gradients
@@ -164,8 +165,8 @@ class Slot(Record, frozen=True):
 
 
 class Schedule(_Block, frozen=True):
-    """The pipeline schedule as a grid with one row per stage, measured and ideal. Gaps are the
-    bubble."""
+    """The measured and the ideal pipeline schedule, each as a grid with one row per stage. The gaps
+    are the bubble."""
 
     title: str
     stages: tuple[str, ...]
@@ -199,6 +200,6 @@ class Document(Record, frozen=True):
     subtitle: str
     findings: tuple[Finding, ...]
     sections: tuple[Section, ...]
-    # The numbers depend on these: machine, versions, command.
+    # What the numbers depend on: the machine, the versions, and the command.
     facts: tuple[tuple[str, str], ...] = ()
     run_folder: str | None = None

@@ -1,5 +1,5 @@
-"""Detect ranks that wait for each other in different collectives. All ranks arrived, and the
-network is fine.
+"""Detect ranks that wait for each other in different collectives, although every rank has arrived
+and the network is fine.
 
 Collectives are matched by their sequence number in a process group, not by name:
 
@@ -7,8 +7,8 @@ Collectives are matched by their sequence number in a process group, not by name
     rank 0    all_reduce      reduce_scatter, waits
     rank 1    all_reduce      all_gather, waits
 
-If the flight recorder has no entries (send and recv over gloo), the stack traces show the kind of
-collective.
+If the flight recorder has no entries, as for send and recv over gloo, the stack traces show the
+kind of collective.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Mismatch:
 
 
 def find_mismatch(dumps: list[StackDump]) -> Mismatch | None:
-    """Return the first mismatch. With more than two ranks, the rank that differs from most others
-    comes first."""
+    """Return the first mismatch. With more than two ranks, its first rank is the one that differs
+    from the most others."""
     found = list(_mismatches(dumps))
     if not found:
         return None
@@ -65,7 +65,7 @@ def _mismatches(dumps: list[StackDump]) -> Iterator[Mismatch]:
     for one, other in combinations(dumps, 2):
         mine, its = one.waits_in, other.waits_in
         if mine is None or its is None:
-            continue  # a rank that does not wait may still arrive
+            continue  # a rank that is not waiting yet may still arrive
         different = _in_one_group(one, other, mine, its)
         if different is None and (
             _wait_for_each_other(one, other, mine, its) or _on_the_stacks(dumps, mine, its)
@@ -78,8 +78,8 @@ def _mismatches(dumps: list[StackDump]) -> Iterator[Mismatch]:
 def _in_one_group(
     one: StackDump, other: StackDump, mine: Wait, its: Wait
 ) -> tuple[Wait, Wait] | None:
-    """Find a collective with the same number on both ranks but a different kind, size, or source
-    line."""
+    """Find a collective with the same sequence number on both ranks but a different kind, size, or
+    source line."""
     theirs = {
         (entry.group, entry.collective_seq_id): (entry.wait, entry.is_open)
         for entry in other.numbered
@@ -88,7 +88,7 @@ def _in_one_group(
         a = entry.wait
         b, waits = theirs.get((entry.group, entry.collective_seq_id), (a, False))
         if not (waits or entry.is_open):
-            continue  # both finished it
+            continue  # both ranks finished this collective
         here, there = (
             (a.group, a.number) == (mine.group, mine.number),
             (b.group, b.number) == (its.group, its.number),
@@ -110,8 +110,8 @@ def _in_one_group(
 
 
 def _wait_for_each_other(one: StackDump, other: StackDump, mine: Wait, its: Wait) -> bool:
-    """Check whether each rank waits in a group that both belong to, at a number that the other rank
-    has not reached."""
+    """Check whether two ranks block each other: each waits in a group they share, at a sequence
+    number the other has not reached."""
     if mine.group is None or its.group is None or mine.group == its.group:
         return False
 
@@ -125,8 +125,8 @@ def _wait_for_each_other(one: StackDump, other: StackDump, mine: Wait, its: Wait
 
 
 def _on_the_stacks(dumps: list[StackDump], mine: Wait, its: Wait) -> bool:
-    """Decide without sequence numbers. With two ranks, they can only be waiting for each other.
-    With more ranks, different kinds may belong to different groups."""
+    """Decide from the stacks alone, without sequence numbers. Two ranks can only be waiting for
+    each other. With more ranks, collectives of different kinds may belong to different groups."""
     if len(dumps) > 2 or (mine.group and its.group):
         return False
     if {mine.kind, its.kind} <= set(POINT_TO_POINT):

@@ -1,5 +1,5 @@
-"""Compare configurations using only an experiment folder: their step times, their speed-up over the
-first one, and its confidence interval."""
+"""Compare configurations using only an experiment folder: step times, speed-ups over the first
+configuration, and their confidence intervals."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ R = TypeVar("R", bound=Record)
 
 
 class SpeedUp(Record, frozen=True, kw_only=True):
-    """Speed-up in samples per second. The true value lies between `low` and `high` with 95 %
-    confidence (None if there are too few rounds)."""
+    """Speed-up in samples per second. With 95 % confidence, the true value lies between `low` and
+    `high`. Both are None if there are too few rounds."""
 
     value: float
     low: float | None
@@ -50,7 +50,7 @@ class SpeedUp(Record, frozen=True, kw_only=True):
 
 
 class Row(Numbers, frozen=True, kw_only=True):
-    """One measured configuration, with all rounds combined. Counts per step are per rank."""
+    """One measured configuration, with all rounds combined. Per-step counts are for one rank."""
 
     name: str
     command: str
@@ -80,7 +80,7 @@ class Row(Numbers, frozen=True, kw_only=True):
 
 
 class FailedRow(Planned, frozen=True, kw_only=True):
-    """A configuration that failed. `runs` are the rounds completed before the failure."""
+    """A configuration that failed. `runs` lists the rounds it completed before the failure."""
 
     error: str
 
@@ -106,7 +106,7 @@ class Comparison(Record, frozen=True, kw_only=True):
 
 
 class Measured(Planned, frozen=True, kw_only=True):
-    """A planned configuration and its outcome. `runs` are the complete rounds."""
+    """A planned configuration and its outcome. `runs` lists its complete rounds."""
 
     error: str | None
     verify: Verification | None = None
@@ -159,7 +159,7 @@ def comparison_of_runs(folders: Sequence[Path]) -> Comparison:
     if len(workloads) > 1:
         raise UsageError(
             f"These runs train different workloads: {', '.join(workloads)}.",
-            fix="pass runs of one workload",
+            fix="pass runs that train the same workload",
         )
     names = [label(manifest.plan) for manifest in manifests]
     places = [folder.name for folder in folders]
@@ -192,7 +192,8 @@ def _compare(folder: Path, manifest: ExperimentManifest, outcome: Outcome) -> Co
         for each in outcome.configurations
     ]
     measured = [runs for runs in results if any(run.step_seconds for run in runs)]
-    # A damaged run may have no steps. Leave out its round: both sides of a ratio need the round.
+    # A damaged run may have no steps. Leave out its round everywhere, because a ratio needs both
+    # sides.
     rounds = [
         number
         for number in range(min(map(len, measured), default=0))
@@ -282,8 +283,9 @@ def _against(row: Row, baseline: Row) -> Row:
 def loss_difference(
     losses: Sequence[float | None], expected: Sequence[float | None]
 ) -> float | None:
-    """Return the largest relative loss difference over the steps that both sides have. Return None
-    if a loss is not finite where it should be: no number can express that difference."""
+    """Return the largest relative difference between the losses, over the steps that both sides
+    have. Return None if a loss is not finite but the expected one is, because no number can express
+    that difference."""
     pairs = [(a, b) for a, b in zip(losses, expected, strict=False) if b]
     if any(a is None for a, _ in pairs):
         return None
@@ -307,14 +309,15 @@ def _metrics(results: list[Result]) -> Metrics:
 
 
 def _medians(values: Sequence[R]) -> R:
-    """Return a record with the median of each number. Other fields come from the first record."""
+    """Return a record with the median of each number. The other fields are those of the first
+    record."""
     names = values[0].__struct_fields__
     changes = {name: _median_of([value[name] for value in values]) for name in names}
     return replace(values[0], **changes)
 
 
 def _median_of(values: Sequence[Any]) -> Any:
-    """Return the median of numbers, record fields, or list items. None is unknown."""
+    """Return the median of numbers, record fields, or list items. None means unknown."""
     known = [value for value in values if value is not None]
     first = known[0] if known else None
     if isinstance(first, Record):

@@ -1,8 +1,8 @@
 """Decide whether one configuration is faster than another, using ratios within rounds and a 95 %
 confidence interval.
 
-A noisy machine slows down long stretches of time. Two configurations are therefore compared within
-each round, and the ratios are averaged over the rounds:
+A noisy machine is slow for long stretches at a time. Two configurations are therefore compared
+within each round, and the ratios are averaged over the rounds:
 
     round      1      2      3            ratio  a/b   1.98   2.05   2.01
     a       50 ms  90 ms  52 ms           (round 2 was slow for both, so the ratio is unaffected)
@@ -29,8 +29,8 @@ SAME = 0.1  # an interval within ±10 % of 1 rules out any difference that matte
 
 @dataclass(frozen=True)
 class Ratio:
-    """A speed-up. The true value lies between `low` and `high` with 95 % confidence (None if there
-    are too few rounds)."""
+    """A speed-up. With 95 % confidence, the true value lies between `low` and `high`. Both are None
+    if there are too few rounds."""
 
     value: float
     low: float | None
@@ -38,8 +38,8 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """The verdict in words. `no difference` is a result; `too noisy` means that the rounds
-        cannot decide."""
+        """The verdict in words. `no difference` is a definite result; `too noisy` means that the
+        rounds cannot decide."""
         if self.low is None or self.high is None:
             return "too few rounds"
         if self.low > 1 and self.value > 1 + SMALLEST:
@@ -50,7 +50,7 @@ class Ratio:
 
     @property
     def is_faster(self) -> bool | None:
-        """True if it is faster; None if the rounds cannot tell."""
+        """Whether the second side is faster, or None if the rounds cannot tell."""
         if self.verdict in ("too few rounds", "too noisy"):
             return None
         return self.verdict == "faster"
@@ -68,7 +68,7 @@ class Ratio:
 
 
 def speed_up(before: Sequence[float], after: Sequence[float]) -> Ratio:
-    """Return the speed-up before / after. Both are seconds measured in the same rounds."""
+    """Return the speed-up, before / after. Both hold step times in seconds from the same rounds."""
     logs = [math.log(b / a) for b, a in zip(before, after, strict=True)]
     mean = statistics.mean(logs)
     if len(logs) < FEWEST:

@@ -1,8 +1,8 @@
 """Summarize what a run's events show beyond its metrics: passes, DataParallel copies, and when each
 bucket is ready in the backward pass.
 
-One synchronized step on one rank, with three micro-batches and two stages. A stage's all-reduce can
-start only in its last backward pass:
+The diagram shows one synchronized step on one rank, with three micro-batches and two stages. A
+stage's all-reduce can start only in its last backward pass:
 
     stage 0                         [B0][B1][   B2  ]
     stage 1            [B0][B1][  B2  ]
@@ -21,7 +21,7 @@ from paralab.record.types import Record
 
 
 class Passes(Record, frozen=True, kw_only=True):
-    """How often the model ran in one step. In one pass, samples go through all stages."""
+    """How often the model ran in one step. One pass takes samples through all stages."""
 
     forward: int
     backward: int

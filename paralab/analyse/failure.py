@@ -1,4 +1,4 @@
-"""Find the root cause of a failed run: the rank and error that came first, not the ranks that
+"""Find the root cause of a failed run: the rank that failed first and its error, not the ranks that
 failed as a consequence."""
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ def root_cause(
     """Return the first error that is not a consequence of another rank's exit. If there is none,
     return a rank that exited without an error, or else the rank that the others waited for.
 
-    An exit code of None means that the launcher ended the rank. `gone` lists ranks whose exit
-    nobody observed. `words` maps a rank to an error that it could not write to the run folder."""
+    An exit code of None means that the launcher ended the rank. `gone` lists ranks that disappeared
+    without an observed exit. `words` maps a rank to an error that it could not write to the run
+    folder."""
     events = read_events(folder, attempt)
     errors = [(e, rank) for rank, list_ in events.items() for e in list_ if isinstance(e, Error)]
     written = {rank for _, rank in errors}
@@ -102,8 +103,8 @@ def _describe_exit(code: int) -> str:
 
 
 def is_victim(error: Error) -> bool:
-    """Return whether the error is a lost connection between ranks. The user's script may also lose
-    a connection (during a download, for example)."""
+    """Return whether the error is a lost connection between ranks. A connection that the user's own
+    code loses, such as during a download, does not count."""
     if not VICTIMS.search(error.error):
         return False
     trace = error.traceback

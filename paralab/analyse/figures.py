@@ -27,7 +27,7 @@ from paralab.record.events import COLLECTIVES, Load, Step
 from paralab.record.events import Span as SpanEvent
 from paralab.units import plural
 
-# Draw a replica's work like any other work.
+# Draw a replica's passes like any other passes.
 KINDS = {"replica_forward": "forward", "replica_backward": "backward"}
 MOST_SPANS = 600  # per timeline, to keep the page small
 MOST_POINTS = 300  # per curve
@@ -120,7 +120,7 @@ def _span(event: SpanEvent, lane: int) -> Span:
 
 
 def schedule(recording: Recording) -> Schedule | None:
-    """Draw one pass of the last measured step through the first replica's stages, and the ideal
+    """Draw one pass of the last measured step through the first replica's stages, next to the ideal
     schedule."""
     plan = recording.plan
     name = plan.schedule or "gpipe"
@@ -212,8 +212,8 @@ def memory_lines(recordings: Sequence[Recording]) -> Lines | None:
 
 
 def _samples(recordings: Sequence[Recording]) -> Iterator[tuple[int, float, Load]]:
-    """Yield (rank, seconds, `load` event) for several runs on one time axis, without the time
-    between runs."""
+    """Yield the rank, the time in seconds, and the `load` event of each sample. All runs share one
+    time axis, without the time between runs."""
     offset = 0.0
     for recording in recordings:
         times = [event.time for event in recording.of(Load)]
@@ -225,7 +225,8 @@ def _samples(recordings: Sequence[Recording]) -> Iterator[tuple[int, float, Load
 
 
 def loss_lines(rows: Sequence[Row]) -> Lines | None:
-    """Draw the losses of all configurations. If they train the same, one curve hides the others."""
+    """Draw the losses of all configurations. If their training is identical, one curve hides the
+    others."""
     curves = {
         row.name: [(float(step), loss) for step, loss in enumerate(row.losses) if loss is not None]
         for row in rows

@@ -63,13 +63,13 @@ def find_hang(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
 
 
 def _find_behind(dumps: list[StackDump]) -> int | None:
-    """Return the rank that has reached fewer collectives in a group than another rank that waits
-    there."""
+    """Return a rank that is behind: it has reached fewer collectives in a group than a rank that
+    waits in that group."""
     for dump in dumps:
         wait = dump.waits_in
         if wait is None or wait.group is None:
             continue
-        # Only ranks in this group: other stages have other groups.
+        # Compare only ranks in this group, because other stages have other groups.
         reached = [
             (other.arrived(wait.group), other.rank)
             for other in dumps

@@ -32,7 +32,7 @@ class About(Record, frozen=True, kw_only=True):
 
     practical: str | None = None  # 5, 6, 7, 10, handbook
     parts: tuple[int, ...] = ()
-    variant: str = ""  # the student that the seed and sizes are for
+    variant: str = ""  # the student whose seed and sizes these are
 
 
 class LeftOut(Record, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class LeftOut(Record, frozen=True, kw_only=True):
 
 
 class Planned(Record, frozen=True, kw_only=True):
-    """A planned configuration. `runs` are its run folders, one per round."""
+    """A planned configuration. `runs` lists its run folders, one per round."""
 
     name: str
     command: str

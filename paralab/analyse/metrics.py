@@ -35,7 +35,8 @@ RULE = 0.10  # the handbook's rule of thumb: communication below a tenth of the 
 LATE_SHARE = 0.10  # a rank is a straggler if the others wait a tenth of a step for it …
 LATE_STEPS = 0.70  # … in most steps
 
-# collective, stage, bucket (or FSDP unit), and its count within the step
+# The collective, stage, bucket (or FSDP unit), and how often that bucket occurred before in the
+# step.
 BucketKey = tuple[str, int, int, int]
 PARTS = tuple(Parts.__struct_fields__)
 
@@ -120,8 +121,8 @@ def _intervals(spans: Sequence[Span], *names: str) -> list[Interval]:
 
 
 def blocked(spans: Sequence[Span]) -> list[Interval]:
-    """Return the intervals in which the rank could not compute even inside a pass: FSDP collectives
-    over gloo block the thread that runs the model."""
+    """Return the intervals in which the rank could not compute even during a pass, because FSDP
+    collectives over gloo block the thread that runs the model."""
     return union([span.interval for span in collectives(spans) if span.blocking])
 
 
@@ -172,7 +173,7 @@ def last_ready(recording: Recording, step: int) -> dict[BucketKey, float]:
 
 
 def _keyed(spans: Sequence[Span]) -> dict[BucketKey, Collective]:
-    """Index collectives, by start, with a key that all ranks share."""
+    """Index collectives, in order of their start, by a key that is the same on all ranks."""
     times: Counter[tuple[str, int, int]] = Counter()
     keyed = {}
     for span in sorted(collectives(spans), key=lambda span: span.start):
@@ -183,7 +184,7 @@ def _keyed(spans: Sequence[Span]) -> dict[BucketKey, Collective]:
 
 
 def _loading(recording: Recording, rank: int) -> list[float]:
-    """Return the data loading seconds on the CPU, for each timed step."""
+    """Return the seconds spent loading data on the CPU, for each timed step."""
     first = recording.timed[0][0].step if recording.timed else 0
     return [span.seconds for span in recording.named("data", rank) if span.step >= first]
 
@@ -221,8 +222,8 @@ def _buckets(recording: Recording, measured: list[int]) -> list[Bucket]:
 def find_straggler(
     recording: Recording, measured: list[int], waiting: list[list[float]], step_seconds: float
 ) -> Straggler | None:
-    """Return the rank that the others wait for in most steps. `waiting[step][rank]` is exposed
-    waiting."""
+    """Return the rank that the others wait for in most steps. `waiting[step][rank]` is the exposed
+    waiting time."""
     if recording.world_size < 2 or not measured:
         return None
     # A rank is late relative to the ranks it reduces with. If each stage is a process, those are
@@ -267,7 +268,7 @@ def pipelines_of(recording: Recording, step: int) -> list[list[Span]]:
     """Return the spans of each replica's stages in a step. They come from one rank, or from several
     if each stage is a process.
 
-    Ranks in one pipeline synchronize after their passes, each when it is done. Work on other ranks
+    Each rank in a pipeline starts to synchronize when its own passes are done. Work on other ranks
     during that time is not clipped."""
     if not recording.plan.schedule:
         return [recording.spans(rank, step) for rank in range(recording.world_size)]
@@ -310,7 +311,7 @@ def _busy(recording: Recording, measured: list[int]) -> list[Busy]:
 
 def _device_seconds(recording: Recording, rank: int, step: int, device: str, first: bool) -> float:
     """Return how long a device computed, copied, and updated. Spans without a device (copies, the
-    optimizer) count for the first device."""
+    optimizer) are attributed to the first device."""
     spans = recording.spans(rank, step)
     if recording.plan.strategy == "dp" and recording.plan.device == "cpu":
         mine = [s for s in spans if s.device == device]

@@ -16,7 +16,8 @@ from paralab.record.events import Event, Resume, Span, Step
 from paralab.record.reader import read_events, read_status
 from paralab.record.types import convert, read_manifest
 
-# Leave these steps out of timings if there are enough others: allocation, DDP's rebuilt buckets.
+# Exclude this many initial steps from timings if enough others remain: memory is allocated in them,
+# and DDP rebuilds its buckets.
 WARM_UP = 3
 
 E = TypeVar("E", bound=Event)

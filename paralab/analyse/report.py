@@ -198,9 +198,9 @@ def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> li
         Section(
             "Losses",
             (losses,) if losses else (),
-            "Configurations that train the same have the same curve.",
+            "Configurations with identical training have identical curves.",
         ),
-        Section("The same training?", (_verify(rows),)),
+        Section("Is the training the same?", (_verify(rows),)),
     ]
     return [section for section in sections if section.blocks]
 
@@ -222,8 +222,8 @@ def _memory(rows: Sequence[Row]) -> Table:
         for row, memory in memories
     )
     note = (
-        "counted: added up from the tensors. allocator: the peak that CUDA's allocator reports; it "
-        "does not list activations separately."
+        "counted: the sum of the tensors' sizes. allocator: the peak that CUDA's allocator "
+        "reports, which does not list activations separately."
     )
     return table("Peak memory per device, and what uses it", cells, note)
 
@@ -239,8 +239,8 @@ def _held(memory: PeakMemory, kind: str) -> Cell:
 
 def _verify(rows: Sequence[Row]) -> Table:
     note = (
-        "All parameters after training in fp64 are compared with a single device. The losses come "
-        "from the timed runs."
+        "After training in fp64, all parameters are compared with those of a single device. The "
+        "losses come from the timed runs."
     )
     return table("", map(_verify_row, rows), note)
 

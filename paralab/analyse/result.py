@@ -63,7 +63,8 @@ class Saves(Record, frozen=True, kw_only=True):
 
 
 class PeakMemory(Record, frozen=True, kw_only=True):
-    """A device's peak memory. CUDA's allocator measured it, or we counted the tensors (`how`)."""
+    """A device's peak memory. `how` says how it was measured: by CUDA's allocator, or by counting
+    tensors."""
 
     rank: int
     device: str
@@ -79,7 +80,7 @@ class PeakMemory(Record, frozen=True, kw_only=True):
 
 
 class Split(Record, frozen=True, kw_only=True):
-    """The input that reached a device inside the model in the first step."""
+    """The input that a device received inside the model in the first step."""
 
     rank: int
     device: str
@@ -237,7 +238,7 @@ def _compute(recording: Recording) -> Result:
 def _warnings(
     recording: Recording, losses: list[float], skipped: int, failures: list[Failure]
 ) -> list[str]:
-    """List what a reader should know before trusting the numbers."""
+    """List everything that a reader should know before trusting the numbers."""
     steps, planned = recording.steps, recording.plan.num_steps
     warnings = []
     if len(steps) == 1:

@@ -1,4 +1,5 @@
-"""Report scaling to more devices: throughput per device, and why the speed-up is not perfect."""
+"""Report how training scales to more devices: the throughput per device, and why the speed-up is
+not perfect."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ def findings(comparison: Comparison) -> tuple[Finding, ...]:
             if value > 0
         ]
         if named:
-            text += f" The rest went into {' and '.join(named)}."
+            text += f" The lost time is {' and '.join(named)}."
         if why := explain_crowding(row, cores):
             text += f" {capital(why)}: devices that compete for cores cannot run faster."
         found.append(Finding("limit", text, evidence))

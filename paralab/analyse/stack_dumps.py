@@ -87,8 +87,8 @@ class Wait:
 
 @dataclass(frozen=True)
 class StackDump:
-    """One rank's answer. `stack` is its main thread, outermost call first, or empty if the rank did
-    not answer."""
+    """One rank's answer to the launcher. `stack` is its main thread's stack, outermost call first,
+    or empty if the rank did not answer."""
 
     rank: int
     asked: bool
@@ -187,8 +187,8 @@ def _faulted_at(fault: str) -> str | None:
 
 
 def _read_object(path: Path) -> JsonObject:
-    """Read a JSON object. Return an empty one if the file is missing or damaged: the rank may have
-    died while writing it."""
+    """Read a JSON object. Return an empty object if the file is missing or damaged, because the
+    rank may have died while writing it."""
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -197,8 +197,8 @@ def _read_object(path: Path) -> JsonObject:
 
 
 def _convert(value: object, to: type[list[R]]) -> list[R]:
-    """Convert a value. Return an empty list if it does not fit: the flight recorder's format is
-    private to torch."""
+    """Convert a value to a list of records. Return an empty list if that fails, because the flight
+    recorder's format is private to torch and may change."""
     try:
         return msgspec.convert(value, to)
     except msgspec.ValidationError:

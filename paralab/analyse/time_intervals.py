@@ -1,4 +1,4 @@
-"""Time intervals, sorted and disjoint: compute what overlaps and what is exposed.
+"""Operations on sorted, disjoint time intervals: compute what overlaps and what is exposed.
 
 compute   ████████████····        union      ████████████████
 transfer  ······██████████        overlap    ······██████····     both at once
@@ -41,8 +41,8 @@ def length(intervals: Iterable[Interval]) -> float:
 
 
 def lanes(spans: Sequence[Interval], nested: bool) -> list[int]:
-    """Assign each span to a lane: the first one in which it does not cross another span. Unless
-    `nested`, it must not lie within another span either.
+    """Assign each span to the first lane in which it does not cross another span. Unless `nested`
+    is true, it must not lie inside another span either.
 
     a ├──────────┤                    nested: a and b share lane 0 (b is inside a), c crosses a: lane 1
     b   ├───┤                         apart:  b and c have their own lanes, d comes after a: lane 0

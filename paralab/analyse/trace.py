@@ -1,10 +1,11 @@
 """Export a run as a Chrome trace for ui.perfetto.dev or chrome://tracing, with all ranks and
 devices on one clock.
 
-A rank is a process in the trace. Its threads are *lanes*: the steps, data loading, one per device,
-one for communication. Spans in a lane must be nested or disjoint; a span that crosses another one
-goes to an additional lane with the same name. Arrows (flows) show dependencies: an all-reduce
-across ranks, a micro-batch from stage to stage, a batch from scatter to gather.
+A rank is a process in the trace. Its threads are *lanes*: one for the steps, one for data loading,
+one per device, and one for communication. Spans in a lane must be nested or disjoint, so a span
+that crosses another one gets an additional lane with the same name. Arrows (flows) show
+dependencies: an all-reduce across ranks, a micro-batch from stage to stage, a batch from scatter to
+gather.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from paralab.record.events import COLLECTIVES, Error, Event, Load, Memory, Span,
 TraceEvent = dict[str, Any]
 
 STEPS, LOADING, COMMUNICATION = "steps", "data loading", "communication"
-# Already in the slice: its name, position, and lane.
+# Fields that are not repeated as arguments: the slice already shows its name, position, and lane.
 NOT_ARGUMENTS = ("event", "start", "end", "time", "device")
 # Thread ids are unique in the entire trace: viewers disagree on whether ids are per process.
 TIDS_PER_PID = 1000
@@ -47,13 +48,13 @@ class Slice:
 
     @property
     def last_us(self) -> int:
-        """The last microsecond inside the slice. At its end, the next slice may have started."""
+        """The last microsecond inside the slice. The next slice may start where this one ends."""
         return self.end_us - 1
 
 
 def trace_of(folder: Path) -> TraceEvent:
-    """Create the trace using only the manifest and the events. A killed run's trace lacks unwritten
-    events."""
+    """Create the trace using only the manifest and the events. The trace of a killed run lacks the
+    events that it had not written yet."""
     recording = Recording.read(folder)
     manifest, plan, events = recording.manifest, recording.plan, recording.events
     found: list[TraceEvent] = []
@@ -165,10 +166,10 @@ def _arguments(event: Event) -> TraceEvent:
 
 
 def _instants(rank: int, events: list[Event], tids: dict[str, int]) -> Iterator[TraceEvent]:
-    """Yield instants for device inputs and process errors.
+    """Yield instant events for device inputs and process errors.
 
     Both appear on the steps lane. On a device lane, Perfetto would attach the surrounding pass's
-    arrow to the instant.
+    arrow to the instant event.
     """
     for event in events:
         if isinstance(event, SplitShape):
@@ -220,7 +221,8 @@ def _counter(rank: int, name: str, time: float, unit: str, value: float) -> Trac
 
 
 def _loss(recording: Recording) -> Iterator[TraceEvent]:
-    """Yield the batch loss when the last rank finishes the step. It is shown on rank 0."""
+    """Yield each step's batch loss at the time when the last rank finishes the step. The trace
+    shows it on rank 0."""
     for step in recording.steps:
         loss = sum(event.loss for event in step)
         if math.isfinite(loss):
@@ -239,8 +241,8 @@ def _flows(slices: list[Slice], replica_of: dict[int, int]) -> list[TraceEvent]:
 
 
 def _collectives(slices: list[Slice]) -> Iterator[list[Slice]]:
-    """Yield the slices of one bucket in one step on all ranks, ordered by when they were ready: the
-    first waits for the last."""
+    """For each bucket in each step, yield its slices on all ranks in the order in which the ranks
+    were ready. The first rank waits for the last."""
     same: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
     times: Counter[tuple[Any, ...]] = Counter()
     for slice_ in slices:
@@ -254,8 +256,8 @@ def _collectives(slices: list[Slice]) -> Iterator[list[Slice]]:
 
 
 def _stage_to_stage(slices: list[Slice], replica_of: dict[int, int]) -> Iterator[list[Slice]]:
-    """Connect each stage that a micro-batch leaves with the next one, on any rank: forward in
-    order, backward in reverse."""
+    """Connect the stages that a micro-batch passes through, on any rank: in order for the forward
+    pass, and in reverse for the backward pass."""
     for name, direction in (("forward", 1), ("backward", -1)):
         found: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
         for slice_ in slices:
@@ -283,14 +285,14 @@ def _scatter_to_gather(slices: list[Slice]) -> Iterator[list[Slice]]:
 
 
 def _arrow(id_: int, name: str, chain: list[Slice]) -> list[TraceEvent]:
-    """Create the start, steps, and finish of one arrow. A viewer attaches each to the slice around
-    it, and time must not run backward:
+    """Create the start, step, and finish events of one arrow. A viewer attaches each event to the
+    slice around it, and the times must not decrease:
 
-        leaves   when the second starts, or in the first one's last microsecond if that is earlier
+        leaves   when the second slice starts, but no later than the first slice's last microsecond
         arrives  when the slice begins, but not before the arrow has left
 
-    There is no arrow where that is impossible: a slice is shorter than a microsecond, or ends
-    before the other one starts.
+    Return no arrow if that is impossible because a slice is shorter than a microsecond or ends
+    before the arrow arrives.
     """
     if len(chain) < 2 or any(slice_.last_us < slice_.start_us for slice_ in chain):
         return []

@@ -50,8 +50,8 @@ class CurvePoint(Record, frozen=True, kw_only=True):
 
 
 class TuneResult(Record, frozen=True, kw_only=True):
-    """The result that `tune --json` prints: the fastest configuration that trains the same as the
-    default, and the fastest one in low precision if that is faster still."""
+    """The result that `tune --json` prints: the fastest configuration with the same training as the
+    default, and the fastest one in low precision if that is even faster."""
 
     kind: str
     default: Tuned
@@ -145,7 +145,7 @@ def _sections(choice: TuneResult) -> list[Section]:
         return []
     exposed = [(_megabytes(p), p.exposed_seconds) for p in points]
     chart = Lines(
-        "Step time over bucket size",
+        "Step time by bucket size",
         (
             Line("step time", tuple((_megabytes(p), p.step_seconds) for p in points)),
             Line("exposed communication", tuple((x, y) for x, y in exposed if y is not None)),
@@ -156,8 +156,8 @@ def _sections(choice: TuneResult) -> list[Section]:
         log_x=True,
     )
     note = (
-        "One round each; the final rounds decide. Small buckets each add a fixed cost. Large "
-        "buckets leave no computation to hide behind."
+        "Each size ran for one round; the final rounds decide. Each small bucket adds a fixed "
+        "cost. Large buckets leave no computation to hide the communication behind."
     )
     return [Section("Bucket size", (chart, table("", map(_curve_row, points), note)))]
 
@@ -179,8 +179,8 @@ def findings(choice: TuneResult) -> tuple[Finding, ...]:
     evidence: Evidence = {"default_seconds": before, "chosen_seconds": after}
     if choice.best_is_default:
         text = (
-            f"Keep the default ({seconds(before)} per step): no change that trains the same was "
-            "measurably faster."
+            f"Keep the default ({seconds(before)} per step): no setting with identical training "
+            "results was measurably faster."
         )
     else:
         evidence["speed_up"] = chosen.speed_up.to_dict()

@@ -16,7 +16,7 @@ from paralab.analyse.verify import alike, apart_from
 from paralab.plan.remarks import find_sharing
 from paralab.units import plural, seconds, size
 
-BUSY = 0.85  # share of its cores; below this, another program uses the machine
+BUSY = 0.85  # share of its cores that a run gets; below this, another program uses the machine
 
 
 def verdict(comparison: Comparison) -> tuple[Finding, ...]:
@@ -68,7 +68,7 @@ def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
         text = f"`{best.name}` has the shortest step, {step}."
         if best.step_seconds.median > shortest:
             text = f"`{best.name}` trains the most samples per second, {step} per step."
-        text += " Too few rounds for an interval."
+        text += " There were too few rounds for a confidence interval."
     elif best is baseline:
         text = f"Nothing is measurably faster than `{best.name}`: {step} per step."
     else:
@@ -95,7 +95,7 @@ def _cost(row: Row, baseline: Row) -> Finding:
     devices, processes = plural(row.devices, "device"), plural(row.processes, "process")
     parts = [f"`{row.name}` uses {devices} in {processes}"]
     if mine and one:
-        parts.append(f"{size(mine)} on its fullest device (`{baseline.name}`: {size(one)})")
+        parts.append(f"{size(mine)} at most on one device (`{baseline.name}`: {size(one)})")
     if row.bytes_per_step:
         moved = f"{collectives_per_step(row)}, {size(row.bytes_per_step)} in total,"
         parts.append(f"{moved} per rank and optimizer step")
@@ -110,7 +110,7 @@ def _cost(row: Row, baseline: Row) -> Finding:
 
 
 def shares(row: Row) -> dict[str, float]:
-    """Return the parts of a step as shares of it, largest first."""
+    """Return each part's share of the step, largest first."""
     metrics, step = row.metrics, row.step_seconds.median
     parts = {
         "compute": metrics.compute_seconds,
@@ -149,7 +149,7 @@ def _limit(row: Row, baseline: Row) -> Finding:
         return Finding("limit", text, evidence)
 
     lost, cause = seconds(causes[largest]), "unexplained" if largest == "other" else largest
-    if perfect >= step:  # the baseline does not split its work better
+    if perfect >= step:  # no slower than a perfect split of the baseline's work
         text = f"The largest cost of `{name}` is {cause}: {lost} of {seconds(step)} per step."
     else:
         most = "Most" if causes[largest] > (step - perfect) / 2 else "The largest part"
@@ -184,9 +184,9 @@ def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
         buckets += " hides" if row.all_reduces_per_step == 1 else "s hide"
         text = (
             f"Communication takes {share:.0%} of the step (the rule of thumb is below {RULE:.0%}), "
-            f"and {exposed:.0%} of the step is exposed. {buckets} {overlap:.0%} of it. "
-            f"`{tune_command(row)}` searches for a bucket size, accumulation, and options that "
-            "expose less."
+            f"and {exposed:.0%} of the step is exposed. {buckets} {overlap:.0%} of the "
+            f"communication. `{tune_command(row)}` searches for a bucket size, accumulation, and "
+            "options that expose less."
         )
         yield Finding("next", text, costs | {"overlap": overlap})
     if row.strategy == "fsdp" and exposed >= RULE:
@@ -239,7 +239,7 @@ def _same(rows: list[Row]) -> Iterator[Finding]:
     if excused:
         reasons = dict.fromkeys(reason for excuse in excused for reason in excuse.reasons)
         held = "; ".join(reasons)
-        text += f" For {len(excused)} of them, known differences were held fixed: {held}."
+        text += f" For {len(excused)} of them, known sources of difference were held fixed: {held}."
     tolerance = {"tolerance": checked[0][1].tolerance}
     counts = {"equal": len(equal), "of": len(checked), "max_difference": largest}
     yield Finding("same", text, counts | tolerance)

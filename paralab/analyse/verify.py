@@ -23,7 +23,8 @@ from paralab.record.types import Record
 from paralab.units import plural
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "tf32": 1e-5, "bf16": 1e-5, "fp16": 1e-5}
-# The largest change that rounding may cause in first-step gradients, relative to the largest one.
+# The largest change that rounding may cause in first-step gradients, relative to the largest
+# gradient.
 ROUNDING = {"fp64": 1e-10, "fp32": 1e-4, "tf32": 0.1, "bf16": 0.5, "fp16": 0.5}
 
 
@@ -50,7 +51,7 @@ class Verification(_Differences, frozen=True, kw_only=True):
     steps: int
     worst_parameter: str | None = None
     cause: str | None = None  # why it differs
-    serious: bool  # always a mistake
+    serious: bool  # True if the difference is always a mistake
     control: tuple[str, ...] = ()
     excused: Excuse | None = None
 
@@ -103,7 +104,8 @@ def judge(
 ) -> Verification:
     """Return the differences, whether they are within tolerance, and the cause if they are not.
 
-    `split_problem` describes what a single device found wrong with the loss or the model."""
+    `split_problem` describes a problem with the loss or the model that the single-device run
+    found."""
     tolerance = TOLERANCE[precision]
     losses = [
         sum(float(rank.losses[step]) for rank in ranks) for step in range(len(ranks[0].losses))
@@ -180,7 +182,7 @@ def with_excuse(proof: Verification, plan: Plan, asked: Verification | None) -> 
 
 def _inexcusable(proof: Verification, precision: str, asked: Verification) -> str | None:
     """Return a difference that no known reason explains: a failed run, ranks with different
-    parameters, gradient differences beyond rounding."""
+    parameters, or gradient differences beyond rounding."""
     if asked.serious:
         return f"as configured ({precision}), {asked.cause}"
     gradients = asked.gradient_difference
@@ -230,7 +232,7 @@ def _guess(
     tolerance: float,
     worst_parameter: str,
 ) -> str:
-    """Explain why training differs, by the first number that does."""
+    """Explain why training differs, based on the first quantity that differs."""
     first = ranks[0]
     factor, residual = float(first.gradient_factor), float(first.gradient_residual)
     if abs(factor - 1.0) > 1e-3 and residual < 1e-4:
@@ -270,7 +272,7 @@ def _guess(
 
 
 def _serious(ranks: Sequence[Verify], differences: dict[str, float]) -> str | None:
-    """Return a mistake that is certain whatever else is wrong."""
+    """Return a mistake that is certain regardless of what else is wrong."""
     if any(not math.isfinite(value) for name, value in differences.items() if name != "buffers"):
         return "a loss, gradient, or parameter is not finite"
     missing = sorted({name for rank in ranks for name in rank.missing_gradients})
@@ -343,7 +345,7 @@ def headline(result: VerifyResult) -> str:
 
 
 def skipped_by_reason(result: VerifyResult) -> list[tuple[str, int, str]]:
-    """Return (strategies, number of configurations, reason), with each reason once."""
+    """Return one entry per reason: the strategies, the number of configurations, and the reason."""
     by_reason: dict[str, list[str]] = {}
     for each in result.skipped:
         schedule = f" --schedule {each.options.schedule}" if each.options.schedule else ""

@@ -22,13 +22,13 @@ class SavedCheckpoint(Record, frozen=True, kw_only=True):
     path: str
     step: int
     bytes: int
-    problem: str | None  # None if complete
+    problem: str | None  # None if the checkpoint is complete
     manifest: JsonObject  # as saved, without the list of files
 
 
 class CheckpointList(Record, frozen=True, kw_only=True):
     folder: str
-    checked: bool  # the checksums were checked
+    checked: bool  # True if the checksums were checked
     checkpoints: list[SavedCheckpoint]
 
 
@@ -52,7 +52,7 @@ def list_(folder: Path, as_json: bool) -> None:
 @FOLDER
 @JSON
 def verify(folder: Path, as_json: bool) -> None:
-    """Check all checkpoints in DIR, or a single one, against their checksums.
+    """Check all checkpoints in DIR, or the single checkpoint DIR, against their checksums.
 
     The exit code is 1 if a checkpoint is damaged.
     """
@@ -60,7 +60,7 @@ def verify(folder: Path, as_json: bool) -> None:
 
 
 def _report(folder: Path, as_json: bool, check: bool) -> bool:
-    """Print the checkpoints; return whether one is damaged."""
+    """Print the checkpoints, and return whether any of them is damaged."""
     found = _find_checkpoints(folder, check)
     whole = [each for each in found if not each.problem]
     damaged = len(found) - len(whole)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 WIDTH = 100  # the longest help line
-FLAG_COLUMN = 30  # a longer option has its help on the next line
+FLAG_COLUMN = 30  # the help of a longer option starts on the next line
 OTHER = "Other"
 JSON = "paralab.json"
 NO_BREAK = "\u00a0"  # a space at which a help line must not break
@@ -28,7 +28,8 @@ class Option(click.Option):
 
 class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Remember `--json` before parsing, so an error in the options is also printed as JSON.
+        """Remember `--json` before parsing, so that an error in the options is also printed as
+        JSON.
 
         Everything after `--` belongs to the watched command.
         """
@@ -40,7 +41,7 @@ class Command(click.Command):
         return super().get_help(ctx).replace(NO_BREAK, " ")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write one section per heading; the flags in all sections share one column."""
+        """Write one section per heading, with the flags of all sections in one column."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)

@@ -27,11 +27,11 @@ ROUNDS = flag(
     "--rounds",
     MEASUREMENT,
     "Measure each configuration this many times, once per round.",
-    shown="5, or at least 3 if they take over a minute",
+    shown="5, or as few as 3 if they take over a minute",
     type=click.IntRange(1),
     metavar="N",
 )
-NO_PROOF = flag("--no-proof", MEASUREMENT, "Skip the check that all configurations train alike.")
+NO_PROOF = flag("--no-proof", MEASUREMENT, "Skip the check that all configurations train the same.")
 
 
 @click.command(cls=Command, short_help="Measure configurations side by side.")
@@ -49,7 +49,7 @@ def compare(
     no_proof: bool,
     **options: Any,
 ) -> None:
-    """Measure configurations side by side and verify that all of them train alike.
+    """Measure configurations side by side and verify that all of them train the same.
 
     The default configurations are single, dp, ddp, accumulation, low precision, pipeline, and
     hybrid. Options outside the quotes apply to all configurations.
@@ -72,7 +72,7 @@ def compare(
 
 
 def report(result: Comparison | TuneResult, as_json: bool) -> None:
-    """Write the page and print the result; exit with 1 if every configuration failed."""
+    """Write the page and print the result. Exit with code 1 if every configuration failed."""
     from paralab.analyse.compare import Comparison
     from paralab.show.document import print_summary
     from paralab.show.open_folder import document_of
@@ -92,7 +92,8 @@ def report(result: Comparison | TuneResult, as_json: bool) -> None:
 
 
 def _parse_configuration(text: str, common: Request) -> Request:
-    """Parse `ddp --replicas 2`, as after `paralab run`, and add the common options for ddp."""
+    """Parse a configuration such as `ddp --replicas 2`, as written after `paralab run`, and add the
+    common options that apply to it."""
     from paralab.experiment.configurations import with_common
 
     try:

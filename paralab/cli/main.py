@@ -1,6 +1,7 @@
-"""The command line: the group with all commands, and the only place that prints errors.
+"""The command line: the group of all commands. Errors are printed only here.
 
-Each command has its own file: parse, call, print. These files never import torch.
+Each command has its own file, which parses the options, calls the library, and prints the result.
+These files never import torch.
 """
 
 from __future__ import annotations
@@ -37,21 +38,23 @@ from paralab.launch.processes import import_torch_once
 from paralab.machine.signals import ENDS, exit_code_of, hear, name_of, number_of, raise_stop
 from paralab.show.visible import echo
 
-RANK_0_SECONDS = 2.0  # for rank 0 to print its error: torchrun kills all ranks when one exits
+RANK_0_SECONDS = 2.0  # so that rank 0 can print its error: torchrun kills all ranks when one exits
 
 
 class Commands(Group):
-    """Prints our errors without a traceback: what is wrong, why, and what to write instead."""
+    """Prints paralab's errors without a traceback: what is wrong, why, and what to write
+    instead."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         make_streams_safe()
         return super().main(*arguments, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; turn each expected exception into a message and an exit code."""
+        """Run a command, and turn each expected exception into a message and an exit code."""
         hear(dict.fromkeys(ENDS, raise_stop))
         if "SLURM_JOB_ID" in os.environ:
-            # Slurm may send this before the time limit; a run without checkpoints ignores it.
+            # Slurm may send this signal before the time limit. A run without checkpoints ignores
+            # it.
             signal.signal(signal.SIGUSR1, lambda number, frame: None)
 
         try:
@@ -68,7 +71,7 @@ class Commands(Group):
                 _leave_it_to_rank_0()
             _exit_with(ctx, error)
         except OSError as error:
-            if error.errno == errno.EPIPE:  # `| head` has read enough: click ends silently
+            if error.errno == errno.EPIPE:  # `| head` closed the pipe: click exits silently
                 raise
             _exit_with(ctx, from_os_error(error))
         except KeyboardInterrupt as stop:
@@ -83,7 +86,7 @@ def _leave_it_to_rank_0() -> None:
     """Exit silently in a launched rank other than 0, which raises the same error as rank 0."""
     from paralab.launch.launched_by import detect_launcher
 
-    with suppress(UsageError):  # in a broken environment, no process knows whether it is rank 0
+    with suppress(UsageError):  # in a broken environment, a rank cannot tell whether it is rank 0
         launched = detect_launcher()
         if launched and launched.rank:
             with suppress(KeyboardInterrupt):
@@ -107,7 +110,7 @@ def _print_json(
 
 @contextmanager
 def _flushing() -> Iterator[None]:
-    """Treat output that cannot be written as an error, even if it only shows on flush."""
+    """Treat output that cannot be written as an error, even if the failure shows only on flush."""
     try:
         yield
     except SystemExit:
@@ -126,7 +129,7 @@ def main() -> None:
 
     Point it at a model. It trains the model on one device and with DataParallel, DDP, FSDP,
     accumulation, mixed precision, model parallelism, pipelines, and hybrids. It shows what each
-    rank and device did, and checks that all of them train alike.
+    rank and device did, and checks that all strategies train the same.
 
     \b
     paralab compare --workload gpt              measure eight configurations and write a page

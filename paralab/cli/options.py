@@ -1,6 +1,7 @@
 """Click options: derived from dataclass fields, or shared by several commands.
 
-Options have no defaults here: an option that was not given is None. The dataclass has the defaults.
+Options have no defaults here, because the dataclass defines the defaults. An option that was not
+given is None.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def flag(names: str, heading: str, help: str, shown: str = "", **attributes: Any
     default in the help."""
     if shown:
         words = f"[default: {shown}]"
-        # A short default stays on one line. click would cut a long one in the middle of a word.
+        # A short default stays on one line. Click would cut a long default in the middle of a word.
         help += " " + (words if len(words) > SHORT else words.replace(" ", NO_BREAK))
     attributes = attributes or {"is_flag": True}
     return click.option(*names.split(), cls=Option, heading=heading, help=help, **attributes)
@@ -68,7 +69,7 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def take(owner: type, options: dict[str, Any]) -> dict[str, Any]:
-    """Remove a dataclass's options from all options; return those that the user gave."""
+    """Remove a dataclass's options from `options`, and return those that the user gave."""
     return given({each.name: options.pop(each.name) for each in options_of(owner)})
 
 

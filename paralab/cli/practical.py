@@ -23,7 +23,7 @@ from paralab.show.visible import echo
 if TYPE_CHECKING:
     from paralab.analyse.blocks import Document
 
-TITLES = {  # repeated here so --help does not import the analysis; a test compares both
+TITLES = {  # repeated here so that --help does not import the analysis; a test compares the two
     "5": "data parallelism with nn.DataParallel",
     "6": "DistributedDataParallel and collectives",
     "7": "DDP optimization and debugging",
@@ -39,13 +39,13 @@ SHEET = click.Path(dir_okay=False, path_type=Path, allow_dash=True)
 
 @click.group(cls=Group, short_help="Run a course practical and fill in its sheet.")
 def practical() -> None:
-    """Run a course practical. paralab fills in its tables and answers its questions from the
-    measurements.
+    """Run a course practical, and use the measurements to fill in its tables and answer its
+    questions.
 
     \b
     paralab practical 5                     run practical 5
     paralab practical 7 --part 3            run one part
-    paralab practical 5 --predict           predict each part, then see it
+    paralab practical 5 --predict           predict each part, then see its results
     paralab practical 5 --predict sheet.md  read the predictions from a sheet
     paralab practical 5 --blank sheet.md    write an empty sheet to fill in
     paralab practical check 5 sheet.md      grade a filled-in sheet
@@ -89,7 +89,7 @@ def _add(name: str, title: str) -> None:
     @flag(
         "--predict",
         COURSE,
-        "Ask for a prediction before showing each part, or read them from SHEET.",
+        "Ask for predictions before showing each part, or read them from SHEET.",
         metavar="[SHEET]",
         is_flag=False,
         flag_value=ASK,
@@ -97,7 +97,7 @@ def _add(name: str, title: str) -> None:
     @flag(
         "--variant",
         COURSE,
-        "Derive the seed and batch size from a student ID, so each sheet differs.",
+        "Derive the seed and batch size from a student ID, so that each sheet differs.",
         metavar="STUDENT_ID",
     )
     @flag(
@@ -176,7 +176,8 @@ def _check(
     run_folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Refuse options that contradict each other, and files that exist, before measuring."""
+    """Before measuring, reject options that contradict each other and output files that already
+    exist."""
     if as_json and str(markdown) == "-":
         raise UsageError("--json and `-` both print on stdout.", fix="a file name instead of `-`")
     if options["predict"] == ASK and (as_json or markdown or not sys.stdin.isatty()):
@@ -206,7 +207,7 @@ def _open_or_run(
     from paralab.course.configurations import find
     from paralab.course.predict import from_sheet
 
-    if options["predict"] not in (None, ASK):  # a mistake in the sheet appears before measuring
+    if options["predict"] not in (None, ASK):  # report a mistake in the sheet before measuring
         from_sheet(Path(options["predict"]), practicals.blank(name, options["part"]))
     if run_folder:
         _require_run_of(name, run_folder)
@@ -264,7 +265,7 @@ def _require_run_of(name: str, folder: Path) -> None:
     if found != name:
         contents = f"a practical {found} run" if found else "not a practical run"
         raise UsageError(
-            f"{folder} is {contents}; practical {name} was expected.",
+            f"Expected a run of practical {name}, but {folder} is {contents}.",
             fix=f"paralab practical {found or name} …",
         )
 
@@ -292,7 +293,7 @@ def _write_sheet(path: Path, document: Document) -> None:
 @flag(
     "--tolerance",
     MEASUREMENT,
-    "How far a measured time may be outside p10–p90.",
+    "How far outside p10–p90 a measured time may be.",
     type=click.FloatRange(0, 10),
     metavar="SHARE",
     shown="0.25",
@@ -320,7 +321,7 @@ def check(
     kind: str | None,
     as_json: bool,
 ) -> None:
-    """Grade a filled-in SHEET (Markdown), or a FOLDER with a sheet and a run per student.
+    """Grade a filled-in SHEET (Markdown), or a FOLDER with a sheet and a run for each student.
 
     Each cell and answer is right, wrong, missing, or not judged. Counts, splits, names, and sizes
     must match. Times may be anywhere in the run's p10–p90 range, widened by the tolerance. Answers

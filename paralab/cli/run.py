@@ -48,7 +48,7 @@ class SlurmOptions:
         "Print the Slurm job script without submitting it.", SLURM, default=False
     )
     slurm_wait: float | None = option(
-        "Cancel the Slurm job if it has not started by then.", SLURM, metavar="SECONDS"
+        "Cancel the Slurm job if it has not started after this time.", SLURM, metavar="SECONDS"
     )
 
 
@@ -60,7 +60,7 @@ class SlurmOptions:
 @flag(
     "--show",
     OUTPUT,
-    "Print one line per replica or per rank, as the practicals do.",
+    "Print one line per replica or per rank, like the scripts in the practicals.",
     type=click.Choice(["splits", "ranks"]),
     multiple=True,
 )
@@ -120,7 +120,7 @@ def run(
         return
     if as_json and live:
         raise UsageError(
-            "--live draws in the terminal, but --json prints only one object.",
+            "--live draws in the terminal, but --json prints nothing except one object.",
             fix="use only one of the two",
         )
 
@@ -158,7 +158,7 @@ def _report(
 
 
 def _use_torchrun(request: Request, chosen: RunOptions, slurm: bool, launched: bool) -> None:
-    """Become torchrun, unless this is already one of its ranks."""
+    """Replace this process with torchrun, unless it is already one of torchrun's ranks."""
     from paralab.experiment.planning import make_plan
     from paralab.launch.torchrun import become_torchrun
 

@@ -27,9 +27,7 @@ COUNTS = "1,2,4"
     },
     steps=STEPS,
 )
-@flag(
-    "--weak", MEASUREMENT, "Keep the batch size per device: n devices train on n times the batch."
-)
+@flag("--weak", MEASUREMENT, "Fix the batch size per device: n devices train on n times the batch.")
 @ROUNDS
 @NO_PROOF
 @OUT

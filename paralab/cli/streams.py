@@ -1,8 +1,9 @@
-"""Standard streams that a command can always write to, whatever they are connected to.
+"""Standard streams that a command can always write to, no matter what they are connected to.
 
-- closed (`>&-`, a daemon): replaced with /dev/null, or the next opened file would get their number
-- ASCII only (LANG=C): other characters get a readable replacement, `2 x 3 -> 6`
-- a terminal that disappears (a closed ssh session): later output is lost, and the command continues
+- A closed stream (`>&-`, a daemon) becomes /dev/null. Otherwise the next open file would get its
+  number.
+- An ASCII-only stream (LANG=C) gets a readable replacement for other characters: `2 x 3 -> 6`.
+- If a terminal disappears (a closed ssh session), later output is lost, and the command continues.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ READABLE |= dict.fromkeys("·–—−─├└┤┘│", "-")
 
 
 def make_safe() -> None:
-    """Replace this process's streams; call once, at the start."""
+    """Replace this process's streams. Call this once, at the start."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -35,7 +36,8 @@ def make_safe() -> None:
 
 
 def _safe(stream: Any, number: int) -> Any:
-    """Return a safe version of a process stream; leave others (in a notebook) as they are."""
+    """Return a safe version of a process stream. Return any other stream, as in a notebook,
+    unchanged."""
     if stream is None:
         return open(os.devnull, "w", encoding="utf-8")
     ours = isinstance(stream, io.TextIOWrapper) and not isinstance(stream, _Text)

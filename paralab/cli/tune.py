@@ -28,7 +28,7 @@ SEARCH = "Search"
 @flag(
     "--seconds budget_seconds",
     SEARCH,
-    "Do not start a new search round after half of this time.",
+    "Start no new search round once half of this time has passed.",
     type=float,
     metavar="SECONDS",
 )

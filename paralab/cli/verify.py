@@ -41,12 +41,12 @@ def verify(
     """Check that a STRATEGY trains like a single device: same losses, gradients, parameters, and
     buffers.
 
-    The options you give apply to every configuration. The others vary: 1 and 4 accumulation
-    steps, even and uneven splits, a full and a partial last batch.
+    The options you give apply to every configuration. The others vary: 1 and 4 accumulation steps,
+    even and uneven splits, and a full and a partial last batch.
 
-    Some differences are legitimate: BatchNorm statistics, random numbers, low precision, a forward
-    that counts its calls. The check removes these causes on both sides and reports their effect
-    separately.
+    Some differences are legitimate: BatchNorm statistics, random numbers, low precision, or a
+    forward method that counts its calls. The check removes these causes on both sides and reports
+    their effect separately.
 
     The exit code is 0 only if every configuration is equal.
     """

@@ -1,8 +1,8 @@
-"""Grade a sheet against its run: each item is right, wrong, missing, or not judged.
+"""Grade a sheet against its run. Each item is right, wrong, missing, or not judged.
 
-A table cell is right if it agrees with the run. Counts, splits, and names must match exactly; times
-must be within the run's p10–p90, widened by the tolerance. judge.py judges the answers. An item that
-is not judged is for a human to read and never counts as checked.
+A table cell is right if it agrees with the run. Counts, splits, and names must match exactly. Times
+must be within the run's p10–p90 range, widened by the tolerance. judge.py judges the answers. An
+item that is not judged is left for a human to read, and its points are not counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paralab.errors import UsageError
 from paralab.record.types import Record
 
 EMPTY = ("", "…", "...", "-", "–", "—", "?", "_")
-CLOSE = 0.6  # minimum similarity at which two questions count as the same
+CLOSE = 0.6  # minimum similarity for two questions to be treated as the same
 
 
 class Item(Record, frozen=True, kw_only=False):
@@ -47,7 +47,7 @@ class Grade:
         return list(dict.fromkeys(item.part for item in self.items))
 
     def points(self, part: int | None = None) -> tuple[int, int]:
-        """Return (earned, possible) points. Items that were not judged do not count."""
+        """Return the earned and the possible points. Items that were not judged do not count."""
         judged = [self.count(s, part) for s in ("right", "wrong", "missing")]
         return judged[0], sum(judged)
 
@@ -65,7 +65,7 @@ def grade(text: str, document: Document, tolerance: float) -> Grade:
         expected = {number: expected[number] for number in expected if number in written}
     if not written.keys() & expected.keys():
         raise UsageError(
-            f"The sheet has no part of {document.title!r}.",
+            f"The sheet contains no part of {document.title!r}.",
             fix="use a sheet from `paralab practical N --blank FILE`, and keep its headings",
         )
     items: list[Item] = []
@@ -84,7 +84,7 @@ def grade(text: str, document: Document, tolerance: float) -> Grade:
 
 
 def _require_same_practical(text: str, title: str) -> None:
-    """Refuse a sheet whose first line names another practical."""
+    """Reject a sheet whose first line names another practical."""
     first = text.strip().partition("\n")[0]
     names = [re.search(r"practical\s*\d+|handbook", words.lower()) for words in (first, title)]
     mine, known = (re.sub(r"\s+", " ", name[0]) if name else "" for name in names)
@@ -147,8 +147,8 @@ def _grade_table(
 
 
 def find_answer(question: str, answers: Mapping[str, str]) -> str:
-    """Find a written answer by its letter or number (`a)`, `Q1`), or else by the most similar
-    question."""
+    """Find a written answer by the letter or number of its question (`a)`, `Q1`), or else by the
+    most similar question."""
     own = label(question)
     similar = {}
     for asked, text in answers.items():
@@ -174,7 +174,7 @@ def _grade_answer(part: int, answer: Answer, own: WrittenPart, tolerance: float)
 
 
 def contradiction(given: str, cell: Cell, tolerance: float) -> str:
-    """Explain why a cell is wrong. Return an empty string if it may be right."""
+    """Explain why a cell is wrong. Return an empty string if the cell may be right."""
     if cell.value is None or plain(given) == plain(cell.text):
         return ""
     if isinstance(cell.value, bool):
@@ -205,7 +205,7 @@ def _compare_number(given: str, cell: Cell, tolerance: float) -> str:
     if low - step / 2 <= number <= high + step / 2:
         return ""
     shares = [bound / cell.value if cell.value else math.inf for bound in (number, low, high)]
-    return "{:.3g}× the run's value; allowed: {:.2f}× to {:.2f}×".format(*shares)
+    return "{:.3g}× the run's value; {:.2f}× to {:.2f}× is allowed".format(*shares)
 
 
 def _same_words(given: str, known: str) -> bool:

@@ -25,12 +25,12 @@ from paralab.record.types import Record
 
 @dataclass(frozen=True)
 class Submission:
-    """One student's submission, with the grade or the reason why there is none."""
+    """One student's submission, with its grade or the reason why it has none."""
 
     student: str
     grade: Grade | None
     problem: str = ""
-    speed_ups: Mapping[str, float] | None = None  # by configuration, relative to the first one
+    speed_ups: Mapping[str, float] | None = None  # by configuration, relative to the first
     timings: tuple[float, ...] = ()
 
     @property
@@ -39,7 +39,7 @@ class Submission:
 
     @property
     def parts(self) -> list[tuple[int, int, int]]:
-        """Return (part, earned points, possible points)."""
+        """Return the number, the earned points, and the possible points of each part."""
         return [(part, *self.grade.points(part)) for part in self.grade.parts] if self.grade else []
 
     @property
@@ -48,8 +48,8 @@ class Submission:
 
 
 def grade_one(sheet: Path, run: Path, tolerance: float) -> Submission:
-    """Grade one sheet against one run, together with the handbook's checkpoint.md if it lies next
-    to the sheet."""
+    """Grade one sheet against one run. If the handbook's checkpoint.md is next to the sheet, grade
+    it too."""
     beside = sheet.parent / "checkpoint.md"
     try:
         text = sheet.read_text(encoding="utf-8")
@@ -64,13 +64,13 @@ def grade_one(sheet: Path, run: Path, tolerance: float) -> Submission:
 
 
 def grade_class(folder: Path, name: str, tolerance: float) -> list[Submission]:
-    """Grade each student in a folder. A student is a subfolder with a sheet (*.md) and a run
-    folder, or NAME.md next to NAME/."""
+    """Grade each student in a folder. A student has a subfolder with a sheet (*.md) and a run
+    folder, or a sheet NAME.md next to the folder NAME/."""
     students = sorted(
         {path.stem if path.suffix == ".md" else path.name for path in folder.iterdir()}
     )
     if not students:
-        fix = "add a folder per student with sheet.md and a run"
+        fix = "add a folder for each student, with sheet.md and a run"
         raise UsageError(f"{folder} is empty.", fix=fix)
     return [_submission(folder, student, name, tolerance) for student in students]
 
@@ -105,7 +105,7 @@ def _run_of(folder: Path, name: str) -> Path:
 
 
 def same_timings(submissions: Sequence[Submission]) -> list[list[str]]:
-    """Group students with identical timings in their runs or sheets. This never happens by
+    """Group students with identical timings in their runs or sheets, which never happens by
     chance."""
     groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for s in submissions:
@@ -117,7 +117,7 @@ def same_timings(submissions: Sequence[Submission]) -> list[list[str]]:
 
 
 def speed_up_spread(submissions: Sequence[Submission]) -> dict[str, tuple[float, float, float]]:
-    """Return the (lowest, median, highest) speed-up for each configuration over the students'
+    """Return the lowest, median, and highest speed-up of each configuration on the students'
     machines."""
     values: dict[str, list[float]] = defaultdict(list)
     for submission in submissions:
@@ -135,7 +135,7 @@ class StudentGrade(Record, frozen=True, kw_only=True):
 
 
 class SpeedUps(Record, frozen=True, kw_only=True):
-    """The speed-ups for one configuration, over the students' machines."""
+    """The speed-ups of one configuration on the students' machines."""
 
     low: float
     median: float
@@ -186,7 +186,7 @@ def as_csv(submissions: Sequence[Submission]) -> str:
 
 
 def _inert(text: str) -> str:
-    """Escape a cell so a spreadsheet does not interpret it as a formula."""
+    """Escape a cell so that a spreadsheet does not interpret it as a formula."""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
 
 
@@ -207,7 +207,7 @@ def as_junit(submissions: Sequence[Submission]) -> str:
                 message = item.reason or item.status
                 ElementTree.SubElement(case, "failure", message=message, type=item.status)
             elif item.status == "not judged":
-                ElementTree.SubElement(case, "skipped", message="for a human to read")
+                ElementTree.SubElement(case, "skipped", message="left for a human to read")
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
 
 
@@ -270,7 +270,7 @@ def _one_or_all(
 
 
 def _output(grade: Grade | None, part: int) -> str:
-    """List the items in a part that are not right, one per line."""
+    """List the items in a part that are not right, one item per line."""
     lines = [
         f"{item.place}: {item.status}" + (f" ({item.reason})" if item.reason else "")
         for item in (grade.items if grade else ())

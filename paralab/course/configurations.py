@@ -12,7 +12,7 @@ from paralab.plan.request import Request
 from paralab.workload.summary import Summary
 
 FAINT = "mlp:faint"  # its loss is so small that fp16 gradients underflow
-MOST = 3  # measure up to three times as many rounds if a question is undecided,
+MOST = 3  # if a question is undecided, measure up to three times as many rounds,
 LONGEST_SECONDS = 600  # unless this would take longer
 SLOW_STEPS = 4  # fp16 on a CPU without fp16 arithmetic is ten times slower
 
@@ -60,7 +60,7 @@ class Practical:
     requests: Callable[[Request, Machine, Summary], Requests]
     rounds: int
     steps: int
-    optional: frozenset[str] = frozenset()  # left out if the machine cannot train them
+    optional: frozenset[str] = frozenset()  # skipped if the machine cannot train them
 
     @property
     def template(self) -> str:
@@ -68,7 +68,7 @@ class Practical:
 
     @property
     def limit(self) -> str:
-        """How long an undecided question is measured."""
+        """The limit on measuring a question that is still undecided."""
         return f"{MOST * self.rounds} rounds or {LONGEST_SECONDS // 60} minutes"
 
     def configurations(

@@ -2,12 +2,13 @@
 
 The template's rubric has one deciding fact per question:
 
-    yes or no   the answer starts with it and does not state the opposite later
-    choice      "DDP is slower than DataParallel" states DataParallel
-    key terms   one alternative of each term; "not in the backward pass" does not state "backward"
-    numbers     each in its place: "8 processes on 2 GPUs" does not state 2 processes
+    yes or no   the answer starts with it, and does not state the opposite later
+    choice      "DDP is slower than DataParallel" chooses DataParallel
+    key terms   the answer states one alternative for each term; "not in the backward pass" does not
+                state "backward"
+    numbers     each number is in its place: "8 processes on 2 GPUs" does not state 2 processes
 
-An answer that states none of them, or whose statement is not clear, is for a human to read.
+An answer that does not state the fact, or is not clear, is left for a human to read.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from paralab.analyse.blocks import Answer
 from paralab.course.numbers import Stated, is_count, numbers_in
 
 Status = Literal["right", "wrong", "missing", "not judged"]
-Judgment = tuple[Status, str]  # the reason explains everything but "right"
+Judgment = tuple[Status, str]  # the reason is empty only for "right"
 
 YES = ("yes", "ja", "oui", "sí", "si")
 NO = ("no", "nope", "nein", "non")
 YES_NO = {**dict.fromkeys(YES, True), **dict.fromkeys(NO, False)}
-# A verdict word on its own: not the "no" of "there is no rank 1".
+# A verdict word on its own, unlike the "no" in "there is no rank 1".
 ALONE = re.compile(rf"\b({'|'.join(YES_NO)})\b(?=\s*(?:[.,;:!/]|$|and\b|or\b|but\b))")
 LEADING = re.compile(r"^(?:[\W_]|(?:my |the )?answer(?: is)?\b|i think\b)+")
 CLAUSE = re.compile(
@@ -77,14 +78,14 @@ def _judge_verdict(answer: Answer, text: str) -> Judgment:
     if said == answer.verdict:
         return "right", ""
     if answer.terms and _judge_terms(answer.terms, text)[0] == "right":
-        return "not judged", "the explanation may be right"
+        return "not judged", "the explanation may be correct"
     return "wrong", answer.text
 
 
 def _judge_choice(answer: Answer, text: str) -> Judgment:
     said = stated_option(text, answer.options or (answer.choice or "",))
     if said is None:
-        return "not judged", "it is not clear which one the answer names"
+        return "not judged", "it is not clear which option the answer chooses"
     if said == "":
         names = " or ".join(option.split("|")[0] for option in answer.options)
         return "wrong", f"name one: {names}"
@@ -92,8 +93,8 @@ def _judge_choice(answer: Answer, text: str) -> Judgment:
 
 
 def stated_option(text: str, options: Sequence[str]) -> str | None:
-    """Return the option that the answer chooses, `neither`, an empty string if it names none, or
-    None if this is not clear. An option is `name|alias|alias`."""
+    """Return the option that the answer chooses, or `neither`. Return an empty string if it names
+    no option, or None if its choice is not clear. An option is `name|alias|alias`."""
     stated: list[str | None] = []
     for clause in CLAUSE.split(text):
         found = _mentions(clause, options)
@@ -108,8 +109,8 @@ def stated_option(text: str, options: Sequence[str]) -> str | None:
 
 
 def _chosen(clause: str, found: list[tuple[int, str]]) -> str | None:
-    """Return what one clause chooses: `A`, `A is faster`, `A is faster than B`, `B is slower than
-    A`."""
+    """Return what one clause chooses. `A`, `A is faster`, `A is faster than B`, and `B is slower
+    than A` all choose A."""
     names = list(dict.fromkeys(name for _, name in found))
     if re.search(NEITHER, clause):
         return None if re.search(NEGATION, clause.replace("no ", "")) else "neither"
@@ -126,8 +127,8 @@ def _chosen(clause: str, found: list[tuple[int, str]]) -> str | None:
 
 
 def _mentions(clause: str, options: Sequence[str]) -> list[tuple[int, str]]:
-    """Return (place, option) for each mention, the longest alias first: `distributed data parallel`
-    is not `data parallel`."""
+    """Return the place and the option of each mention. Longer aliases are matched first, because
+    `distributed data parallel` is not `data parallel`."""
     names = {alias.lower(): each.split("|")[0] for each in options for alias in each.split("|")}
     pattern = "|".join(re.escape(alias) for alias in sorted(names, key=len, reverse=True))
     return [(hit.start(), names[hit[1]]) for hit in re.finditer(rf"(?<!\w)({pattern})", clause)]
@@ -136,7 +137,7 @@ def _mentions(clause: str, options: Sequence[str]) -> list[tuple[int, str]]:
 def _judge_terms(terms: Sequence[str], text: str) -> Judgment:
     clauses = CLAUSE.split(text)
     if not all(any(_affirms(clause, term) for clause in clauses) for term in terms):
-        return "not judged", "it does not state each key term"
+        return "not judged", "it does not state every key term"
     mentioned = {word for term in terms for word in term.lower().split("|") if word in text}
     if len(mentioned) > MOST_TERMS and len(_words(text)) < 3 * len(mentioned):
         return "not judged", "it lists terms instead of answering"
@@ -170,7 +171,7 @@ def _judge_numbers(answer: Answer, text: str, tolerance: float) -> Judgment:
 
 
 def _states(name: str, value: Any, stated: Sequence[Stated], text: str, tolerance: float) -> bool:
-    """Return whether the answer states a number, or all numbers of a list in their order."""
+    """Return whether the answer states a number, or all numbers in a list in the same order."""
     if isinstance(value, list):
         windows = (stated[n : n + len(value)] for n in range(len(stated) - len(value) + 1))
         return any(
@@ -185,7 +186,7 @@ def _states(name: str, value: Any, stated: Sequence[Stated], text: str, toleranc
 
 
 def _contradicts(answer: Answer, text: str, tolerance: float) -> bool:
-    """Return whether an answer states factors (`7.3×`), and none of them is the run's."""
+    """Return whether an answer states factors such as `7.3×`, but none of them matches the run."""
     numbers = [each for each in answer.evidence.values() if isinstance(each, int | float)]
     facts = [each for each in numbers if 0 < abs(each) < 1000]  # factors, not bytes
     stated = [one for one in numbers_in(text) if re.match(r"\s*(×|x\b|times\b)", text[one.end :])]
@@ -196,7 +197,8 @@ def _contradicts(answer: Answer, text: str, tolerance: float) -> bool:
 
 
 def _swapped(facts: Mapping[str, Any], text: str, tolerance: float) -> str:
-    """Return which fact has another fact's number: `single: 122 MiB` where all devices have it."""
+    """Say which fact the answer gives another fact's number. For example, `single: 122 MiB` is wrong
+    if 122 MiB is the total for all devices."""
     values = {name: value for name, value in facts.items() if isinstance(value, float | int)}
     for clause in re.split(r"[;.,](?=\s|$)|\band\b|\n", text):
         names = [name for name in values if re.search(rf"(?<!\w){re.escape(name.lower())}", clause)]
@@ -212,7 +214,7 @@ def _swapped(facts: Mapping[str, Any], text: str, tolerance: float) -> str:
 
 
 def _misplaced(facts: Mapping[str, Any], text: str) -> str:
-    """Return which of the run's counts the answer gets wrong."""
+    """Describe the first of the run's counts that the answer gets wrong."""
     for name, value in facts.items():
         if isinstance(value, int | float) and is_count(value):
             said = [each.value for each in numbers_in(text) if _counts(each, name, text)]
@@ -235,5 +237,5 @@ def _words(text: str) -> set[str]:
 
 
 def plain(words: str) -> str:
-    """Return the text in lower case, without code marks and extra spaces."""
+    """Return the text in lower case, without backquotes and extra spaces."""
     return " ".join(words.replace("`", "").replace("*", "").lower().split())

@@ -1,4 +1,5 @@
-"""A practical's measurements by key, and the filters and functions that put them into sentences."""
+"""A practical's measurements by key, and the filters and functions that templates use to write
+sentences about them."""
 
 from __future__ import annotations
 
@@ -59,14 +60,14 @@ class Measurements:
         return [Recording.read(self.folder / run) for run in runs]
 
     def notes(self, keys: Sequence[str]) -> str:
-        """Note what is virtual, emulated, or shared in these runs, and how memory was counted."""
+        """Say what is virtual, emulated, or shared in these runs, and how memory was measured."""
         rows = [self.rows[key] for key in keys if key in self.rows]
         if not rows:
             return ""
-        # Remarks that differ only in their numbers (2, 3, 5 devices) appear once.
+        # Remarks that differ only in their numbers (2, 3, or 5 devices) appear once.
         remarks = {re.sub(r"\d+", "", each): each for row in rows for each in row.remarks}
         counted = rows[0].peak_bytes[0].how != "allocator"
-        memory = "memory is counted from tensors" if counted else "memory is the allocator's peak"
+        memory = "memory is the sum of the tensors" if counted else "memory is the allocator's peak"
         text = "; ".join([*remarks.values(), memory])
         return text[:1].upper() + text[1:] + "."
 
@@ -77,12 +78,12 @@ def sharing(row: Row) -> str:
     return find_sharing(row.remarks)
 
 
-EQUALLY = 1.1  # loads within 10 % count as equal
+EQUALLY = 1.1  # loads within 10 % are considered equal
 
 
 def arrived(row: Measured) -> list[int]:
-    """Return the samples that arrived inside the model, per device. A hook counts them; they are
-    not planned values."""
+    """Return the number of samples that arrived inside the model on each device. A hook counts
+    them, so these are not planned values."""
     return [int(entry.shape[0]) for entry in row.splits]
 
 
@@ -95,7 +96,8 @@ def memory(row: Measured) -> int:
 
 
 def busy_shares(row: Measured) -> list[float]:
-    """Return the share of a step that each device works, or GPU utilization if NVML measured it."""
+    """Return the share of a step in which each device works, or the GPU utilization if NVML
+    measured it."""
     gpu = [float(entry.utilization) for entry in row.metrics.load.gpu]
     if len(gpu) > 1:
         return gpu
@@ -115,8 +117,8 @@ def copying(row: Measured, kind: str) -> float | None:
 
 
 def copying_seconds(row: Measured) -> float:
-    """Return the seconds that DataParallel copies in one step, or 0 if the copies run inside torch
-    calls."""
+    """Return the seconds that DataParallel spends on copies in one step, or 0 if torch makes the
+    copies inside its calls."""
     return sum(row.observed.copying.values())
 
 
@@ -128,7 +130,7 @@ def micro_sizes(row: Measured) -> str:
 
 
 def device_numbers(row: Measured) -> list[int]:
-    """Return device numbers rank by rank: 0, 2, 1, 3 if rank 0 has `cuda:0` and `cuda:2`."""
+    """Return the device numbers, rank by rank: 0, 2, 1, 3 if rank 0 has `cuda:0` and `cuda:2`."""
     names = [device for rank in row.ranks for device in rank.devices]
     return [int(name.partition(":")[2] or 0) for name in names]
 
@@ -189,8 +191,8 @@ def change(before: float, after: float) -> str:
 
 
 def choose(speed: Ratio, faster: str, slower: str) -> str:
-    """Return the faster one, `neither` if they take the same time, or an empty string if it is too
-    noisy to tell."""
+    """Return the name of the faster side, `neither` if both take the same time, or an empty string
+    if the timings are too noisy to tell."""
     return speed.choose(faster, slower) or ("neither" if speed.is_faster is False else "")
 
 

@@ -29,7 +29,8 @@ ROUNDING = 0.05  # maximum rounding error, as a share of the value
 
 @dataclass(frozen=True)
 class Stated:
-    """A number in a sentence, in seconds, bytes, or as a share. `noun` is the word after it."""
+    """A number in a sentence. Its value is in seconds, in bytes, or a share. `noun` is the word
+    after it."""
 
     value: float
     noun: str
@@ -37,7 +38,8 @@ class Stated:
     end: int
 
     def equals(self, known: float, tolerance: float) -> bool:
-        """Compare with a number from the run: a count exactly, others within the tolerance."""
+        """Return whether the number equals one from the run. A count must match exactly, and any
+        other number within the tolerance."""
         if is_count(known):
             return self.value == known
         return abs(self.value - known) <= (tolerance + ROUNDING) * abs(known)

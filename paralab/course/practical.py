@@ -26,8 +26,8 @@ from paralab.plan.request import Request
 from paralab.units import plural
 from paralab.workload.reference import check_reference
 
-CHECKPOINT = "Verification checkpoint"  # the title of its part
-VARIANT_BATCHES = (48, 56, 60, 64, 66, 72, 80, 96)  # batch sizes, one per student
+CHECKPOINT = "Verification checkpoint"  # the title of its part in the handbook
+VARIANT_BATCHES = (48, 56, 60, 64, 66, 72, 80, 96)  # each student gets one of these
 Print = Callable[[str], None]
 
 
@@ -43,7 +43,7 @@ def run(
     say: Print = lambda line: None,
 ) -> tuple[Document, Path]:
     """Train the configurations that the practical (or one part) needs. Return the filled sheet and
-    its folder. If a question is undecided, measure longer, unless `rounds` are given."""
+    its folder. If a question is undecided, measure longer, unless `rounds` is given."""
     practical = find(name)
     parts = choose_parts(practical, part)
     say("inspecting the machine and the workload")
@@ -94,7 +94,7 @@ def choose_parts(practical: Practical, part: int | None) -> list[int]:
 
 
 def vary(base: Request, student: str) -> Request:
-    """Choose a different seed and batch size for each student, so no two sheets are equal."""
+    """Choose the seed and batch size by student, so that students' sheets differ."""
     number = int.from_bytes(hashlib.sha256(student.encode()).digest()[:4], "big")
     batch = base.batch_size or VARIANT_BATCHES[number % len(VARIANT_BATCHES)]
     return replace(base, seed=number, batch_size=batch)
@@ -116,7 +116,7 @@ def blank(name: str, part: int | None = None) -> Document:
     sheet = fill(practical.template, None, choose_parts(practical, part))
     subtitle = (
         "Fill in each cell. Write what you expect after `Predicted:` before you measure. Start the "
-        "answer to a yes-or-no question with Yes or No, and to a which-one question with its name."
+        "answer to a yes-or-no question with Yes or No, and to a which-one question with the name."
     )
     return Document(sheet.title, subtitle, (), tuple(sheet.sections))
 
@@ -185,7 +185,7 @@ def newest(name: str, root: Path = Path("runs")) -> Path:
 
 
 def _findings(comparison: Comparison) -> tuple[Finding, ...]:
-    """Report whether all configurations train the same, and what limits the timings."""
+    """Report whether all configurations train the same, and what the timings are limited by."""
     findings = [finding for finding in verdict(comparison) if finding.kind in ("same", "warning")]
     shared = [row for row in comparison.rows if sharing(row)]
     if shared:

@@ -1,6 +1,8 @@
-"""Predict, run, compare: a student predicts each answer and then sees it next to the measurement.
+"""Predict, run, compare: a student predicts each answer, and then sees the prediction next to the
+measurement.
 
-A run measures all parts at once. Its results stay hidden until the student has predicted a part.
+A run measures all parts at once. The results of a part stay hidden until the student has predicted
+them.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ FILE = "predictions.json"
 
 
 def from_sheet(path: Path, sheet: Document) -> Predictions:
-    """Read the predictions from a sheet: the lines `Predicted: …`, or the answers if it has no such
-    line."""
+    """Read the predictions from a sheet: the lines `Predicted: …`, or the answers if there are no
+    such lines."""
     try:
         written = parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -48,7 +50,7 @@ def from_sheet(path: Path, sheet: Document) -> Predictions:
 
 
 def ask(section: Section, prompt: Callable[..., Any] = click.prompt) -> Predictions:
-    """Ask for a prediction for each question in one part. An empty line skips it."""
+    """Ask for a prediction for each question in one part. An empty line skips the question."""
     predictions = {}
     if _questions(section):
         click.echo(f"\n{section.title}\n{section.text}")

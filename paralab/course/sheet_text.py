@@ -1,8 +1,9 @@
 """Parse a student's sheet into parts with tables and answers.
 
-Headings may be shortened ("Part 3"), questions may be reduced to a letter ("a)"), and tables may
-come in any order. A bold line, a heading without a table below it, or a line that starts with a
-letter is a question; the text after it is the answer. A line "Predicted: …" is the prediction.
+Headings may be shortened ("Part 3"), questions may be reduced to a letter ("a)"), and tables may be
+in any order. A question is a bold line, a heading without a table below it, or a line that starts
+with a letter and a parenthesis. The text after a question is its answer. A line "Predicted: …" is a
+prediction.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def parse(text: str) -> dict[int, WrittenPart]:
             continue
         elif isinstance(content, list):
             if question is not None and not current.answers[question]:
-                del current.answers[question]  # it was the table's title
+                del current.answers[question]  # this heading was the table's title
             current.tables.append(content)
             question = None
         elif kind in ("heading", "bold"):
@@ -59,7 +60,8 @@ def parse(text: str) -> dict[int, WrittenPart]:
 
 
 def _pieces(tokens: list[Token]) -> Iterator[tuple[str, str | list[list[str]]]]:
-    """Yield (heading | bold | text | table, its text or its rows), in sheet order."""
+    """Yield each piece of the sheet in order: its kind (heading, bold, text, or table), and its
+    text or its rows."""
     place = 0
     while place < len(tokens):
         token = tokens[place]
@@ -80,7 +82,8 @@ def _pieces(tokens: list[Token]) -> Iterator[tuple[str, str | list[list[str]]]]:
 
 
 def _paragraph(inline: Token) -> Iterator[tuple[str, str]]:
-    """Split a paragraph that may start with its question, in bold or with `a)`."""
+    """Split a paragraph into question and answer. It may start with its question, in bold or as
+    `a)`."""
     found = BOLD.match(_words(inline))
     if found:
         yield "bold", found[1].strip()

@@ -1,7 +1,7 @@
-"""The tables of a sheet: a row per configuration, device, rank, or bucket.
+"""The tables in a sheet, with a row for each configuration, device, rank, or bucket.
 
-COLUMNS lists what a template may ask for. A cell carries its number and spread, by which a
-student's cell is graded. On a blank sheet (`lab` is None) all cells but the first are empty.
+COLUMNS lists the columns that a template can use. A cell contains its number and spread, which are
+used to grade a student's cell. On a blank sheet (`lab` is None), all cells but the first are empty.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _grid(
     cell: Callable[[int, str], Cell],
     note: str = "",
 ) -> Table:
-    """Create a table with these row names. `cell` gets the row's place and the column; on a blank
+    """Create a table with these row names. `cell` gets the row's index and the column. On a blank
     sheet, it is not called."""
     rows = tuple(
         (cells.name(name), *(cell(place, column) if lab else EMPTY for column in columns))
@@ -150,7 +150,7 @@ def _cell(lab: Measurements, key: str, column: str, base: str) -> Cell:
 def table(
     lab: Measurements | None, title: str, keys: Keys, columns: Sequence[str], base: str = ""
 ) -> Table:
-    """Create a table with a row per configuration."""
+    """Create a table with a row for each configuration."""
 
     def cell(place: int, column: str) -> Cell:
         assert lab
@@ -168,7 +168,7 @@ def facing_table(
     base: str = "",
     goals: Sequence[str] = (),
 ) -> Table:
-    """Create a table with a column per configuration."""
+    """Create a table with a column for each configuration."""
 
     def cell(place: int, label: str) -> Cell:
         assert lab
@@ -203,7 +203,8 @@ def rank_table(lab: Measurements | None, title: str, key: str, columns: Sequence
 
 
 def device_table(lab: Measurements | None, title: str, keys: Keys, columns: Sequence[str]) -> Table:
-    """Create a table with a row per device. It has a GPU load column only if NVML measured it."""
+    """Create a table with a row for each device. It has a GPU load column only if NVML measured the
+    load."""
     if lab is None:
         names = [f"{LABELS[key]}: device {number}" for key in keys for number in range(2)]
         return _grid(lab, title, "device", names, columns, lambda place, column: EMPTY)

@@ -7,8 +7,8 @@ these calls:
     {{ table("Title", ["single", "dp2"], ["step time"]) }}      a row per configuration
     {% call answer("a) Is it faster?", verdict=…) %}            a question and its answer
 
-judge.py decides by the first of these that an answer has: `verdict` (yes or no), `choice` with its
-`options`, `terms`, `numbers`.
+judge.py grades an answer by the first of these that it has: `verdict` (yes or no), `choice` with
+its `options`, `terms`, or `numbers`.
 
 Configurations are variables (`dp2.step_seconds.median`), tables.py lists the columns, and the
 filters below format numbers. On a blank sheet, each value is `BLANK`, which prints as an empty
@@ -41,7 +41,8 @@ DRAW: Mapping[str, Callable[[Measurements, str], Block | None]] = {
 
 
 class Blank(jinja2.ChainableUndefined):
-    """An unknown value: falsy, empty when printed, and contagious."""
+    """An unknown value. It is falsy, prints as nothing, and makes every expression that uses it
+    unknown."""
 
     def _blank(self, *arguments: Any, **options: Any) -> Any:
         return self
@@ -64,7 +65,7 @@ class Sheet:
     """Collects what a template defines while it renders."""
 
     lab: Measurements | None  # None for a blank sheet
-    parts: Sequence[int] | None = None  # None for all
+    parts: Sequence[int] | None = None  # None for all parts
     title: str = ""
     sections: list[Section] = field(default_factory=list)
     needs: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -83,7 +84,7 @@ class Sheet:
         *,
         caller: Callable[[], str],
     ) -> str:
-        """Add one part. If a configuration that it needs is missing, the part says why."""
+        """Add one part. If a configuration that the part needs is missing, say why instead."""
         self.needs[number] = (*needs, *likes)
         if self.parts is not None and number not in self.parts:
             return ""
@@ -112,7 +113,7 @@ class Sheet:
         caller: Callable[[], str],
     ) -> str:
         """Add a question. A verdict of None or an empty choice means that the timings cannot
-        decide. On a blank sheet, the answer is not even evaluated."""
+        decide. On a blank sheet, the answer is not evaluated at all."""
         if self.lab is None:
             self.blocks.append(Answer(question, "", {}, prediction=" "))
             return ""
@@ -183,7 +184,8 @@ def fill(name: str, lab: Measurements | None, parts: Sequence[int] | None) -> Sh
 
 
 def _known(make: Callable[..., Any], *first: Any) -> Callable[..., Any]:
-    """Wrap a filter or function for templates: what is unknown, or did not run here, is blank."""
+    """Wrap a filter or function for templates. Its result is blank if a value is unknown or its
+    configuration did not run here."""
 
     def call(*arguments: Any) -> Any:
         if any(argument is BLANK or argument is None for argument in (*first, *arguments)):

@@ -1,8 +1,8 @@
-"""`paralab compare` and `scale`: measure configurations side by side. Verify them first, then train
-them in turns, round after round, in the same processes.
+"""`paralab compare` and `scale`: measure configurations side by side. First verify them, then train
+them in turn, round after round, in the same processes.
 
-`tune` and `practical` use this too. An experiment folder has one run folder per
-configuration and round; all results are computed from them.
+`tune` and `practical` also use this module. An experiment folder has one run folder per
+configuration and round, and all results are computed from these run folders.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ from paralab.units import plural
 
 VERIFY_STEPS = 3
 ROUNDS = 5
-SURE_ROUNDS = 3  # always run these; run more only if there is time, unless --rounds is given
+SURE_ROUNDS = 3  # without --rounds, always run this many, and run more only if there is time
 BUDGET_SECONDS = 60.0  # for verification and rounds, unless --rounds is given
 VERIFYING = -1  # the round number for runs that verify
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One run, with its configuration's number and its round. Both are `VERIFYING` if it verifies."""
+    """One run, with the number of its configuration and its round. Both are `VERIFYING` for a run
+    that verifies."""
 
     training: Training
     number: int
@@ -66,8 +67,9 @@ def compare(
     say: Callable[[str], None] = lambda line: None,
     more: Callable[[Comparison, float], bool] = lambda result, seconds: False,
 ) -> Comparison:
-    """Measure the configurations and compute the comparison from the run folders. `more` decides,
-    from the result and the seconds so far, whether to measure as many rounds again."""
+    """Measure the configurations and compute the comparison from the run folders. `more` gets the
+    result and the seconds spent so far, and decides whether to measure the same number of rounds
+    again."""
     started = time.perf_counter()
     if rounds is not None and rounds < 1:
         raise UsageError(
@@ -123,8 +125,8 @@ def compare(
 
 
 def _combine(before: Outcome, after: Outcome) -> Outcome:
-    """Add the rounds of a second measurement of the same configurations. Ignore it if one of them
-    fails only then."""
+    """Add the rounds of a second measurement of the same configurations. Ignore the second
+    measurement if a configuration fails only there."""
     pairs = list(zip(before.configurations, after.configurations, strict=True))
     if any(new.error and not old.error for old, new in pairs):
         return replace_fields(before, interrupted=after.interrupted, signal=after.signal)
@@ -133,7 +135,8 @@ def _combine(before: Outcome, after: Outcome) -> Outcome:
 
 
 def _plan_rounds(configurations: Sequence[Resolved], rounds: int, first: int = 0) -> list[Planned]:
-    """Return the manifest entries: names, commands, and run folders. `first` rounds already ran."""
+    """Return the manifest entries: names, commands, and run folders. `first` is the number of
+    rounds that have already run."""
     entries = []
     for number, item in enumerate(configurations):
         each = item.configuration
@@ -161,7 +164,7 @@ def _measure(
         references = ReferenceRuns(folder.path / "verify", Path(private))
         pairs: dict[Request, ReferencePair] = {}
         for item, request in zip(configurations, structures, strict=True):
-            if verify and request not in pairs:  # versions in fp32 and bf16 share one
+            if verify and request not in pairs:  # precisions such as fp32 and bf16 share a pair
                 name = f"{len(pairs):02d}_{slug(label(request))}"
                 pairs[request] = references.add(name, request, item.machine, item.summary)
 
@@ -217,7 +220,7 @@ def _conclude(
     stopped_by: int | None,
     say: Callable[[str], None],
 ) -> Outcome:
-    """Compare only complete rounds, which every configuration that did not fail has finished."""
+    """Compare only the rounds that every configuration finished, ignoring failed configurations."""
     rounds = len(entries[0].runs)
     cut = {
         each.round for each in timed if each.number not in errors and not is_complete(each.training)
@@ -257,7 +260,7 @@ def _conclude(
 
 
 class Progress:
-    """Prints when a round begins, as its runs' event files show."""
+    """Prints a line when the event files show that a round has begun."""
 
     def __init__(self, turns: Sequence[Turn], rounds: int, say: Callable[[str], None]) -> None:
         self.turns, self.rounds, self.say = turns, rounds, say
@@ -265,7 +268,7 @@ class Progress:
         self.printed: int | None = None
 
     def poll(self) -> None:
-        """Print the newest run's round. Runs start in order, but some may be skipped."""
+        """Print the round of the newest run. Runs start in order, but some may be skipped."""
         for place in reversed(range(self.next, len(self.turns))):
             turn = self.turns[place]
             if not (turn.training.folder.events / "rank0.jsonl").exists():
@@ -273,7 +276,7 @@ class Progress:
             self.next = place + 1
             if turn.round != self.printed:
                 self.printed = turn.round
-                verifying = "verifying that all configurations train alike"
+                verifying = "verifying that all configurations train the same"
                 counted = f"round {turn.round + 1} of {self.rounds}"
                 self.say(verifying if turn.round == VERIFYING else counted)
             return

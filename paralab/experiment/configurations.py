@@ -1,4 +1,4 @@
-"""Choose and plan an experiment's configurations; skip those that cannot run here."""
+"""Choose and plan an experiment's configurations, and skip those that cannot run here."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from paralab.plan.request import APPLIES, STRATEGIES, Options, Request, only_app
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
 
-STEPS = {"cpu": 10, "cuda": 30}  # per configuration and round; the first three warm up
-# A step that takes longer than this is slow: more rounds tell us more than longer rounds.
+STEPS = {"cpu": 10, "cuda": 30}  # per configuration and round; the first three are warm-up steps
+# A step that takes longer than this is slow. More rounds are then more informative than longer
+# rounds.
 SLOW_SECONDS, SLOW_STEPS = 0.1, 6
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One row in a comparison. An `optional` one is skipped if it cannot run here."""
+    """One row in a comparison. An `optional` configuration is skipped if it cannot run here."""
 
     request: Request
     name: str = ""
@@ -52,8 +53,8 @@ class Resolved:
 def resolve_all(
     configurations: Sequence[Configuration],
 ) -> tuple[list[Resolved], list[LeftOut]]:
-    """Return (the plans, the skipped configurations and why). All CPU devices get the same number
-    of cores, to keep the comparison fair."""
+    """Return the plans, and the skipped configurations with the reason for each. All CPU devices
+    get the same number of cores, to keep the comparison fair."""
     refuse_inside()
     workloads = [check_reference(each.request.workload) for each in configurations]
     configurations = [
@@ -128,7 +129,8 @@ def default_configurations(base: Request) -> list[Configuration]:
 
 
 def with_common(base: Request, own: Options) -> Request:
-    """Build a configuration from its own options and the common ones that apply to its strategy."""
+    """Build a configuration from its own options and the common options that apply to its
+    strategy."""
     known = [field.name for field in fields(Request)]
     for name in own:
         if name not in known:
@@ -138,19 +140,20 @@ def with_common(base: Request, own: Options) -> Request:
         raise UsageError(
             f"The configuration {own} has no strategy.", fix='{"strategy": "ddp", "replicas": 2}'
         )
-    common = Request(strategy)  # a later check refuses an unknown strategy
+    common = Request(strategy)  # a later check rejects an unknown strategy
     if strategy in STRATEGIES:
         common = only_applicable(replace(base, strategy=strategy))
     return replace(common, **own)
 
 
 def scale_configurations(base: Request, counts: str, weak: bool) -> list[Configuration]:
-    """Return the strategy with 1, 2, 4 … replicas; with `weak`, the batch grows with them."""
+    """Return the strategy with each number of replicas: 1, 2, 4 … With `weak`, the batch grows with
+    the number of replicas."""
     try:
         numbers = sorted({int(word) for word in counts.split(",")})
     except ValueError:
         raise UsageError(
-            f"--replicas {counts}: not a list of numbers.", fix="--replicas 1,2,4"
+            f"--replicas {counts} is not a list of numbers.", fix="--replicas 1,2,4"
         ) from None
     if base.strategy not in APPLIES["replicas"]:
         raise UsageError(
@@ -173,17 +176,17 @@ def scale_configurations(base: Request, counts: str, weak: bool) -> list[Configu
 
 
 def with_distinct_names(configurations: Sequence[Configuration]) -> list[Configuration]:
-    """Add the options that differ to equal labels; refuse duplicate configurations."""
+    """Add the options that differ to labels that are equal, and reject duplicate configurations."""
     requests = [each.request for each in configurations]
     twice = next((each for each in configurations if requests.count(each.request) > 1), None)
     if twice:
         raise UsageError(
             f"The configuration {twice.label!r} is given twice.",
-            fix="each one once; the rounds repeat it already",
+            fix="give each configuration once; the rounds repeat it",
         )
     if len({request.prefix for request in requests}) > 1:
         raise UsageError(
-            "Configurations with different --prefix cannot share their processes.",
+            "Configurations with different --prefix values cannot share processes.",
             fix="--prefix outside the quotes",
         )
 

@@ -13,12 +13,12 @@ NOT_BUILT = "not in this torch"
 
 
 def environment() -> Environment:
-    """Inspect the machine; try low precisions if necessary."""
+    """Inspect the machine, and try out low precisions if necessary."""
     machine = inspect_machine()
     precisions = {
         "fp64": {"cpu": "usable"},
         "fp32": {"cpu": "usable"},
-        "tf32": {"cpu": "not usable: only NVIDIA GPUs have it"},
+        "tf32": {"cpu": "not usable: only NVIDIA GPUs support it"},
     }
     for name in ("bf16", "fp16"):
         tried = probe_cpu(name)

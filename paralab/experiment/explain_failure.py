@@ -35,7 +35,7 @@ def explain_failure(outcome: Outcome, launched: RunFolder | None = None) -> RunF
     step = outcome.stuck_after
     where = f"after step {step}" if step >= 0 else "before the first step"
     return RunFailed(
-        f"{error.problem} It failed {where} twice without progress: another restart would not "
+        f"{error.problem} It failed {where} twice without progress, so another restart would not "
         "help.",
         detail=error.detail,
         fix=error.fix,
@@ -95,8 +95,8 @@ def _explain_hang(
 
 
 def explain_slurm_failure(job: slurm.SlurmJob, run: Path) -> RunFailed:
-    """Return an error with Slurm's report, then the error from the rank that failed first, or else
-    the last lines of the job's output."""
+    """Return an error with Slurm's report, followed by the error of the rank that failed first or,
+    without one, the last lines of the job's output."""
     folder = run.parent
     prints = folder / f"slurm-{job.number}.out"
     problem, fix = slurm.ENDINGS.get(job.state, slurm.ENDINGS["FAILED"])

@@ -26,7 +26,8 @@ _inspect = cache(inspect_workload)
 
 
 def inspection_for(request: Request, strategies: Iterable[str], **more: Any) -> Inspection:
-    """Request every fact about the workload that these strategies need."""
+    """Return an inspection that collects every fact about the workload that these strategies
+    need."""
     names = set(strategies)
     return Inspection(
         check_reference(request.workload),
@@ -44,14 +45,14 @@ def look_once(request: Request, strategies: Iterable[str]) -> tuple[Machine, Sum
 
 
 def look_again() -> None:
-    """Clear the cache: in a notebook, a workload's file may have changed."""
+    """Clear the cache, because in a notebook a workload's file may have changed."""
     _inspect.cache_clear()
 
 
 def make_plan(
     request: Request, places: Sequence[Place] = (), cuts: Sequence[str] = ()
 ) -> tuple[Plan, Machine, Summary]:
-    """Resolve a configuration. This only starts the child process that inspects the workload.
+    """Resolve a configuration. This starts no process except the child that inspects the workload.
 
     places  where the ranks already are, if torchrun or srun started them
     cuts    where the stages begin in the checkpoint that the run resumes from
@@ -79,7 +80,8 @@ def resolve_here(
 
 
 def _samples_at_once(request: Request) -> int | None:
-    """Return the samples per micro-batch, to time the layers; None: the workload's batch size."""
+    """Return the number of samples per micro-batch for timing the layers. None means the workload's
+    batch size."""
     if request.batch_size is None:
         return None
     parts = (request.replicas or 1) * (request.accumulate or 1) * (request.micro_batches or 1)
@@ -94,7 +96,7 @@ def _one_device_threads(request: Request) -> int:
 
 
 def record_plan(folder: RunFolder, plan: Plan, machine: Machine, summary: Summary) -> None:
-    """Write the manifest before anything starts."""
+    """Write the manifest, before any rank starts."""
     folder.write_manifest(
         machine=asdict(machine),
         plan=plan.to_json(),
@@ -105,7 +107,7 @@ def record_plan(folder: RunFolder, plan: Plan, machine: Machine, summary: Summar
 
 
 def constraints(plan: Plan, machine: Machine, summary: Summary) -> list[str]:
-    """Describe in sentences for the manifest what the result depends on."""
+    """Describe what the result depends on, in sentences for the manifest."""
     gpus = machine.gpus if plan.device == "cuda" else ()
     where = ", ".join(gpu.name for gpu in gpus) or machine.cpu
     lines = [

@@ -1,4 +1,5 @@
-"""Train each configuration to verify, and a reference on a single device, and compare them."""
+"""Train each configuration that is to be verified, train a reference on a single device, and
+compare them."""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ from paralab.workload.summary import Summary
 
 @dataclass(frozen=True)
 class ReferencePair:
-    """The runs that verify one configuration, by number.
+    """The numbers of the runs that verify one configuration.
 
-    exact      the run that must equal its reference
+    exact      the run that must be equal to its reference
     as_asked   the run as requested, if it may differ for a known reason
     """
 
@@ -38,7 +39,7 @@ class ReferencePair:
 
 
 class ReferenceRuns:
-    """`trainings` run in this order: a reference comes before the first run that needs it."""
+    """The `trainings` run in this order, with each reference before the first run that needs it."""
 
     def __init__(self, folder: Path, private: Path) -> None:
         self.folder, self.private = folder, private
@@ -49,10 +50,10 @@ class ReferenceRuns:
         """Add the runs that compare this configuration with a single device.
 
         If the two may differ for a known reason (`Plan.differences`), the exact pair runs in fp64
-        without those causes (`paralab.workload.verify_controls`). A second pair, as requested,
-        measures their effect.
+        without those causes (`paralab.workload.verify_controls`). A second pair runs as requested
+        and measures their effect.
         """
-        # Dropout is off on both sides: it could mask an error.
+        # Dropout is off on both sides, because it could mask an error.
         summary = replace(summary, dropout=False)
         if not resolve_here(request, machine, summary).differences:
             exact = self._add_pair(name, request, machine, summary)
@@ -71,7 +72,7 @@ class ReferenceRuns:
         summary: Summary,
         control: tuple[str, ...] = (),
     ) -> int:
-        """Add a run for this configuration, after its reference; return its number."""
+        """Add a run for this configuration after its reference, and return the run's number."""
 
         def add(name: str, plan: Plan, extras: dict[str, str]) -> None:
             training = Training(plan, RunFolder.create(self.folder / name, ""), extras)
@@ -93,7 +94,8 @@ class ReferenceRuns:
         return "save_reference" in self.trainings[number].extras
 
     def judge(self, pair: ReferencePair, failed: dict[int, RunFailed]) -> Verification:
-        """Judge whether the configuration equals its reference. `failed` has the runs' errors."""
+        """Judge whether the configuration is equal to its reference. `failed` maps a run's number
+        to its error."""
         exact = self._judge(pair.exact, failed, pair.split_problem)
         exact = replace_fields(exact, control=self.trainings[pair.exact].plan.control)
         if pair.as_asked is None:

@@ -1,4 +1,5 @@
-"""Do one run: plan, launch, read the run folder. `paralab run` and `paralab.run` call this."""
+"""Perform one run: plan it, launch it, and read the run folder. `paralab run` and `paralab.run`
+call this."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ def run(
     watch: Watch = lambda plan, folder: lambda: None,
     say: Print = lambda line: None,
 ) -> Result:
-    """Train and return the result (`--json`). Raise a ParalabError if the run does not complete;
-    the run folder is still readable."""
+    """Train and return the result that `--json` prints. Raise a ParalabError if the run does not
+    complete. The run folder is readable even then."""
     options = options or RunOptions()
     job = Job(
         request, options, prepare, lambda outcome: explain_failure(outcome).problem, watch, say
@@ -44,7 +45,7 @@ def run(
     if outcome.slurm:
         return _read_slurm_result(outcome, outcome.slurm)
 
-    # After a failure the disk may be full, and the user must see the original failure.
+    # After a failure, the disk may be full. The user must see the original failure.
     must_write = outcome.status in ("completed", "interrupted")
     result = finish(outcome.folder, outcome.wall_seconds, options.tensorboard, must_write)
     if error := find_error(outcome, result.reached_step):
@@ -53,7 +54,8 @@ def run(
 
 
 def _read_slurm_result(outcome: Outcome, job: SlurmJob) -> Result:
-    """Return the job's own result with Slurm's report; raise RunFailed if there is none."""
+    """Return the job's own result together with Slurm's report. Raise RunFailed if the job left no
+    result."""
     path = outcome.folder.path
     if outcome.status != "completed":
         raise explain_slurm_failure(job, path)
@@ -81,7 +83,7 @@ def prepare(job: Job, places: Sequence[Place]) -> Training:
 
 
 def find_error(outcome: Outcome, reached: int) -> ParalabError | None:
-    """Return the error if the run is incomplete after `reached` steps; None if it is complete."""
+    """Return the error of a run that ended after `reached` steps, or None if it is complete."""
     assert outcome.training is not None
     steps, path = outcome.training.plan.num_steps, outcome.folder.path
     if outcome.status == "failed":
@@ -110,10 +112,10 @@ def find_unsaved(outcome: Outcome) -> RunFailed | None:
     path = step_folder(Path(outcome.training.checkpoints.directory), reached)
     saved = {checkpoint.path: checkpoint.problem for checkpoint in checkpoints(path.parent)}
     problem = saved.get(path, "it does not exist")
-    if not reached or problem is None:  # there is no checkpoint before the first step
+    if not reached or problem is None:  # no checkpoint is saved before the first step
         return None
     return RunFailed(
-        f"Stopped after {reached} steps, and {path} cannot be used: {problem}.",
+        f"Stopped after {reached} steps, but {path} cannot be used: {problem}.",
         fix="--resume continues from the checkpoint before it",
     )
 
@@ -124,8 +126,9 @@ def finish(
     tensorboard: Path | None = None,
     must_write: bool = True,
 ) -> Result:
-    """Compute and write the result, no matter how the run ended. A failed trace does not affect the
-    result. With `must_write`, raise if the result itself cannot be written."""
+    """Compute and write the result, no matter how the run ended. A trace that cannot be written
+    does not affect the result. With `must_write`, raise an error if the result itself cannot be
+    written."""
     result = result_of(folder.path)
     if wall_seconds is not None:
         result = replace(result, wall_seconds=round(wall_seconds, 3))

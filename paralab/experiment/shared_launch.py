@@ -1,8 +1,8 @@
-"""Several runs in one launch: the same processes do one run after another, and a failed run does
-not affect the others.
+"""Perform several runs in one launch: the same processes perform one run after another, and a
+failed run does not affect the others.
 
-Starting a process that imports torch takes seconds; a short run takes less. A run that needs fewer
-ranks than the widest one uses the first few, while the others wait.
+Starting a process that imports torch takes seconds, which is longer than a short run. A run that
+needs fewer ranks than the largest run uses only the first ranks, while the others wait.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def train_all(
     on_poll: Callable[[], None] = lambda: None,
     deadlines: Deadlines | None = None,
 ) -> dict[int, RunFailed]:
-    """Do the runs; return errors by run number. The ranks' logs are in `folder`."""
+    """Perform the runs, and return the errors by run number. The ranks write their logs to
+    `folder`."""
     failed: dict[int, RunFailed] = {}
     left = list(range(len(trainings)))
     limits = [training.deadline_seconds for training in trainings]
@@ -50,7 +51,7 @@ def train_all(
 
         undone = [number for number in left if not is_complete(trainings[number])]
         if not exits.failed and not any(has_started(trainings[number]) for number in undone):
-            break  # all are complete, or the deadline came first
+            break  # all runs are complete, or the deadline passed first
         if not undone:  # all runs are complete, but a process did not exit properly
             failed[left[-1]] = _explain(trainings[left[-1]], folder, exits)
             break
@@ -69,7 +70,7 @@ def _explain(training: Training, folder: RunFolder, exits: RankExits) -> RunFail
 
 
 def _hand_on_deadlines(limits: list[float | None], undone: list[int], left: list[int]) -> None:
-    """Apply the deadline of a dropped run to the next one."""
+    """Apply the deadline of a dropped run to the run after it."""
     for number in undone:
         following = next((n for n in left if n > number), None)
         if number not in left and following is not None and limits[following] is None:
@@ -77,8 +78,8 @@ def _hand_on_deadlines(limits: list[float | None], undone: list[int], left: list
 
 
 def _depends_on(training: Training, failed: Training, error: RunFailed) -> bool:
-    """Return whether a run must fail too: it belongs to the same case, needs the failed run's
-    output for its comparison, or cuts the model at the same impossible places."""
+    """Return whether a run must fail too, because it belongs to the same case, is compared with the
+    failed run's output, or cuts the model where it cannot be cut."""
     reference = failed.extras.get("save_reference")
     same_cuts = training.plan.schedule and (training.plan.workload, training.plan.cuts) == (
         failed.plan.workload,

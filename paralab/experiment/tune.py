@@ -1,15 +1,15 @@
 """`paralab tune`: search for the bucket size, accumulation, micro-batches, precision, and DDP
 options with the fastest optimizer step.
 
-Successive halving over measurements in turns. There are few options with few values each, and a
-measurement takes seconds, so a library for large searches would add little. It is more important to
-measure each value next to the default, within the same minutes.
+The search is successive halving over rounds of measurements. There are few options with few values
+each, and a measurement takes seconds, so a library for large searches would add little. It matters
+more to measure each value next to the default, within the same minutes.
 
-    rung 1   the default and every single change, one round       -> the curve over the bucket size
-    rung 2   the promising changes combined, two rounds           -> the better half
-    final    the best ones and the default, verified, five rounds -> how much faster, how certain
+    rung 1   the default and every single change, one round       -> the curve by bucket size
+    rung 2   the promising changes combined, two rounds           -> the better half of them
+    final    the best and the default, verified, five rounds      -> how much faster, how certain
 
-Low precision is measured the same way but listed separately: it is fast because it rounds, which
+Low precision is measured the same way but listed separately. It is fast because it rounds, which
 changes the last digits of the results.
 """
 
@@ -40,8 +40,8 @@ from paralab.workload.summary import Summary
 
 TUNED = ("bucket_mb", "accumulate", "micro_batches", "bucket_view", "static_graph", "precision")
 FINAL_ROUNDS = 5
-TOLERATED = 1.02  # a change that looks at most this much slower alone may still help in combination
-FULL = 0.95  # share of a device's memory; skip configurations that need more
+TOLERATED = 1.02  # a change that looks at most this much slower on its own may help in combination
+FULL = 0.95  # skip configurations that need more than this share of a device's memory
 
 
 def tune(
@@ -52,7 +52,7 @@ def tune(
     out: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> TuneResult:
-    """Search, and compute the choice from the rungs' run folders."""
+    """Run the search, and compute the choice from the run folders of the rungs."""
     check(base)
     if base.strategy not in ("ddp", "pipeline", "hybrid"):
         raise UsageError(
@@ -123,7 +123,8 @@ def single_changes(base: Request, summary: Summary, on_gpu: bool) -> list[Reques
 
 
 def combinations(base: Request, rung: Comparison) -> list[Request]:
-    """Combine the best values that do not look slower: all, and all but one."""
+    """Combine the best values that do not look slower. Return the combination of all of them, and
+    those that omit one."""
     times = _relative_times(rung)
     best: Options = {}
     for name in TUNED:
@@ -143,7 +144,8 @@ def combinations(base: Request, rung: Comparison) -> list[Request]:
 
 
 def _finalists(base: Request, rungs: list[Comparison]) -> list[Request]:
-    """Return the two best from all rungs, and the best one in the fastest low precision."""
+    """Return the two best configurations from all rungs, and the best one in the fastest low
+    precision."""
     times = [each for rung in rungs for each in _relative_times(rung)]
     times.sort(key=lambda each: each[1])
     same = [
@@ -170,7 +172,8 @@ def _rung(
     rounds: int,
     say: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """Measure the default next to the changes. The final rung (`say`) also verifies them."""
+    """Measure the default next to the changes. The final rung, which has a `say`, also verifies
+    them."""
     others = [Configuration(request, optional=True) for request in changed if request != base]
     configurations = [Configuration(base), *others]
     path = folder.path / f"rung{number}"
@@ -188,7 +191,7 @@ def _rung(
 
 
 def _relative_times(rung: Comparison) -> list[tuple[Request, float]]:
-    """Return each change that fits into memory, and its step time relative to the first row."""
+    """Return each change that fits in memory, with its step time relative to the first row."""
     default, *changed = rung.rows
     return [
         (row.request, row.step_seconds.median / default.step_seconds.median)
@@ -198,7 +201,7 @@ def _relative_times(rung: Comparison) -> list[tuple[Request, float]]:
 
 
 def _fits(row: Row, machine: Machine) -> bool:
-    """Return whether a configuration fits into memory. On a GPU, compare the allocator's peak with
+    """Return whether a configuration fits in memory. On a GPU, compare the allocator's peak with
     device memory. On CPUs, compare the tensors on all devices with the machine's memory."""
     peaks = [memory.bytes for memory in row.peak_bytes]
     if machine.gpus and row.peak_bytes and row.peak_bytes[0].how == "allocator":

@@ -38,7 +38,7 @@ from paralab.units import plural
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
 
-DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # fixed batches, and batches with varying token counts
+DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # with fixed and with varying token counts per batch
 DEFAULT_STEPS = 4
 STEP_DEADLINE = 120.0  # seconds
 VARIED = ("accumulate", "replicas", "stages", "micro_batches", "schedule")
@@ -47,7 +47,7 @@ Inspected = tuple[Machine, Summary]
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration to verify; `options` distinguishes it from the others."""
+    """One configuration to verify. Its `options` distinguish it from the others."""
 
     request: Request
     options: VerifyOptions
@@ -118,7 +118,8 @@ def verify(
 def _resolve(
     names: list[str], inspected: dict[str, Inspected], options: Options
 ) -> tuple[list[Case], list[Skipped]]:
-    """Return (cases that can run, skipped cases). Raise the first reason if none can run."""
+    """Return the cases that can run and the skipped cases. If no case can run, raise the first
+    reason."""
     cases: list[Case] = []
     skipped: list[Skipped] = []
     refused: UsageError | None = None
@@ -140,7 +141,8 @@ def _resolve(
 
 
 def _cannot_run(each: Verified) -> bool:
-    """Return whether a schedule cannot cut the model, or fsdp ranks take different branches."""
+    """Return whether the cause is that a schedule cannot cut the model, or that fsdp ranks take
+    different branches."""
     cause = each.cause or ""
     return (bool(each.options.schedule) and WITHOUT in cause) or (
         each.strategy == "fsdp" and BRANCHES in cause
@@ -151,7 +153,7 @@ def _vary(
     names: list[str], base: Request, summary: Summary, pinned: bool
 ) -> Iterator[tuple[Request, VerifyOptions]]:
     """Yield all combinations of options that were not given: accumulation, even and uneven splits,
-    a full and a partial last batch. `pinned` means that the user named the strategy."""
+    and a full and a partial last batch. `pinned` means that the user named the strategy."""
     batch = base.batch_size or summary.batch_size
     steps = base.steps or (None if base.epochs else DEFAULT_STEPS)
     for name in names:
@@ -161,8 +163,8 @@ def _vary(
             combinations = list(
                 product(_accumulations(name, base, summary, split), _lengths(base, summary, batch))
             )
-            # Schedules differ only in the order of their passes, so the hardest combination of each
-            # is enough.
+            # Schedules differ only in the order of their passes, so the hardest combination for
+            # each is enough.
             if not pinned and "schedule" in split:
                 combinations = combinations[-1:]
             for accumulate, samples in combinations:
@@ -194,8 +196,8 @@ def _accumulations(name: str, base: Request, summary: Summary, split: Options) -
 
 
 def _splits(name: str, base: Request, pinned: bool) -> list[Options]:
-    """Return even and uneven splits: 2 and 3 replicas; for stages, 2 and 3 micro-batches, and each
-    schedule with one process per stage."""
+    """Return even and uneven splits: 2 and 3 replicas or, with stages, 2 and 3 micro-batches, and
+    each schedule with one process per stage."""
     if name in ("dp", "ddp", "fsdp"):
         return [{}] if base.replicas else [{"replicas": 2}, {"replicas": 3}]
     if name in ("pipeline", "hybrid"):
@@ -212,12 +214,13 @@ def _splits(name: str, base: Request, pinned: bool) -> list[Options]:
 
 
 def _lengths(base: Request, summary: Summary, batch: int) -> list[int | None]:
-    """Return the samples per epoch for a full and for a partial last batch."""
+    """Return two epoch sizes, in samples: one that ends with a full batch and one that ends with a
+    partial batch."""
     if base.samples or base.epochs:
         return [base.samples]
     steps = base.steps or DEFAULT_STEPS
-    # Two samples are fewer than three replicas. BatchNorm cannot train on the resulting single
-    # samples.
+    # A last batch of two samples is smaller than three replicas. BatchNorm needs a larger last
+    # batch, because it cannot train on single samples.
     last = batch * 3 // 4 if summary.batch_norms else min(2, batch - 1)
     whole, partial = steps * batch, (steps - 1) * batch + last
     room = summary.samples if summary.samples is not None else whole
@@ -244,8 +247,8 @@ def _train(
     """Run the references and all configurations, and compare them."""
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         references = ReferenceRuns(folder.path, Path(private))
-        # Schedules run last: a model that cannot be cut into processes ends all ranks, and the
-        # remaining runs would have to start again.
+        # Schedules run last, because a model that cannot be cut into processes ends all ranks, and
+        # the remaining runs would have to start again.
         order = sorted(range(len(cases)), key=lambda place: cases[place].plan.schedule is not None)
         pairs = {}
         for place in order:

@@ -1,5 +1,5 @@
-"""Draw bars with error bars, and distributions with a dot per measured value. Each has a labeled
-row, and all rows share one axis.
+"""Draw bars with error bars, and distributions with a dot per measured value. Each bar or
+distribution has a labeled row, and all rows share one axis.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from paralab.show import svg
 from paralab.show.svg import Axis
 from paralab.units import measure
 
-GOLDEN = 0.6180339887  # multiples modulo 1 spread dots evenly and deterministically
+GOLDEN = 0.6180339887  # its multiples modulo 1 spread dots evenly and deterministically
 
 
 class Rows:
-    """The row layout of a chart: labels to the left of the rows, or above them if there is little
-    room, and `numbers` to the right of them, in bold."""
+    """The row layout of a chart. Labels are to the left of the rows, or above them if there is
+    little room. `numbers` are in bold to the right of the rows."""
 
     def __init__(
         self, labels: list[str], width: int, top: float, height: float, numbers: Iterable[str] = ()
@@ -48,14 +48,14 @@ class Rows:
         return svg.axis(values, unit, (self.left, self.right), from_zero, about=self.width // 110)
 
     def picture(self, name: str, title: str, description: str, x: Axis, *content: str) -> str:
-        """Create the chart: the rows' content above the axis."""
+        """Create the chart, with the content of the rows above the axis."""
         grid = svg.bottom_axis(x, self.top, self.bottom)
         return svg.picture(name, title, description, (self.width, self.bottom + 26), grid, *content)
 
 
 def draw_bars(bars: Bars, name: str, width: int) -> str:
-    """Draw horizontal bars from zero, with the value at the end of each bar and a dashed reference
-    line."""
+    """Draw horizontal bars that start at zero, with the value at the end of each bar and a dashed
+    reference line."""
     if not bars.bars:
         return svg.nothing()
     words = [bar.text or measure(bar.value, bars.unit) for bar in bars.bars]
@@ -122,7 +122,7 @@ def draw_distribution(distribution: Distribution, name: str, width: int) -> str:
 
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:
-    """Return the first quartile, median, and third quartile, interpolated. For 1 2 3 4 5, they are
+    """Return the first quartile, median, and third quartile, interpolated. For 1 2 3 4 5, these are
     2, 3, and 4."""
     if len(values) == 1:
         return values[0], values[0], values[0]
@@ -131,8 +131,8 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
 
 
 def _draw_values(values: list[float], x: Axis, middle: float) -> str:
-    """Draw the quartiles, a dot per value, and the median. Dots are spread vertically so equal
-    values do not hide each other; their height has no meaning."""
+    """Draw the quartiles, a dot per value, and the median. Dots are spread vertically so that equal
+    values do not hide each other. Their height has no meaning."""
     first, median, third = map(x, quartiles(values))
     dots = "".join(
         f"M{x(value):.1f} {middle + (number * GOLDEN % 1 - 0.5) * 22:.1f}h0"

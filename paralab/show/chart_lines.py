@@ -1,7 +1,7 @@
-"""Draw curves with a common x axis. Each has a color, a dash pattern, and optionally a band around
-it.
+"""Draw curves that share an x axis. Each curve has a color, a dash pattern, and optionally a band
+around it.
 
-The page's script finds the nearest values under the pointer; `data-plot` holds the axis positions.
+The page's script finds the values nearest to the pointer, using the axis positions in `data-plot`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from paralab.show.svg import Axis
 from paralab.units import measure
 
 TOP, BOTTOM, RIGHT = 26, 44, 14  # px around the plot
-# Eight overlapping curves must stay visible.
+# The dashes keep eight overlapping curves visible.
 DASHES = (None, "7 3", "2 3", "9 3 2 3", "12 4", "4 2", "1 3", "6 2 1 2")
 MOST_DOTS = 24  # draw dots only on curves with at most this many points
-MOST_POINTS = 400  # thin curves with more points than this
+MOST_POINTS = 400  # thin out curves with more points than this
 
 Place = tuple[float, float]
 
@@ -71,8 +71,8 @@ def _drawable(x: float, log_x: bool) -> bool:
 
 
 def _full_axis(values: list[float], left: float, right: float) -> Axis:
-    """Create an axis that ends at the first and last values, not at ticks, so that a curve fills
-    its plot."""
+    """Create an axis that starts and ends at the outermost values, not on ticks, so that a curve
+    fills its plot."""
     x = svg.axis(values, "number", (left, right), from_zero=False, about=int((right - left) // 75))
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     if low == high:
@@ -100,8 +100,8 @@ def _draw(line: Line, number: int, several: bool, x: Axis, y: Axis) -> str:
 
 
 def _curve(d: str, number: int, several: bool) -> str:
-    """Draw a curve in its color and dashes. The first of several is a broad shadow, so equal curves
-    on top of it stay visible."""
+    """Draw a curve in its color and dashes. The first of several curves is a broad shadow, so that
+    equal curves on top of it stay visible."""
     style = number % len(DASHES)
     under = " under" if several and number == 0 else ""
     return svg.path(f"curve line-{style}{under}", d, stroke_dasharray=DASHES[style])
@@ -122,8 +122,8 @@ def connect(places: Iterable[Place]) -> str:
 
 
 def thin(places: list[Place]) -> list[Place]:
-    """Thin out points, keeping the lowest and highest in each group of neighbors so that peaks
-    survive."""
+    """Thin out points. Keep the lowest and the highest point in each group of neighbors, so that
+    peaks stay visible."""
     if len(places) <= MOST_POINTS:
         return places
     group = math.ceil(len(places) / (MOST_POINTS / 2))

@@ -1,5 +1,5 @@
-"""Draw the pipeline schedule as two grids with one row per stage: the measured one on a time axis,
-and the ideal one in slots.
+"""Draw the pipeline schedule as two grids with one row per stage: the measured schedule on a time
+axis, and the ideal schedule in slots.
 
 Areas without a cell are the bubble. They are hatched to distinguish them from the background.
 """

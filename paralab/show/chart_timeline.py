@@ -1,8 +1,8 @@
-"""Draw what each device did and when, with one lane per device and one for communication, on one
-time axis.
+"""Draw what each device did and when, on one time axis, with one lane per device and one for
+communication.
 
-This version works on paper and without scripts. The page's script lays out the same rectangles
-again for the part that the reader zooms into; `data-index` links a rectangle to its span in the
+This drawing works on paper and without scripts. The page's script lays out the same rectangles
+again for the part that the reader zooms into. `data-index` links a rectangle to its span in the
 page's data.
 """
 
@@ -86,8 +86,8 @@ def draw_timeline(timeline: Timeline, name: str) -> str:
 
 def rows_of(timeline: Timeline, tolerance: float) -> tuple[list[int], list[int]]:
     """Return each span's row within its lane, and the number of rows per lane. Overlapping spans
-    get different rows: forward 0–4, backward 4–9, all-reduce 6–11 on one lane -> rows 0, 0, 1. An
-    overlap below `tolerance` is clock noise."""
+    get different rows: forward 0–4, backward 4–9, and all-reduce 6–11 on one lane get rows 0, 0,
+    and 1. An overlap below `tolerance` is treated as clock noise."""
     spans, rows = timeline.spans, [0] * len(timeline.spans)
     lanes: list[list[float]] = [[] for _ in timeline.lanes]  # the end of each row's last span
     for index in sorted(range(len(rows)), key=lambda n: (spans[n].start, -spans[n].end)):
@@ -115,7 +115,7 @@ def _draw_span(span: Span, index: int, x: float, y: float, width: float, begin: 
 
 
 def _time_axis(extent: float, px_per_second: float, bottom: float) -> list[str]:
-    """Draw the time axis, which starts at 0 at the beginning of the chart."""
+    """Draw the time axis. It is 0 at the start of the chart."""
     x = axis([0, extent], "seconds", (SIDE, WIDTH - SIDE), from_zero=True, about=8)
     drawn = []
     for tick, words in x.ticks:

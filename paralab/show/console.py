@@ -1,4 +1,4 @@
-"""Consoles for output: results go to stdout, progress and notes to stderr."""
+"""The output consoles: results go to stdout, and progress and notes go to stderr."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rich.table import Table
 
 from paralab.show.visible import visible
 
-PIPED_WIDTH = 120  # pipes and files have no width; rich would use 80
+PIPED_WIDTH = 120  # for pipes and files, which have no width; rich would use 80
 
 
 class VisibleConsole(Console):
-    """Shows control characters in printed text as symbols; rich's own control codes are separate
-    segments."""
+    """A console that shows control characters in printed text as symbols. Rich's own control codes
+    are separate segments, so they still work."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -37,7 +37,7 @@ errors = _console(stderr=True)
 
 
 def say(text: str, style: str = "") -> None:
-    """Print a line on stdout without breaking it."""
+    """Print a line on stdout without wrapping it."""
     console.print(text, style=style or None, soft_wrap=True)
 
 
@@ -52,7 +52,7 @@ def print_table(
 
 
 def print_facts(facts: Iterable[tuple[str, str]], style: str = "dim") -> None:
-    """Print names, in this style, and their values."""
+    """Print names and their values, with the names in this style."""
     table = fact_table()
     table.columns[0].style = style
     for name, value in facts:

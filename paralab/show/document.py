@@ -11,7 +11,7 @@ from paralab.show.page import cell_words, numeric_columns
 
 STYLE = {"warning": "red", "next": "cyan", "fastest": "green", "same": "green"}
 BAR_WIDTH = 40
-DETAILS = ("per device", "efficiency")  # omitted in a terminal for lack of room
+DETAILS = ("per device", "efficiency")  # columns that do not fit in a terminal
 
 
 def print_document(document: Document) -> None:

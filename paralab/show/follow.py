@@ -1,4 +1,4 @@
-"""Follow a run through its event files while it trains, and provide each rank's progress as plain
+"""Follow a run through its event files during training, and provide each rank's progress as plain
 numbers.
 
 Shares and times cover the last `RECENT_STEPS` steps. Unknown values are None.
@@ -23,12 +23,12 @@ from paralab.record.types import convert, read_manifest
 
 RECENT_STEPS = 20
 WORK = ("forward", "backward")
-# These run inside `forward` and `backward`, which wait for all replicas.
+# These spans lie inside `forward` and `backward`, which wait for all replicas.
 REPLICA_WORK = ("replica_forward", "replica_backward")
 
 
 class Share(NamedTuple):
-    """A load and how it was measured. It is between 0 and 1, or more if a process exceeds its
+    """A load and how it was measured. The load is between 0 and 1, or more if a process exceeds its
     cores."""
 
     value: float
@@ -85,7 +85,7 @@ class RankProgress:
 
     @property
     def data_seconds(self) -> float | None:
-        """Data loading seconds per step, while the rank waits."""
+        """Seconds per step that the rank waits for data loading."""
         return _median([_cover(details, ("data",)) for _, details in self._recent])
 
     @property
@@ -96,12 +96,12 @@ class RankProgress:
 
     @property
     def communication_share(self) -> float | None:
-        """The share of a step during which a collective was running, whether or not the backward
-        pass hides it."""
+        """The share of a step during which a collective was running, even if the backward pass
+        hides it."""
         return self._share_of_steps(COLLECTIVES)
 
     def load_of(self, device: str) -> Share | None:
-        """Return the load that the driver or the system reports, or else the share of a step that
+        """Return the load reported by the driver or the system, or else the share of a step that
         the device spent in passes."""
         gpu = self._gpu(device)
         if gpu and gpu.utilization is not None:
@@ -119,8 +119,8 @@ class RankProgress:
         return statistics.mean(loads) if loads else None
 
     def memory_of(self, device: str) -> Held | None:
-        """Return the process's memory if the process runs only this device, or else the memory that
-        the allocator reports or we counted."""
+        """Return the process's memory if the process runs only this device. Otherwise, return the
+        memory that the allocator reports or that paralab counted."""
         capacity, event = self._capacity(device), self._memory.get(device)
         if device.startswith("cuda"):
             gpu = self._gpu(device)
@@ -135,8 +135,8 @@ class RankProgress:
         return Held(event.bytes, capacity, "tensors") if event else None
 
     def _is_the_process(self, device: str) -> bool:
-        """Return whether the device is a CPU device with its own process, so the process's numbers
-        apply to it."""
+        """Return whether the device is a CPU device with its own process, so that the process's
+        numbers apply to the device."""
         return not device.startswith("cuda") and len(self.devices) == 1
 
     def _gpu(self, device: str) -> DeviceLoad | None:
@@ -151,7 +151,8 @@ class RankProgress:
         return gpus[int(number)].memory_bytes if int(number) < len(gpus) else None
 
     def _share_of_steps(self, names: Iterable[str], device: str | None = None) -> float | None:
-        """Return the share of steps with recorded details that spans with these names cover."""
+        """Return the share of time that spans with these names cover, in the steps with recorded
+        details."""
         detailed = [
             (step.seconds, _cover(details, names, device))
             for step, details in self._recent
@@ -173,7 +174,7 @@ def _median(values: list[float]) -> float | None:
 
 
 class Follower:
-    """All ranks in a run, up to the events they have written."""
+    """The progress of all ranks in a run, as far as they have written events."""
 
     def __init__(self, plan: Plan, folder: RunFolder) -> None:
         self.plan = plan
@@ -187,7 +188,7 @@ class Follower:
         self._first_start, self._last_end = float("inf"), 0.0
 
     def poll(self) -> list[Start]:
-        """Read the new events; return the `start` events among them."""
+        """Read the new events, and return the `start` events among them."""
         started = []
         for tail, rank in zip(self._tails, self.ranks, strict=True):
             for event in tail.new():

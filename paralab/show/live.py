@@ -1,8 +1,8 @@
 """The live view: the run's progress and the activity of each rank and device, redrawn in place
 during training.
 
-Bars are characters, so the view also works without colors. On a narrow terminal, columns shrink or
-disappear.
+Bars are made of characters, so the view also works without colors. On a narrow terminal, columns
+shrink or disappear.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WIDE, MEDIUM, NARROW = 112, 76, 66
 
 
 class LiveView:
-    """The live view. `update` redraws it without a thread, so Ctrl-C never leaves a half-drawn
+    """The live view. `update` redraws it in the calling thread, so Ctrl-C never leaves a half-drawn
     frame."""
 
     def __init__(self, follower: Follower, console: Console) -> None:
@@ -81,7 +81,8 @@ def _header(follower: Follower, elapsed_seconds: float, width: int) -> list[Text
 
 
 def _table(follower: Follower, width: int) -> Table:
-    """Create the table. If all rows agree on how a column was measured, that is its title."""
+    """Create the table. If a column was measured in the same way in all rows, its title says
+    how."""
     rows = [(rank, device) for rank in follower.ranks for device in rank.devices]
     loads = [rank.load_of(device) for rank, device in rows]
     held = [rank.memory_of(device) for rank, device in rows]
@@ -95,7 +96,7 @@ def _table(follower: Follower, width: int) -> Table:
     table = plain_table("rank", "device", load_name, memory_name, *names, right=("rank", *names))
     table.padding = (0, 2 if width >= MEDIUM else 1, 0, 0)
     for (rank, device), load, memory in zip(rows, loads, held, strict=True):
-        numbers = own.pop(rank.plan.rank, None)  # only once, next to the rank's first device
+        numbers = own.pop(rank.plan.rank, None)  # shown only once, next to the rank's first device
         who, cells = (str(rank.plan.rank), numbers.values()) if numbers else ("", [""] * len(names))
         table.add_row(who, device, _load(load, width), _memory(memory, width), *cells)
     for column in table.columns:
@@ -104,7 +105,7 @@ def _table(follower: Follower, width: int) -> Table:
 
 
 def _of_rank(rank: RankProgress, width: int, with_communication: bool) -> dict[str, str]:
-    """Return column -> text for numbers that belong to the process, not to a device."""
+    """Return the text in each column for numbers that belong to the process, not to a device."""
     share = rank.communication_share
     numbers = {"step": _time(rank.step_seconds)}
     if with_communication:
@@ -144,8 +145,8 @@ def _bar(share: float, cells: int, colour: str) -> tuple[tuple[str, str], tuple[
 
 
 def sparkline(values: Sequence[float], cells: int) -> str:
-    """Draw the run in this many characters, each the mean of its part. Values that are not finite
-    leave a gap.
+    """Draw the values in this many characters. Each character shows the mean of its part. Values
+    that are not finite leave a gap.
 
         [4, 3, 2, 1] in 4 cells  ->  █▆▃▁
     """

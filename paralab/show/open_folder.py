@@ -1,5 +1,5 @@
 """Create the document for any paralab folder: a run, a comparison, a scaling experiment, a search,
-a sheet."""
+or a sheet."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ def _verify_row(each: Verified) -> tuple[Cell, ...]:
 
 
 def _slurm(folder: Path) -> Document:
-    """Open the last attempt of a Slurm job: a requeued job trains again."""
+    """Open the last attempt of a Slurm job, because a requeued job trains again."""
     manifests = list(folder.glob("run-*/manifest.json"))
     if not manifests:
         raise UsageError(
-            f"The Slurm job in {folder} has not trained yet.",
+            f"The Slurm job in {folder} has not started training yet.",
             fix=f"read {folder}/slurm-*.out, or submit it: sbatch {folder}/job.sbatch",
         )
     newest = max(manifests, key=lambda path: (path.stat().st_mtime, path))

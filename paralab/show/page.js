@@ -120,7 +120,7 @@
       button.addEventListener("click", async () => {
         try {
           await navigator.clipboard.writeText(shown.textContent);
-        } catch {  // without a secure origin there is no clipboard: select the text for the copy command
+        } catch {  // the clipboard needs a secure origin; without one, select the text for the copy command
           getSelection().selectAllChildren(shown);
           document.execCommand("copy");
         }
@@ -130,7 +130,7 @@
     }
   }
 
-  // Curves: a line across the plot at the nearest x, and each curve's value there.
+  // Curves: draw a vertical line at the nearest x, and show each curve's value there.
   function curves(svg) {
     const holder = svg.closest(".curves");
     const block = blockOf(holder), plot = JSON.parse(svg.dataset.plot);
@@ -170,7 +170,7 @@
     });
   }
 
-  // The timeline: the page contains all rectangles; this code lays out the visible ones again.
+  // The timeline: the page contains all rectangles, and this code lays out the visible ones again.
   const SIDE = 8, MOST = 20000;  // free px on each side; maximum zoom
   function timeline(holder) {
     const svg = holder.querySelector("svg[data-begin]");
@@ -264,7 +264,7 @@
       bars[current]?.classList.remove("here");
       hideTip();
     }
-    // From the current span: the neighbor in the lane, or the nearest in time in the next lane.
+    // Return the current span's neighbor in its lane, or the span nearest in time in the next lane.
     function neighbour(key) {
       const spans = block.spans, now = spans[current], order = spans.map((_, index) => index);
       if (!now) return order.filter((n) => spans[n].lane === 0).sort((a, b) => spans[a].start - spans[b].start)[0] ?? 0;

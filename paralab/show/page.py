@@ -1,8 +1,9 @@
-"""Render the page: one self-contained HTML file that opens from a disk, an email, or a web server
+"""Render the page: one self-contained HTML file. It opens from a disk, an email, or a web server,
 and needs no network.
 
-The page contains the document's JSON once; the script shows parts of it on demand. Tables, answers,
-and charts are rendered here, so they work without scripts, on paper, and in the source.
+The page contains one copy of the document's JSON, and the script shows parts of it on demand.
+Tables, answers, and charts are rendered here, so they work without scripts, on paper, and in the
+source.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ DRAW: dict[type[Block], tuple[Draw, Callable[[Any], str]]] = {  # the chart and 
     blocks.Split: (draw_split, lambda block: ""),
 }
 UNITS = ("seconds", "bytes", "share")  # a name's last word is its unit: `step_seconds`
-MOST_LISTED = 12  # numbers per list; the JSON has all of them
+MOST_LISTED = 12  # numbers shown per list; the JSON has all of them
 
 
 def render(document: Document) -> str:
@@ -80,8 +81,8 @@ def write_report(folder: Path, document: Document | None = None) -> Path:
 
 
 def draw(block: Block, name: str) -> Markup:
-    """Draw a chart with its legend. Each chart is drawn for a desktop and for a phone, except the
-    timeline, which the script fits to its place."""
+    """Draw a chart with its legend. Each chart is drawn twice, for a desktop and for a phone,
+    except the timeline, which the script fits to the available width."""
     if isinstance(block, blocks.Timeline):
         return Markup(timeline_legend(block) + draw_timeline(block, name))
     draw_chart, legend = DRAW[type(block)]
@@ -98,7 +99,7 @@ def embedded(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to one that JSON can represent. A number that is not finite becomes null;
+    """Convert a value to one that JSON can represent. A number that is not finite becomes null, and
     other objects become text."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
@@ -119,8 +120,8 @@ def cell_words(cell: Cell) -> str:
 
 
 def numeric_columns(table: Table) -> list[bool]:
-    """Return which columns are numeric and right-aligned. They have at least one number, and all
-    other cells are unknown."""
+    """Return which columns are numeric and right-aligned. A numeric column has at least one number,
+    and all its other cells are unknown."""
     columns = (
         [row[n].value for row in table.rows if n < len(row)] for n in range(len(table.columns))
     )
@@ -129,12 +130,12 @@ def numeric_columns(table: Table) -> list[bool]:
 
 
 def prose(words: str) -> Markup:
-    """Return escaped text, with `code` as a code element."""
+    """Return escaped text, with text in backquotes as a code element."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(words))))
 
 
 def evidence_words(value: Any, name: str) -> str:
-    """Format a piece of evidence in the unit of its name."""
+    """Format a piece of evidence in the unit that its name ends with."""
     if isinstance(value, (list, tuple)):
         more = f", … ({len(value)} in total)" if len(value) > MOST_LISTED else ""
         return ", ".join(_words(item, name) for item in value[:MOST_LISTED]) + more or "none"

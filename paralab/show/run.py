@@ -18,7 +18,8 @@ MEMORY = ("parameters", "gradients", "optimizer", "activations", "gathered", "un
 
 
 def print_sentence(plan: Plan, workload: str) -> None:
-    """Print the plan as a sentence, and note what is virtual, shared, or different."""
+    """Print the plan as a sentence, with notes about virtual devices, shared devices, and
+    differences."""
     virtual = any(device.virtual for rank in plan.ranks for device in rank.devices)
     kind = "virtual device" if virtual and plan.num_devices > 1 else "device"
     console.print(
@@ -84,7 +85,7 @@ def print_result(result: Result, show: tuple[str, ...]) -> None:
             f"Inside model on device {split.device}{virtual}, shape: {shape}", markup=False
         )
     print_facts([*_result_facts(result), *metric_lines(result), *_files(result)])
-    for warning in result.warnings[len(result.remarks) :]:  # the plan's remarks are already above
+    for warning in result.warnings[len(result.remarks) :]:  # the plan's remarks were printed above
         say(f"[yellow]note:[/] {escape(warning)}")
 
 
@@ -112,8 +113,8 @@ def _result_facts(result: Result) -> Iterator[tuple[str, str]]:
 
 
 def metric_lines(result: Result) -> Iterator[tuple[str, str]]:
-    """Yield where step time went, as far as it was measured. docs/metrics.md defines the
-    numbers."""
+    """Yield the metrics that say where the step time went, if they were measured. docs/metrics.md
+    defines the numbers."""
     metrics, flops = result.metrics, result.metrics.flops
     if metrics.communication_seconds:
         share = f"{metrics.communication_share:.0%} of the step"

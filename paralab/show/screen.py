@@ -1,5 +1,5 @@
-"""Show a run in the terminal: a progress bar or the live view. Without a terminal, print a line per
-tenth of the run."""
+"""Show a run in the terminal: a progress bar or the live view. Without a terminal, print one line
+for each tenth of the run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Screen:
         for event in started if "ranks" in self.show else ():
             where = f"Device: {', '.join(event.devices)} | PID: {event.pid}"
             console.print(f"Rank: {event.rank} | Local Rank: {event.local_rank} | {where}")
-        # Not earlier: printing next to a live view would break it.
+        # Open the view only now, because other output would break a live view.
         if self.view is None and self.follower.all_started:
             ranks = self.follower.ranks
             pids = {rank.plan.rank: rank.started.pid for rank in ranks if rank.started}
@@ -97,7 +97,7 @@ class Bar:
 
 
 class Lines:
-    """Prints a line per tenth of the run. With --live, the line includes each rank's load
+    """Prints one line for each tenth of the run. With --live, the line includes each rank's load
     and communication."""
 
     def __init__(self, follower: Follower, with_ranks: bool) -> None:
@@ -119,4 +119,4 @@ class Lines:
         return found
 
     def stop(self) -> None:
-        """Do nothing: lines need no closing."""
+        """Do nothing, because printed lines need no cleanup."""

@@ -15,7 +15,7 @@ COLORS = {"wrong": "red", "missing": "yellow", "not judged": "dim"}
 
 
 def print_grade(grade: Grade | None) -> None:
-    """Print each item that is not right, then the points for each part."""
+    """Print each item that is not correct, then the points for each part."""
     assert grade is not None
     for item in grade.items:
         if item.status != "right" and (item.status != "not judged" or item.written):
@@ -41,7 +41,8 @@ def _print_item(item: Item) -> None:
 
 
 def print_class(submissions: Sequence[Submission]) -> None:
-    """Print a line per student, the speed-ups in the class, and runs that look copied."""
+    """Print a line for each student, the range of speed-ups in the class, and the runs that look
+    copied."""
     rows = []
     for each in submissions:
         earned, possible = each.points

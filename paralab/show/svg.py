@@ -1,7 +1,8 @@
-"""Write SVG by hand: escaped elements, scales, axes with ticks at round numbers.
+"""Write SVG without a chart library: escaped elements, scales, and axes with ticks at round
+numbers.
 
 The page needs six kinds of charts that work offline, print well, and are accessible. Plain SVG does
-that in a few kilobytes; a chart library adds megabytes and cannot draw without scripts. Colors are
+that in a few kilobytes. A chart library adds megabytes and cannot draw without scripts. Colors are
 CSS variables defined in the page.
 """
 
@@ -14,7 +15,7 @@ from html import escape
 
 from paralab.units import size_unit, time_unit
 
-# Mean character width of 13 px text in a wide font: accurate enough to decide if a label fits.
+# Mean character width of 13 px text in a wide font: accurate enough to decide whether a label fits.
 CHARACTER_PX = 7.5
 BOLD = 1.12  # how much wider bold text is
 # We draw each chart for a desktop and for a phone; the style sheet shows one of them.
@@ -31,8 +32,8 @@ def number(value: float) -> str:
 
 
 def element(name: str, *content: str, **attributes: Attribute) -> str:
-    """Create an element: `element("rect", class_="bar", x=0)`. Content is markup, attributes are
-    escaped here, and None omits an attribute."""
+    """Create an element: `element("rect", class_="bar", x=0)`. `content` is markup that the caller
+    has escaped. Attributes are escaped here, and an attribute that is None is omitted."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value) if isinstance(value, str) else number(value)}"'
         for key, value in attributes.items()
@@ -67,7 +68,7 @@ def path(class_: str, d: str, **more: Attribute) -> str:
 def text(
     words: str, x: float, y: float, class_: str, anchor: str | None = None, tip: str = ""
 ) -> str:
-    """Draw text at a point. `tip` appears on hover: the full text of a shortened label."""
+    """Draw text at a point. `tip`, such as the full text of a shortened label, appears on hover."""
     title = element("title", escape(tip)) if tip else ""
     return element("text", title + escape(words), class_=class_, x=x, y=y, text_anchor=anchor)
 
@@ -91,8 +92,8 @@ def picture(
     *content: str,
     **more: Attribute,
 ) -> str:
-    """Create a complete chart with its text alternative. `--w` lets the style sheet limit scaling,
-    so the text keeps its size."""
+    """Create a complete chart with its text alternative. The style sheet uses `--w` to limit
+    scaling, so that the text keeps its size."""
     width, height = map(number, size)
     return element(
         "svg",
@@ -126,7 +127,7 @@ def round_step(rough: float) -> float:
 
 @dataclass(frozen=True)
 class Axis:
-    """Maps numbers to pixels: `x(value)`. Ticks are (value, label) pairs, with labels in `unit`."""
+    """Maps numbers to pixels: `x(value)`. Each tick has a value and a label, which is in `unit`."""
 
     low: float
     high: float
@@ -163,8 +164,8 @@ def shown_unit(unit: str, largest: float) -> tuple[float, str]:
 def axis(
     values: Iterable[float], unit: str, px: tuple[float, float], from_zero: bool, about: int = 5
 ) -> Axis:
-    """Create an axis with about this many ticks that contains all values and ends at ticks. Without
-    values, it goes from 0 to 1."""
+    """Create an axis that covers all values and starts and ends on a tick. It has about `about`
+    ticks. Without values, it runs from 0 to 1."""
     found = list(values)
     low, high = (min(found), max(found)) if found else (0.0, 1.0)
     if from_zero:
@@ -209,7 +210,7 @@ def bottom_axis(x: Axis, top: float, bottom: float, name: str = "") -> str:
 
 
 def left_axis(y: Axis, left: float, right: float, name: str) -> str:
-    """Draw grid lines and tick labels, and the axis name above them."""
+    """Draw grid lines and tick labels, with the axis name above them."""
     return element(
         "g",
         *(line("grid", left, y(tick), right, y(tick)) for tick, _ in y.ticks),

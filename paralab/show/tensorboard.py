@@ -1,9 +1,9 @@
 """Export a finished run to TensorBoard: its numbers per step and over time, read from the run
 folder.
 
-Each run gets a subfolder named like its run folder, so runs appear side by side. Each point has its
-measurement time. We write TensorBoard's record format directly: its EventFileWriter imports
-TensorFlow if that is installed.
+Each run gets a subfolder with the name of its run folder, so that runs appear side by side. Each
+point carries the time of its measurement. paralab writes TensorBoard's record format directly,
+because TensorBoard's EventFileWriter imports TensorFlow if it is installed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Point(NamedTuple):
 
 
 def require_tensorboard() -> None:
-    """Check for tensorboard before the run starts, not at its end."""
+    """Check for tensorboard before the run starts, not when it ends."""
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError(
             "--tensorboard needs the tensorboard package, which is not installed.",
@@ -46,7 +46,8 @@ def write_tensorboard(folder: Path, directory: Path) -> Path:
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     recording = Recording.read(folder)
-    # Find when the event clock was zero. If no rank started, there are no events either.
+    # Find the time at which the event clock was zero. If no rank started, there are no events
+    # either.
     starts = (event.unix_seconds - event.time for event in recording.of(Start))
     launched = next(starts, 0.0)
 
@@ -83,7 +84,7 @@ def points_of(recording: Recording) -> Iterator[Point]:
             yield Point("train/loss", number, end, loss)
         yield Point("train/step_seconds", number, end, end - start)
 
-        # From step to step, including data loading.
+        # From the end of the previous step, so that data loading is included.
         elapsed = end - (start if previous_end is None else previous_end)
         if elapsed > 0:
             samples = sum(event.samples for event in step)
@@ -112,7 +113,8 @@ def _per_detailed_step(rank: int, events: list[Event]) -> Iterator[Point]:
 
 
 def _over_time(rank: int, events: list[Event]) -> Iterator[Point]:
-    """Yield memory and load, at the last step that the rank had written at that time."""
+    """Yield memory and load. Each point belongs to the last step that the rank had written by
+    then."""
     step = 0
     for event in events:
         if isinstance(event, Step):
@@ -138,7 +140,8 @@ def _sentence(manifest: RunManifest) -> str:
 
 
 def _new_folder(directory: Path, name: str) -> Path:
-    """Create a new folder: TensorBoard would draw two runs with the same name as one line."""
+    """Create a new folder, because TensorBoard would draw two runs with the same name as one
+    line."""
     target, number = directory / name, 2
     while target.exists():
         target, number = directory / f"{name}_{number}", number + 1

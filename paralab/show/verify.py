@@ -19,7 +19,7 @@ from paralab.units import plural
 def print_verify(result: VerifyResult) -> None:
     excuses = any(each.excused for each in result.configurations)
     columns = ("strategy", "batch", "last batch", "difference", "outcome", "as requested")
-    end = None if excuses else -1  # leave out the last column if it only repeats
+    end = None if excuses else -1  # omit the last column if it only repeats the others
     for workload in result.workloads:
         own = [each for each in result.configurations if each.options.workload == workload]
         say(f"[bold]{escape(workload)}[/]")

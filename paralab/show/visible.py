@@ -1,5 +1,5 @@
-"""Make untrusted text safe for a terminal or a page: show control characters instead of executing
-them.
+"""Make untrusted text safe for a terminal or a page: escape control characters so that they are
+shown, not interpreted.
 
 A run folder, a log, a script, or a checkpoint may come from someone else, and a terminal executes
 control sequences: ESC ] 0 ; sets its title, ESC [ 2 J erases it, and a bidirectional override
@@ -25,8 +25,8 @@ def visible(text: str) -> str:
 
 
 def _picture(found: re.Match[str]) -> str:
-    """Replace ESC with ␛, DEL with ␡, and a character without a symbol with �. Each becomes one
-    character, so columns keep their width."""
+    """Replace ESC with ␛, DEL with ␡, and a character without a symbol with �. Each control
+    character becomes one character, so columns keep their width."""
     code = ord(found[0])
     return chr(0x2400 + code) if code < 0x20 else "␡" if code == 0x7F else "�"
 
