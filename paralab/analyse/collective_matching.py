@@ -1,18 +1,18 @@
-"""Match the collectives of all ranks: where do they differ first, and which rank is behind?
+"""Match the collectives of all ranks to find where they first differ and which rank is behind.
 
-Collectives match by their number in a process group, never by name or line: the third call of rank
-0 meets the third call of rank 1.
+Collectives are matched by their sequence number in a process group, never by name or line: the
+third call on rank 0 is matched with the third call on rank 1.
 
     group 0    number 1        number 2        number 3
     rank 0     all_reduce(4)   all_reduce(1)   broadcast(8), waits
 
     rank 1     all_reduce(4)   all_reduce(1)                      behind: it never called number 3
-    rank 1     all_reduce(4)   broadcast(8)                       number 2 is another operation
-    rank 1     all_reduce(4)   all_reduce(7)                      number 2 has another size
+    rank 1     all_reduce(4)   broadcast(8)                       number 2 is a different operation
+    rank 1     all_reduce(4)   all_reduce(7)                      number 2 has a different size
     rank 1     all_reduce(4)   all_reduce(1) on another line      wrong sums, and no error
 
-The launcher, watched and attached ranks, Flight Recorder dumps, watchdog lines, and run folders all
-turn what they know into lists of `CollectiveCall` and ask `find_mismatches`.
+All sources of calls (the launcher, watched and attached ranks, Flight Recorder dumps, watchdog
+lines, and run folders) convert them to lists of `CollectiveCall` and call `find_mismatches`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ KIND = re.compile(
     r"(?:_into)?(?:_(?:tensor|single|object|list|base|coalesced|uneven|internal))*",
     re.IGNORECASE,
 )
-# Each rank contributes the same number of values.
+# In these collectives, each rank contributes the same number of values.
 SAME_SIZE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
-# The root of other kinds may well have a line of its own.
+# In other kinds of collectives, the root may call from a different line.
 SAME_LINE = ("all_reduce", "all_gather", "reduce_scatter")
 POINT_TO_POINT = ("send", "recv")
-WINDOW = 32  # how many calls to search for a changed order
+WINDOW = 32  # the number of calls to search for a changed order
 
 Difference = Literal["operation", "size", "site"]
 
@@ -47,14 +47,14 @@ Difference = Literal["operation", "size", "site"]
 class CollectiveCall:
     """One call on one rank.
 
-    kind     as `kind_of` names it; None if only the number is known
+    kind     the name that `kind_of` returns; None if only the number is known
     group    None if unknown
-    number   its position in the group; None if unknown, and for send and recv
-    shapes   of the tensors that this rank contributes; None if unknown
-    site     what identifies the calling line; None if unknown, or if lines may differ
-    where    the calling line, for people
-    is_open  the rank has not left it
-    record   what its source knows about it
+    number   the sequence number in the group; None if unknown, and for send and recv
+    shapes   the shapes of the tensors that this rank contributes; None if unknown
+    site     an id for the calling line; None if unknown, or if lines may differ
+    where    the calling line, for messages
+    is_open  True if the rank has not left the call
+    record   the entry for this call in its source
     """
 
     kind: str | None
@@ -80,15 +80,15 @@ class CollectiveCall:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Where the ranks of a group part.
+    """A place where the ranks in a group differ.
 
-    kind    operation, size, site: calls with the same number differ
-            behind: at least one rank waits in `number`, and `behind` never called it
+    kind    operation, size, site: calls with the same number differ in this way
+            behind: at least one rank waits in `number`, which the ranks in `behind` never called
             groups: each of two ranks waits in a group where the other is missing
-            stuck: all ranks are in the same collective, and it does not end
-    calls   what each rank calls there; None if it never did, or if that is unknown
-    odd     the one rank that differs from all others; None with two ranks: either may be wrong
-    last    the last call of each rank in `behind`
+            stuck: all ranks are in the same collective, which does not end
+    calls   the call that each rank makes there; None if it made none, or if that is unknown
+    odd     the one rank that differs from all others; None with two ranks (either may be wrong)
+    last    the last call by each rank in `behind`
     """
 
     kind: Difference | Literal["behind", "groups", "stuck"]
@@ -98,7 +98,7 @@ class Mismatch:
     odd: int | None = None
     behind: tuple[int, ...] = ()
     last: Mapping[int, CollectiveCall | None] = field(default_factory=dict)
-    swapped: bool = False  # site: the ranks make the same calls in another order
+    swapped: bool = False  # for site: True if the ranks make the same calls in a different order
 
     @property
     def came(self) -> list[tuple[int, CollectiveCall]]:
@@ -106,7 +106,7 @@ class Mismatch:
 
     @property
     def pair(self) -> tuple[int, int]:
-        """Two ranks that differ, the odd one first."""
+        """Two ranks that differ, with the odd rank first."""
         ranks = [rank for rank, _ in self.came]
         one = ranks[0] if self.odd is None else self.odd
         others = [rank for rank in ranks if rank != one]
@@ -121,7 +121,7 @@ Numbered = Mapping[int, Mapping[int, CollectiveCall]]  # rank -> number -> call
 
 
 def kind_of(name: str) -> str | None:
-    """`_all_gather_base`, `all_gather_into_tensor`, `allgather`: all_gather."""
+    """Return `all_gather` for `_all_gather_base`, `all_gather_into_tensor`, and `allgather`."""
     found = KIND.fullmatch(name.partition(" ")[0])
     if not found:
         return None
@@ -129,7 +129,7 @@ def kind_of(name: str) -> str | None:
 
 
 def differ(one: CollectiveCall, other: CollectiveCall) -> Difference | None:
-    """Compare two calls with the same number. What is unknown does not differ."""
+    """Compare two calls with the same number. An unknown property never differs."""
     if one.kind is None or other.kind is None:
         return None
     if one.kind != other.kind:
@@ -151,11 +151,12 @@ def find_mismatches(
     over: bool = False,
     differ: Differ = differ,
 ) -> list[Mismatch]:
-    """Return the first difference and the ranks that are behind, for each group.
+    """Return the first difference and the ranks that are behind, in each group.
 
-    `ranks` has the calls of each rank whose calls are known. `members` lists the ranks of a group;
-    by default those with a call in it. While the ranks run, a rank is behind only if another one
-    waits for it. `over` says that they have ended: a rank that is behind will not come."""
+    `ranks` maps each rank whose calls are known to its calls. `members` lists the ranks in each
+    group; by default, these are the ranks with a call in the group. While the ranks run, a rank is
+    behind only if another rank waits for it. `over` is True if they have ended, so a rank that is
+    behind will never arrive."""
     calls = {rank: list(own) for rank, own in ranks.items()}
     groups: dict[str, dict[int, dict[int, CollectiveCall]]] = defaultdict(dict)
     for rank, own in calls.items():
@@ -176,7 +177,7 @@ def find_mismatches(
 
 
 def _difference(group: str, ranks: Numbered, differ: Differ) -> Iterator[Mismatch]:
-    """The first number under which two ranks make different calls."""
+    """Yield the first sequence number at which two ranks make different calls."""
     counted = Counter(number for own in ranks.values() for number in own)
     for number in sorted(number for number, times in counted.items() if times > 1):
         calls = {rank: own[number] for rank, own in sorted(ranks.items()) if number in own}
@@ -204,8 +205,8 @@ def _sites_from(calls: Mapping[int, CollectiveCall], number: int) -> list[Hashab
 
 
 def _behind(group: str, ranks: Numbered, over: bool) -> Iterator[Mismatch]:
-    """The first number that a rank waits in (or, when all is over, called) and another one never
-    called; else one that all ranks are in."""
+    """Yield the first number that a rank waits in (or, if `over`, has called) and another rank
+    never called. If there is none, yield a number that all ranks are stuck in."""
     last = {rank: max(own, default=-1) for rank, own in ranks.items()}
     lowest, highest = min(last.values()), max(last.values())
     waited_in = [
@@ -231,8 +232,8 @@ def _behind(group: str, ranks: Numbered, over: bool) -> Iterator[Mismatch]:
 def _across_groups(
     found: Sequence[Mismatch], ranks: Mapping[int, Sequence[CollectiveCall]]
 ) -> Iterator[Mismatch]:
-    """Two ranks that wait for each other in different groups: each is behind where the other
-    waits."""
+    """Yield two ranks that wait for each other in different groups: each is behind in the group
+    where the other waits."""
     late = [(m, rank) for m in found if m.kind == "behind" for rank in m.behind]
     for (one, behind), (other, behind_too) in combinations(late, 2):
         mine, its = other.calls.get(behind), one.calls.get(behind_too)
@@ -245,8 +246,8 @@ def _across_groups(
 def _without_numbers(
     ranks: Mapping[int, Sequence[CollectiveCall]], differ: Differ
 ) -> Iterator[Mismatch]:
-    """Calls that only a stack shows. Their groups are unknown, so this is certain for two ranks
-    only."""
+    """Yield a mismatch between calls that are known only from a stack. Their groups are unknown, so
+    the result is certain only for two ranks."""
     waits = {rank: call for rank, own in sorted(ranks.items()) for call in own[-1:] if call.is_open}
     unknown = [rank for rank, call in waits.items() if call.number is None]
     if not unknown or len(ranks) < 2:
@@ -270,8 +271,8 @@ def _without_numbers(
 
 
 def changed_places(mine: Sequence[Hashable], its: Sequence[Hashable]) -> int:
-    """Count the calls that two ranks make in another order, starting with one that differs:
-    a b c | c a b -> 3. Return 0 if they are not the same calls."""
+    """Count the calls that two ranks make in a different order, starting with a call that differs:
+    a b c | c a b -> 3. Return 0 if the ranks do not make the same calls."""
     for size in range(2, min(WINDOW, len(mine), len(its)) + 1):
         if Counter(mine[:size]) == Counter(its[:size]):
             return size
@@ -280,14 +281,14 @@ def changed_places(mine: Sequence[Hashable], its: Sequence[Hashable]) -> int:
 
 def from_flight_recorder(entries: Iterable[Mapping[str, Any]]) -> list[CollectiveCall]:
     """Convert Flight Recorder entries (gloo and NCCL, JSON and pickle). Send and recv are numbered
-    on their own, so their numbers say nothing about other ranks."""
+    separately, so their numbers do not match between ranks."""
     calls = []
     for entry in entries:
         name = str(entry.get("profiling_name", "?")).split(":")[-1]
         kind = kind_of(name) or name
         group = entry.get("process_group") or [entry.get("pg_id", 0)]
         is_p2p = bool(entry.get("is_p2p"))
-        uneven = "coalesced" in name  # several tensors at once, as many as the rank likes
+        uneven = "coalesced" in name  # several tensors at once; ranks may differ in how many
         sizes = entry.get("input_sizes")
         where = user_line(entry.get("frames"))
         calls.append(
@@ -311,7 +312,8 @@ LIBRARIES = (
 
 
 def user_line(frames: Sequence[Mapping[str, Any]] | None) -> str | None:
-    """The innermost line of the user's own code. Flight recorders list the innermost frame first."""
+    """Return the innermost line in the user's own code. Flight recorders list the innermost frame
+    first."""
     for frame in frames or ():
         file = str(frame.get("filename", frame.get("file", "")))
         if file.endswith(".py") and not any(part in file for part in LIBRARIES):
