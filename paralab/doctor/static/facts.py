@@ -45,7 +45,8 @@ _COMMON_METHODS = frozenset(
     (
         "step update save load close train eval forward backward reset add append get set run "
         "init write log items keys values pop copy start stop join put state_dict load_state_dict "
-        "parameters to cuda zero_grad read print format size item mean sum __init__"
+        "parameters to cuda zero_grad read print format size item mean sum __init__ "
+        "scale unscale_ clip_grad_norm_ no_sync"
     ).split()
 )
 
@@ -522,18 +523,19 @@ class Facts:
                     for value, where in self._elements(definition.value, definition.scope):
                         yield from self.makers(value, where, depth + 1)
 
-    def _elements(self, node: ast.expr | None, scope: Scope) -> Iterator[tuple[ast.expr, Scope]]:
+    def _elements(
+        self, node: ast.expr | None, scope: Scope, depth: int = 0
+    ) -> Iterator[tuple[ast.expr, Scope]]:
         """The elements of a list that is written out somewhere."""
         if isinstance(node, (ast.List, ast.Tuple)):
             yield from ((one, scope) for one in node.elts)
-        elif isinstance(node, (ast.Name, ast.Attribute)):
+        elif isinstance(node, (ast.Name, ast.Attribute)) and depth < 8:
             for definition in self.reaching(node, scope):
                 if definition.how == "parameter":
                     for value, where in self.arguments_for(definition):
-                        if value is not node:
-                            yield from self._elements(value, where)
-                elif definition.how == "assign" and definition.value is not node:
-                    yield from self._elements(definition.value, definition.scope)
+                        yield from self._elements(value, where, depth + 1)
+                elif definition.how == "assign":
+                    yield from self._elements(definition.value, definition.scope, depth + 1)
 
     # --- classes
 

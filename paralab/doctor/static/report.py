@@ -107,3 +107,17 @@ def insert(script: Script, module: Module, before: ast.stmt, text: str) -> tuple
     if indent.strip():
         return ()
     return (Edit(shown(script, module), before.lineno, before.lineno - 1, (indent + text,)),)
+
+
+def insert_line(script: Script, where: Call, text: str, after: bool = False) -> tuple[Edit, ...]:
+    """An edit that adds a line before or after the statement of a call, which has its own line."""
+    statement: ast.AST | None = where.node
+    while statement is not None and not isinstance(statement, ast.stmt):
+        statement = where.module.parents.get(statement)
+    if not isinstance(statement, (ast.Expr, ast.Assign)):
+        return ()
+    indent = where.module.lines[statement.lineno - 1][: statement.col_offset]
+    if indent.strip() or statement.end_lineno is None:
+        return ()
+    line = statement.end_lineno + 1 if after else statement.lineno
+    return (Edit(shown(script, where.module), line, line - 1, (indent + text,)),)

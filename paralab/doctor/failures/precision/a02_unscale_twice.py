@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.failures.accumulation.windows import modulo_in
+from paralab.doctor.failures.precision.observed import failed_call
+from paralab.doctor.failures.precision.scaling import timelines
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import If
+from paralab.doctor.static.project import dotted_key
+from paralab.doctor.static.report import code, found, line_of
+from paralab.doctor.static.script import Script
+from paralab.doctor.static.timeline import Chain, Event, condition, excludes, extra_tests
 
 ENTRY = Entry(
     id="A02",
-    title="unscale_ twice in one step",
+    title="unscale_ is called twice in one step",
     symptom="'unscale_() has already been called on this optimizer since the last update()'.",
-    cause="It stands in every micro-batch, or update() was skipped together with the step.",
-    fix="Unscale once, just before the step, and update after each.",
+    cause="`unscale_` runs for every micro-batch, or a skipped step also skips `update()`.",
+    fix="Unscale once, right before the step, and call `update()` after every `unscale_`.",
     wrong="""\
 for x, y in micro_batches:
     scaler.scale(criterion(model(x), y) / N).backward()
@@ -31,3 +44,109 @@ scaler.update()
         "huggingface/transformers#24840",
     ),
 )
+
+
+@check("A02", source="script")
+def unscaled_twice(script: Script) -> Iterator[Finding]:
+    """A second `unscale_` before `update()`: in the same step, or in the next iteration."""
+    reported = set()
+    for events in timelines(script):
+        for place, one in enumerate(events):
+            if one.role != "unscale_" or one.call in reported:
+                continue
+            second = _second(script, events[place + 1 :], one)
+            if second is not None:
+                reported.add(second.call)
+                sure = not extra_tests(one, second) and not extra_tests(second, one)
+                why = (
+                    f"`{code(second.call.node)}` comes after `{code(one.call.node)}` "
+                    f"({line_of(one.call, second.call)}) without `update()` in between: GradScaler raises a RuntimeError."
+                )
+                fix = "Unscale once per step, before the first use of the gradients."
+                severity: Severity = "error" if sure else "suspect"
+                yield found(script, "A02", severity, second.call, why, fix, also=(one.call,))
+            else:
+                for finding in _without_update(script, events, one):
+                    reported.add(one.call)
+                    yield finding
+
+
+def _second(script: Script, later: list[Event], one: Event) -> Event | None:
+    """Another `unscale_` of the same optimizer that follows in the same iteration."""
+    for event in later:
+        if event.role == "update" and not excludes(event, one):
+            return None
+        again = event.role == "unscale_" and event.call is not one.call
+        if (
+            again
+            and event.loops == one.loops
+            and not excludes(event, one)
+            and _is_same(script, event, one)
+        ):
+            return event
+    return None
+
+
+def _is_same(script: Script, one: Event, other: Event) -> bool:
+    given = [event.call.argument(0, "optimizer") for event in (one, other)]
+    if given[0] is None or given[1] is None or dotted_key(given[0]) is None:
+        return False
+    if one.chain == other.chain and one.call.scope is other.call.scope:
+        return ast.dump(given[0]) == ast.dump(given[1])
+    makers = script.makers(given[0], one.call.scope)
+    return len(makers) == 1 and makers == script.makers(given[1], other.call.scope)
+
+
+def _without_update(script: Script, events: list[Event], one: Event) -> Iterator[Finding]:
+    """`unscale_` in every iteration, `update()` only in some."""
+    given = one.call.argument(0, "optimizer")
+    updates = [event for event in events if event.role == "update" and not excludes(event, one)]
+    if not updates or given is None or (not one.loops and not one.call.scope.is_function):
+        return
+    if any(each.how == "item" for each in script.reaching(given, one.call.scope)):
+        return  # another optimizer in every iteration
+    inside = [event for event in updates if event.loops[: len(one.loops)] == one.loops]
+    steps = [event for event in events if event.role == "step"]
+    if not inside and not any(step.loops[: len(one.loops)] == one.loops for step in steps):
+        if len(one.loops) > 1 or (one.loops and any(update.loops for update in updates)):
+            yield _finding(script, one, updates[0], "only after the loop", "error")
+        return
+    tests = [_unmatched(event, one, updates) for event in inside]
+    if tests and all(tests):
+        test = tests[0]
+        assert test is not None
+        scope = inside[0].scope_at(test[0])
+        own = extra_tests(one, inside[0])
+        if any(modulo_in(script, item.test, one.scope_at(chain)) for chain, item in own):
+            return
+        often = modulo_in(script, test[1].test, scope) or "isfinite" in ast.unparse(test[1].test)
+        severity: Severity = "error" if often and not own else "suspect"
+        yield _finding(script, one, inside[0], f"only if `{code(test[1].test)}`", severity)
+
+
+def _unmatched(update: Event, one: Event, updates: list[Event]) -> tuple[Chain, If] | None:
+    """A test before `update()` that `unscale_` does not have, and no `update()` if it fails."""
+    for chain, item in extra_tests(update, one):
+        text, taken = condition(item)
+        if not any(other.tests().get((chain, text), taken) != taken for other in updates):
+            return chain, item
+    return None
+
+
+def _finding(script: Script, one: Event, update: Event, when: str, severity: Severity) -> Finding:
+    why = (
+        f"`{code(one.call.node)}` runs in every iteration, but `update()` ({line_of(update.call, one.call)}) "
+        f"runs {when}. Otherwise the next `unscale_` raises a RuntimeError."
+    )
+    if severity == "suspect":
+        why += " Certain if that condition is ever false here."
+    fix = "Unscale only where the optimizer steps, and call `update()` after every `unscale_`."
+    return found(script, "A02", severity, one.call, why, fix, also=(update.call,))
+
+
+@check("A02", source="ranks")
+def unscaled_again(seen: Observation) -> Iterator[Finding]:
+    why = "This is the second `unscale_` before `update()`. It would divide the gradients by the scale twice."
+    fix = "Call `unscale_` once per step: after the last micro-batch, not for each."
+    message = r"unscale_\(\) has already been called"
+    yield from failed_call(seen, "A02", ("unscale_",), message, why, fix)

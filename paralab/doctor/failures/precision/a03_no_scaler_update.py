@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator
+
+from paralab.doctor.failures.precision.observed import failed_call
+from paralab.doctor.failures.precision.scaling import calls_on_scaler, name_of, own_steps
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.report import code, found, insert_line
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="A03",
     title="scaler.update() is missing",
     symptom="'step() has already been called since the last update()'.",
-    cause="The scaler is stepped twice without the update in which it adapts its scale.",
-    fix="`scaler.update()` after every `scaler.step()`.",
+    cause="`scaler.step()` runs twice without `update()`, in which the scaler starts a new step.",
+    fix="Call `scaler.update()` after every `scaler.step()`.",
     wrong="""\
 scaler.scale(loss).backward()
 scaler.step(optimizer)
@@ -20,3 +28,25 @@ scaler.step(optimizer)
 scaler.update()
 """,
 )
+
+
+@check("A03", source="script")
+def never_updated(script: Script) -> Iterator[Finding]:
+    """`scaler.step` in a loop, and no `update()` in the project."""
+    steps = [event for event in own_steps(script) if event.loops]
+    if not steps or calls_on_scaler(script, "update"):
+        return
+    call = steps[0].call
+    update = f"{name_of(call)}.update()"
+    why = f"`{update}` is never called, so the second `{code(call.node)}` raises a RuntimeError."
+    fix = f"Call `{update}` after `{code(call.node)}`."
+    edits = insert_line(script, call, update, after=True)
+    yield found(script, "A03", "error", call, why, fix, edits=edits)
+
+
+@check("A03", source="ranks")
+def stepped_again(seen: Observation) -> Iterator[Finding]:
+    why = "`scaler.step()` runs a second time without `scaler.update()` in between."
+    fix = "Call `scaler.update()` after every `scaler.step()`."
+    message = r"step\(\) has already been called"
+    yield from failed_call(seen, "A03", ("step",), message, why, fix)

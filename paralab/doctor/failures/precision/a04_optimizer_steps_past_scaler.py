@@ -1,21 +1,43 @@
-"""A04: optimizer.step() although the loss was scaled."""
+"""A04: optimizer.step() on scaled gradients."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import math
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found as observed
+from paralab.doctor.agreement import place_of
+from paralab.doctor.events import Amp, Backward, Event, Step
+from paralab.doctor.failures.precision.observed import scale_after
+from paralab.doctor.failures.precision.scaling import (
+    calls_on_scaler,
+    is_off,
+    name_of,
+    scaled_before,
+    scaled_by,
+    timelines,
+)
+from paralab.doctor.finding import Edit, Finding, Severity
+from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import Call
+from paralab.doctor.static.names import SCALER
+from paralab.doctor.static.report import code, found, insert_line, line_of, replace
+from paralab.doctor.static.script import Script
+from paralab.doctor.static.timeline import extra_tests
 
 ENTRY = Entry(
     id="A04",
-    title="optimizer.step() although the loss was scaled",
+    title="optimizer.step() on scaled gradients",
     symptom=(
-        "With update(): 'No inf checks were recorded prior to update'. Without: no message, and steps that are "
-        "65536 times too large. After unscale_: no message, and weights that are NaN after the first overflow."
+        "With `update()`: 'No inf checks were recorded prior to update'. Without it, no message, and "
+        "steps that are 65536 times too large. After `unscale_`, weights become NaN at the first overflow."
     ),
     cause=(
-        "The optimizer takes the gradients as they are. Only scaler.step() unscales them, if unscale_() has not, and leaves "
-        "out a step whose gradients have overflowed."
+        "Only `scaler.step()` unscales the gradients and skips a step whose gradients overflowed. "
+        "`optimizer.step()` uses them as they are."
     ),
-    fix="`scaler.step(optimizer)`.",
+    fix="Call `scaler.step(optimizer)`.",
     wrong="""\
 scaler.scale(loss).backward()
 optimizer.step()
@@ -28,3 +50,104 @@ scaler.update()
 """,
     silent=True,
 )
+
+
+@check("A04", source="script")
+def stepped_past_the_scaler(script: Script) -> Iterator[Finding]:
+    """`optimizer.step()` after a scaled backward pass, and the scaler never steps that optimizer."""
+    reported = set()
+    for events in timelines(script):
+        for place, step in enumerate(events):
+            if step.role != "optimizer step" or step.call in reported or step.call.node.args:
+                continue
+            backward, unscaled = scaled_before(events[:place], step)
+            scale = scaled_by(script, backward.call) if backward is not None else None
+            if scale is None or is_off(script, scale) or _through_scaler(script, step.call):
+                continue
+            if unscaled is not None and extra_tests(step, unscaled):
+                continue  # the script looks for overflows itself
+            reported.add(step.call)
+            yield _finding(script, step.call, scale, unscaled.call if unscaled else None)
+
+
+def _through_scaler(script: Script, step: Call) -> bool:
+    """Does the scaler step this optimizer somewhere, or one that may be the same?"""
+    assert step.receiver is not None
+    makers = set(script.makers(step.receiver, step.scope))
+    for other in calls_on_scaler(script, "step"):
+        given = other.argument(0, "optimizer")
+        others = set(script.makers(given, other.scope)) if given is not None else set()
+        if not makers or not others or makers & others:
+            return True
+    return False
+
+
+def _finding(script: Script, step: Call, scale: Call, unscaled: Call | None) -> Finding:
+    scaler, optimizer = name_of(scale), name_of(step)
+    if unscaled is None:
+        why = (
+            f"The gradients of `{code(scale.node)}.backward()` ({line_of(scale, step)}) are multiplied by the "
+            f"loss scale (65536 at first), and `{optimizer}.step()` uses them as they are."
+        )
+    else:
+        why = (
+            f"`{code(unscaled.node)}` ({line_of(unscaled, step)}) removes the scale, but `{optimizer}.step()` "
+            "does not skip a step whose gradients overflowed: the weights become inf or NaN."
+        )
+    fix = f"Call `{scaler}.step({optimizer})`, then `{scaler}.update()`."
+    severity: Severity = "error" if script.calls_of(SCALER) else "suspect"
+    edits: tuple[Edit, ...] = ()
+    if scale.scope is step.scope:
+        edits = replace(script, step.module, step.node, f"{scaler}.step({optimizer})")
+        if edits and not calls_on_scaler(script, "update"):
+            edits += insert_line(script, step, f"{scaler}.update()", after=True)
+    return found(script, "A04", severity, step, why, fix, also=(scale,), edits=edits)
+
+
+@check("A04", source="ranks")
+def scaled_step(seen: Observation) -> Iterator[Finding]:
+    for rank in seen.ranks:
+        scale: float | None = None  # of the current gradients
+        for event, inside in _with_scaler(rank):
+            if isinstance(event, Amp):
+                scale = scale_after(event, scale)
+            elif (
+                isinstance(event, Step)
+                and not inside
+                and scale is not None
+                and _was_scaled(rank, event)
+            ):
+                factor = f"{scale:g}" if scale else "the scale"
+                why = (
+                    f"The loss went through `scaler.scale()`, but this optimizer steps on its own. It uses gradients "
+                    f"that are {factor} times too large and does not skip overflows."
+                )
+                fix = "Call `scaler.step(optimizer)` and `scaler.update()` instead."
+                evidence = (
+                    f"rank {rank.rank}: step {event.number} outside scaler.step(), scale {factor}"
+                )
+                yield observed("A04", "error", why, fix, place_of(event), [evidence])
+                return
+
+
+def _was_scaled(rank: RankSeen, step: Step) -> bool:
+    """Did the last backward pass before a step start from a scaled loss?"""
+    kinds = (Amp, Backward, Step)
+    before = [event for event in rank.events if event.t < step.t and isinstance(event, kinds)]
+    for event, earlier in zip(reversed(before), reversed(before[:-1]), strict=False):
+        if isinstance(event, Backward):
+            return isinstance(earlier, Amp) and earlier.op == "scale" and earlier.enabled
+        if isinstance(event, Step):
+            return False
+    return False
+
+
+def _with_scaler(rank: RankSeen) -> Iterator[tuple[Event, bool]]:
+    """Every event, and whether it happened inside `scaler.step()`."""
+    until = 0.0
+    open_steps = (event.t for event in rank.doing if isinstance(event, Amp) and event.op == "step")
+    began = min(open_steps, default=math.inf)
+    for event in rank.events:
+        if isinstance(event, Amp) and event.op == "step":
+            until = event.t + (event.seconds or 0.0)
+        yield event, event.t <= until or event.t >= began

@@ -1,15 +1,27 @@
-"""A06: GradScaler with bfloat16."""
+"""A06: GradScaler with bf16."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found as observed
+from paralab.doctor.agreement import place_of
+from paralab.doctor.events import Amp, Autocast
+from paralab.doctor.failures.precision.scaling import calls_on_scaler, dtypes, enabled
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import Call, If
+from paralab.doctor.static.names import AUTOCAST, SCALER
+from paralab.doctor.static.report import found, line_of
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="A06",
-    title="GradScaler with bfloat16",
-    symptom="No message on CPU; on CUDA with bf16 gradients 'not implemented for BFloat16'.",
-    cause="bf16 has the range of fp32, so nothing needs to be scaled; the scaler only adds work, and skips steps for nothing.",
-    fix="Leave the scaler out, or switch it on for fp16 only.",
+    title="GradScaler with bf16",
+    symptom="No message on CPU. On CUDA with bf16 gradients: 'not implemented for BFloat16'.",
+    cause="bf16 has the range of fp32, so there is nothing to scale. The scaler only adds work and may skip steps.",
+    fix="Remove the scaler, or enable it for fp16 only.",
     wrong="""\
 scaler = torch.amp.GradScaler("cuda")
 with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -24,3 +36,49 @@ loss.backward()
     sources=("pytorch/pytorch#127176", "huggingface/trl#4901", "huggingface/accelerate#1036"),
     silent=True,
 )
+
+
+@check("A06", source="script")
+def scaler_for_bfloat16(script: Script) -> Iterator[Finding]:
+    """Every autocast of the project computes in bf16, and a scaler is always on."""
+    casts = [call for call in script.calls_of(AUTOCAST) if enabled(script, call) is not False]
+    if not casts or not all(_is_bfloat16(script, cast) for cast in casts):
+        return
+    scales = calls_on_scaler(script, "scale")
+    used = {
+        one for call in scales if call.receiver for one in script.makers(call.receiver, call.scope)
+    }
+    for scaler in used:
+        if scaler.target != SCALER or enabled(script, scaler) is not True or scaler.inside(If):
+            continue
+        why = (
+            f"`autocast` ({line_of(casts[0], scaler)}) computes in bf16, which has the range of fp32, so there is nothing "
+            "to scale. The scaler costs a pass over all gradients in every step."
+        )
+        fix = "Remove the GradScaler, or pass `enabled=False` with bf16."
+        yield found(script, "A06", "warning", scaler, why, fix, also=(casts[0],))
+
+
+def _is_bfloat16(script: Script, cast: Call) -> bool:
+    given = cast.argument(1, "dtype")
+    if given is None and not cast.unpacks:
+        device = cast.argument(0, "device_type")
+        return getattr(device, "value", None) == "cpu"  # bf16 is the default there
+    return dtypes(script, given, cast.scope) == {"torch.bfloat16"}
+
+
+@check("A06", source="ranks")
+def scaled_bfloat16(seen: Observation) -> Iterator[Finding]:
+    for rank in seen.ranks:
+        names = {event.dtype for event in rank.of(Autocast) if event.enabled}
+        scaled = [event for event in rank.of(Amp) if event.op == "scale" and event.enabled]
+        if names != {"bfloat16"} or not scaled:
+            continue
+        why = (
+            "autocast computes in bf16, which has the range of fp32: nothing underflows, and multiplying the loss by "
+            f"{scaled[0].scale or 65536:g} gains nothing. On a GPU with bf16 gradients the scaler fails."
+        )
+        fix = "Remove the GradScaler: `loss.backward(); optimizer.step()`."
+        evidence = f"rank {rank.rank}: {len(scaled)} losses scaled, autocast dtypes: bfloat16 only"
+        yield observed("A06", "warning", why, fix, place_of(scaled[0]), [evidence])
+        return

@@ -1,15 +1,21 @@
-"""A08: Every step is skipped: the loss is NaN under the scaler."""
+"""A08: Every step is skipped because the loss is NaN."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found, place_of
+from paralab.doctor.events import Amp, Backward
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, check
 
 ENTRY = Entry(
     id="A08",
-    title="Every step is skipped: the loss is NaN under the scaler",
-    symptom="Training seems to run, but nothing is learnt; the scale halves in every step.",
-    cause="NaN comes out of the model itself. The scaler takes it for an overflow, skips the step and scales less, for ever.",
-    fix="Find the first layer that gives NaN (anomaly detection, hooks); stop when the scale falls below 1.",
+    title="The scaler skips every step because the loss is NaN",
+    symptom="Training seems to run, but the model learns nothing and the scale halves in every step.",
+    cause="The model itself produces NaN. The scaler takes it for an overflow, skips the step, and lowers the scale, forever.",
+    fix="Find the first layer that returns NaN (anomaly detection, hooks), and stop if the scale drops below 1.",
     wrong="""\
 scaler.step(optimizer)
 scaler.update()
@@ -18,6 +24,40 @@ scaler.update()
 scaler.step(optimizer)
 scaler.update()
 if scaler.get_scale() < 1:
-    raise RuntimeError("gradients are not finite, however small the scale: look for NaN in forward")
+    raise RuntimeError("gradients are not finite at any scale: look for NaN in forward")
 """,
 )
+
+FEW_SKIPS = 3  # enough in a row if the loss is NaN too
+MANY_SKIPS = 12  # enough whatever the loss: from 65536 the scale is down to 16
+
+
+@check("A08", source="ranks")
+def always_skipped(seen: Observation) -> Iterator[Finding]:
+    for rank in seen.ranks:
+        skips, lost, first = 0, 0, None
+        for event in rank.events:
+            if isinstance(event, Backward) and event.loss is not None:
+                lost = lost + 1 if isinstance(event.loss, str) else 0
+                first = event if lost == 1 else first
+            elif isinstance(event, Amp) and event.op == "step" and event.enabled:
+                skips = skips + 1 if event.skipped else 0
+        if (skips < FEW_SKIPS or lost < FEW_SKIPS) and skips < MANY_SKIPS:
+            continue
+        is_lost = first is not None and lost >= FEW_SKIPS
+        cause = (
+            f"the loss is {first.loss}" if first and is_lost else "the gradients are never finite"
+        )
+        scales = [event.scale for event in rank.of(Amp) if event.op == "update" and event.scale]
+        why = (
+            f"The scaler skipped the last {skips} steps in a row, and {cause}. The script keeps running, but nothing "
+            "is trained, and the scale keeps halving."
+        )
+        fix = (
+            "Find the first module that returns NaN (`torch.autograd.detect_anomaly()`, or hooks): "
+            "often a log, sqrt, or division of zero."
+        )
+        shown = " ".join(f"{scale:g}" for scale in scales[-5:])
+        evidence = f"rank {rank.rank}: scale {shown}, {len(rank.steps)} steps taken"
+        yield found("A08", "error", why, fix, place_of(first) if is_lost else None, [evidence])
+        return

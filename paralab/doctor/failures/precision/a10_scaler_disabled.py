@@ -1,4 +1,4 @@
-"""A10: The GradScaler has switched itself off."""
+"""A10: the GradScaler has disabled itself."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from paralab.doctor.registry import Entry
 
 ENTRY = Entry(
     id="A10",
-    title="The GradScaler has switched itself off",
+    title="The GradScaler has disabled itself",
     symptom="'GradScaler is enabled, but CUDA is not available. Disabling.'",
-    cause="GradScaler is for CUDA unless another device is named, and there is none here.",
-    fix="Name the device that is trained on: `torch.amp.GradScaler('cpu')`.",
+    cause="GradScaler assumes CUDA unless you name another device, and this machine has no CUDA.",
+    fix="Name the device you train on: `torch.amp.GradScaler('cpu')`.",
     wrong="""\
 scaler = torch.amp.GradScaler()
 """,

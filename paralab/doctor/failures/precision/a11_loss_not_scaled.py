@@ -1,15 +1,24 @@
-"""A11: The scaler steps, but the loss was never scaled."""
+"""A11: the scaler steps, but the loss was never scaled."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator
+
+from paralab.doctor.failures.precision.observed import failed_call
+from paralab.doctor.failures.precision.scaling import calls_on_scaler, name_of, own_steps, timelines
+from paralab.doctor.finding import Edit, Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import Call
+from paralab.doctor.static.report import code, found, line_of, replace
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="A11",
     title="The scaler steps, but the loss was never scaled",
     symptom="'Attempted step but _scale is None'.",
-    cause="loss.backward() was called without scaler.scale(…).",
-    fix="`scaler.scale(loss).backward()`.",
+    cause="`loss.backward()` runs without `scaler.scale(…)`.",
+    fix="Write `scaler.scale(loss).backward()`.",
     wrong="""\
 loss.backward()
 scaler.step(optimizer)
@@ -21,3 +30,42 @@ scaler.step(optimizer)
 scaler.update()
 """,
 )
+
+
+@check("A11", source="script")
+def never_scaled(script: Script) -> Iterator[Finding]:
+    """`scaler.step`, and no `scaler.scale` in the project."""
+    steps = own_steps(script)
+    if not steps or calls_on_scaler(script, "scale"):
+        return
+    step = steps[0].call
+    scaler, backward = name_of(step), _backward_before(script, step)
+    why = (
+        f"`{scaler}.scale(loss)` is never called, so `{code(step.node)}` raises an AssertionError."
+    )
+    edits: tuple[Edit, ...] = ()
+    if backward is not None and backward.receiver is not None:
+        why += f" `{code(backward.node)}` ({line_of(backward, step)}) uses the loss as it is."
+        if backward.scope is step.scope or scaler.startswith("self."):
+            text = f"{scaler}.scale({code(backward.receiver, 200)})"
+            edits = replace(script, backward.module, backward.receiver, text)
+    also = (backward,) if backward is not None else ()
+    fix = f"Write `{scaler}.scale(loss).backward()`."
+    yield found(script, "A11", "error", step, why, fix, also=also, edits=edits)
+
+
+def _backward_before(script: Script, step: Call) -> Call | None:
+    for events in timelines(script):
+        last = None
+        for event in events:
+            if event.call is step and last is not None:
+                return last
+            last = event.call if event.role == "backward" else last
+    return None
+
+
+@check("A11", source="ranks")
+def unscaled_loss(seen: Observation) -> Iterator[Finding]:
+    why = "`scaler.step()` runs without `scaler.scale()`: the loss was never scaled, so there is no scale to divide by."
+    fix = "Write `scaler.scale(loss).backward()`."
+    yield from failed_call(seen, "A11", ("step", "unscale_"), "_scale is None", why, fix)

@@ -1,0 +1,32 @@
+"""What a scaler did on the ranks that were watched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found, place_of
+from paralab.doctor.events import Amp
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+
+
+def scale_after(event: Amp, scale: float | None) -> float | None:
+    """The scale of the gradients after a call of the scaler; None if they are not scaled."""
+    if not event.enabled:
+        return scale
+    if event.op == "scale":
+        return event.scale or 0.0
+    return None if event.op in ("unscale_", "update", "step") else scale
+
+
+def failed_call(
+    seen: Observation, entry: str, ops: tuple[str, ...], message: str, why: str, fix: str
+) -> Iterator[Finding]:
+    """A call of the scaler that raised this message."""
+    for rank in seen.ranks:
+        for event in rank.of(Amp):
+            if event.op in ops and event.error and re.search(message, event.error):
+                evidence = f"rank {rank.rank}: {event.error.splitlines()[0][:160]}"
+                yield found(entry, "error", why, fix, place_of(event), [evidence])
+                return

@@ -1,0 +1,164 @@
+"""The calls that matter to a check in the order in which they run, through project functions.
+
+def update(loss):                 for x in loader:
+    loss.backward()                   update(f(x))       backward, inside the loop
+    optimizer.step()                                     step, inside the loop
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from paralab.doctor.static.facts import Call, Context, If, Loop, With
+from paralab.doctor.static.project import Scope, end
+from paralab.doctor.static.script import Env, Script
+
+DEEPEST = 6
+MOST_EVENTS = 2_000
+C = TypeVar("C", bound=Context)
+Chain = tuple[Call, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Event:
+    """A call, and the way to it: `chain` holds the calls that lead from the root into its function.
+
+    `path` holds the tests, loops, and with-blocks on the way, each with the chain to its function.
+    """
+
+    call: Call
+    role: str
+    chain: Chain
+    path: tuple[tuple[Chain, Context], ...]
+
+    @property
+    def loops(self) -> list[tuple[Chain, Loop]]:
+        return [(chain, item) for chain, item in self.path if isinstance(item, Loop)]
+
+    def tests(self) -> dict[tuple[Chain, str], bool]:
+        """The conditions on the way, and which way each goes."""
+        found = {}
+        for chain, item in self.path:
+            if isinstance(item, If):
+                text, taken = condition(item)
+                found[chain, text] = taken
+        return found
+
+    def blocks(self) -> Iterator[tuple[ast.expr, Scope]]:
+        """The context managers around it, each with the scope that it is written in."""
+        for chain, item in self.path:
+            if isinstance(item, With):
+                yield item.item, self.scope_at(chain)
+
+    def scope_at(self, chain: Chain) -> Scope:
+        """The function that contains the part of the path after this chain."""
+        return self.chain[len(chain)].scope if len(chain) < len(self.chain) else self.call.scope
+
+
+def condition(test: If) -> tuple[str, bool]:
+    """A test without its negations: `x is not None` and `x is None` are one condition."""
+    node, taken = test.test, test.taken
+    while isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        node, taken = node.operand, not taken
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.IsNot, ast.NotEq)):
+        positive = ast.Is() if isinstance(node.ops[0], ast.IsNot) else ast.Eq()
+        node, taken = ast.Compare(node.left, [positive], node.comparators), not taken
+    return ast.dump(node), taken
+
+
+def excludes(one: Event, other: Event) -> bool:
+    """Are two calls in different branches of one condition?"""
+    tests = other.tests()
+    return any(tests.get(key, taken) != taken for key, taken in one.tests().items())
+
+
+def extra_tests(one: Event, other: Event) -> list[tuple[Chain, If]]:
+    """The tests on the way to one call that are not on the way to the other."""
+    known = other.tests()
+    return [
+        (chain, item)
+        for chain, item in one.path
+        if isinstance(item, If) and (chain, condition(item)[0]) not in known
+    ]
+
+
+class Timelines:
+    """One list of events for each module, and for each function that nothing walked before calls."""
+
+    def __init__(self, script: Script, role: Callable[[Call], str], methods: tuple[str, ...]):
+        self.script, self.role = script, role
+        self.methods = frozenset(methods)
+        self.names = self._relevant_names()
+        self.events: list[Event] = []
+        self.walked: set[Scope] = set()
+
+    def _relevant_names(self) -> set[str]:
+        """The names of functions that contain relevant calls, directly or not."""
+        names = set(self.methods)
+        scopes = {scope for scope in self.script.scopes if scope.is_function}
+        while True:
+            reached = {
+                scope
+                for scope in scopes
+                if any(call.last_name in names for call in self.script.calls_in(scope))
+            }
+            if not reached:
+                return names
+            scopes -= reached
+            for scope in reached:
+                owner = scope.owner
+                names.add(owner.name if owner and scope.name == "__init__" else scope.name)
+
+    def all(self) -> Iterator[list[Event]]:
+        waiting = [
+            scope
+            for scope in self.script.scopes
+            if any(call.last_name in self.names for call in self.script.calls_in(scope))
+        ]
+        while waiting:
+            root = next((one for one in waiting if not self._callers_in(one, waiting)), waiting[0])
+            self.events = []
+            self._walk(root, (), (), {})
+            waiting = [scope for scope in waiting if scope not in self.walked]
+            if self.events:
+                yield self.events
+
+    def _callers_in(self, function: Scope, waiting: list[Scope]) -> bool:
+        callers = self.script.callers(function) if function.is_function else []
+        return any(call.scope in waiting and call.scope is not function for call in callers)
+
+    def _walk(
+        self, scope: Scope, chain: Chain, path: tuple[tuple[Chain, Context], ...], env: Env
+    ) -> None:
+        self.walked.add(scope)
+        for call in sorted(self.script.calls_in(scope), key=lambda call: end(call.node)):
+            if len(self.events) > MOST_EVENTS:
+                return
+            is_named = call.last_name in self.names
+            function = self._function(call, is_named)
+            role = self.role(call) if call.last_name in self.methods and not function else ""
+            if not role and function is None:
+                continue
+            tests = [item for item in call.context if isinstance(item, If)]
+            if any(self.script.decide(item, scope, None, env) is False for item in tests):
+                continue
+            here = (*path, *((chain, item) for item in call.context))
+            if role:
+                self.events.append(Event(call, role, chain, here))
+            elif function is not None and len(chain) < DEEPEST:
+                inner = self.script.bind(call, function, 0, env)
+                if all(function is not one.function for one in chain):
+                    self._walk(function, (*chain, call), here, inner)
+
+    def _function(self, call: Call, is_named: bool) -> Scope | None:
+        """The project function that a call runs, if it matters here."""
+        if is_named:
+            return call.function
+        if "__call__" in self.names and not call.target and isinstance(call.node.func, ast.Name):
+            for maker in self.script.makers(call.node.func, call.scope):
+                if maker.made is not None:
+                    return self.script.method(maker.made, "__call__")
+        return None
