@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paralab.analyse.collective_mismatch import Mismatch, find_mismatch
-from paralab.analyse.stack_dumps import StackDump
-
-STATES = {
-    "T": "is stopped (SIGSTOP or Ctrl-Z)",
-    "t": "is stopped by a debugger",
-    "D": "is waiting for a disk that does not respond",
-}
+from paralab.analyse.collective_matching import (
+    CollectiveCall,
+    Difference,
+    Mismatch,
+    differ,
+    find_mismatches,
+)
+from paralab.analyse.stack_dumps import STOPPED, StackDump
 
 
 @dataclass(frozen=True)
@@ -38,19 +38,29 @@ def find_hang(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
         return Hang(kind, dump.rank, why, dump.where, waiting)
 
     for dump in dumps:
-        if dump.state in STATES:
-            return hang("stopped", dump, STATES[dump.state])
+        if dump.state in STOPPED:
+            return hang("stopped", dump, STOPPED[dump.state])
     for dump in dumps:
         if dump.asked and not dump.answered and dump.state != "ended":
             why = "holds the Python interpreter: none of its other threads could respond"
             return hang("blocked", dump, why)
 
-    if mismatch := find_mismatch(dumps):
-        one, other = (dumps[rank] for rank in mismatch.ranks)
-        return Hang("mismatch", one.rank, mismatch.why, one.where, _waiting(other), mismatch)
-    behind = _find_behind(dumps)
-    if behind is not None:
-        return hang("behind", dumps[behind], "did not arrive where the other ranks wait for it")
+    mismatches = [
+        mismatch
+        for mismatch in find_mismatches(
+            {dump.rank: dump.calls for dump in dumps if dump.answered}, differ=_differ
+        )
+        # A stack does not show the group: more than two ranks may be in different ones.
+        if mismatch.number is not None or mismatch.kind == "groups" or len(dumps) == 2
+    ]
+    for mismatch in mismatches:
+        if mismatch.kind != "behind":
+            rank, other = mismatch.pair
+            why = _why(mismatch, dumps)
+            return Hang("mismatch", rank, why, dumps[rank].where, _waiting(dumps[other]), mismatch)
+    for mismatch in mismatches:
+        behind = dumps[mismatch.behind[0]]
+        return hang("behind", behind, "did not arrive where the other ranks wait for it")
     if all(dump.waits_in for dump in dumps) and len(dumps) > 1:
         why = (
             "waits in a collective that all ranks have reached, so the network is the likely cause"
@@ -62,24 +72,33 @@ def find_hang(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
     return hang("slow", culprit, "did not finish")
 
 
-def _find_behind(dumps: list[StackDump]) -> int | None:
-    """Return a rank that is behind: it has reached fewer collectives in a group than a rank that
-    waits in that group."""
-    for dump in dumps:
-        wait = dump.waits_in
-        if wait is None or wait.group is None:
-            continue
-        # Compare only ranks in this group, because other stages have other groups.
-        reached = [
-            (other.arrived(wait.group), other.rank)
-            for other in dumps
-            if other.rank != dump.rank and other.arrived(wait.group)
-        ]
-        if reached and min(reached)[0] < dump.arrived(wait.group):
-            return min(reached)[1]
-    return None
+def _differ(one: CollectiveCall, other: CollectiveCall) -> Difference | None:
+    """Compare two calls that do not end. The stacks show more than the flight recorder, but only
+    for calls that the ranks are in."""
+    if not (one.is_open or other.is_open):
+        return None
+    if kind := differ(one, other):
+        return kind
+    known = one.record is not None and other.record is not None
+    return "operation" if known and one.record != other.record else None
+
+
+def _why(mismatch: Mismatch, dumps: Sequence[StackDump]) -> str:
+    one, other = mismatch.pair
+    mine, its = _name(mismatch.calls[one]), _name(mismatch.calls[other])
+    elsewhere = ""
+    if mine == its:
+        lines = " on another line" if dumps[one].where != dumps[other].where else ""
+        elsewhere = " in another group" if mismatch.kind == "groups" else lines
+    return f"calls {mine} where rank {other} calls {its}{elsewhere}, and both wait forever"
 
 
 def _waiting(dump: StackDump) -> str | None:
-    wait = dump.waits_in
-    return f"rank {dump.rank} waits in {wait}, at {dump.where}" if wait else None
+    call = dump.calls[-1] if dump.waits_in else None
+    return f"rank {dump.rank} waits in {_name(call)}, at {dump.where}" if call else None
+
+
+def _name(call: CollectiveCall | None) -> str:
+    """Name a call by the kind that the stack shows, if it does."""
+    assert call is not None
+    return str(call).replace(call.kind or "", call.record or call.kind or "", 1)

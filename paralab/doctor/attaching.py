@@ -21,10 +21,10 @@ from typing import Any
 
 import psutil
 
-from paralab.analyse.stack_dumps import LIBRARIES
+from paralab.analyse.collective_matching import LIBRARIES
+from paralab.analyse.stack_dumps import STOPPED
 from paralab.doctor.catalog import apply
 from paralab.doctor.finding import Finding
-from paralab.doctor.missing import STOPPED
 from paralab.doctor.observation import Reader
 from paralab.doctor.place import Place
 from paralab.errors import UsageError

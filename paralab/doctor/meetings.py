@@ -79,7 +79,7 @@ def _is_waiting(rank: RankSeen, operation: Numbered) -> bool:
         or (not rank.said.collectives and rank.collectives)
     ):
         return True
-    return any(not entry.retired for entry in rank.said.collectives)
+    return any(call.is_open for call in rank.said.collectives)
 
 
 def _stuck(rank: RankSeen, operation: Numbered, failed: str | None) -> Stuck:
@@ -90,7 +90,9 @@ def _stuck(rank: RankSeen, operation: Numbered, failed: str | None) -> Stuck:
         operation, Collective
     ):  # which of the bucket's collectives it waits in
         open_ = [
-            e.collective_seq_id for e in rank.said.collectives if not e.retired and e.group == group
+            call.number
+            for call in rank.said.collectives
+            if call.is_open and call.group == group and call.number is not None
         ]
         number = max([number, *open_[:1]])
     return Stuck(rank, operation, group, number, failed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 
+from paralab.analyse.stack_dumps import STOPPED
 from paralab.doctor.coming_apart import early_exit, is_for_some_ranks, leaving, only_here
 from paralab.doctor.events import Backward, Collective, Destroy, Forward, Pipeline
 from paralab.doctor.finding import Finding
@@ -31,11 +32,6 @@ KNOWN = re.compile(
 )
 NO_GPU = re.compile(r"CUDA|NVIDIA|cuda")
 TIMED_OUT = re.compile(r"Timed out waiting|timed out|timeout", re.IGNORECASE)
-STOPPED = {
-    "T": "is stopped (SIGSTOP, or Ctrl-Z)",
-    "t": "is held by a debugger",
-    "D": "waits for a disk that does not answer",
-}
 
 
 def used_other_parameters(seen: Observation) -> Finding | None:

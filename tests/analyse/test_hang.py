@@ -211,12 +211,12 @@ def test_a_mismatch_names_both_ranks_collectives_and_lines(tmp_path, case):
     say(tmp_path, said)
     hang = find_hang(tmp_path, 2, late=[0, 1])
     assert hang.mismatch
-    assert hang.mismatch.ranks == (0, 1)
-    assert tuple(wait.kind for wait in hang.mismatch.waits) == kinds
+    assert hang.mismatch.pair == (0, 1)
+    assert tuple(call.record or call.kind for _, call in hang.mismatch.came) == kinds
     own = [stack[-3]["line"] if stack is not IN_BACKWARD else 30 for stack, _ in said]
-    assert [line.split()[0].rpartition(":")[2] for line in hang.mismatch.lines] == [
-        str(line) for line in own
-    ]
+    assert f":{own[0]} " in hang.where
+    assert f":{own[1]} " in hang.waiting
+    assert all(kind in hang.why for kind in kinds)
     assert hang.kind == "mismatch"
 
 
@@ -227,6 +227,12 @@ def test_where_all_agree_the_network_is_the_suspect(tmp_path, case):
     assert (hang.mismatch, hang.kind) == (None, "network")
 
 
+def test_without_a_recorder_the_rank_that_is_elsewhere_is_behind(tmp_path):
+    say(tmp_path, [(calling("recv", 7), []), (IN_THEIR_CODE, [])])
+    hang = find_hang(tmp_path, 2, late=[0, 1])
+    assert (hang.rank, hang.kind) == (1, "behind")
+
+
 def test_of_three_ranks_the_odd_one_is_named_first(tmp_path):
     most = (calling("all_reduce", 7), [*DONE, entry(2, False)])
     say(
@@ -235,4 +241,4 @@ def test_of_three_ranks_the_odd_one_is_named_first(tmp_path):
     )
     hang = find_hang(tmp_path, 3, late=[0, 1, 2])
     assert hang.mismatch
-    assert (hang.rank, hang.mismatch.ranks[0], hang.mismatch.waits[0].kind) == (1, 1, "barrier")
+    assert (hang.rank, hang.mismatch.odd, hang.mismatch.calls[1].kind) == (1, 1, "barrier")

@@ -204,8 +204,7 @@ def test_a_mismatch_is_not_blamed_on_the_network(tmp_path):
         "run",
     )
     assert run_paralab(*run, cwd=tmp_path).code == 1
-    found = find_hang(tmp_path / "run" / "stacks" / "0", 2, late=[0, 1]).mismatch
-    assert found
-    assert found.ranks == (0, 1)
-    assert [wait.kind for wait in found.waits] == ["reduce_scatter", "all_gather"]
-    assert ["mismatch.py:8" in found.lines[0], "mismatch.py:10" in found.lines[1]] == [True, True]
+    hang = find_hang(tmp_path / "run" / "stacks" / "0", 2, late=[0, 1])
+    assert hang.mismatch
+    assert [call.record for _, call in hang.mismatch.came] == ["reduce_scatter", "all_gather"]
+    assert ["mismatch.py:8" in hang.where, "mismatch.py:10" in hang.waiting] == [True, True]
