@@ -1,18 +1,27 @@
-"""Where ranks meet: collectives are matched by their number in a group, not by name. This finds
-where the ranks come apart.
+"""The collectives of watched ranks as `CollectiveCall`s.
 
-A collective's number comes from the process group itself, so those that DDP makes (buffers in a
-forward, buckets in a backward, all of a wrap) are counted as well, and belong to the line of the
+Their numbers come from the process group itself. So collectives that DDP makes (buffers in a
+forward, buckets in a backward, all of them in a wrap) count as well, and belong to the line of the
 user's code that caused them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
 
-from paralab.doctor.events import Backward, Collective, Forward, Init, Wrap
+from paralab.analyse.collective_matching import (
+    DEFAULT_GROUP,
+    CollectiveCall,
+    Difference,
+    Mismatch,
+    differ,
+    find_mismatches,
+)
+from paralab.doctor.events import Backward, Collective, Forward, Group, Init, Wrap
+from paralab.doctor.lines import opposite
 from paralab.doctor.observation import Numbered, Observation, RankSeen
 from paralab.doctor.place import Place
 
@@ -32,148 +41,154 @@ def raised_of_its_own(rank: RankSeen) -> bool:
 @dataclass(frozen=True)
 class Stuck:
     """A rank inside an operation that needs the others: it waits there, was killed there, or failed
-    there as a victim."""
+    there as a victim (with the message `failed`)."""
 
     rank: RankSeen
     operation: Numbered
     group: str
     number: int
-    failed: str | None  # the message
+    failed: str | None
 
     @property
     def place(self) -> Place | None:
         return self.operation.site.place if self.operation.site else None
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The first number of a group under which two ranks made different calls."""
-
-    group: str
-    number: int
-    one: RankSeen
-    mine: Numbered
-    other: RankSeen
-    its: Numbered
-
-
+@lru_cache(maxsize=256)
 def stuck(rank: RankSeen) -> Stuck | None:
     for operation in reversed(rank.doing if rank.settled else ()):
         if isinstance(operation, Numbered) and operation.seq and _is_waiting(rank, operation):
             return _stuck(rank, operation, None)
-    last = next(
-        (event for event in reversed(rank.story) if isinstance(event, Numbered) and event.seq), None
-    )
+    last = next((e for e in reversed(rank.story) if isinstance(e, Numbered) and e.seq), None)
     if last is not None and last.error and TRANSPORT.search(last.error):
         return _stuck(rank, last, last.error)
     return None
 
 
 def _is_waiting(rank: RankSeen, operation: Numbered) -> bool:
-    """A forward, backward or wrap that takes long may just compute, or import: the flight recorder
-    knows, where the rank could be asked. One that is empty after collectives were made is not there
-    at all."""
-    if (
-        isinstance(operation, Collective)
-        or rank.said is None
-        or (not rank.said.collectives and rank.collectives)
-    ):
+    """A long forward, backward, or wrap may just compute. The flight recorder of a rank that
+    answered knows, unless it is empty although there were collectives."""
+    said = rank.said
+    if isinstance(operation, Collective) or said is None:
         return True
-    return any(call.is_open for call in rank.said.collectives)
+    return (not said.collectives and bool(rank.collectives)) or any(
+        call.is_open for call in said.collectives
+    )
 
 
 def _stuck(rank: RankSeen, operation: Numbered, failed: str | None) -> Stuck:
     assert operation.seq
-    group = group_of(operation)
-    number = operation.seq[0]
-    if rank.said and not isinstance(
-        operation, Collective
-    ):  # which of the bucket's collectives it waits in
-        open_ = [
+    group, number = group_of(operation), operation.seq[0]
+    if rank.said and not isinstance(operation, Collective):  # in which bucket
+        waits_in = [
             call.number
             for call in rank.said.collectives
             if call.is_open and call.group == group and call.number is not None
         ]
-        number = max([number, *open_[:1]])
+        number = max([number, *waits_in[:1]])
     return Stuck(rank, operation, group, number, failed)
 
 
 def group_of(operation: Numbered) -> str:
-    return (operation.group if isinstance(operation, Collective) else None) or "0"
+    return (operation.group if isinstance(operation, Collective) else None) or DEFAULT_GROUP
 
 
-def members(seen: Observation, group: str) -> list[RankSeen]:
-    from_events = {
-        number
-        for rank in seen.ranks
-        for event in rank.events
-        if getattr(event, "group", None) == group
-        and isinstance(getattr(event, "ranks", None), list)
-        for number in event.ranks  # type: ignore[attr-defined]
+@lru_cache(maxsize=256)
+def calls(rank: RankSeen) -> list[CollectiveCall]:
+    """Every collective of a rank, including the one that it is stuck in."""
+    found = {
+        (group, number): _call(event, group, number)
+        for group, numbered in rank.collectives.items()
+        for number, event in numbered.items()
     }
-    return [rank for rank in seen.ranks if not from_events or rank.rank in from_events]
+    if where := stuck(rank):
+        key = where.group, where.number
+        found[key] = replace(found.get(key) or _call(where.operation, *key), is_open=True)
+    return list(found.values())
 
 
-def reached(rank: RankSeen, group: str) -> int:
-    """The number of the last collective that a rank has come to."""
-    numbers = list(rank.collectives.get(group, {}))
-    where = stuck(rank)
-    if where and where.group == group:
-        numbers.append(where.number)
-    return max(numbers, default=0)
-
-
-def at(rank: RankSeen, group: str, number: int) -> Numbered | None:
-    """What a rank did under this number, also if it has not come out of it."""
-    found = rank.collectives.get(group, {}).get(number)
-    if found is not None:
-        return found
-    where = stuck(rank)
-    return where.operation if where and where.group == group and where.number == number else None
-
-
-def differences(seen: Observation) -> Iterator[Difference]:
-    """For every group and pair of ranks the first number where they made different calls."""
-    groups = dict.fromkeys(
-        group for rank in seen.ranks for group in (*rank.collectives, *_stuck_group(rank))
+def _call(event: Numbered, group: str, number: int) -> CollectiveCall:
+    is_tensor = isinstance(event, Collective) and "object" not in event.op
+    shape = event.shape if isinstance(event, Collective) and is_tensor else None
+    return CollectiveCall(
+        kind(event),
+        group,
+        number,
+        None if shape is None else (tuple(shape),),
+        event.dtype if isinstance(event, Collective) else None,
+        _site(event),
+        record=event,
     )
-    for group in groups:
-        ranks = members(seen, group)
-        for one, other in ((one, other) for i, one in enumerate(ranks) for other in ranks[i + 1 :]):
-            for number in range(1, min(reached(one, group), reached(other, group)) + 1):
-                mine, its = at(one, group, number), at(other, group, number)
-                if mine is not None and its is not None and not is_same_call(mine, its):
-                    yield Difference(group, number, one, mine, other, its)
-                    break
 
 
-def _stuck_group(rank: RankSeen) -> list[str]:
-    where = stuck(rank)
-    return [where.group] if where else []
+def _site(event: Numbered) -> object:
+    """Backward passes and wraps are the same wherever the user calls them."""
+    if isinstance(event, (Backward, Wrap)):
+        return type(event)
+    return (type(event), event.site) if event.site else None
+
+
+def mismatches(seen: Observation) -> list[Mismatch]:
+    """Where the ranks part, and who is behind."""
+    groups: list[Init | Group] = []
+    for rank in seen.ranks:
+        groups += rank.of(Init)
+        groups += rank.of(Group)
+    members = {event.group: event.ranks for event in groups if event.group and event.ranks}
+    return find_mismatches(
+        {rank.rank: calls(rank) for rank in seen.ranks}, members=members, differ=_differ
+    )
+
+
+def _differ(one: CollectiveCall, other: CollectiveCall) -> Difference | None:
+    found = differ(one, other)
+    if found == "size" and not (has_failed(one) or has_failed(other)):
+        found = differ(replace(one, shapes=None), other)  # it went through
+    if found == "site" and not (one.is_open or other.is_open) and fits(one, other):
+        mine, its = one.record.site, other.record.site
+        return None if mine and its and opposite(mine, its) else found  # two sides of one `if`
+    return found
+
+
+def has_failed(call: CollectiveCall) -> bool:
+    return bool(call.is_open or call.record.error or call.record.seconds is None)
+
+
+def fits(one: CollectiveCall, other: CollectiveCall) -> bool:
+    """Whether the backend takes two calls for the same: equal kinds and shapes, and buffers of the
+    same model."""
+    models = [
+        getattr(c.record, "model", None) for c in (one, other) if isinstance(c.record, Forward)
+    ]
+    same_model = len(models) < 2 or models[0] == models[1]
+    return (one.kind, one.shapes) == (other.kind, other.shapes) and same_model
 
 
 def is_same_call(one: Numbered, other: Numbered) -> bool:
-    """Backward passes and wraps are the same wherever they are called; a forward or a collective is
-    known by its line."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, (Backward, Wrap)) or one.site is None or other.site is None:
-        return True
-    return one.site == other.site
+    """Whether two operations have the same kind and come from the same line."""
+    mine, its = _site(one), _site(other)
+    return type(one) is type(other) and (mine is None or its is None or mine == its)
+
+
+def times_called(rank: RankSeen, operation: Numbered) -> int:
+    """How often a rank has made this call, including one that is not over."""
+    events = (*rank.story, *rank.doing)
+    return sum(is_same_call(operation, e) for e in events if isinstance(e, Numbered))
 
 
 def kind(operation: Numbered) -> str:
     """What goes over the wire."""
     if isinstance(operation, Collective):
         return operation.op
-    return {Forward: "broadcast", Backward: "all_reduce", Wrap: "broadcast"}[type(operation)]
+    return "all_reduce" if isinstance(operation, Backward) else "broadcast"
 
 
 def named(operation: Numbered) -> str:
-    """In words, with the line."""
+    """Describe an operation, with its line."""
     where = f" at {operation.site}" if operation.site else ""
     if isinstance(operation, Collective):
-        size = f" of {_values(operation.shape)}" if operation.shape is not None else ""
+        count = prod(operation.shape) if operation.shape is not None else None
+        size = "" if count is None else " of 1 value" if count == 1 else f" of {count:,} values"
         return f"{operation.op}{size}{where}"
     words = {
         Forward: "the forward of the DDP model, which broadcasts its buffers,",
@@ -181,24 +196,3 @@ def named(operation: Numbered) -> str:
         Wrap: "DistributedDataParallel(…)",
     }
     return f"{words[type(operation)]}{where}"
-
-
-def _values(shape: list[int]) -> str:
-    count = 1
-    for size in shape:
-        count *= size
-    return "1 value" if count == 1 else f"{count:,} values"
-
-
-def calls_from(rank: RankSeen, operation: Numbered) -> int:
-    """How often a rank has made this call (same kind, same place), open ones included."""
-    return sum(
-        is_same_call(operation, event)
-        for event in (*rank.story, *rank.doing)
-        if isinstance(event, Numbered)
-    )
-
-
-def timeout_seconds(rank: RankSeen) -> float | None:
-    init = rank.last(Init)
-    return init.timeout_seconds if init else None

@@ -23,10 +23,10 @@ from typing import Any
 
 from paralab.doctor.catalog import apply
 from paralab.doctor.events import Cost, Held, Off, Replaced
+from paralab.doctor.failures.hangs.failed_ranks import is_for_want_of_a_gpu
+from paralab.doctor.failures.hangs.hung_ranks import IDS as HANGS
 from paralab.doctor.finding import Finding, ordered
-from paralab.doctor.missing import is_for_want_of_a_gpu
 from paralab.doctor.observation import Observation, Reader, waits_since
-from paralab.doctor.rank_rules.hangs import ENTRIES as HANGS
 from paralab.doctor.words_of_ranks import with_exceptions_explained
 from paralab.errors import UsageError
 from paralab.machine.processes import descendants_of

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from paralab.doctor.catalog import apply
+from paralab.doctor.failures.hangs.failed_ranks import is_for_want_of_a_gpu
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.reading import read_logs
-from paralab.doctor.missing import is_for_want_of_a_gpu
 from paralab.doctor.observation import Observation
 
 UNEXPLAINED = "H11"  # an exception that no rule knows

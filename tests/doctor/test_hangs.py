@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from paralab.doctor.events import Backward, Forward, Step, ZeroGrad
+from paralab.doctor.failures.hangs.hung_ranks import IDS
 from paralab.doctor.lines import conditions, opposite, ways_out_of_loops
 from paralab.doctor.observation import Observation, Reader
 from paralab.doctor.place import Place, Site
-from paralab.doctor.rank_rules.hangs import ENTRIES
 from tests.doctor import ranks
 from tests.doctor.ranks import waited_in
 
@@ -33,7 +33,7 @@ dist.init_process_group("gloo", timeout=timedelta(seconds=30))
 rank = dist.get_rank()
 torch.manual_seed(rank)
 """
-HANGS = {*ENTRIES, "H05"}
+HANGS = {*IDS, "H05"}
 TAIL = "\ndist.destroy_process_group()\n"
 
 
@@ -136,6 +136,42 @@ def test_a_loop_without_a_loader_is_left_early(tmp_path):
     (finding,) = [finding for finding in seen.findings if finding.severity == "error"]
     assert (finding.id, finding.rank) in (("H08", 1), ("H02", 1))
     assert Path(finding.file).read_text().splitlines()[finding.line - 1].strip() == "break"
+
+
+def test_a_broadcast_in_both_branches_is_not_blamed_for_a_later_hang(tmp_path):
+    seen = run(
+        tmp_path,
+        """
+        value = torch.zeros(2)
+        if rank == 0:
+            dist.broadcast(value + 1, src=0)
+        else:
+            dist.broadcast(value, src=0)
+        for step in range(3):
+            dist.all_reduce(value)
+        if rank == 1:
+            dist.barrier()
+        """,
+    )
+    (finding,) = [finding for finding in seen.findings if finding.severity == "error"]
+    assert (finding.id, finding.rank) == ("H03", 1)
+    line = Path(finding.file).read_text().splitlines()[finding.line - 1]
+    assert line.strip() == "dist.barrier()"
+
+
+def test_two_groups_in_another_order(tmp_path):
+    """Each rank waits in a group where the other one is missing."""
+    seen = run(
+        tmp_path,
+        """
+        groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+        for group in groups if rank == 0 else reversed(groups):
+            dist.all_reduce(torch.ones(1), group=group)
+        """,
+    )
+    (finding,) = [finding for finding in seen.findings if finding.severity == "error"]
+    assert finding.id == "H04"
+    assert "in different groups" in finding.why
 
 
 def test_a_stopped_rank_is_named_and_not_its_victim(tmp_path):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from paralab.doctor.agreement import found, place_of
 from paralab.doctor.events import Pipeline
+from paralab.doctor.failures.hangs.failed_ranks import is_uneven
 from paralab.doctor.finding import Finding
-from paralab.doctor.missing import is_uneven
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.registry import check
 

@@ -1,0 +1,197 @@
+"""H03, H04, H06, H07: ranks whose collectives with the same number differ."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+from paralab.analyse.collective_matching import CollectiveCall, Mismatch, differ
+from paralab.doctor.agreement import found
+from paralab.doctor.events import Collective, Forward, Wrap
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.lines import opposite, site_conditions
+from paralab.doctor.meetings import calls, fits, has_failed, mismatches, named, stuck, times_called
+from paralab.doctor.observation import Numbered, Observation, RankSeen
+from paralab.doctor.passes import passes
+
+
+def made_different_calls(seen: Observation) -> Finding | None:
+    if not seen.settled and _one_may_have_left(seen):
+        return None  # then that is the cause; it is certain once the others have gone on
+    for mismatch in mismatches(seen):
+        if mismatch.kind == "behind":
+            continue
+        one, other = _pair(seen, mismatch)
+        mine, its = mismatch.calls[one.rank], mismatch.calls[other.rank]
+        assert mine is not None
+        assert its is not None
+        if mismatch.kind == "size":
+            return _sizes(one, mine, other, its)
+        if mismatch.kind == "groups":
+            return _order("in different groups", one, mine.record, other, its.record)
+        if finding := _judge(seen, mismatch, (one, mine), (other, its)):
+            return finding
+    return _sizes_that_went_through(seen)
+
+
+def different_sizes(seen: Observation) -> Finding | None:
+    """The first mismatch is one of sizes. A rank that left such a call has meaningless numbers and
+    may raise anywhere."""
+    first = next(iter(mismatches(seen)), None)
+    if first is None or first.kind != "size":
+        return None
+    one, other = _pair(seen, first)
+    mine, its = first.calls[one.rank], first.calls[other.rank]
+    return _sizes(one, mine, other, its) if mine and its else None
+
+
+def _pair(seen: Observation, mismatch: Mismatch) -> tuple[RankSeen, RankSeen]:
+    one, other = (seen.rank(number) for number in mismatch.pair)
+    assert one is not None
+    assert other is not None
+    return one, other
+
+
+def _one_may_have_left(seen: Observation) -> bool:
+    """One rank has left a pass over the data before its end, and another is still in it."""
+    left: dict[tuple[int, int], set[bool]] = {}
+    for rank in seen.ranks:
+        for key, each in passes(rank).items():
+            left.setdefault(key, set()).add(each.over and not each.exhausted)
+    return any(len(ways) > 1 for ways in left.values())
+
+
+def _judge(
+    seen: Observation,
+    mismatch: Mismatch,
+    one_side: tuple[RankSeen, CollectiveCall],
+    other_side: tuple[RankSeen, CollectiveCall],
+) -> Finding | None:
+    """Whose call is it? The one that the other rank never makes."""
+    (one, my_call), (other, its_call) = one_side, other_side
+    mine, its = my_call.record, its_call.record
+    clashes = not fits(my_call, its_call)
+    hung = any(
+        (where := stuck(rank)) is not None
+        and where.group == mismatch.group
+        and where.number >= (mismatch.number or 0)
+        for rank in seen.ranks
+    )
+    severity: Severity = "error" if clashes or hung else "suspect"
+    sides = ((one, mine, other, its), (other, its, one, mine))
+    shared = [times_called(far, own) > 0 for _, own, far, _ in sides]
+    for (rank, own, far, theirs), is_shared, is_other_shared in zip(
+        sides, shared, reversed(shared), strict=True
+    ):
+        if is_other_shared and not is_shared:
+            return only_here(seen, rank, own, far, theirs, severity)
+    if severity == "suspect":
+        return None
+
+    if not shared[0] and not (mine.site and its.site and opposite(mine.site, its.site)):
+        for is_alone in (is_for_some_ranks, _evaluates):
+            for rank, own, far, theirs in sides:
+                if is_alone(own) and not is_alone(theirs):
+                    return only_here(seen, rank, own, far, theirs, severity)
+    if clashes or isinstance(mine, Collective):
+        return _order(f"number {mismatch.number}", one, mine, other, its)
+    return None
+
+
+def is_for_some_ranks(operation: Numbered) -> bool:
+    """It is under a condition on the rank."""
+    conditions = site_conditions(operation.site) if operation.site else []
+    return any(condition.is_about_the_rank for condition in conditions)
+
+
+def _evaluates(operation: Numbered) -> bool:
+    """A forward that no backward follows: one rank may well make it alone."""
+    return isinstance(operation, Forward) and not (operation.training and operation.grad)
+
+
+def only_here(
+    seen: Observation,
+    rank: RankSeen,
+    own: Numbered,
+    other: RankSeen,
+    its: Numbered | None,
+    severity: Severity = "error",
+) -> Finding:
+    """A call that one rank makes and the other does not."""
+    meanwhile = (
+        f"rank {other.rank} is at {named(its)}" if its else f"rank {other.rank} never calls it"
+    )
+    if isinstance(own, Forward):
+        why = (
+            f"only rank {rank.rank} calls the DDP model here. Its forward broadcasts "
+            f"{_buffers(seen, own)} from rank 0 to all ranks; {meanwhile}, and gets that message "
+            "instead of its own"
+        )
+        fix = "validate on all ranks, or call model.module(…) in the branch of one rank"
+    else:
+        why = f"only rank {rank.rank} calls {named(own)}, which needs all ranks; {meanwhile}"
+        fix = "call it on all ranks; keep only printing and saving under the condition"
+    if severity != "error":
+        why += ". Certain if a rank fails or hangs after it"
+    id = "H07" if isinstance(own, Forward) else "H03"
+    place = own.site.place if own.site else None
+    return found(id, severity, why, fix, place, _evidence(rank, own, other, its), rank.rank)
+
+
+def _buffers(seen: Observation, own: Forward) -> str:
+    for rank in seen.ranks:
+        for wrap in rank.of(Wrap):
+            if wrap.model == own.model and wrap.buffers:
+                return f"its {len(wrap.buffers)} buffers ({', '.join(wrap.buffers[:2])} …)"
+    return "its buffers"
+
+
+def _order(which: str, one: RankSeen, mine: Numbered, other: RankSeen, its: Numbered) -> Finding:
+    return found(
+        "H04",
+        "error",
+        f"collective {which} is {named(mine)} on rank {one.rank}, but {named(its)} on rank "
+        f"{other.rank}. Collectives match by their order, so these two wait for each other or mix "
+        "their data",
+        "call the same collectives in the same order on every rank; only the values may differ",
+        mine.site.place if mine.site else None,
+        _evidence(one, mine, other, its),
+    )
+
+
+def _sizes_that_went_through(seen: Observation) -> Finding | None:
+    """gloo does not check sizes. What went through this time may still be wrong."""
+    numbered = [(rank, {(c.group, c.number): c for c in calls(rank)}) for rank in seen.ranks]
+    for (one, own), (other, others) in combinations(numbered, 2):
+        for key, mine in own.items():
+            its = others.get(key)
+            if its is not None and differ(mine, replace(its, site=mine.site)) == "size":
+                return _sizes(one, mine, other, its)
+    return None
+
+
+def _sizes(one: RankSeen, mine: CollectiveCall, other: RankSeen, its: CollectiveCall) -> Finding:
+    a, b = mine.record, its.record
+    failed = has_failed(mine) or has_failed(its)
+    unsure = ". It went through this time; another backend or size would fail or give wrong numbers"
+    return found(
+        "H06",
+        "error" if failed else "suspect",
+        f"{a.op} gets {a.shape} {a.dtype} on rank {one.rank} and {b.shape} {b.dtype} on rank "
+        f"{other.rank}, but needs the same size on all ranks{'' if failed else unsure}",
+        "pad to the largest size (all_reduce the size with MAX first), use dist.all_gather_object, "
+        "or drop the last, smaller batch",
+        a.site.place if a.site else None,
+        _evidence(one, a, other, b),
+    )
+
+
+def _evidence(
+    one: RankSeen, mine: Numbered, other: RankSeen, its: Numbered | None
+) -> tuple[str, str]:
+    def line(rank: RankSeen, operation: Numbered) -> str:
+        code = f": {operation.site.place.code}" if operation.site else ""
+        return f"rank {rank.rank}: {named(operation)}{code}"
+
+    ended = f"rank {other.rank}: ended after {other.made} optimizer steps"
+    return line(one, mine), line(other, its) if its is not None else ended

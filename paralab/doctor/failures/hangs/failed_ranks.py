@@ -1,0 +1,113 @@
+"""H11, H14: one rank fails alone, or its backward pass skips parameters."""
+
+from __future__ import annotations
+
+import re
+
+from paralab.doctor.agreement import found, listed
+from paralab.doctor.events import Backward, Pipeline
+from paralab.doctor.failures.hangs.missing_ranks import describe_end
+from paralab.doctor.finding import Finding
+from paralab.doctor.meetings import raised_of_its_own, stuck
+from paralab.doctor.observation import Observation, RankSeen
+
+UNUSED = "Expected to have finished reduction in the prior iteration"
+# Errors that one rank may raise alone and that have entries of their own.
+KNOWN = re.compile(
+    rf"{UNUSED}|DDP expects same model|appears not to match sizes|marked as ready|EADDRINUSE"
+    r"|Expected more than 1 value per channel|Failed to run stage|num_chunks|arg_mbs|microbatches"
+    r"|state_dict|unscale|_scale is None|inf checks|process group has not been"
+)
+NO_GPU = re.compile(r"CUDA|NVIDIA|cuda")
+
+
+def used_other_parameters(seen: Observation) -> Finding | None:
+    """After the same backward pass, ranks have gradients in different parameters, and DDP waits for
+    the missing ones."""
+    complaining = [rank for rank in seen.ranks if rank.raised and UNUSED in rank.raised.message]
+    pairs = ((one, other) for one in seen.ranks for other in seen.ranks if one is not other)
+    for one, other in pairs:
+        waits, theirs = stuck(other), other.of(Backward)
+        for number, mine in enumerate(one.of(Backward)):
+            its = theirs[number].without_grad if number < len(theirs) else None
+            missing = mine.without_grad or []
+            if not missing or (its and set(missing) <= set(its)):
+                continue
+            if one in complaining:
+                is_cause = other not in complaining and bool(waits or number < len(theirs))
+            else:  # if both came through, the gradients are from before, or DDP looks for unused ones
+                hangs = waits is not None and isinstance(waits.operation, Backward)
+                is_cause = bool(its is None and hangs and not one.raised and seen.stalled_seconds)
+            if is_cause:
+                return _other_parameters(one, mine, missing, other)
+    return None
+
+
+def _other_parameters(
+    one: RankSeen, mine: Backward, missing: list[str], other: RankSeen
+) -> Finding:
+    names = listed(missing)
+    evidence = [f"rank {one.rank}: without gradient: {names}"]
+    evidence += [f"rank {one.rank}: {one.raised.message[:160]}"] if one.raised else []
+    return found(
+        "H14",
+        "error",
+        f"in this backward pass rank {one.rank} computes no gradient for {names}, and rank "
+        f"{other.rank} does. DDP reduces all gradients together, so rank {other.rank} waits for "
+        f"values that rank {one.rank} never sends",
+        "DistributedDataParallel(…, find_unused_parameters=True), or use the branch on every rank: "
+        "loss + 0.0 * unused.sum()",
+        mine.site.place if mine.site else None,
+        evidence,
+        one.rank,
+    )
+
+
+def raised_alone(seen: Observation) -> Finding | None:
+    """One rank raised an exception of its own; the others are its victims."""
+    if not seen.settled:
+        return None  # the others may raise the same in the next moment
+    own = [rank for rank in seen.ranks if raised_of_its_own(rank) and not was_stopped(rank)]
+    pipelines = (e for rank in seen.ranks for e in rank.story if isinstance(e, Pipeline))
+    if (
+        not own
+        or len(own) == len(seen.ranks)
+        or any(is_for_want_of_a_gpu(rank) for rank in own)
+        or any(KNOWN.search(rank.raised.message) for rank in own if rank.raised)
+        or any(is_uneven(event) for event in pipelines)
+    ):
+        return None
+    rank = min(own, key=lambda rank: rank.raised.t if rank.raised else 0.0)
+    raised = rank.raised
+    assert raised is not None
+    message = raised.message.splitlines()[0][:200] if raised.message else ""
+    return found(
+        "H11",
+        "error",
+        f"rank {rank.rank} raised {raised.type}: {message}. The other ranks did not; their errors "
+        f"only say that rank {rank.rank} is gone",
+        "fix this exception and ignore the errors of the other ranks (connection closed, timeout)",
+        raised.place,
+        [
+            f"rank {victim.rank}: {describe_end(victim)}"
+            for victim in seen.ranks
+            if victim not in own
+        ],
+        rank.rank,
+    )
+
+
+def was_stopped(rank: RankSeen) -> bool:
+    """The user pressed Ctrl-C."""
+    return rank.raised is not None and rank.raised.type == "KeyboardInterrupt"
+
+
+def is_uneven(event: Pipeline) -> bool:
+    """The batch is not a multiple of the micro-batches: each stage fails in its own way."""
+    return bool(event.size and event.microbatches and event.size % event.microbatches)
+
+
+def is_for_want_of_a_gpu(rank: RankSeen) -> bool:
+    raised = rank.raised
+    needs_gpu = raised and NO_GPU.search(f"{raised.type}: {raised.message}")
+    return bool(rank.start.gpus == 0 and needs_gpu)

@@ -1,0 +1,33 @@
+"""Why watched ranks hang or fail together. There is at most one cause; the rest are its victims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from paralab.doctor.failures.hangs.different_calls import different_sizes, made_different_calls
+from paralab.doctor.failures.hangs.failed_ranks import raised_alone, used_other_parameters
+from paralab.doctor.failures.hangs.left_loops import left_their_loops
+from paralab.doctor.failures.hangs.missing_ranks import did_not_come
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import check
+
+# In this order: after a collective with different sizes any later line can raise; a rank that
+# raised cannot arrive; ranks that parted explain later failures.
+CAUSES: tuple[Callable[[Observation], Finding | None], ...] = (
+    used_other_parameters,
+    different_sizes,
+    raised_alone,
+    left_their_loops,
+    made_different_calls,
+    did_not_come,
+)
+IDS = ("H01", "H02", "H03", "H04", "H06", "H07", "H08", "H10", "H11", "H12", "H13", "H14")
+
+
+@check(*IDS, source="ranks")
+def why_ranks_hang(seen: Observation) -> Iterator[Finding]:
+    for cause in CAUSES if len(seen.ranks) > 1 else ():
+        if (finding := cause(seen)) is not None:
+            yield finding
+            return

@@ -1,0 +1,131 @@
+"""H01, H02, H08: a rank leaves a loop, or the program, while the others go on."""
+
+from __future__ import annotations
+
+from paralab.doctor.agreement import found
+from paralab.doctor.events import Join
+from paralab.doctor.finding import Finding
+from paralab.doctor.lines import ways_out_of_loops
+from paralab.doctor.meetings import raised_of_its_own
+from paralab.doctor.observation import Numbered, Observation, RankSeen
+from paralab.doctor.passes import Pass, passes
+
+Passes = dict[tuple[int, int], Pass]
+
+
+def left_their_loops(seen: Observation) -> Finding | None:
+    """A rank has left a pass over the data, and another one was in a collective in a later batch of
+    the same pass."""
+    if any(rank.of(Join) for rank in seen.ranks):
+        return None  # `with model.join()` allows this
+    all_passes = {rank.rank: passes(rank) for rank in seen.ranks}
+    for fewer in seen.ranks:
+        if raised_of_its_own(fewer) or fewer.is_blind:
+            continue
+        own = all_passes[fewer.rank]
+        for more in seen.ranks:
+            others = all_passes[more.rank]
+            for key, mine in own.items():
+                its = others.get(key)
+                if its is not None and mine.over and its.met_in > mine.batches > 0:
+                    report = _uneven if mine.exhausted else _left
+                    return report(fewer, mine, more, its)
+            if finding := _fewer_passes(fewer, own, more, others):
+                return finding
+    return None
+
+
+def _uneven(fewer: RankSeen, mine: Pass, more: RankSeen, its: Pass) -> Finding:
+    site, length = mine.loader.site, its.loader.batches
+    went = f"went on to batch {its.met_in}" if length is None else f"has {length}"
+    return found(
+        "H01",
+        "error",
+        f"rank {fewer.rank} has {mine.batches} batches in pass {mine.loader.epoch} over this "
+        f"loader, and rank {more.rank} {went}. In batch {mine.batches + 1}, rank {more.rank} waits "
+        f"for the gradients of rank {fewer.rank}, which has none",
+        "give every rank the same number of batches: DistributedSampler(…, drop_last=True), or "
+        "drop_last=True in the DataLoader of equal shards, or train inside `with model.join():`",
+        site.place if site else None,
+        (
+            f"rank {fewer.rank}: len(loader) = {mine.loader.batches}, read {mine.batches} batches",
+            f"rank {more.rank}: len(loader) = {length}, in a collective in batch {its.met_in}",
+        ),
+        fewer.rank,
+    )
+
+
+def _left(fewer: RankSeen, mine: Pass, more: RankSeen, its: Pass) -> Finding:
+    after = f"after batch {mine.batches} of pass {mine.loader.epoch}"
+    went = f"rank {more.rank} went on to batch {its.met_in}"
+    line = mine.loader.site.line if mine.loader.site else None
+    return leaving(fewer, more, mine.last_meeting, after, went, line)
+
+
+def _fewer_passes(fewer: RankSeen, mine: Passes, more: RankSeen, its: Passes) -> Finding | None:
+    """It ended its program after fewer passes over a loader than the other one."""
+    if not fewer.came_to_its_end:
+        return None
+    for (loader, epoch), extra in its.items():
+        last = mine.get((loader, epoch - 1))
+        if not extra.met_in or (loader, epoch) in mine or last is None or not last.last_meeting:
+            continue
+        line = last.loader.site.line if last.loader.site else None
+        after = f"after pass {epoch - 1} over the data"
+        went = f"rank {more.rank} began pass {epoch}"
+        whole = last.exhausted is not None
+        return leaving(fewer, more, last.last_meeting, after, went, line, whole)
+    return None
+
+
+def leaving(
+    fewer: RankSeen,
+    more: RankSeen,
+    last: Numbered | None,
+    after: str,
+    went: str,
+    loop_line: int | None = None,
+    only_around: bool = False,
+) -> Finding:
+    """A rank left a loop that another one is still in: H02 if the rank number decides or it left
+    the program, else H08. `loop_line` and `only_around`: see `ways_out_of_loops`."""
+    if fewer.left is not None:
+        return early_exit(fewer, f"{after}, while {went}")
+    ways = ways_out_of_loops(last.site, loop_line, only_around) if last and last.site else []
+    way = ways[0] if len({each.place for each in ways}) == 1 else None
+    condition = way.condition if way else None
+    by_rank = condition is not None and condition.is_about_the_rank
+    how = f" by `{way.kind}` under `if {condition.test}`" if way and condition else ""
+    how += "; several statements could have done it" if ways and not way else ""
+    what = "is true on some ranks only" if by_rank else "uses a value that each rank computes alone"
+    return found(
+        "H02" if by_rank else "H08",
+        "error",
+        f"rank {fewer.rank} left the training loop {after}{how}, while {went}. The condition "
+        f"{what}, so the other ranks wait forever",
+        "decide together: stop = torch.tensor(float(condition)); "
+        "dist.all_reduce(stop, op=dist.ReduceOp.MAX); if stop.item(): break",
+        way.place if way else last.site.place if last and last.site else None,
+        (
+            f"rank {fewer.rank}: {fewer.made} optimizer steps",
+            f"rank {more.rank}: {more.made} optimizer steps, {went}",
+        ),
+        fewer.rank,
+    )
+
+
+def early_exit(rank: RankSeen, when: str) -> Finding:
+    left = rank.left
+    assert left is not None
+    call = f"{left.call}({left.code})"
+    return found(
+        "H02",
+        "error",
+        f"rank {rank.rank} leaves the program here with {call} {when}. It prints no error; the "
+        "other ranks fail with a closed connection, or wait forever",
+        "let all ranks leave together: agree on a flag with dist.all_reduce, then call "
+        "dist.destroy_process_group() on all of them",
+        left.site.place if left.site else None,
+        (f"rank {rank.rank}: {call} after {rank.made} optimizer steps",),
+        rank.rank,
+    )

@@ -1,0 +1,183 @@
+"""H02, H03, H08, H10, H12, H13: a rank that did not come where others wait. It left, was killed or
+stopped, or is busy elsewhere."""
+
+from __future__ import annotations
+
+import re
+
+from paralab.analyse.stack_dumps import STOPPED
+from paralab.doctor.agreement import found
+from paralab.doctor.events import Collective, Destroy, Forward, Init
+from paralab.doctor.failures.hangs.different_calls import is_for_some_ranks, only_here
+from paralab.doctor.failures.hangs.left_loops import early_exit, leaving
+from paralab.doctor.finding import Finding
+from paralab.doctor.lines import Leaving, returns_before
+from paralab.doctor.meetings import Stuck, is_same_call, mismatches, named, stuck, times_called
+from paralab.doctor.observation import Numbered, Observation, RankSeen
+
+TIMED_OUT = re.compile(r"Timed out waiting|timed out|timeout", re.IGNORECASE)
+
+
+def did_not_come(seen: Observation) -> Finding | None:
+    """The first collective that a rank waits in, or failed in, and another one never called."""
+    stuck_ranks = {rank.rank: where for rank in seen.ranks if (where := stuck(rank)) is not None}
+    if seen.stalled_seconds is not None and not seen.ended_by_us:
+        for rank in seen.ranks:
+            victim = next((w for w in stuck_ranks.values() if w.rank is not rank), None)
+            if rank.state in STOPPED and victim:
+                return _stopped(victim, rank)
+    for mismatch in mismatches(seen):
+        waiting = [stuck_ranks[rank] for rank, call in mismatch.came if call.is_open]
+        for number in mismatch.behind if waiting else ():
+            behind = seen.rank(number)
+            if behind is not None and (finding := _absent(seen, waiting[0], behind)):
+                return finding
+    return _nobody_is_missing(seen, list(stuck_ranks.values()))
+
+
+def describe_end(rank: RankSeen) -> str:
+    where = stuck(rank)
+    if where is None:
+        return "ended with it"
+    return f"{'failed' if where.failed else 'waits'} in {named(where.operation)}"
+
+
+def _nobody_is_missing(seen: Observation, waiting: list[Stuck]) -> Finding | None:
+    """All ranks wait in the same call."""
+    calls = {(where.group, where.number) for where in waiting}
+    if seen.stalled_seconds is None or len(waiting) < seen.world or len(calls) != 1:
+        return None
+    return found(
+        "H10",
+        "suspect",
+        f"all {len(waiting)} ranks have been in {named(waiting[0].operation)} for "
+        f"{seen.stalled_seconds:.0f} s. No rank is missing, so the network between them does not "
+        "respond or is very slow. Certain if a small all_reduce between the same machines hangs too",
+        "check the network between the ranks: `paralab doctor` without arguments times an all-reduce",
+        waiting[0].place,
+        [f"rank {where.rank.rank}: {describe_end(where.rank)}" for where in waiting],
+    )
+
+
+def _absent(seen: Observation, where: Stuck, rank: RankSeen) -> Finding | None:
+    if seen.ended_by_us or rank.is_blind:
+        return None  # which rank is alive means nothing then
+    if rank.left is not None:
+        return early_exit(rank, f"while rank {where.rank.rank} is in {named(where.operation)}")
+    if rank.came_to_its_end and not rank.raised:
+        return _finished(seen, where, rank)
+    elsewhere = stuck(rank)
+    if elsewhere is not None and elsewhere.group != where.group:
+        return None
+    if rank.state in STOPPED:
+        return _stopped(where, rank)
+    timed_out = where.failed is not None and TIMED_OUT.search(where.failed) is not None
+    if rank.lives is False and not timed_out and not rank.raised:
+        return _killed(where, rank) if seen.stalled_seconds is not None or where.failed else None
+    if rank.raised or not (timed_out or seen.stalled_seconds is not None):
+        return None
+    return _busy(seen, where, rank, timed_out)
+
+
+def _finished(seen: Observation, where: Stuck, rank: RankSeen) -> Finding:
+    operation = where.operation
+    times = times_called(rank, operation)
+    if times == 0:
+        in_order = rank.last(Destroy) is not None
+        alone = isinstance(operation, Collective) and (in_order or is_for_some_ranks(operation))
+        if alone or isinstance(operation, Forward):
+            return only_here(seen, where.rank, operation, rank, None)
+        return _returned(where, rank)
+    story = [event for event in rank.story if isinstance(event, Numbered)]
+    last = next((event for event in reversed(story) if is_same_call(operation, event)), None)
+    went = f"rank {where.rank.rank} is in {named(operation)}"
+    return leaving(rank, where.rank, last, f"after {times} rounds", went)
+
+
+def _returned(where: Stuck, rank: RankSeen) -> Finding:
+    """It reached the end of the program without the collective that the others wait in."""
+    way = _way_out(where, rank)
+    how = f"at this `{way.kind}` under `if {way.condition.test}`" if way and way.condition else ""
+    return found(
+        "H02",
+        "error",
+        f"rank {rank.rank} reached the end of the program {how or 'before it'}, while rank "
+        f"{where.rank.rank} is in {named(where.operation)}. It exits with code 0 and prints "
+        "nothing, so the others fail instead",
+        "let all ranks reach the end together: put only the work of one rank under the condition",
+        way.place if way else where.place,
+        (
+            f"rank {rank.rank}: ended after {rank.made} optimizer steps",
+            f"rank {where.rank.rank}: {describe_end(where.rank)}",
+        ),
+        rank.rank,
+    )
+
+
+def _way_out(where: Stuck, rank: RankSeen) -> Leaving | None:
+    """The last `return` before the line where the others wait, after the last line that the rank
+    was seen in."""
+    visited = [place for event in rank.story if event.site for place in event.site.stack]
+    for place in where.operation.site.stack if where.operation.site else ():
+        lines = [
+            other.line
+            for other in visited
+            if (other.file, other.function) == (place.file, place.function)
+        ]
+        after = max((line for line in lines if line < place.line), default=0)
+        if ways := returns_before(place, after):
+            return ways[-1]
+    return None
+
+
+def _killed(where: Stuck, rank: RankSeen) -> Finding:
+    return found(
+        "H12",
+        "error",
+        f"the process of rank {rank.rank} is gone without an exception: something killed it (the "
+        f"machine ran out of memory, a scheduler's limit, kill -9). It was last seen at "
+        f"{rank.last_place}",
+        "search the system log for 'Out of memory' and check the scheduler's limits; fewer "
+        "DataLoader workers or a smaller batch need less memory",
+        None,
+        (
+            f"rank {rank.rank}: {rank.made} optimizer steps, then nothing",
+            f"rank {where.rank.rank}: {describe_end(where.rank)}",
+        ),
+        rank.rank,
+    )
+
+
+def _stopped(where: Stuck, rank: RankSeen) -> Finding:
+    at = rank.said.where if rank.said and rank.said.where else str(rank.last_place)
+    return found(
+        "H10",
+        "error",
+        f"rank {rank.rank} {STOPPED[rank.state or '']}, at {at}; rank {where.rank.rank} waits for "
+        f"it in {named(where.operation)}",
+        "continue the process (kill -CONT), or find out what stopped it",
+        where.place,
+        (f"rank {where.rank.rank}: {describe_end(where.rank)}",),
+        rank.rank,
+    )
+
+
+def _busy(seen: Observation, where: Stuck, rank: RankSeen, timed_out: bool) -> Finding:
+    at = f"at {rank.said.where}" if rank.said and rank.said.where else f"after {rank.last_place}"
+    init = where.rank.last(Init)
+    limit = init.timeout_seconds if init else None
+    timeout = f"{limit:g} s" if limit else "30 minutes by default"
+    waited = where.operation.seconds or seen.stalled_seconds or 0.0
+    over = "and timed out" if timed_out else f"(timeout: {timeout})"
+    unsure = "" if timed_out else f". Certain if rank {rank.rank} is still there after {timeout}"
+    return found(
+        "H13",
+        "error" if timed_out else "suspect",
+        f"rank {rank.rank} is busy elsewhere, {at}; rank {where.rank.rank} has waited "
+        f"{waited:.0f} s for it in {named(where.operation)} {over}{unsure}",
+        "do the long work before the job or before init_process_group, or increase the timeout: "
+        "init_process_group(…, timeout=timedelta(hours=2))",
+        where.place,
+        (f"rank {rank.rank}: {at}", f"rank {where.rank.rank}: {describe_end(where.rank)}"),
+        rank.rank,
+    )
