@@ -122,7 +122,7 @@ def _repeats(script: Script, loop: ast.AST, scope: Scope) -> bool:
     """Does a loop run more than once? `range(1)` does not."""
     items = getattr(loop, "iter", None)
     if isinstance(items, ast.Call) and len(items.args) == 1:
-        return script.evaluate(items.args[0], scope, 0) != 1
+        return bool(script.evaluate(items.args[0], scope, 0) != 1)
     return True
 
 
