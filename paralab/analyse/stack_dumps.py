@@ -38,8 +38,8 @@ class Frame(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class StackDump:
-    """One rank's answer. `stack` is its main thread, outermost call first, or empty if the rank did
-    not answer."""
+    """One rank's answer to the launcher. `stack` is its main thread's stack, outermost call first,
+    or empty if the rank did not answer."""
 
     rank: int
     asked: bool
@@ -132,8 +132,8 @@ def _faulted_at(fault: str) -> str | None:
 
 
 def _read_object(path: Path) -> JsonObject:
-    """Read a JSON object. Return an empty one if the file is missing or damaged: the rank may have
-    died while writing it."""
+    """Read a JSON object. Return an empty object if the file is missing or damaged, because the
+    rank may have died while writing it."""
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -142,8 +142,8 @@ def _read_object(path: Path) -> JsonObject:
 
 
 def _convert(answer: JsonObject) -> tuple[list[Frame], list[CollectiveCall]]:
-    """Convert what a rank wrote; leave out what does not fit: the flight recorder's format is
-    private to torch."""
+    """Convert a rank's answer. Leave out what does not fit, because the flight recorder's format
+    is private to torch and may change."""
     stack: list[Frame] = []
     collectives: list[CollectiveCall] = []
     try:
