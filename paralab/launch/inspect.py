@@ -1,5 +1,5 @@
-"""Inspect the machine and the workload in a child process that imports torch. This process never
-imports it."""
+"""Inspect the machine and the workload in a child process, which imports torch. This process never
+imports torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paralab.machine.host import FULL_BYTES, Machine
 from paralab.workload.summary import Inspection, Summary
 
 DEADLINE_SECONDS = 600
-KILLED_SECONDS = 60  # for a killed process to disappear
+KILLED_SECONDS = 60  # how long to wait for a killed process to end
 
 
 def inspect_machine() -> Machine:
@@ -30,15 +30,15 @@ def inspect_machine() -> Machine:
 
 
 def inspect_workload(inspection: Inspection) -> tuple[Machine, Summary]:
-    """Return facts about the machine and the workload as plain numbers. Raise a UsageError for a
-    mistake in the user's file."""
+    """Return what a plan needs to know about the machine and the workload, as plain numbers. Raise
+    a UsageError for a mistake in the user's file."""
     answer = _ask(inspection)
     try:
         summary = msgspec.convert(answer["summary"], Summary, strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(
-            f"The workload {inspection.workload} has a wrong value: {error}.",
-            fix="a value of that type",
+            f"The workload {inspection.workload} has an invalid value: {error}.",
+            fix="a value of the expected type",
         ) from error
     return msgspec.convert(answer["machine"], Machine), summary
 
@@ -56,7 +56,7 @@ def _ask(inspection: Inspection | None) -> dict[str, Any]:
                     "PyTorch is not installed for this Python.", fix="pip install torch"
                 )
             raise ParalabError(
-                f"The process that inspects the workload ended with code {code}.",
+                f"The process that inspects the workload exited with code {code}.",
                 detail="\n".join(output.splitlines()[-15:]),
             )
         answer: dict[str, Any] = json.loads(path.read_text())
@@ -66,7 +66,7 @@ def _ask(inspection: Inspection | None) -> dict[str, Any]:
 
 
 def _run_child(inspection: Inspection | None, answer: Path, log: Path) -> int | None:
-    """Run the process that writes the answer; return its exit code."""
+    """Run the process that writes the answer. Return its exit code."""
     arguments = [str(answer), json.dumps(inspection and asdict(inspection))]
     environment = {**without_launch(os.environ), INSIDE: "inspection"}
     with log.open("wb") as file:

@@ -4,8 +4,9 @@
     joined_ranks.py  uses the ranks that torchrun or srun started
     slurm_job.py     submits a Slurm job, in which srun starts the ranks
 
-A launcher reports plain facts. `paralab.experiment` plans before the launch and explains failures
-afterward. A launcher that needs to plan or explain in between calls the function in the job.
+A launcher only reports what happened. `paralab.experiment` plans before the launch and explains
+failures afterward. A launcher that must plan or explain during the launch calls `job.prepare` or
+`job.explain`.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ Watch = Callable[[Plan, RunFolder], Callable[[], None]]  # returns a function to
 class Training:
     """One planned run and its run folder.
 
-    extras            files to write besides the events: name -> path
+    extras            other files to write, in addition to the events: name -> path
     case              if one run in a case fails, paralab skips the other runs in that case
-    deadline_seconds  counted from the launch; a run does not start after it
-    checkpoints       which checkpoints to write, and which one to start from
+    deadline_seconds  seconds after the launch; the run does not start later than this
+    checkpoints       which checkpoints to write, and which checkpoint to start from
     """
 
     plan: Plan
@@ -51,7 +52,7 @@ class Training:
 
     @property
     def steps_done(self) -> int:
-        """Steps already done in the checkpoint that the run starts from."""
+        """The number of steps in the checkpoint that the run starts from."""
         return self.checkpoints.done if self.checkpoints else 0
 
     def to_spec(self, deadline_seconds: float | None = None, attempt: int = 0) -> dict[str, Any]:
@@ -70,10 +71,10 @@ class Training:
 class Outcome:
     """How a run ended.
 
-    training      None for a Slurm job, which makes its own plan
+    training      the run; None for a Slurm job, which plans on its own nodes
     exits         how the ranks ended in the last attempt
     signal        the signal that interrupted the run
-    stuck_after   the step after which two attempts failed without a new checkpoint in between
+    stuck_after   if two attempts failed after the same step without a new checkpoint, that step
     slurm         Slurm's report on the job
     """
 
@@ -89,7 +90,7 @@ class Outcome:
 
 
 def conclude(training: Training, exits: RankExits, attempt: int = 0) -> Outcome:
-    """Determine the outcome of an attempt from the exit codes and the ranks' events."""
+    """Determine the outcome of an attempt from the ranks' exit codes and events."""
     status = read_status(read_events(training.folder.path), training.plan.world_size)
     if exits.failed or status not in ("completed", "stopped"):
         status = "failed"
@@ -97,11 +98,11 @@ def conclude(training: Training, exits: RankExits, attempt: int = 0) -> Outcome:
 
 
 def wait_for_file(path: Path, seconds: float) -> bool:
-    """Wait for a file from another machine; return whether it appears."""
+    """Wait for a file that another machine writes. Return whether it appears in time."""
     deadline = time.monotonic() + seconds
     while not path.exists() and time.monotonic() < deadline:
         with suppress(OSError):
-            os.listdir(path.parent.parent)  # a network file system then refreshes the folder
+            os.listdir(path.parent.parent)  # makes a network file system refresh the folder
         time.sleep(0.05)
     return path.exists()
 
@@ -110,7 +111,7 @@ def wait_for_file(path: Path, seconds: float) -> bool:
 class Job:
     """A launcher's input.
 
-    prepare  plans for these ranks and creates the run folder; no places means this machine
+    prepare  plans for these places and creates the run folder; without places, for this machine
     explain  says in one sentence why an attempt failed
     watch    shows progress to the user
     say      prints a line for the user

@@ -1,8 +1,10 @@
-"""The launcher for `paralab run` under torchrun or srun: the ranks exist already, so they join.
+"""The launcher for `paralab run` under torchrun or srun, which have already started a process for
+each rank.
 
 Each launched process starts its one rank as a child, exactly as on one machine, and watches it. So
-the rank's output goes to its log, its exit code is known, and paralab can end a hung rank. Rank 0
-plans, creates the run folder, tells the others, and reports to the user; the others stay silent.
+the rank writes to its own log, its exit code is known, and paralab can end a hung rank. Rank 0
+plans, creates the run folder, informs the other ranks, and reports to the user. The other ranks
+print nothing.
 """
 
 from __future__ import annotations
@@ -38,16 +40,16 @@ from paralab.record.folder import RunFolder
 from paralab.record.status_board import NEVER, Post, StatusBoard
 from paralab.units import plural
 
-PLAN_SECONDS = 900  # for rank 0 to inspect the workload; longer than the limit for that
-SEE_SECONDS = 15  # for a file that rank 0 created to appear on another node
-REPORT_SECONDS = 20  # for rank 0 to report before others exit: one exit makes torchrun end all
+PLAN_SECONDS = 900  # how long rank 0 may plan; longer than its deadline for the inspection
+SEE_SECONDS = 15  # how long a file from rank 0 may take to appear on another node
+REPORT_SECONDS = 20  # how long others wait for rank 0's report: after one exit, torchrun ends all
 STOPPED_BY = {exit_code_of(number): number for number in ENDS}
 
 
 @dataclass(frozen=True)
 class Team:
-    """One launched process's connection to the others: its place, the store, the store's address,
-    and where the ranks themselves rendezvous."""
+    """One launched process's connection to the other processes: its place, the store, the store's
+    address, and where the ranks rendezvous (`group`)."""
 
     place: LaunchedRank
     store: Store
@@ -60,8 +62,8 @@ class Team:
         request: StopRequest,
         show_progress: Callable[[], None] = lambda: None,
     ) -> RankExits:
-        """Start this process's one rank and watch it. Return how it ended: the code is None if we
-        ended it because another rank failed, or 128 + N if signal N stopped this process."""
+        """Start this process's rank and watch it. Return how it ended. The exit code is None if we
+        ended the rank because another rank failed, and 128 + N if signal N stopped this process."""
         rank = self.place.rank
         seat = Seat(rank, self.group, _interface(work["towards"][rank]))
         folder, deadlines = RunFolder(Path(work["folder"])), Deadlines(*work["deadlines"])
@@ -80,8 +82,8 @@ class Team:
 
 
 class JoinedLauncher:
-    """The launcher inside each launched process. In rank 0, `run` returns or raises an error for
-    the user; in the others it exits."""
+    """The launcher inside each launched process. On rank 0, `run` returns, or raises an error for
+    the user. On other ranks, it exits."""
 
     def __init__(self, place: LaunchedRank) -> None:
         self.place = place
@@ -107,7 +109,7 @@ class JoinedLauncher:
             raise ParalabError(
                 f"Rank {place.rank} of {place.world_size} ({place.launcher}) did not find the "
                 f"other ranks: {error}.",
-                fix=f"check that all ranks were started and that every node reaches {where}",
+                fix=f"check that all ranks were started, and that every node can access {where}",
             ) from error
 
 
@@ -118,7 +120,7 @@ def adapt_to_restart(place: LaunchedRank, options: RunOptions) -> RunOptions:
             f"--max-restarts {options.max_restarts}: only {place.launcher}, which launched these "
             "ranks, can restart them.",
             fix="torchrun --max-restarts N …, or a Slurm job with --requeue; "
-            "with --checkpoint DIR they resume",
+            "add --checkpoint DIR to resume after a restart",
         )
     if not place.restarts:
         return options
@@ -129,8 +131,8 @@ def adapt_to_restart(place: LaunchedRank, options: RunOptions) -> RunOptions:
 
 
 def join(place: LaunchedRank, store: Store) -> Team:
-    """Open the job's store. srun does not provide its address, so rank 0 chooses a port and writes
-    it to a file that all nodes can see."""
+    """Open the job's store. srun does not provide an address for it, so rank 0 chooses a port and
+    writes its address and port to a file that all nodes can see."""
     path = rendezvous_file(place)
     serve = place.rank == 0 and not place.served
     if place.address is not None:
@@ -156,7 +158,7 @@ def join(place: LaunchedRank, store: Store) -> Team:
 
 
 def collect_facts(place: LaunchedRank, gpus: list[str], address: str | None) -> dict[str, Any]:
-    """Return the facts that other ranks need about this one."""
+    """Return what rank 0 must know about this rank."""
     return {
         "rank": place.rank,
         "node": place.node,
@@ -171,8 +173,8 @@ def collect_facts(place: LaunchedRank, gpus: list[str], address: str | None) -> 
 
 
 def lead(team: Team, job: Job) -> Outcome:
-    """Run rank 0: train on all ranks. If rank 0 raises an error, tell ranks that have not begun to
-    exit."""
+    """Run rank 0, which leads the others. If rank 0 raises an error, tell the ranks that are still
+    waiting for work to exit."""
     place, store = team.place, team.store
 
     def report() -> None:
@@ -186,9 +188,9 @@ def lead(team: Team, job: Job) -> Outcome:
             try:
                 facts.append(store.get(f"facts/{rank}", CONNECT_SECONDS))
             except Lost as error:
-                raise Lost(f"rank {rank} did not arrive within {CONNECT_SECONDS} s") from error
+                raise Lost(f"rank {rank} did not join within {CONNECT_SECONDS} s") from error
         if place.address is None:
-            rendezvous_file(place).unlink(missing_ok=True)  # all ranks are here
+            rendezvous_file(place).unlink(missing_ok=True)  # all ranks have joined
         return JoinedAttempts(job, team, facts).train()
     except BaseException as error:
         store.put("work", {"code": error.exit_code if isinstance(error, ParalabError) else 1})
@@ -196,8 +198,9 @@ def lead(team: Team, job: Job) -> Outcome:
 
 
 class JoinedAttempts(Attempts):
-    """Rank 0's one attempt: torchrun or Slurm restarts failed ranks. A launcher also forwards the
-    Ctrl-C that its ranks have received, so signals within REPEAT_SECONDS count as one."""
+    """Rank 0's only attempt, because torchrun or Slurm restarts failed ranks. Ctrl-C reaches a rank
+    twice: directly, and forwarded by the launcher. So signals within REPEAT_SECONDS count as one.
+    """
 
     together_seconds = REPEAT_SECONDS
 
@@ -222,12 +225,12 @@ class JoinedAttempts(Attempts):
         if own.failed:
             self.store.put("failed", True)
         exits = self._collect_exits(own)
-        # A failed rank waits until rank 0 has reported, so torchrun does not stop the others
-        # because of it. A rank that a signal stopped was stopped by the user.
+        # A failed rank waits until rank 0 has reported, so torchrun has no reason to stop the other
+        # ranks yet. If a signal stopped a rank, it came from the user.
         signals = [STOPPED_BY[code] for code in exits.codes if code in STOPPED_BY]
         if signals and not exits.unknown:
             raise StopSignal(signals[0])
-        # On a shared file system the last events of another node may appear a little later.
+        # On a shared file system, another node's last events may appear a little later.
         deadline = time.monotonic() + SEE_SECONDS
         while not exits.failed and time.monotonic() < deadline:
             if conclude(self.training, exits).status != "failed":
@@ -236,8 +239,8 @@ class JoinedAttempts(Attempts):
         return exits
 
     def _towards(self) -> list[str | None]:
-        """For each rank, return the address of another node; the rank uses the interface on the
-        route to it. None if all ranks are on one node."""
+        """Return the address of another node for each rank, which then uses the network interface
+        that leads there. If all ranks are on one node, return None for each rank."""
         here = self.places[0].node
         away = [
             fact["address"]
@@ -249,7 +252,8 @@ class JoinedAttempts(Attempts):
         return [away[0] if place.node == here else self.team.address for place in self.places]
 
     def _require_shared_folder(self) -> None:
-        """Refuse a run folder that some nodes cannot see: their ranks could not write events."""
+        """Refuse a run folder that some nodes cannot see, because their ranks could not write
+        events."""
         blind = {
             place.node
             for rank, place in enumerate(self.places)
@@ -266,7 +270,7 @@ class JoinedAttempts(Attempts):
             )
 
     def _collect_exits(self, own: RankExits) -> RankExits:
-        """Collect how all ranks ended."""
+        """Collect the exits of all ranks."""
         deadline = time.monotonic() + (3 * GRACE_SECONDS if own.failed else CONNECT_SECONDS)
         ranks, unknown = [own], []
         for rank in range(1, len(self.places)):
@@ -287,12 +291,13 @@ class JoinedAttempts(Attempts):
 
 
 def ended_with(code: int | None) -> RankExits:
-    """Describe a rank whose position is unknown."""
+    """Return the exit of one rank whose last step is unknown."""
     return RankExits([code], [Post("start", NEVER, 0.0, False)])
 
 
 def follow(team: Team) -> NoReturn:
-    """Run any other rank: follow rank 0, report how the rank ended, and exit with its code."""
+    """Run a rank other than 0: train as rank 0 says, report how the rank ended, and exit with its
+    exit code."""
     rank, store = team.place.rank, team.store
     exits = ended_with(1)
     try:
@@ -318,20 +323,20 @@ def follow(team: Team) -> NoReturn:
         if exits.failed:
             store.put("failed", True)
 
-    # Let rank 0 report and exit first, because its exit code counts.
+    # Let rank 0 report and exit first, so that the launcher returns rank 0's exit code.
     [code] = exits.codes
     with suppress(Lost, KeyboardInterrupt):
         store.get("reported", REPORT_SECONDS)
         if exits.failed:
             time.sleep(ASK_SECONDS)
-    # torchrun may still forward a signal because rank 0 has exited.
+    # torchrun may still send a signal after rank 0 has exited.
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
     sys.exit(1 if code is None or code < 0 else code)
 
 
 def _interface(towards: str | None) -> str | None:
-    """Return the network interface for gloo; None lets gloo choose."""
+    """Return the network interface for gloo, or None to let gloo choose."""
     if towards is None:
         return loopback()
     own = address_towards(towards)

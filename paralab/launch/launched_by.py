@@ -1,11 +1,11 @@
-"""Detect the launcher: torchrun, srun, and others describe a process in environment variables.
+"""Detect the launcher: torchrun, srun, and others set environment variables for each process.
 
 torchrun and compatible launchers  RANK WORLD_SIZE LOCAL_RANK GROUP_RANK MASTER_ADDR MASTER_PORT …
 srun with several tasks            SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_NODEID …
 
-torchrun gives an address for the rendezvous, and often serves a store there. srun gives none, so
-rank 0 takes a free port and writes it to a file in the job's working directory, which all
-nodes see.
+torchrun provides an address for the rendezvous, and often serves a store there. srun does not, so
+rank 0 takes a free port and writes its address to a file in the job's working directory, which all
+nodes can see.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ BY_PREFIX = ("TORCHELASTIC_", "SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID")
 
 @dataclass(frozen=True)
 class LaunchedRank:
-    """This process, in a job that torchrun, srun, or another launcher started.
+    """This process's place in a job that torchrun, srun, or another launcher started.
 
-    node      its node number; None if unknown
-    address   where the ranks rendezvous, with `port`; None if they must agree on it first
-    served    the launcher itself serves a store at that address
-    restarts  how often the launcher has restarted it
+    node      the node number, or None if unknown
+    address   where the ranks rendezvous, with `port`; None if they must agree on an address first
+    served    whether the launcher itself serves a store at that address
+    restarts  how often the launcher has restarted the job
     attempt   distinguishes this rendezvous from other jobs and earlier restarts
     """
 
@@ -54,7 +54,8 @@ class LaunchedRank:
 
 
 def detect_launcher(environment: Mapping[str, str] = os.environ) -> LaunchedRank | None:
-    """Return this rank's place; None if no launcher started it, so paralab starts its own ranks."""
+    """Return this rank's place, or None if no launcher started this process. In that case, paralab
+    starts its own ranks."""
     if INSIDE in environment:
         return None
     if "RANK" in environment and "WORLD_SIZE" in environment:
@@ -71,8 +72,8 @@ def _of_torchrun(environment: Mapping[str, str]) -> LaunchedRank:
     if ranks > 1 and missing:
         raise UsageError(
             f"RANK={environment['RANK']} and WORLD_SIZE={ranks} are set, but not "
-            f"{' and '.join(missing)}, so this rank cannot find the others.",
-            fix="start it with torchrun or srun, or unset RANK and WORLD_SIZE",
+            f"{' and '.join(missing)}, so this rank cannot find the other ranks.",
+            fix="start the command with torchrun or srun, or unset RANK and WORLD_SIZE",
         )
     run = environment.get("TORCHELASTIC_RUN_ID")
     restarts = _number(environment, "TORCHELASTIC_RESTART_COUNT") or 0
@@ -113,14 +114,14 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
     if text and not text.isdigit():
         raise UsageError(
             f"{name}={text!r} is not a number.",
-            fix=f"unset {name}, or start it with torchrun or srun",
+            fix=f"unset {name}, or start the command with torchrun or srun",
         )
     return int(text) if text else None
 
 
 def without_launch(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a child process that is not a rank, without RANK and the like:
-    user code that reads them must not mistake the child for a rank."""
+    """Return the environment for a child process that is not a rank. It does not contain RANK and
+    similar variables, so that user code does not mistake the child for a rank."""
     return {
         name: text
         for name, text in environment.items()
@@ -131,7 +132,7 @@ def without_launch(environment: Mapping[str, str]) -> dict[str, str]:
 def refuse_inside() -> None:
     """Refuse to start ranks inside a rank of torchrun, Slurm, or paralab itself.
 
-    A script that calls paralab at its top level, and that the ranks import to find the workload,
+    Ranks import the script that contains the workload. If it calls paralab at its top level, it
     would start itself again and again.
     """
     if INSIDE in os.environ:
@@ -143,21 +144,21 @@ def refuse_inside() -> None:
     launched = detect_launcher()
     if launched and launched.world_size > 1:
         raise UsageError(
-            f"This command starts its own ranks, but this process is already rank {launched.rank} "
-            f"of {launched.world_size} of {launched.launcher}.",
-            fix="leave out torchrun or srun; only `paralab run` joins them",
+            f"This command starts its own ranks, but {launched.launcher} already started this "
+            f"process as rank {launched.rank} of {launched.world_size}.",
+            fix="leave out torchrun or srun; only `paralab run` supports them",
         )
 
 
 def rendezvous_file(place: LaunchedRank) -> Path:
-    """Return the file to which rank 0 in an srun job writes its address. It is in the job's working
-    directory, the only folder that all nodes are known to share."""
+    """Return the path of the file to which rank 0 writes its address in an srun job. The file is in
+    the job's working directory, the only folder that all nodes are known to share."""
     return Path(f".paralab-rendezvous-{place.attempt}").absolute()
 
 
 def own_address() -> str:
-    """Return the address at which a Slurm job's other nodes reach this one. Slurm node names need
-    not resolve."""
+    """Return the address at which other nodes in a Slurm job can reach this node. DNS may not know
+    Slurm's node names."""
     nodes = _number(os.environ, "SLURM_STEP_NUM_NODES") or _number(os.environ, "SLURM_NNODES")
     if nodes in (None, 1):
         return "127.0.0.1"
@@ -175,16 +176,16 @@ def own_address() -> str:
 
 
 def assign_places(facts: list[dict[str, Any]]) -> tuple[Place, ...]:
-    """Derive each rank's place and share of the cores from the ranks' own reports.
+    """Determine each rank's place and its share of the cores from what the ranks report.
 
-    Ranks with the same affinity mask share those cores; Slurm may also assign separate cores.
+    Ranks with the same affinity mask share its cores. Slurm may also give each rank its own cores.
 
         machine A, cores 0-7    machine A, cores 0-7    machine B, cores 0-3
         4 cores                 4 cores                 4 cores
     """
     nodes = [fact["machine"] if fact["node"] is None else fact["node"] for fact in facts]
     masks = [(fact["machine"], tuple(fact["mask"])) for fact in facts]
-    # Several nodes with one name are a single machine that acts as several.
+    # Several nodes with the same name are one machine that simulates several nodes.
     named = {(node, fact["name"]) for node, fact in zip(nodes, facts, strict=True)}
     ambiguous = len(named) > len({name for _, name in named})
 

@@ -13,7 +13,8 @@ from paralab.record.status_board import StatusBoard
 
 
 class LocalLauncher:
-    """Starts ranks here; `places` are the ranks' places if another launcher already chose them."""
+    """Starts the ranks on this machine. `places` are the ranks' places, if another launcher already
+    chose them."""
 
     def __init__(self, places: Sequence[Place] = ()) -> None:
         self.places = places

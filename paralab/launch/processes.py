@@ -1,12 +1,12 @@
 """Child processes that import torch: ranks, and processes that inspect a workload.
 
 Importing torch takes a second or two, and a command needs several such processes. So within
-`import_torch_once` one process imports it and forks the others (`paralab.worker.template`). In
+`import_torch_once`, one process imports torch and forks the others (`paralab.worker.template`). In
 these cases, each process imports torch itself:
 
 - on systems other than Linux 5.3 or newer: a macOS process that has loaded frameworks cannot fork
   safely
-- on a machine with an NVIDIA driver, which does not survive a fork after its first use
+- on a machine with an NVIDIA driver, which cannot be used after a fork if it was used before
 - with a prefix (numactl …), or with environment variables that libraries read at import
 """
 
@@ -27,25 +27,25 @@ from paralab.machine import signals
 from paralab.machine.child import command
 from paralab.record.status_board import UNSEEN
 
-# Set in each process that paralab starts, so none of them starts paralab again.
+# Set in each process that paralab starts, to prevent it from starting paralab again.
 INSIDE = "PARALAB_INSIDE"
 # The launcher's process ID.
 LAUNCHER = "PARALAB_LAUNCHER"
-# The socket of a template that serves many commands; the tests use it.
+# The socket of a template that serves many commands. Only the tests use it.
 SHARED = "PARALAB_TEMPLATE"
 IMPORT_SECONDS = 600
 DRIVER = Path("/dev/nvidiactl")
 
 
 class Forked:
-    """A process that the template forked, with the part of `subprocess.Popen` that we use."""
+    """A process that the template forked, with the `subprocess.Popen` methods that we use."""
 
     def __init__(self, template: Template, pid: int, stdin: IO[bytes]) -> None:
         self.template, self.pid, self.stdin = template, pid, stdin
         self.returncode: int | None = None
 
     def poll(self, seconds: float = 0.0) -> int | None:
-        """Return the exit code; None if the process does not end within this time."""
+        """Return the exit code, or None if the process does not end within this time."""
         if self.returncode is None:
             self.returncode = self.template.wait_for(self.pid, seconds)
         return self.returncode
@@ -70,14 +70,14 @@ Child = subprocess.Popen[bytes] | Forked
 
 
 class Template:
-    """The process that has imported torch, as the launcher sees it."""
+    """The launcher's connection to the process that has imported torch."""
 
     def __init__(self) -> None:
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.codes: dict[int, int] = {}  # process ID -> exit code
         self.gone = False
         self.environment = {**os.environ, INSIDE: "template", **_given()}
-        self.process: subprocess.Popen[bytes] | None = None  # None if the shared template forked it
+        self.process: subprocess.Popen[bytes] | None = None  # None if the shared template forks it
         with theirs:
             if not self._forked_by_shared(theirs):
                 with signals.blocked():
@@ -105,8 +105,8 @@ class Template:
     def fork(
         self, module: str, arguments: list[str], environment: dict[str, str], log: IO[bytes]
     ) -> Forked | None:
-        """Fork a process; None if the template could not import torch or is gone. The directly
-        started process will then report the error."""
+        """Fork a process. Return None if the template has ended or could not import torch: the
+        caller then starts the process directly, which reports the error."""
         removed = dict.fromkeys(self.environment.keys() - environment.keys())
         changed = dict(environment.items() - self.environment.items())
         request = {"module": module, "arguments": arguments, "environment": removed | changed}
@@ -127,13 +127,13 @@ class Template:
         return None
 
     def wait_for(self, pid: int, seconds: float) -> int | None:
-        """Wait for a process's exit code; None if the process does not end within this time."""
+        """Return a process's exit code, or None if the process does not end within this time."""
         while pid not in self.codes and not self.gone and self._receive(seconds):
             seconds = 0.0
         return self.codes.pop(pid, UNSEEN if self.gone else None)
 
     def _receive(self, seconds: float) -> dict[str, int]:
-        """Receive the template's next message; empty if none arrives within this time."""
+        """Return the template's next message, or an empty dict if none arrives within this time."""
         self.channel.settimeout(seconds)
         try:
             message = self.channel.recv(4096)
@@ -148,24 +148,24 @@ class Template:
         return answer
 
     def end(self) -> None:
-        self.channel.close()  # this ends a template that the shared one forked
+        self.channel.close()  # this ends a template forked by the shared template
         if self.process:
             self.process.kill()
             self.process.wait()
 
 
 def _given() -> dict[str, str]:
-    """Return the variables for all processes that we start."""
+    """Return the environment variables for all processes that we start."""
     return {LAUNCHER: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
 
 
-# One entry per running command; None if it has not needed a template yet.
+# One entry per running command, or None if the command has not needed a template yet.
 _templates: list[Template | None] = []
 
 
 @contextmanager
 def import_torch_once() -> Iterator[None]:
-    """Let processes that start in this block share one torch import, where the system allows it."""
+    """Let all processes that start in this block share one import of torch, if possible."""
     _templates.append(None)
     try:
         yield
@@ -183,7 +183,7 @@ def end_template() -> None:
 
 def can_fork() -> bool:
     try:
-        os.close(os.pidfd_open(os.getpid()))  # how the template learns that a process has ended
+        os.close(os.pidfd_open(os.getpid()))  # the template uses pidfds to wait for a process
     except (AttributeError, OSError):
         return False
     return not DRIVER.exists()
@@ -197,9 +197,9 @@ def start(
     prefix: Sequence[str] = (),
     own: bool = False,
 ) -> Child:
-    """Start a process that runs a module and ends when its standard input closes. It starts with
-    stop signals blocked or ignored, because only the launcher handles them. With `own`, it must
-    import torch itself."""
+    """Start a process that runs a module and ends when its standard input is closed. It starts with
+    stop signals blocked or ignored, because only the launcher handles them. If `own` is true, it
+    imports torch itself."""
     environment = {**environment, **_given()}
     if _templates and not prefix and not own and can_fork():
         if (before := _templates[-1]) and before.gone:

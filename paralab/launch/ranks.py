@@ -1,8 +1,8 @@
 """Rank processes on this machine: start them together, watch them, and always end them together.
 
-The ranks rendezvous through a file in a private folder. So ports cannot collide, and a failed
-attempt leaves no files behind. Each rank holds the read end of a pipe whose write end is ours: if
-this process dies, even by SIGKILL, the ranks end too.
+The ranks rendezvous through a file in a private folder. So there are no port conflicts, and a
+failed attempt leaves no files behind. Each rank has the read end of a pipe, and we have the write
+end. If this process dies, even from SIGKILL, the ranks end too.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from paralab.record.stack_dump import read_errors
 from paralab.record.status_board import LEFT_EARLY, Post, StatusBoard
 
 POLL_SECONDS = 0.05
-GRACE_SECONDS = 3.0  # between "please stop" and SIGKILL, and for other ranks to notice a failure
-HUNG_SECONDS = 0.3  # the same for hung ranks: they have used up their deadline
+GRACE_SECONDS = 3.0  # between a stop request and SIGKILL, and for ranks to notice a failure
+HUNG_SECONDS = 0.3  # the same for hung ranks, which have already had time to react
 
 OnPoll = Callable[[StatusBoard], None]
 
@@ -43,11 +43,11 @@ OnPoll = Callable[[StatusBoard], None]
 class RankExits:
     """How the ranks in a launch ended.
 
-    codes    exit codes; None if we ended the rank because another one failed or hung
-    posts    where each rank was last
-    late     ranks past their deadline; the run folder then has stack dumps from all ranks
-    noticed  when we noticed the first failure or the hang (Unix time); 0 if there was none
-    errors   rank -> its error, from outside the run folder, whose disk may be full
+    codes    exit codes; None if we ended the rank because another rank failed or hung
+    posts    each rank's last phase and step
+    late     ranks past their deadline; if there are any, the run folder has all ranks' stack dumps
+    noticed  when we noticed the first failure or the hang, as Unix time; 0 if there was none
+    errors   rank -> its error, which is not read from the run folder, whose disk may be full
     unknown  ranks on other nodes that never reported their exit
     """
 
@@ -65,8 +65,8 @@ class RankExits:
 
 @dataclass(frozen=True)
 class Seat:
-    """The one rank to start here, in a job that torchrun or srun launched: where to find the
-    other ranks, and which network interface leads to them."""
+    """The one rank to start in this process of a torchrun or srun job, where it finds the other
+    ranks, and which network interface it uses."""
 
     rank: int
     rendezvous: str
@@ -81,10 +81,11 @@ def run_ranks(
     deadlines: Deadlines | None = None,
     seat: Seat | None = None,
 ) -> RankExits:
-    """Train several plans one after another in the same processes, as many as the widest needs.
+    """Train several plans one after another in the same processes. Start as many processes as the
+    plan with the most ranks needs.
 
-    Each spec is a `Training.to_spec`. `on_poll` gets the status board, on which it can ask the
-    ranks to stop together. KeyboardInterrupt passes through once all ranks have ended.
+    Each spec comes from `Training.to_spec`. `on_poll` gets the status board, on which it can ask
+    the ranks to stop together. On KeyboardInterrupt, end all ranks and raise it again.
     """
     plan = _widest([Plan.from_json(spec["plan"]) for spec in specs])
     here = [plan.ranks[seat.rank]] if seat else list(plan.ranks)
@@ -119,7 +120,7 @@ def run_ranks(
 
 
 def _widest(plans: list[Plan]) -> Plan:
-    """Return the plan with the most ranks and the environment that all plans need."""
+    """Return the plan with the most ranks, with the environment variables of all plans."""
     widest = max(plans, key=lambda plan: plan.world_size)
     environment = {name: value for plan in plans for name, value in plan.environment.items()}
     return replace(widest, environment=environment)
@@ -128,7 +129,7 @@ def _widest(plans: list[Plan]) -> Plan:
 def _start(
     folder: RunFolder, spec: Path, plan: Plan, rank: RankPlan, interface: str | None
 ) -> Child:
-    """Start a rank with torchrun's variables, the plan's threads, and its precision."""
+    """Start a rank with torchrun's environment variables and the plan's thread count."""
     environment = {
         **os.environ,
         **plan.environment,
@@ -147,12 +148,12 @@ def _start(
 
 
 def _watch(ranks: list[Child], watchdog: Watchdog, on_poll: OnPoll) -> RankExits:
-    """Wait until all ranks have ended, on their own or because we ended them."""
+    """Wait until all ranks have ended. End them if a rank fails or hangs."""
     failed_at: float | None = None
     noticed = 0.0
     while True:
         exited = [rank.poll() for rank in ranks]
-        posts = watchdog.posts  # read after the codes: a rank posts its end before it exits
+        posts = watchdog.posts  # read these after the codes: a rank posts its end before it exits
         codes = [failure_code(code, post) for code, post in zip(exited, posts, strict=True)]
         on_poll(watchdog.board)
         if failed_at is None and any(codes):
@@ -172,13 +173,13 @@ def _watch(ranks: list[Child], watchdog: Watchdog, on_poll: OnPoll) -> RankExits
 
 
 def failure_code(code: int | None, post: Post) -> int | None:
-    """Count a rank that exits with code 0 before its end (`os._exit(0)` in user code) as failed."""
+    """Treat a rank that exits early with code 0 (`os._exit(0)` in user code) as failed."""
     return LEFT_EARLY if code == 0 and post.phase != "end" else code
 
 
 def _end(ranks: list[Child], grace_seconds: float = GRACE_SECONDS) -> None:
-    """Ask the ranks to stop, wait, then kill them. Ctrl-C also ends here, so signals must not
-    interrupt it; raise a signal that arrives meanwhile afterward."""
+    """Ask the ranks to stop, wait, then kill them. This also runs after Ctrl-C, so other signals
+    must not interrupt it. If a signal arrives in the meantime, raise it at the end."""
     unwinding = isinstance(sys.exc_info()[1], KeyboardInterrupt)
     arrived: list[int] = []
     before = hear(dict.fromkeys(STOPS, lambda number, frame: arrived.append(number)))
@@ -202,7 +203,7 @@ def _wait_or_kill(rank: Child, seconds: float) -> None:
         rank.wait(seconds)
     except subprocess.TimeoutExpired:
         rank.kill()
-        # The system cannot kill a process that waits for a broken disk.
+        # The system cannot kill a process that is waiting for a broken disk.
         with suppress(subprocess.TimeoutExpired):
             rank.wait(GRACE_SECONDS)
     if rank.stdin:

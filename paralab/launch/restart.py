@@ -1,5 +1,5 @@
-"""Restart after a failure: try again from the last checkpoint, as often as `--max-restarts` allows
-and as long as it helps."""
+"""Restart after a failure: try again from the last checkpoint, at most `--max-restarts` times and
+only while it helps."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ from paralab.record.reader import read_events
 
 @dataclass(frozen=True)
 class FailedAttempt:
-    """How far an attempt got before it failed: the steps in the checkpoint it started from, the
-    steps in the newest good checkpoint afterward, and its last finished step (-1 if none)."""
+    """How far an attempt got before it failed.
+
+    resumed_from  the number of steps in the checkpoint that it started from
+    saved         the number of steps in the newest good checkpoint after it failed
+    last_step     its last finished step, or -1 if none
+    """
 
     resumed_from: int
     saved: int
@@ -35,8 +39,8 @@ def is_stuck(attempts: Sequence[FailedAttempt]) -> bool:
     resumed from   saved   last step
          4           4         7
          4           4         7       stuck: it failed at the same step without a new checkpoint
-         4           8         7       not stuck: it saved a step
-         4           4         5       not stuck: it failed elsewhere
+         4           8         7       not stuck: it saved a new checkpoint
+         4           4         5       not stuck: it failed at another step
     """
     if len(attempts) < 2:
         return False
@@ -45,9 +49,9 @@ def is_stuck(attempts: Sequence[FailedAttempt]) -> bool:
 
 
 class Attempts:
-    """All attempts at one run. A launcher's subclass runs the ranks.
+    """All attempts at one run. Each launcher has a subclass that runs the ranks.
 
-    together_seconds  stop signals within this time count as one
+    together_seconds  treat stop signals within this time as one
     """
 
     together_seconds = 0.0
@@ -63,7 +67,7 @@ class Attempts:
         raise NotImplementedError
 
     def train(self) -> Outcome:
-        """Train, and restart after a failure if restarts are left and can help."""
+        """Train. After a failure, restart if this is allowed and can help."""
         try:
             with lock_checkpoints(self.job.options.checkpoint):
                 outcome = self._train()
@@ -101,7 +105,7 @@ class Attempts:
                 done = self.training.steps_done
                 begin = f"step {done}" if done else "the beginning"
                 self.job.say(f"Restarting from {begin} (restart {attempt + 1} of {last}).")
-        raise AssertionError("the last attempt returns")
+        raise AssertionError("the last attempt always returns")
 
     def _note_failure(self, outcome: Outcome) -> str:
         assert outcome.exits is not None
@@ -110,15 +114,15 @@ class Attempts:
         return problem
 
     def _rewind(self, attempt: int) -> None:
-        """Go back to the newest good checkpoint, and record how far the attempt came."""
+        """Go back to the newest good checkpoint, and record how far the attempt got."""
         resumed_from = self.training.steps_done
         self._choose_checkpoint(resume=True)
         last_step = last_finished_step(self.training.folder.path, attempt)
         self.failed.append(FailedAttempt(resumed_from, self.training.steps_done, last_step))
 
     def _accept(self, outcome: Outcome) -> Outcome:
-        """Mark an attempt that failed after saving every step as completed, if all other files that
-        it had to write exist."""
+        """Accept an attempt that failed after it saved its last step: if all other files that it
+        had to write exist, it is completed."""
         complete = all(Path(path).exists() for path in self.training.extras.values())
         return replace(outcome, status="completed") if complete else outcome
 
@@ -129,6 +133,6 @@ class Attempts:
 
 
 def last_finished_step(folder: Path, attempt: int) -> int:
-    """Return the last step that a rank finished in this attempt; -1 if none."""
+    """Return the last step that any rank finished in this attempt, or -1 if none."""
     events = [event for list_ in read_events(folder, attempt).values() for event in list_]
     return max((event.step for event in events if isinstance(event, Step)), default=-1)

@@ -1,5 +1,5 @@
-"""The checkpoint that a run starts from. Only the launcher chooses it: it checks every byte first,
-then gives the ranks an intact folder."""
+"""Choose the checkpoint that a run starts from. Only the launcher does this: it checks every byte
+and passes an intact folder to the ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paralab.record.checkpoints import (
 
 try:
     import fcntl
-except ImportError:  # only Unix has these locks
+except ImportError:  # these locks exist only on Unix
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".in-use"  # identifies the run that writes to the folder
@@ -32,8 +32,8 @@ LOCK = ".in-use"  # identifies the run that writes to the folder
 
 @contextmanager
 def lock_checkpoints(directory: Path | None) -> Iterator[None]:
-    """Keep other runs from writing to the folder. The lock ends with this process, even if the
-    process is killed."""
+    """Lock the folder against other runs. The system releases the lock when this process ends, even
+    if the process is killed."""
     if directory is None or fcntl is None:
         yield
         return
@@ -51,7 +51,7 @@ def lock_checkpoints(directory: Path | None) -> Iterator[None]:
                 fix="another folder, or wait for that run to end and use --resume",
             ) from None
         except OSError:
-            pass  # a file system without locks
+            pass  # this file system has no locks
         with naming(file.name):
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -62,8 +62,8 @@ def lock_checkpoints(directory: Path | None) -> Iterator[None]:
 def choose_checkpoint(
     options: RunOptions, plan: Plan, say: Callable[[str], None]
 ) -> CheckpointPolicy | None:
-    """Return the checkpoint policy, with the newest intact checkpoint if the run resumes. Report
-    damaged checkpoints and move them out of the way."""
+    """Return the checkpoint policy. If the run resumes, it contains the newest intact checkpoint.
+    Report damaged checkpoints and rename them."""
     directory = options.checkpoint
     if directory is None:
         return None
@@ -80,7 +80,7 @@ def choose_checkpoint(
         require_same_training(good.manifest, plan.training, good.path)
         if good.step > plan.num_steps:
             raise UsageError(
-                f"--resume: {good.path} is after {good.step} steps, and this run has "
+                f"--resume: {good.path} was saved after {good.step} steps, but this run has only "
                 f"{plan.num_steps}.",
                 fix=f"--steps {good.step + 1} or more",
             )
@@ -88,13 +88,13 @@ def choose_checkpoint(
         reasons = "; ".join(f"{each.path.name}: {each.problem}" for each in bad)
         raise UsageError(
             f"--resume: no checkpoint in {directory} is usable ({reasons}).",
-            fix="restore one from a backup, or start over with another --checkpoint DIR",
+            fix="restore a checkpoint from a backup, or start over with another --checkpoint DIR",
         )
     for checkpoint in bad:
         set_aside(checkpoint)
 
     if good is None:
-        say(f"{directory} contains no checkpoint: starting from the beginning.")
+        say(f"{directory} contains no checkpoint. Starting from the beginning.")
         return fresh
     topology = good.manifest["topology"]
     return replace(
@@ -107,8 +107,8 @@ def choose_checkpoint(
 
 
 def set_aside(checkpoint: Checkpoint) -> None:
-    """Make room for a new checkpoint at the same step. Keep a damaged one under another name;
-    delete a half-written one."""
+    """Make room for a new checkpoint at the same step: rename a damaged checkpoint, or delete a
+    half-written checkpoint."""
     if checkpoint.half_written:
         shutil.rmtree(checkpoint.path, ignore_errors=True)
         return

@@ -1,4 +1,4 @@
-"""`RunOptions`: the `paralab run` options beyond the configuration, one field per option."""
+"""`RunOptions`: the `paralab run` options that are not part of the configuration."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DEADLINE: dict[str, Any] = {"default": 600.0, "metavar": "SECONDS"}
 
 
 class Deadlines(NamedTuple):
-    """In seconds: from the start to the first step, one step, and the part of a save that blocks
-    training."""
+    """Time limits in seconds: from the start to the first step, for one step, and for the part of a
+    save that blocks training."""
 
     start: float = 600.0
     step: float = 600.0
@@ -72,7 +72,7 @@ class RunOptions:
         "Restart failed ranks up to N times.", CHECKPOINTS, default=0, metavar="N"
     )
     start_deadline: float = option(
-        "Stop the run if its first step has not begun by then.", CHECKPOINTS, **DEADLINE
+        "Stop the run if its first step begins later than this.", CHECKPOINTS, **DEADLINE
     )
     step_deadline: float = option(
         "Stop the run if a step takes longer than this.", CHECKPOINTS, **DEADLINE
@@ -107,12 +107,13 @@ class RunOptions:
             raise UsageError(
                 f"--checkpoint {self.checkpoint} already contains "
                 f"{plural(len(existing), 'checkpoint')}, up to step {existing[-1].step}.",
-                fix="--resume to continue from the last one, or another folder",
+                fix="--resume to continue from the last checkpoint, or another folder",
             )
 
     def saved_cuts(self, strategy: str) -> list[str]:
-        """Return where the stages begin in the checkpoint to resume from. New timings could move
-        the cuts, and the stages' random numbers would then differ from the interrupted run."""
+        """Return where the stages begin in the checkpoint to resume from. New measurements could
+        move the cuts, and the stages would then draw other random numbers than the interrupted run.
+        """
         if not self.resume or self.checkpoint is None or not self.checkpoint.is_dir():
             return []
         intact = [each for each in checkpoints(self.checkpoint) if not each.problem]

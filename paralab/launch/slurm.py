@@ -1,4 +1,4 @@
-"""Slurm commands: submit, inspect, and cancel a job, and explain Slurm's answers with a fix.
+"""Slurm commands: submit, query, and cancel a job. Explain Slurm's answers and suggest fixes.
 
 This needs only `sbatch`, `scontrol`, `sinfo`, and `scancel`. Many clusters have no accounting, so
 paralab does not use `sacct`.
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from paralab.errors import ParalabError, UsageError
 
-CALL_SECONDS = 60.0  # for one answer from the controller, which may be busy
+CALL_SECONDS = 60.0  # how long one command may take; the controller may be busy
 SHOW_ACCOUNTS = "sacctmgr show assoc user=$USER lists yours"
 ENDED = (
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
@@ -27,23 +27,24 @@ ENDED = (
 
 
 class Waiting(NamedTuple):
-    """Why a job has not started: the meaning of Slurm's reason, and the fix."""
+    """Why a job has not started (the meaning of Slurm's reason), and the fix."""
 
     means: str
     do: str
 
     @property
     def normal(self) -> bool:
-        """Whether waiting helps."""
+        """Whether it helps to wait."""
         return self.do.startswith("wait")
 
 
-# Keyed by the reason from `squeue` and `scontrol` (* matches anything); the first match counts.
+# The reason from `squeue` or `scontrol` (* matches anything) -> its meaning and fix. Use the first
+# match.
 REASONS: Mapping[str, tuple[str, str]] = {
     "None": ("Slurm has not considered it yet", "wait"),
     "Resources": ("it is next once enough nodes are free", "wait, or request less"),
     "Priority": ("other jobs come first", "wait, or request less time: a short job fits into gaps"),
-    "BeginTime": ("its start time has not come; Slurm delays a requeued job for a while", "wait"),
+    "BeginTime": ("its start time is later; Slurm delays a requeued job for a while", "wait"),
     "Dependency": ("it is waiting for another job", "wait for that job"),
     "Licenses": ("no license is free", "wait"),
     "Prolog": ("Slurm is preparing the nodes", "wait"),
@@ -74,11 +75,11 @@ REASONS: Mapping[str, tuple[str, str]] = {
         "begins before the job would end",
         "leave out nodelist=, use a shorter time=, or wait for the node",
     ),
-    "Reservation*": ("its reservation has not begun or is over", "another reservation="),
+    "Reservation*": ("its reservation has not begun or has ended", "another reservation="),
     "JobHeldUser": ("you put it on hold", "leave out hold, or run scontrol release JOB"),
     "JobHeldAdmin": ("an administrator put it on hold", "ask the administrators"),
     "DependencyNeverSatisfied": (
-        "the job it depends on ended the wrong way",
+        "the job it depends on did not end as required",
         "another dependency=",
     ),
     "InvalidAccount": ("the account does not exist", f"account=NAME; {SHOW_ACCOUNTS}"),
@@ -94,39 +95,39 @@ REASONS: Mapping[str, tuple[str, str]] = {
     ),
     "QOSMin*": ("it requests less than the QOS requires per job", "request more, or another qos="),
     "QOS*": (
-        "your jobs, or all jobs in this QOS, have reached its limit",
-        "wait for them, or another qos=",
+        "your jobs, or all jobs in this QOS, have reached the QOS's limit",
+        "wait for those jobs, or another qos=",
     ),
     "Assoc*PerJob*": (
         "it requests more than your account allows per job",
         "request less, or another account=",
     ),
-    "Assoc*": ("your account's jobs have reached its limit", "wait for them, or another account="),
+    "Assoc*": ("your account's jobs reached its limit", "wait for those jobs, or another account="),
     "launch_failed_requeued_held": (
         "a node could not start it, and Slurm put it on hold",
         "scontrol release JOB, or ask the administrators",
     ),
 }
 
-# For jobs that did not complete: what happened, and the fix.
+# For jobs that did not complete: the final state -> what happened, and the fix.
 ENDINGS: Mapping[str, tuple[str, str]] = {
     "CANCELLED": ("was cancelled by scancel or an administrator", "submit it again: {again}"),
     "TIMEOUT": ("reached its time limit of {limit}", "a longer --slurm time=, or fewer --steps"),
     "NODE_FAIL": (
         "lost one of its nodes, {nodes}",
-        "submit it again with --slurm exclude=NODE; sinfo -R names it",
+        "submit it again with --slurm exclude=NODE; sinfo -R shows the failed node",
     ),
     "OUT_OF_MEMORY": (
-        "used more CPU memory than it had",
+        "used more CPU memory than Slurm allocated",
         "more --slurm mem=, a smaller --batch-size, or more ranks",
     ),
     "PREEMPTED": (
-        "made room for a job with higher priority",
+        "was preempted by a job with higher priority",
         "another partition or qos, or submit it again: {again}",
     ),
     "BOOT_FAIL": (
         "got a node that did not boot, one of {nodes}",
-        "submit it again with --slurm exclude=NODE; sinfo -R names it",
+        "submit it again with --slurm exclude=NODE; sinfo -R shows the failed node",
     ),
     "DEADLINE": ("did not finish before its deadline", "leave out deadline="),
     "FAILED": ("ended with exit code {code}", "read {prints}"),
@@ -135,7 +136,7 @@ ENDINGS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job's state, as Slurm reports it."""
+    """A job's state, as reported by Slurm."""
 
     number: int
     state: str
@@ -154,7 +155,7 @@ class SlurmJob:
         return explain_reason(self.reason)
 
     def describe(self) -> str:
-        """`PENDING (Resources: it is next, …)`, `RUNNING on n[1-2]`."""
+        """Return, for example, `PENDING (Resources: it is next, …)` or `RUNNING on n[1-2]`."""
         if self.state == "PENDING" and self.reason != "None":
             return f"PENDING ({self.reason}: {self.waiting.means})"
         return f"{self.state} on {self.nodes}" if self.nodes else self.state
@@ -164,7 +165,7 @@ def explain_reason(reason: str) -> Waiting:
     for pattern, meaning in REASONS.items():
         if fnmatchcase(reason, pattern):
             return Waiting(*meaning)
-    return Waiting("paralab does not know this reason", "man squeue, JOB REASON CODES")
+    return Waiting("paralab does not know this reason", "see JOB REASON CODES in `man squeue`")
 
 
 def require_commands() -> None:
@@ -173,8 +174,8 @@ def require_commands() -> None:
     missing = [name for name in commands if not shutil.which(name)]
     if missing:
         raise UsageError(
-            f"--slurm needs Slurm, and this machine has no {', '.join(missing)}.",
-            fix="run it on the cluster's login node, or use --dry-run here and copy the script",
+            f"--slurm needs Slurm, but this machine does not have {', '.join(missing)}.",
+            fix="run this on the cluster's login node, or use --dry-run here and copy the script",
         )
 
 
@@ -188,8 +189,8 @@ def submit(script: Path, options: Mapping[str, str | None]) -> int:
 
 
 def _environment(options: Mapping[str, str | None]) -> dict[str, str]:
-    """Return our environment without variables that override the script (SBATCH_PARTITION, …) or
-    describe an enclosing job."""
+    """Return this process's environment without variables that override the script (such as
+    SBATCH_PARTITION) or describe an enclosing job."""
     given = {"SBATCH_" + name.upper().replace("-", "_") for name in options}
     inside = "SLURM_JOB_ID" in os.environ
     about = re.compile(r"SLURM_(?!CONF$)")
@@ -201,7 +202,7 @@ def _environment(options: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def query(number: int) -> SlurmJob | None:
-    """Return the job's state; None if Slurm has forgotten it. Raise a ParalabError if the
+    """Return the job's state, or None if Slurm no longer knows the job. Raise a ParalabError if the
     controller does not answer."""
     done = _call("scontrol", "--oneliner", "show", "job", str(number))
     if done.returncode:
@@ -232,7 +233,7 @@ def cancel(number: int) -> None:
     _call("scancel", str(number))
 
 
-# How sbatch refuses a job -> the fix; the first match counts.
+# A pattern in sbatch's refusal of a job -> the fix. Use the first match.
 REFUSALS: Mapping[str, str] = {
     r"invalid partition|partition name": "--slurm partition=NAME, one of: {partitions} (* is the "
     "default)",
@@ -245,13 +246,13 @@ REFUSALS: Mapping[str, str] = {
     r"unrecognized option|ambiguous": "an sbatch long option (sbatch --help)",
     r"contact slurm|configuration|controller|connect": "use a cluster login node, where "
     "`scontrol ping` and `sinfo` answer",
-    "": "sbatch --help lists the options that --slurm takes",
+    "": "sbatch --help lists the options that --slurm accepts",
 }
 
 
 def explain_refusal(stderr: str, script: Path | str) -> UsageError:
-    """Return the error for a job that sbatch refused: its message, the fix, and sinfo's table if
-    the fix names its columns."""
+    """Return the error for a job that sbatch refused, with sbatch's message and the fix. Include
+    sinfo's table if the fix refers to its columns."""
     message = _message(stderr)
     known = (fix for pattern, fix in REFUSALS.items() if re.search(pattern, message, re.IGNORECASE))
     fix = next(known)
@@ -265,19 +266,19 @@ def explain_refusal(stderr: str, script: Path | str) -> UsageError:
 
 
 def _message(stderr: str) -> str:
-    """`sbatch: error: X` -> `X.`"""
+    """Extract the message: `sbatch: error: X` -> `X.`"""
     prefix = r"^\w+: (error: |fatal: )?(Batch job submission failed: )?"
     lines = [re.sub(prefix, "", line).strip() for line in stderr.strip().splitlines()]
     return "; ".join(dict.fromkeys(filter(None, lines))).rstrip(".") + "."
 
 
 def partitions() -> list[str]:
-    """Return the partition names; a star marks the default, as in sinfo."""
+    """Return the partition names. As in sinfo, a star marks the default."""
     return list(dict.fromkeys(_call("sinfo", "--noheader", "--format=%P").stdout.split()))
 
 
 def list_nodes() -> str | None:
-    """Return sinfo's table of node resources; None if sinfo prints nothing."""
+    """Return sinfo's table of node resources, or None if sinfo prints nothing."""
     return _call("sinfo", "--format=%9P %.6D %.5c %.8m %20G %.12l %f").stdout.rstrip() or None
 
 

@@ -1,7 +1,8 @@
 """The launcher for `paralab run --slurm`: write a job script, submit it, and follow the job.
 
-paralab does not plan here: the submitting machine may have another CPU and no GPU. The job plans on
-its own nodes. Its run folder shows progress and must be on a file system that both machines see.
+paralab does not plan here, because the submitting machine may have another CPU and no GPU. The job
+plans on its own nodes. We read its progress from the run folder, which must be on a file system
+that both machines share.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from paralab.record.folder import RunFolder, write_new
 from paralab.workload.reference import check_reference
 
 POLL_SECONDS = 0.2  # between two reads of the run's files
-LOOK_SECONDS = (1.0, 5.0)  # between two queries to Slurm: at first, then later (it serves everyone)
-SOON_SECONDS = 30.0  # how long "at first" is
-STUCK_SECONDS = 10.0  # how long to wait on a pending reason that will not clear on its own
-SILENT_SECONDS = 300.0  # how long the controller may stay silent
+LOOK_SECONDS = (1.0, 5.0)  # between two queries to Slurm: in the first SOON_SECONDS, and later
+SOON_SECONDS = 30.0
+STUCK_SECONDS = 10.0  # how long to wait if the pending reason will not go away on its own
+SILENT_SECONDS = 300.0  # how long the controller may fail to answer
 ARRIVE_SECONDS = 15.0  # how long a file may take to appear from another machine
 # Copied into the script if set.
 VARIABLES = ("PYTHONPATH", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class SlurmLauncher:
-    """Submits and follows a Slurm job. `sbatch` has the sbatch options, as in `--slurm
+    """Submits and follows a Slurm job. `sbatch` contains the sbatch options, as in `--slurm
     partition=gpu,time=10:00`."""
 
     def __init__(
@@ -49,18 +50,19 @@ class SlurmLauncher:
         self.sbatch, self.nodes, self.wait_seconds = sbatch, nodes, wait_seconds
 
     def write_script(self, request: Request, options: RunOptions) -> str:
-        """Return the script to submit by hand, for `--dry-run`. Works without Slurm."""
+        """Return the script for `--dry-run`, to submit by hand. This works without Slurm."""
         runs = options.out or Path("runs", "slurm")
         return self._script(request, options, self._allocate(request), runs, Path.cwd())
 
     def run(self, job: Job) -> Outcome:
-        """Submit the job and follow it until it finishes. A signal cancels it, except SIGHUP."""
+        """Submit the job and follow it until it finishes. Any signal except SIGHUP cancels it."""
         request, options = job.request, job.options
         asked = self._allocate(request)
         if options.max_restarts:
             raise UsageError(
-                f"--max-restarts {options.max_restarts}: Slurm starts the ranks in a job.",
-                fix="leave it out; with --checkpoint DIR, a job that Slurm restarts resumes",
+                f"--max-restarts {options.max_restarts}: in a Slurm job, only Slurm can restart "
+                "the ranks.",
+                fix="leave it out, and use --checkpoint DIR so that a restarted job resumes",
             )
         options.check()
         slurm.require_commands()
@@ -84,8 +86,8 @@ class SlurmLauncher:
         return Outcome(RunFolder(follower.run), "completed" if done else "failed", slurm=state)
 
     def _allocate(self, request: Request) -> Allocation:
-        """Return the resources to request from Slurm. Refuse mistakes that would fail on any
-        machine."""
+        """Return the resources to request from Slurm. Raise an error for mistakes that would fail
+        on any machine."""
         refuse_inside()
         check(request)
         check_reference(request.workload)
@@ -115,8 +117,8 @@ def _submit(path: Path, asked: Allocation) -> int:
     except KeyboardInterrupt as error:
         number = number_of(error)
         raise Interrupted(
-            f"Stopped by {name_of(number)} while submitting {path}; Slurm may have accepted it.",
-            fix="squeue --me shows whether there is a job, and scancel JOB ends it",
+            f"Stopped by {name_of(number)} while submitting {path}. Slurm may have accepted it.",
+            fix="squeue --me to check for a job, and scancel JOB to end it",
             exit_code=exit_code_of(number),
         ) from None
 
@@ -130,21 +132,21 @@ def _stop_following(
     if name_of(by) == "SIGHUP":
         return Interrupted(
             f"{stopped} keeps running. The folder is {folder.path}",
-            fix=f"scancel {number} ends it",
+            fix=f"scancel {number} to end it",
             exit_code=exit_code_of(by),
         )
     slurm.cancel(number)
     return Interrupted(
         f"{stopped} was cancelled (scancel {number}). The folder is {folder.path}",
-        fix=f"`sbatch {path}` submits it again without following it, and "
-        f"`paralab show {folder.path}` reads its results",
+        fix=f"`sbatch {path}` to submit it again without following it, and "
+        f"`paralab show {folder.path}` to see its results",
         exit_code=exit_code_of(by),
     )
 
 
 class JobFollower:
-    """Follows a job from the queue to its end: prints each change once, and shows progress while
-    it runs."""
+    """Follows a job from submission to its end. Prints each change of state once, and shows
+    progress while the job runs."""
 
     def __init__(
         self, number: int, folder: RunFolder, wait_seconds: float | None, say: Print, watch: Watch
@@ -157,7 +159,7 @@ class JobFollower:
 
     @property
     def run(self) -> Path:
-        """The run folder for the job's current start."""
+        """The run folder of the job's current start."""
         return self.folder.path / run_name(self.number, self.job.restarts)
 
     def follow(self) -> slurm.SlurmJob:
@@ -202,7 +204,8 @@ class JobFollower:
             self.waiting_since = self.answered
 
     def _read_ending(self) -> slurm.SlurmJob:
-        """Read the job's files: Slurm forgets a job minutes after its end (MinJobAge)."""
+        """Read how the job ended from its files, because Slurm forgets a job a few minutes after it
+        ends (MinJobAge)."""
         done = (self.run / "result.json").exists()
         return replace(self.job, state="COMPLETED" if done else "FAILED", reason="None")
 
@@ -220,9 +223,9 @@ class JobFollower:
             f"Slurm job {self.number} did not start within {waited:.0f} s and was cancelled: "
             f"PENDING ({self.job.reason}).",
             detail=f"{self.job.reason}: {waiting.means}."
-            + (f"\nThe nodes have:\n{table}" if table else ""),
-            fix=f"{waiting.do}; --slurm-wait SECONDS waits longer, and "
-            f"sbatch {self.folder.path}/job.sbatch waits forever",
+            + (f"\nThe cluster's nodes:\n{table}" if table else ""),
+            fix=f"{waiting.do}; use --slurm-wait SECONDS to wait longer, or "
+            f"sbatch {self.folder.path}/job.sbatch to wait without a limit",
         )
 
     def _show(self) -> None:
@@ -241,7 +244,7 @@ def _read_plan(run: Path) -> Plan | None:
 
 
 def require_slurm(nodes: int | None, dry: bool, wait_seconds: float | None) -> None:
-    """Refuse Slurm options without --slurm."""
+    """Raise an error for Slurm options without --slurm."""
     given = {"--nodes": nodes, "--dry-run": dry or None, "--slurm-wait": wait_seconds}
     for name in (name for name, value in given.items() if value is not None):
         raise UsageError(

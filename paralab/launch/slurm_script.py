@@ -1,7 +1,7 @@
-"""Slurm job scripts: from `--nodes 2 --slurm partition=gpu,gres=gpu:4,time=10:00` to the
-text that `sbatch` reads.
+"""Slurm job scripts. Pure functions turn `--nodes 2 --slurm partition=gpu,gres=gpu:4,time=10:00`
+into the text that `sbatch` reads.
 
-Pure functions. Users can also keep the script, edit it, and submit it by hand.
+Users can also edit the script and submit it by hand.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from paralab.plan.request import Request
 
 Options = Mapping[str, str | None]  # sbatch's long options without their dashes; None for a flag
 
-# These strategies use one process on one node, unless they have a --schedule.
+# These strategies use one process, unless they have a --schedule.
 ONE_PROCESS = ("single", "dp", "mp", "pipeline")
-WARN_SECONDS = 60  # before the time limit the ranks get SIGUSR1 …
-# … unless the job is barely longer: Slurm would send the signal at the start.
+WARN_SECONDS = 60  # Slurm sends SIGUSR1 this long before the time limit
+# Do not ask for the signal in a shorter job: Slurm would send it soon after the start.
 SHORTEST_WARNED_SECONDS = 300
 
 FLAGS = (
@@ -30,7 +30,7 @@ FLAGS = (
 )
 OURS = {
     "output": "paralab reads the job's output from slurm-JOB.out in the run folder",
-    "error": "paralab reads the job's output from slurm-JOB.out in the run folder",
+    "error": "paralab reads the job's errors from slurm-JOB.out in the run folder",
     "open-mode": "a requeued job appends to its output",
     "chdir": "the job runs in the current folder",
     "wrap": "paralab writes the script",
@@ -50,8 +50,8 @@ _PART = re.compile(
 
 
 def parse_options(text: str) -> dict[str, str | None]:
-    """`partition=gpu,constraint="a,b",exclusive` -> {"partition": "gpu", "constraint": "a,b",
-    "exclusive": None}."""
+    """Parse `partition=gpu,constraint="a,b",exclusive` into {"partition": "gpu", "constraint":
+    "a,b", "exclusive": None}."""
     options: dict[str, str | None] = {}
     position = 0
     while position < len(text):
@@ -65,8 +65,8 @@ def parse_options(text: str) -> dict[str, str | None]:
         _check_option(text, name, value)
         if name in options:
             raise UsageError(
-                f"--slurm {text!r}: {name} is given twice.",
-                fix=f"one {name}; quote a value that contains commas",
+                f"--slurm {text!r}: {name} appears twice.",
+                fix=f"one {name}, with quotes around a value that contains commas",
             )
         options[name] = None if value is None else value.strip("\"'")
         position = part.end()
@@ -90,13 +90,13 @@ def _check_option(text: str, name: str, value: str | None) -> None:
             f"--slurm {text!r}: {name} has no value.", fix=f"{name}=VALUE, or leave it out"
         )
     if name in OURS:
-        raise UsageError(f"--slurm {name} cannot be chosen: {OURS[name]}.", fix=f"leave out {name}")
+        raise UsageError(f"--slurm {name} cannot be set: {OURS[name]}.", fix=f"leave out {name}")
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The resources to request from Slurm: `tasks` tasks (one per rank), at most `per_node` per
-    node, and all other sbatch options."""
+    """The resources to request from Slurm: `tasks` tasks (one per rank), at most `per_node` of them
+    on each node, and all other sbatch options."""
 
     nodes: int
     tasks: int
@@ -117,8 +117,8 @@ def allocate(request: Request, nodes: int | None, options: Options) -> Allocatio
     rest = dict(options)
     if nodes is not None and "nodes" in rest:
         raise UsageError(
-            f"--nodes {nodes} and --slurm nodes={rest['nodes']} contradict or repeat each other.",
-            fix="--nodes alone",
+            f"The number of nodes is set twice: --nodes {nodes} and --slurm nodes={rest['nodes']}.",
+            fix="only --nodes",
         )
     names = [name for name in ("nodes", "ntasks", "ntasks-per-node") if name in rest]
     given = {name: _number(name, rest.pop(name)) for name in names}
@@ -145,12 +145,12 @@ def allocate(request: Request, nodes: int | None, options: Options) -> Allocatio
     for name, number in given.items():
         if not fits.get(name, True):
             raise UsageError(
-                f"--slurm {name}={number} on {nodes} nodes, but there are {wanted} ranks.",
+                f"--slurm {name}={number} on {nodes} nodes does not match {wanted} ranks.",
                 fix=f"leave out {name}",
             )
     if wanted < nodes:
         raise UsageError(
-            f"{wanted} ranks cannot use {nodes} nodes.",
+            f"{wanted} ranks are not enough for {nodes} nodes.",
             fix=f"--nodes {wanted}, or --replicas {nodes}",
         )
     if request.threads_per_device and "cpus-per-task" not in rest:
@@ -193,8 +193,8 @@ def _number(name: str, text: str | None) -> int:
 
 
 def limit_seconds(time: str | None) -> int | None:
-    """Parse Slurm's time limits: `10` and `10:00` are ten minutes, `1:00:00` is an hour, `1-12` is
-    a day and a half."""
+    """Parse a Slurm time limit: `10` and `10:00` are ten minutes, `1:00:00` is an hour, and `1-12`
+    is a day and a half."""
     if not time or not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", time):
         return None
     days, _, clock = time.rpartition("-")
@@ -205,14 +205,14 @@ def limit_seconds(time: str | None) -> int | None:
 
 @dataclass(frozen=True)
 class JobScript:
-    """Everything that determines a job script. Each start of the job writes to a new folder under
+    """Everything that determines a job script. Each start of the job writes to a new folder in
     `runs` and appends its output to a file in `prints`.
 
-    words        `paralab run` options outside the configuration, such as --save-weights
+    words        `paralab run` options that are not part of the configuration (--save-weights)
     where        the command's working directory
-    paralab      the words that start paralab
-    environment  variables that the script sets, so it also works from another shell
-    command      the user's command line, for the comment
+    paralab      the command that starts paralab
+    environment  variables that the script sets, so that it also works from another shell
+    command      the user's command line, which the script shows as a comment
     """
 
     request: Request
@@ -232,17 +232,17 @@ class JobScript:
             f"# {shlex.join(self.command)}",
             "#",
             "# Submit this file as often as you like: sbatch THIS_FILE. Options that you pass to",
-            "# sbatch override the lines below. The output goes to",
-            f"# {self.prints}/slurm-JOB.out;",
-            "# each start writes to its own folder, which `paralab show FOLDER` reads.",
-            "# Both must be on a file system that the nodes share.",
+            "# sbatch override the lines below. The job's output is in",
+            f"# {self.prints}/slurm-JOB.out",
+            "# Each start writes to its own run folder, which `paralab show FOLDER` reads.",
+            "# Both must be on a file system that all nodes share.",
             *(_directive(name, value) for name, value in self._directives().items()),
             "",
             "set -euo pipefail",
             f"cd {shlex.quote(str(self.where))}",
             *(f"export {name}={shlex.quote(text)}" for name, text in self.environment.items()),
             "",
-            "# Slurm may restart the job (a node failed, or another job had priority).",
+            "# Slurm may restart the job, for example after a node failure or preemption.",
             f"run={shlex.quote(str(self.runs))}/run-$SLURM_JOB_ID{restart}",
             *self._step(),
         ]
@@ -267,16 +267,16 @@ class JobScript:
 
     def _step(self) -> list[str]:
         request = self.request
-        # paralab does not join a one-task step; it would start two ranks.
+        # In a step with one task, paralab starts its own ranks: by default two, so ask for one.
         if self.asked.tasks == 1 and request.strategy not in ONE_PROCESS:
             request = replace(request, replicas=1)
         train = [*self.paralab, "run", request.strategy, *to_words(request), *self.words]
-        # Since Slurm 22.05 a step does not inherit the job's --cpus-per-task.
+        # Since Slurm 22.05, a step does not inherit the job's --cpus-per-task.
         cpus = "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}"
         step = f'srun --kill-on-bad-exit=1 {cpus} {shlex.join(train)} --out "$run"'
         if "--checkpoint" not in self.words:
             return [step]
-        # A later start resumes, and a job that saved at its time limit is requeued.
+        # After a restart, the job resumes. A job that saved at its time limit is requeued.
         resume = "" if "--resume" in self.words else " ${SLURM_RESTART_COUNT:+--resume}"
         return [
             f"{step}{resume} || code=$?",
@@ -288,12 +288,13 @@ class JobScript:
 
 
 def run_name(job: int, restarts: int) -> str:
-    """Return the folder that the script creates for each start of the job."""
+    """Return the name of the folder that the script creates for this start of the job."""
     return f"run-{job}" + (f"-restart{restarts}" if restarts else "")
 
 
 def _directive(name: str, value: str | None) -> str:
-    """Quote a word for sbatch, which splits a line at spaces and understands quotes."""
+    """Return the #SBATCH line for an option. Quote the value if needed, because sbatch splits lines
+    at spaces."""
     if value is None:
         return f"#SBATCH --{name}"
     plain = re.fullmatch(r"[\w.,:/@%+=*&|()\[\]-]+", value)

@@ -1,5 +1,5 @@
-"""Graceful stop: the first signal asks all ranks to finish their step and save, a second one
-stops them immediately."""
+"""Graceful stop: the first signal asks all ranks to finish their step and save, and the second
+signal stops them immediately."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 
 from paralab.machine.signals import STOPS, TYPED, StopSignal, hear, name_of
 
-REPEAT_SECONDS = 5.0  # `timeout` and scripts that forward signals may send the same one twice
+REPEAT_SECONDS = 5.0  # ignore repeats within this time: `timeout` may send a signal twice
 
 
 class StopRequest:
@@ -26,8 +26,8 @@ class StopRequest:
         return self.signal is not None
 
     def announce(self) -> None:
-        """Tell the user once. Not called in the signal handler, which may interrupt another
-        line."""
+        """Tell the user once. The signal handler does not call this, because it may interrupt a
+        line that is being printed."""
         if self.signal is not None and not self.announced:
             self.announced = True
             again = " again" if self.signal == signal.SIGINT else ""
@@ -41,12 +41,13 @@ class StopRequest:
 def stop_in_order(
     enabled: bool, say: Callable[[str], None] = lambda line: None, together_seconds: float = 0.0
 ) -> Iterator[StopRequest]:
-    """Collect the first stop signal instead of ending on it.
+    """Record the first stop signal instead of stopping immediately.
 
-    With --checkpoint, the first Ctrl-C, SIGTERM (from a cluster or `kill`), SIGHUP (a closed ssh
-    session), SIGQUIT, or SIGUSR1 (Slurm's warning before the time limit) saves and stops. Ctrl-C
-    after that, or a second SIGTERM, stops immediately. Signals within `together_seconds` count as
-    one: a launcher also forwards the Ctrl-C that its ranks have received.
+    With --checkpoint, the run saves and stops on the first Ctrl-C, SIGTERM (from a cluster or
+    `kill`), SIGHUP (a closed ssh session), SIGQUIT, or SIGUSR1 (Slurm's warning before the time
+    limit). After that, Ctrl-C or a second SIGTERM stops it immediately. Signals within
+    `together_seconds` count as one, because Ctrl-C reaches a launched rank twice: directly, and
+    forwarded by the launcher.
     """
     request = StopRequest(say)
     first = 0.0

@@ -1,5 +1,5 @@
-"""Launched processes stop their ranks together: after the same step on a signal, and
-soon after any rank fails."""
+"""Stop all ranks of a torchrun or srun job together: after the same step if there is a signal, or
+soon after a rank fails."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ASK_SECONDS = 0.5  # between two queries to the store
 
 
 class OtherFailed(Exception):
-    """Another rank has failed, and this rank has had time to notice."""
+    """Another rank has failed, and this rank has had enough time to notice and fail too."""
 
 
 class StopTogether:
-    """Each launched process posts its rank's position; the process for rank 0 chooses the step
-    before which all ranks stop."""
+    """Lets launched processes agree on a step: each posts its rank's current step, and rank 0's
+    process chooses the step before which all ranks stop."""
 
     def __init__(self, place: LaunchedRank, store: Store, request: StopRequest) -> None:
         self.place, self.store, self.request = place, store, request
@@ -28,7 +28,8 @@ class StopTogether:
         self.failed_at: float | None = None  # when we noticed that another rank has failed
 
     def poll(self, board: StatusBoard) -> None:
-        """Do this process's part. Raise OtherFailed a while after another rank has failed."""
+        """Check for signals and failures. Raise OtherFailed a few seconds after another rank
+        fails."""
         self.request.announce()
         now = time.monotonic()
         if self.failed_at is not None and now - self.failed_at > GRACE_SECONDS:
@@ -44,7 +45,7 @@ class StopTogether:
             if self.wanted:
                 self._agree(board)
             failed = self.store.has("failed")
-        except Lost:  # rank 0 is gone, and the store with it
+        except Lost:  # rank 0 has ended, and its store too
             failed = True
         self.failed_at = now if failed else None
         self.next = now if self.wanted else now + ASK_SECONDS

@@ -1,8 +1,8 @@
-"""The store through which a job's launched processes communicate: torch's TCPStore, served by
-torchrun or by rank 0.
+"""The store through which a job's launched processes communicate. It is torch's TCPStore, served by
+torchrun or rank 0.
 
-Its protocol is torch's, and this process must not import torch. So a child process
-(`paralab.worker.store_client`) talks to the store, and we talk to the child.
+Only torch can access the store, and this process must not import torch. So a child process
+(`paralab.worker.store_client`) accesses the store, and we talk to the child.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from paralab.launch.launched_by import without_launch
 from paralab.launch.processes import INSIDE, start
 
 CONNECT_SECONDS = 300  # a job's slowest node may start minutes after the first
-LOADING_SECONDS = 600  # for the child to import torch
+LOADING_SECONDS = 600  # how long the child may take to import torch
 ENDED = "the process that imports torch ended"
-SLICE_SECONDS = 1.0  # the longest single wait in the child, so it soon reads the next request
+SLICE_SECONDS = 1.0  # the child waits at most this long before it reads the next request
 
 
 class Lost(Exception):
-    """A note did not arrive in time, or the store is gone with the process that served it."""
+    """A note did not arrive in time, or the process that serves the store has ended."""
 
 
 class Store:
-    """Short notes between the processes in a job, each under its own name."""
+    """Exchanges short notes between the processes in a job. Each note has its own name."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="paralab-")
@@ -61,19 +61,19 @@ class Store:
                 return channel
 
     def open(self, address: str, port: int, prefix: str, serve: bool = False) -> int:
-        """Connect to the store at an address, or serve it there (port 0 picks a free one). Return
-        the port."""
+        """Connect to the store at an address, or serve it there (port 0 means any free port).
+        Return the port."""
         return int(self._ask("open", address=address, port=port, prefix=prefix, serve=serve))
 
     def put(self, name: str, note: Any) -> None:
-        with suppress(Lost):  # no process is left to read it
+        with suppress(Lost):  # no process is left to read the note
             self._ask("put", name=name, note=note)
 
     def has(self, name: str) -> bool:
         return bool(self._ask("has", name=name))
 
     def get(self, name: str, seconds: float) -> Any:
-        """Wait for a note."""
+        """Wait for a note and return it. Raise Lost if it does not arrive in time."""
         until = time.monotonic() + seconds
         while True:
             left = max(0.0, until - time.monotonic())
@@ -100,7 +100,7 @@ class Store:
         try:
             self._channel.sendall(request.encode() + b"\n")
             answer = self._read_answer()
-            # A signal may have interrupted an earlier request, whose answer comes first.
+            # If a signal interrupted an earlier request, its answer arrives first: skip it.
             while answer.get("id") != self._number:
                 answer = self._read_answer()
         except OSError as error:

@@ -1,7 +1,7 @@
 """`paralab run --launcher torchrun`: torch's elastic agent starts the ranks.
 
-This process becomes `torchrun … paralab run …` with one process per rank, and those processes join
-(`joined_ranks.py`).
+This process becomes `torchrun … paralab run …` with one process per rank. Those processes use the
+launcher in `joined_ranks.py`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from paralab.plan.plan import Plan
 def become_torchrun(plan: Plan, max_restarts: int) -> NoReturn:
     agent = ["-P", "-m", "torch.distributed.run", "--standalone"]
     agent += [f"--nproc-per-node={plan.world_size}", f"--max-restarts={max_restarts}"]
-    agent += ["--no-python"]  # torchrun would add `python -m`, without -P
+    agent += ["--no-python"]  # otherwise torchrun runs `python -m` without -P
     # Otherwise torchrun chooses 1 thread and prints a long warning.
     os.environ.setdefault("OMP_NUM_THREADS", str(plan.threads_per_device))
     end_template()
-    # The ranks handle Slurm's warning signal themselves; it would end the agent.
+    # The ranks handle Slurm's warning signal themselves, but it would end the agent.
     if "SLURM_JOB_ID" in os.environ:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     os.execv(sys.executable, [sys.executable, *agent, *command("paralab", *sys.argv[1:])])

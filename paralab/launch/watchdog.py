@@ -1,5 +1,5 @@
-"""Detect hung ranks from outside: each phase has a deadline, and all ranks dump their stacks before
-paralab ends them."""
+"""Detect hung ranks from the launcher. Each phase has a deadline, and all ranks dump their stacks
+before paralab ends them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class LateRank(NamedTuple):
 
 @dataclass(frozen=True)
 class Watchdog:
-    """Watches the ranks `numbers` on the board. They write their stack dumps to `answers`, which
-    disappears with the launch; the watchdog copies them to `dumps` in the run folder."""
+    """Watches the ranks in `numbers` on the status board. Ranks write their stack dumps to
+    `answers`, a temporary folder. The watchdog copies the dumps to `dumps` in the run folder."""
 
     board: StatusBoard
     numbers: list[int]
@@ -56,8 +56,8 @@ class Watchdog:
         return late
 
     def dump_stacks(self, ranks: list[Child]) -> None:
-        """Ask each rank for its stacks, and record its process state: a stopped process does not
-        answer."""
+        """Ask each rank for its stacks. Also record its process state, because a stopped process
+        does not answer."""
         for number, rank in zip(self.numbers, ranks, strict=True):
             with suppress(OSError):  # the disk may be full
                 self.dumps.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ class Watchdog:
                 rank.stdin.flush()
         self._wait_for_answers(ranks)
 
-        # Last, because this signal ends a rank that does not handle it yet.
+        # Send this signal last, because it ends a rank that does not handle it yet.
         for rank in ranks:
             if rank.poll() is None:
                 with suppress(OSError):

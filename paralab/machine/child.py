@@ -1,13 +1,13 @@
 """Start a paralab module in a new Python process that runs exactly this package.
 
 `python -m paralab.worker` would put the current folder first on sys.path, and a torch.py or
-random.py there would hide the real one. So the command is
+random.py in that folder would hide the real module. So the command is
 
     python -P …/paralab/machine/child.py paralab.worker ARGUMENTS
 
 -P keeps the current folder off the path. This file loads the package from its own location, so
-paralab does not have to be installed. `paralab.workload.load` adds the user's folder when it loads
-their workload.
+paralab does not have to be installed. `paralab.workload.load` adds the user's folder to the path
+when it loads the workload.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _run() -> None:
     sys.modules["paralab"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["paralab"])
     if (beside := os.path.dirname(package)) not in sys.path:
-        sys.path.append(beside)  # for spawned processes; last, so it cannot shadow other modules
+        sys.path.append(beside)  # for spawned processes; last, so nothing is shadowed
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

@@ -1,7 +1,8 @@
-"""Facts about this machine that do not need torch: cores, memory, names. Unknown facts are None.
+"""Properties of this machine that can be found without torch: cores, memory, and names. Unknown
+values are None.
 
-Most come from Linux. For macOS, which has no /proc, /sys, or core affinity, each function has a
-fallback or returns None.
+Most functions use Linux interfaces. macOS has no /proc, /sys, or core affinity, so each function
+has a fallback or returns None there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-FULL_BYTES = 1 << 20  # a disk with less room than this is full
+FULL_BYTES = 1 << 20  # a disk with less free space than this is full
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,16 @@ class Machine:
 
 
 def core_numbers() -> list[int]:
-    """Return the cores this process is bound to; empty if the system has no affinity (macOS)."""
+    """Return the cores that this process is bound to. The list is empty if the system has no core
+    affinity (macOS)."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def usable_cores() -> int:
-    """Count the cores this process may use: its affinity mask, limited by a container's CPU
-    quota."""
+    """Return how many cores this process may use, according to its affinity mask and the
+    container's CPU quota."""
     cores = len(core_numbers()) or os.cpu_count() or 1
-    # "200000 100000" means two cores, "max 100000" means no limit.
+    # "200000 100000" means two cores, and "max 100000" means no limit.
     quota_file = Path("/sys/fs/cgroup/cpu.max")
     if quota_file.is_file():
         quota, _, period = quota_file.read_text().partition(" ")
@@ -81,7 +83,7 @@ def cpu_name() -> str:
 
 
 def resident_bytes() -> int | None:
-    """Return this process's current memory; None if only its peak is known (macOS)."""
+    """Return this process's current memory use, or None if only its peak is known (macOS)."""
     status = Path("/proc/self/statm")
     if not status.exists():
         return None
@@ -89,30 +91,30 @@ def resident_bytes() -> int | None:
 
 
 def peak_resident_bytes() -> int | None:
-    """Return this process's peak memory, including Python and libraries."""
+    """Return this process's peak memory use, including Python and libraries."""
     try:
         import resource
     except ImportError:  # Windows
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux reports KiB
 
 
 def name_process(name: str) -> None:
-    """Set the name that `ps` and `top` show, where the system allows it (Linux)."""
+    """Set the process name that `ps` and `top` show, if the system supports it (Linux)."""
     with suppress(OSError):
         Path("/proc/self/comm").write_text(name)
 
 
 def threads_asked() -> int | None:
-    """Return OMP_NUM_THREADS, by convention the number of threads per process."""
+    """Return OMP_NUM_THREADS, which conventionally sets the number of threads per process."""
     value = os.environ.get("OMP_NUM_THREADS", "")
     return int(value) if value.isdigit() and int(value) > 0 else None
 
 
 def loopback() -> str | None:
-    """Return the interface over which ranks on one machine find each other: `lo`, or `lo0` on
-    macOS. Unlike the host name, it always resolves, and a VPN cannot interfere."""
+    """Return the network interface for ranks on the same machine: `lo`, or `lo0` on macOS. A host
+    name may not resolve, and a VPN may interfere with other interfaces."""
     with suppress(OSError):
         names = {name for _, name in socket.if_nameindex()}
         return next((name for name in ("lo", "lo0") if name in names), None)
@@ -120,21 +122,21 @@ def loopback() -> str | None:
 
 
 def host_mark() -> str:
-    """Return an ID for this machine since its last boot, independent of its host names."""
+    """Return an ID of this machine. It changes at each boot and does not depend on host names."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text().strip() if boot.is_file() else platform.node()
 
 
 def clock_mark() -> str:
-    """Return an ID that is equal in processes that share a monotonic clock: all processes on a
-    machine, unless a time namespace shifts the clock."""
+    """Return an ID of this process's monotonic clock. All processes on a machine share one clock,
+    unless a time namespace shifts it."""
     namespace = Path("/proc/self/ns/time")
     return f"{host_mark()} {os.readlink(namespace) if namespace.exists() else ''}"
 
 
 def address_towards(address: str) -> str | None:
-    """Return this machine's address on the route to `address`. Connecting a UDP socket only looks
-    up the route and does not send data."""
+    """Return the address that this machine uses to reach `address`. Connecting a UDP socket only
+    looks up the route and does not send data."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((socket.gethostbyname(address), 9))

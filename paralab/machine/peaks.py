@@ -1,7 +1,8 @@
-"""Peak FLOP/s by exact device name: dense (without sparsity), from the vendors' data sheets.
+"""Peak FLOP/s by exact device name, without sparsity, from the vendors' data sheets.
 
-An unlisted device has no known peak: a percentage of a guess is worse than none. Variants with
-different clocks or memory have different names and count as different devices.
+For a device that is not listed, paralab does not guess a peak, because a percentage of a guess is
+worse than no percentage. Variants with different clocks or memory have different names and are
+separate devices.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Peak:
-    """TFLOP/s by precision, and their source. None if unsupported or not in the data sheet."""
+    """TFLOP/s by precision, and their source. A precision is None if the device does not support it
+    or the data sheet does not list it."""
 
     fp32: float
     tf32: float | None

@@ -1,8 +1,9 @@
-"""Check whether this CPU can train in low precision. A child process tries it and may crash.
+"""Check whether this CPU can train in low precision. A child process tries it, because it may
+crash.
 
-On some virtual machines the CPU lists AMX but the hypervisor forbids it, and the first bf16 matrix
-product kills the process with SIGILL. A narrower instruction set for oneDNN avoids the crash. It
-must be set before importing torch.
+On some virtual machines, the CPU lists AMX but the hypervisor forbids it, and the first bf16 matrix
+product kills the process with SIGILL. Limiting oneDNN to a smaller instruction set avoids the
+crash. The limit must be set before importing torch.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
-# Excludes AMX. One value for both precisions, because one process may train in both.
+# Excludes AMX. Both precisions use the same value, because one process may train in both.
 NARROWER = "AVX512_CORE_FP16"
 
 TRIAL = """
@@ -29,7 +30,8 @@ assert all(torch.isfinite(p.grad).all() for p in model.parameters()), "not finit
 
 @dataclass(frozen=True)
 class Probe:
-    """Whether a precision works, in which environment, and the result of the trial."""
+    """The result of the trial: whether a precision works, what happened, and which environment
+    variables it needs."""
 
     works: bool
     seen: str
@@ -37,8 +39,8 @@ class Probe:
 
 
 def probe_cpu(precision: str, deadline_seconds: float = 60.0) -> Probe:
-    """Train a tiny network in this precision in a child process; if that fails, try again with a
-    narrower instruction set."""
+    """Train a tiny network in this precision in a child process. If that fails, try again with a
+    smaller instruction set."""
     seen = _trial(precision, {}, deadline_seconds)
     if seen is None:
         return Probe(True, f"{precision} trained in a trial process")
@@ -51,7 +53,7 @@ def probe_cpu(precision: str, deadline_seconds: float = 60.0) -> Probe:
 
 
 def _trial(precision: str, environment: dict[str, str], deadline_seconds: float) -> str | None:
-    """Run the trial; return None if it worked, otherwise what happened."""
+    """Run the trial. Return None if it worked, otherwise say what happened."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", TRIAL, precision],

@@ -1,6 +1,6 @@
-"""Other processes on this machine, through psutil: their state, environment, and children.
+"""Other processes on this machine: their state, environment, and children, from psutil.
 
-Only the launching and the reading half import this module. A rank needs only torch and numpy.
+Ranks do not import this module, because they need only torch and numpy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import psutil
 
 T = TypeVar("T")
 
-# psutil's word -> the letter that `ps` prints, which run folders store.
+# psutil's status -> the letter that `ps` prints. Run folders store the letter.
 LETTERS = {
     psutil.STATUS_RUNNING: "R",
     psutil.STATUS_SLEEPING: "S",
@@ -26,8 +26,8 @@ LETTERS = {
 
 
 def _read(pid: int, read: Callable[[psutil.Process], T], otherwise: T) -> T:
-    """Read a fact; return `otherwise` if the process is gone, belongs to another user, or the
-    system does not report the fact."""
+    """Read a property of a process. Return `otherwise` if the process has ended, belongs to another
+    user, or the system does not report the property."""
     try:
         return read(psutil.Process(pid))
     except (psutil.Error, OSError, AttributeError):
@@ -35,7 +35,8 @@ def _read(pid: int, read: Callable[[psutil.Process], T], otherwise: T) -> T:
 
 
 def state_of(pid: int) -> str | None:
-    """Return R running, S sleeping, T stopped, D waiting for a disk, …; None if unknown."""
+    """Return the process state as a letter, such as R (running), S (sleeping), T (stopped), or D
+    (waiting for a disk). Return None if unknown."""
     return _read(pid, lambda process: LETTERS.get(process.status()), None)
 
 
@@ -48,7 +49,7 @@ def name_of(pid: int) -> str:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """Return a process's initial environment."""
+    """Return the environment that a process started with."""
     return _read(pid, lambda process: process.environ(), {})
 
 
@@ -57,7 +58,8 @@ def cpu_seconds_of(pid: int) -> float:
 
 
 def descendants_of(pid: int) -> list[int]:
-    """Return children, grandchildren, …, with parents before their children."""
+    """Return the process's children, grandchildren, and so on, with parents before their
+    children."""
     return _read(pid, lambda process: [each.pid for each in process.children(recursive=True)], [])
 
 
@@ -66,7 +68,7 @@ def is_python(pid: int) -> bool:
 
 
 def has_loaded(pid: int, library: str) -> bool:
-    """Return whether a process has mapped a library; False if the system cannot tell (macOS)."""
+    """Return whether a process has loaded a library, or False if the system cannot tell (macOS)."""
     return _read(
         pid, lambda process: any(library in each.path for each in process.memory_maps()), False
     )

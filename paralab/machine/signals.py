@@ -1,9 +1,9 @@
-"""Signals that ask a command to stop: their names, who handles them, and how ranks learn of them.
+"""Signals that ask a command to stop: their names, who handles them, and how they reach ranks.
 
-Only the launcher handles them. `scancel` signals every process in a job, and `kill -PGID` every
-process in a group. A rank that obeyed would be gone before the launcher could let all ranks finish
-their step and save. So ranks, and the process they are forked from, ignore these signals. The
-launcher talks to them through the pipe on their standard input.
+Only the launcher handles them. `scancel` signals every process in a job, and `kill -PGID` signals
+every process in a group. If a rank obeyed, it would end before the launcher could let all ranks
+finish their step and save. So ranks, and the process that they are forked from, ignore these
+signals. The launcher sends them orders through the pipe to their standard input.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ def _known(*names: str) -> tuple[signal.Signals, ...]:
     return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
 
 
-TYPED = _known("SIGINT", "SIGQUIT")  # a person at the terminal sends these
-ENDS = (*TYPED, *_known("SIGTERM", "SIGHUP"))  # each one ends a command gracefully
-# With --checkpoint, each one saves first. Slurm sends SIGUSR1 before the time limit.
+TYPED = _known("SIGINT", "SIGQUIT")  # from a key press in the terminal
+ENDS = (*TYPED, *_known("SIGTERM", "SIGHUP"))  # each of these ends a command gracefully
+# With --checkpoint, the run saves before it ends. Slurm sends SIGUSR1 before the time limit.
 STOPS = (*ENDS, *_known("SIGUSR1"))
 QUESTION, STOP = b"?", b"!"  # from the launcher to a rank: "where are you?" and "stop now"
 
 
 class StopSignal(KeyboardInterrupt):
-    """Raised when a signal ends this command, as Ctrl-C does."""
+    """Raised when a signal ends this command, like KeyboardInterrupt for Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -44,8 +44,8 @@ def name_of(number: int) -> str:
 
 
 def exit_code_of(number: int) -> int:
-    """Follow the shell convention: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 131 for
-    SIGQUIT."""
+    """Return the exit code by shell convention: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP,
+    and 131 for SIGQUIT."""
     return 128 + number
 
 
@@ -54,9 +54,9 @@ def raise_stop(number: int, frame: FrameType | None = None) -> None:
 
 
 def hear(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals, Any]:
-    """Set handlers and return the previous ones. A signal that is ignored (`nohup`, a shell's `&`)
-    stays ignored. Outside the main thread, such as in a notebook's worker thread, this is a no-op:
-    signals do not arrive there."""
+    """Set signal handlers and return the previous handlers. A signal that is ignored (because of
+    `nohup` or a shell's `&`) stays ignored. Outside the main thread, such as in a notebook's worker
+    thread, do nothing, because signals do not arrive there."""
     before = {number: signal.getsignal(number) for number in handlers}
     heard = {
         number: handler
@@ -73,8 +73,8 @@ def hear(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals, Any]:
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """Block these signals in processes started in this block. Each process ignores them once it has
-    loaded torch, which takes seconds."""
+    """Block stop signals in processes that are started in this block. Each process ignores the
+    signals itself once it has loaded torch, which takes seconds."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -94,9 +94,9 @@ def ignore() -> None:
 
 
 def leave_to_the_launcher(on_sigterm: Callable[[], None] = lambda: None) -> None:
-    """Ignore stop signals in a process that runs user code. SIGTERM gets a handler instead: if it
-    were ignored, child programs would ignore it too, and the user's `terminate()` would have no
-    effect."""
+    """Ignore stop signals in a process that runs user code. SIGTERM gets a handler instead. If it
+    were ignored, child processes would ignore it too, and a `terminate()` in user code would have
+    no effect."""
     ignore()
     signal.signal(signal.SIGTERM, lambda number, frame: on_sigterm())
     if hasattr(os, "register_at_fork"):

@@ -1,4 +1,5 @@
-"""`BatchPlan`: the numbers that split a batch, checked against each other, and their equation."""
+"""`BatchPlan`: the numbers that determine how a batch is split, and the equation that they
+satisfy."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class BatchPlan:
 
 
 def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPlan:
-    """Complete the requested numbers, or raise the equation that does not hold."""
+    """Complete the requested numbers. If they cannot work, raise an error with the failed
+    equation."""
     strategy = request.strategy
     replicas = request.replicas or (2 if strategy in REPLICATED else 1)
     stages = request.stages or (2 if strategy in STAGED else 1)
@@ -64,12 +66,13 @@ def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPla
 
 
 def _choose_micro_batches(request: Request, stages: int, samples: int, reasons: Reasons) -> int:
-    """Use the given number, or 2 per stage if the samples and the schedule allow it."""
+    """Use the given number, or 2 per stage if there are enough samples and the schedule allows
+    it."""
     schedule = request.schedule
     most = min(2 * stages, samples)
     fitting = [n for n in range(1, most + 1) if not schedule or not misfit(schedule, stages, n)]
     micro_batches = request.micro_batches or max(fitting, default=most)
-    because = f"2 × {plural(stages, 'stage')}, if there are enough samples: more shorten the bubble"
+    because = f"2 × {plural(stages, 'stage')} if the samples suffice; more would shorten the bubble"
     reasons.choose("micro-batches", request.micro_batches, micro_batches, because)
 
     if schedule and (problem := misfit(schedule, stages, micro_batches)):
@@ -87,7 +90,7 @@ def _require_samples(batch: BatchPlan, samples: int) -> None:
     if samples >= batch.micro_batches:
         return
     needed, replicas = batch.micro_batches * batch.accumulate, batch.replicas
-    sizes = range(replicas, 4 * replicas * needed)  # no share of a larger batch is too small
+    sizes = range(replicas, 4 * replicas * needed)  # larger batches always have enough
     enough = 1 + max(size for size in sizes if min(shares(size, replicas)) < needed)
     raise UsageError(
         f"{plural(samples, 'sample')} (batch {batch.batch_size} ÷ {plural(replicas, 'replica')} "
@@ -98,12 +101,13 @@ def _require_samples(batch: BatchPlan, samples: int) -> None:
 
 
 def arithmetic(batch: BatchPlan, ranks: tuple[RankPlan, ...]) -> str:
-    """Write `64 = 2 ranks × 4 accumulation steps × 8 samples`; add up uneven shares instead."""
+    """Return the equation, such as `64 = 2 ranks × 4 accumulation steps × 8 samples`. If the shares
+    are uneven, return a sum."""
     in_one_process = any(device.role.startswith("replica ") for device in ranks[0].devices)
     per_rank = tuple(rank.samples_per_step for rank in ranks if not rank.stage)
     parts = ranks[0].split if in_one_process else per_rank
 
-    # The ranks in one pipelined replica see the same samples.
+    # All ranks in one pipelined replica process the same samples.
     owner = "replica" if in_one_process or ranks[0].stage is not None else "rank"
     owners = [plural(len(parts), owner)] if len(parts) > 1 else []
     numbers = [(batch.accumulate, "accumulation step"), (batch.micro_batches, "micro-batch")]

@@ -1,4 +1,4 @@
-"""Refuse a configuration that cannot run: on any machine and for any model, or for this model."""
+"""Refuse configurations that can never run, and configurations that cannot run with this model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paralab.plan.option import options_of
 from paralab.plan.request import SHARDED, STRATEGIES, Request, prefix_words
 from paralab.workload.summary import Summary
 
-FSDP_TORCH = (2, 10)  # the first with custom collectives and sums instead of means, both on gloo
+FSDP_TORCH = (2, 10)  # the first version with custom collectives and summed gradients on gloo
 
 
 def check(request: Request) -> None:
-    """Refuse a configuration that is wrong on any machine and for any model."""
+    """Refuse a configuration that can never run, no matter which machine and model it is for."""
     if request.strategy not in STRATEGIES:
         raise unknown("strategy", request.strategy, STRATEGIES)
     _check_each_option(request)
@@ -25,7 +25,8 @@ def check(request: Request) -> None:
 
 
 def _check_each_option(request: Request) -> None:
-    """Check each value on its own: known to the strategy, one of the choices, a positive number."""
+    """Check each value on its own: the strategy must have the option, and the value must be one of
+    the choices or a positive number."""
     for option in options_of(Request):
         value = getattr(request, option.name)
         if value is None:
@@ -65,7 +66,7 @@ def _check_combinations(request: Request) -> None:
     if request.no_scaler and request.loss_scale is not None:
         raise UsageError(
             f"--loss-scale {request.loss_scale:g} sets the GradScaler's scale, "
-            "and --no-scaler removes it.",
+            "but --no-scaler turns the GradScaler off.",
             fix="use only one of the two",
         )
 
@@ -77,8 +78,8 @@ def _check_combinations(request: Request) -> None:
         )
     if request.static_graph and not request.sync_every_pass and accumulate > 1:
         raise UsageError(
-            f"--static-graph does not work with --accumulate {accumulate}: DDP learns the graph "
-            "in the first backward pass, which is not synchronized.",
+            f"--static-graph does not work with --accumulate {accumulate}: DDP records the graph "
+            "in the first backward pass, but accumulation does not synchronize that pass.",
             fix="leave out one of the two",
         )
 
@@ -118,26 +119,26 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
     if summary.sparse and strategy not in ("single", "ddp"):
         raise UsageError(
             f"{strategy} cannot train with sparse gradients, "
-            f"and {summary.sparse[0]!r} in {summary.name} has one.",
+            f"but {summary.sparse[0]!r} in {summary.name} has a sparse gradient.",
             fix="nn.Embedding(…, sparse=False), or use single or ddp",
         )
     if summary.scalar_output and strategy == "dp":
         raise UsageError(
-            f"dp cannot train {summary.name}: its model returns a scalar, such as a loss it "
-            "computes itself, and DataParallel would return one per replica.",
+            f"dp cannot train {summary.name}: its model returns a scalar (such as a loss), and "
+            "DataParallel would return one scalar per replica.",
             fix="return one value per sample and compute the loss in `loss`, or use ddp",
         )
     if summary.whole_tensors and strategy == "fsdp":
         raise UsageError(
             f"fsdp gives each rank a shard of every parameter, but {summary.optimizer} needs "
-            "whole parameters.",
+            "full parameters.",
             fix="an elementwise optimizer such as AdamW or SGD, or use ddp",
         )
     if summary.whole_model and request.schedule:
         raise UsageError(
             f"--schedule {request.schedule} gives each stage its own optimizer, but "
             f"{summary.optimizer} needs all parameters at once, for example to clip a global norm.",
-            fix="leave out --schedule, so one optimizer sees all parameters",
+            fix="leave out --schedule, so that one optimizer has all parameters",
         )
     if strategy in SHARDED:
         _check_sharding(machine, summary)
@@ -148,7 +149,7 @@ def _check_sharding(machine: Machine, summary: Summary) -> None:
     if version < FSDP_TORCH:
         needed = ".".join(map(str, FSDP_TORCH))
         raise UsageError(
-            f"fsdp needs PyTorch {needed} or newer; this is {machine.torch}.",
+            f"fsdp needs PyTorch {needed} or newer, but this is {machine.torch}.",
             fix=f"pip install 'torch>={needed}', or use ddp",
         )
     if summary.scalars:

@@ -1,12 +1,12 @@
-"""The device grid: which rank uses which devices. Pure functions on plain numbers.
+"""The device grid: which rank uses which devices. These are pure functions on plain numbers.
 
-hybrid, 2 replicas × 2 stages (rank r: device r, then device r + 2)
+For hybrid with 2 replicas × 2 stages, rank r uses device r and then device r + 2:
 
               stage 0    stage 1
     rank 0    cuda:0  →  cuda:2
     rank 1    cuda:1  →  cuda:3
 
-with --schedule, one process per stage (rank r: device r; rank = replica × stages + stage)
+With --schedule, each stage has its own process, and rank = replica × stages + stage:
 
                  stage 0             stage 1
     replica 0    rank 0, cuda:0  →   rank 1, cuda:1
@@ -30,7 +30,7 @@ class Device:
     torch    the torch device for its tensors: `cuda:1`, `cpu`
     role     `replica 0`, `stage 1`
     virtual  whether it is a share of a CPU
-    shared   whether it is a GPU that does the work of several devices in the plan
+    shared   whether several devices in the plan use this GPU
     """
 
     name: str
@@ -45,9 +45,9 @@ class Place:
     """Where torchrun or srun launched a rank.
 
     node   the node's host name
-    gpus   unique IDs of the GPUs it sees, in order: two Slurm tasks may each see a different GPU as
-           `cuda:0`
-    cores  its share of the node's cores: 0.5 if two ranks share one core
+    gpus   unique IDs of the GPUs that the rank sees, in order; two Slurm tasks may see different
+           GPUs as `cuda:0`
+    cores  the rank's share of the node's cores, such as 0.5 if two ranks share a core
     """
 
     node: str
@@ -65,9 +65,9 @@ def grid(
     process_per_stage: bool = False,
     places: Sequence[Place] = (),
 ) -> list[list[Device]]:
-    """Assign devices to each rank; gpus = 0 means CPU devices.
+    """Return each rank's devices. If `gpus` is 0, use CPU devices.
 
-    With `places`, a rank uses the devices that it sees on its node. ddp on 2 nodes × 2 GPUs:
+    With `places`, a rank uses the devices that it sees on its node. For ddp on 2 nodes × 2 GPUs:
 
         rank 0  n1/cuda:0    rank 1  n1/cuda:1    rank 2  n2/cuda:0    rank 3  n2/cuda:1
     """
@@ -77,7 +77,8 @@ def grid(
     names = _name_gpus(places)
 
     def locate(rank: int, number: int, index: int) -> tuple[str, str]:
-        """Return the name and torch device of a rank's device `number`, `index` in the grid."""
+        """Return the name and the torch device for a rank's device `number`, which has this `index`
+        in the grid."""
         if not gpus:
             return f"cpu:{index}", "cpu"
         if not places:
@@ -111,7 +112,7 @@ def grid(
 def _indices(
     strategy: str, replicas: int, stages: int, process_per_stage: bool
 ) -> list[list[tuple[int, str]]]:
-    """Return each rank's (device number, role)."""
+    """Return the numbers and roles of each rank's devices."""
     if process_per_stage:
         return [[(rank, f"stage {rank % stages}")] for rank in range(replicas * stages)]
     if strategy == "dp":
@@ -124,7 +125,8 @@ def _indices(
 
 
 def _name_gpus(places: Sequence[Place]) -> dict[str, str]:
-    """Number the GPUs on each node: unique ID -> `n1/cuda:0`, or `cuda:0` if there is one node."""
+    """Number the GPUs on each node. Return unique ID -> name: `n1/cuda:0`, or `cuda:0` if there is
+    only one node."""
     names: dict[str, str] = {}
     several = len({place.node for place in places}) > 1
     numbers: Counter[str] = Counter()
@@ -140,7 +142,8 @@ def _name_gpus(places: Sequence[Place]) -> dict[str, str]:
 def _index_of_device(place: Place, places: Sequence[Place], number: int) -> int:
     """Return the index of a rank's device `number` among the GPUs it sees.
 
-    Ranks that see the same n GPUs take turns; a rank with GPUs of its own takes them in order.
+    If several ranks see the same GPUs, they take turns choosing one. A rank that has GPUs to itself
+    uses them in order.
     """
     together = [other for other in places if other.node == place.node and other.gpus == place.gpus]
     return (number * len(together) + together.index(place)) % len(place.gpus)

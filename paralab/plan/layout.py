@@ -1,4 +1,4 @@
-"""`Layout`: a run's ranks on this machine's devices, or where they were launched."""
+"""`Layout`: which devices a run's ranks use, on this machine or where they were launched."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from paralab.units import plural
 class Layout:
     """Which devices each rank uses.
 
-    device  the kind: cpu or cuda
+    device  the kind of device: cpu or cuda
     cells   the devices, one row per rank
-    places  where the ranks already are, if something else launched them
+    places  where the ranks are, if another launcher started them
     """
 
     device: str
@@ -40,7 +40,7 @@ def choose_device(request: Request, machine: Machine, reasons: Reasons) -> str:
     gpus = len(machine.gpus)
     if request.device == "cuda" and not gpus:
         raise UsageError(
-            f"--device cuda needs a GPU, and this machine has none: {machine.no_gpu_reason}.",
+            f"--device cuda needs a GPU, but this machine has none: {machine.no_gpu_reason}.",
             fix="--device cpu (CPU ranks over gloo), or leave out --device",
         )
     device = request.device if request.device != "auto" else "cuda" if gpus else "cpu"
@@ -51,7 +51,8 @@ def choose_device(request: Request, machine: Machine, reasons: Reasons) -> str:
 
 
 def count_launched(request: Request, places: Sequence[Place]) -> Request:
-    """Take the number of replicas, or of one-process stages, from the launched ranks."""
+    """Set the number of replicas, or of stages if each stage is a process, from the number of
+    launched ranks."""
     if not places:
         return request
     if request.schedule and request.strategy == "pipeline":
@@ -82,7 +83,8 @@ def lay_out(
 
 
 def _require_launched(request: Request, needed: int, places: Sequence[Place], device: str) -> None:
-    """Require as many launched ranks as the strategy needs, each with a GPU if it uses GPUs."""
+    """Require that the number of launched ranks matches the strategy, and that each rank has a GPU
+    if the run uses GPUs."""
     launched = len(places)
     if needed != launched:
         options = "".join(
@@ -99,7 +101,7 @@ def _require_launched(request: Request, needed: int, places: Sequence[Place], de
         elif needed == 1:
             fix = (
                 f"paralab run {request.strategy} without torchrun or srun, "
-                "or a strategy with a process per replica, such as ddp"
+                "or a strategy with one process per replica, such as ddp"
             )
         raise UsageError(
             f"{request.strategy}{options} needs {plural(needed, 'rank')}, but {launched} "
@@ -129,7 +131,7 @@ def plan_ranks(request: Request, batch: BatchPlan, layout: Layout) -> tuple[Rank
         samples = per_replica[replica]
         split = (samples,) * len(row)
         if request.strategy == "dp":
-            # DataParallel splits each accumulation step separately: sum each replica's shares.
+            # DataParallel splits each accumulation step separately, so sum each replica's shares.
             splits = [
                 chunk_sizes(stop - start, batch.replicas)
                 for [(start, stop)] in pieces(samples, batch.accumulate, 1)
@@ -145,11 +147,11 @@ def plan_ranks(request: Request, batch: BatchPlan, layout: Layout) -> tuple[Rank
 def count_threads(
     request: Request, machine: Machine, layout: Layout, asked: int | None, reasons: Reasons
 ) -> int:
-    """Choose the CPU threads per device; `asked` is OMP_NUM_THREADS."""
+    """Choose the number of CPU threads per device. `asked` is OMP_NUM_THREADS."""
     cores: float = machine.cores
     devices = len(layout.devices)
     because = f"{plural(machine.cores, 'core')} ÷ {plural(devices, 'device')}, at least 1"
-    if layout.places:  # all ranks get the same number, so the rank with the fewest cores decides
+    if layout.places:  # all ranks get the same number, so use the fewest cores of any rank
         cores = min(place.cores for place in layout.places)
         devices = -(-devices // len(layout.places))
         because = f"{cores:g} cores per rank ÷ {plural(devices, 'device')}, at least 1"
@@ -165,7 +167,7 @@ def count_threads(
 
 
 def choose_backend(request: Request, layout: Layout, reasons: Reasons) -> str | None:
-    """Choose the torch.distributed backend; None for a single process."""
+    """Choose the torch.distributed backend. Return None for a single process."""
     if request.strategy not in PROCESS_PER_REPLICA and not request.schedule:
         return None
     users = Counter(name for row in layout.cells for name in {cell.name for cell in row})
@@ -176,7 +178,7 @@ def choose_backend(request: Request, layout: Layout, reasons: Reasons) -> str | 
         if request.strategy == "fsdp":
             ranks, gpus = plural(len(layout.cells), "rank"), plural(len(users), "GPU")
             raise UsageError(
-                f"fsdp with {ranks} on {gpus} would share a GPU between ranks. NCCL refuses that, "
+                f"In fsdp with {ranks} on {gpus}, ranks would share a GPU. NCCL refuses that, "
                 "and gloo's sharded collectives crash on CUDA tensors.",
                 fix=f"--device cpu, --replicas {len(users)}, or use ddp",
             )

@@ -1,4 +1,4 @@
-"""`Option`: the complete description of an option, stored on the dataclass field for its value.
+"""`Option`: the complete description of an option, stored in the metadata of a dataclass field.
 
     replicas: int | None = option("Copies of the model that share each batch.", ...)
 
@@ -23,15 +23,15 @@ METADATA = "option"
 class Option:
     """One option, as described by its field.
 
-    heading     the `--help` heading that lists it
+    heading     the heading in `--help` under which the option appears
     default     the field's default
-    strategies  the strategies that accept it; empty if all do
-    usual       the value in the plan if the option is not given, if that is fixed
+    strategies  the strategies that accept the option; empty if all do
+    usual       the value that the plan uses if the option is not given, if it is always the same
     shown       the text for `[default: …]`, if it is neither the default nor the usual value
-    label       turns a value into its part of a label; None if labels do not mention it
+    label       converts a value to text for a label; None if labels do not mention the option
     always      whether the label also mentions the usual value
     name        the name of the field and the Python argument; the flag is derived from it
-    kind        int, float, str, bool, or Path; the value may also be None if that is the default
+    kind        int, float, str, bool, or Path; if the default is None, the value may also be None
     """
 
     help: str
@@ -49,7 +49,7 @@ class Option:
 
     @property
     def annotation(self) -> Any:
-        """The type of the Python argument; a path may be a string."""
+        """The type of the Python argument. A path may also be a string."""
         accepted: Any = str | Path if self.kind is Path else self.kind
         return accepted | None if self.default is None else accepted
 
@@ -70,13 +70,13 @@ class Option:
 
 
 def option(help: str, heading: str, default: Any = None, **more: Any) -> Any:
-    """Define a dataclass field that is an option; see `Option` for the arguments."""
+    """Define a dataclass field that is an option. See `Option` for the arguments."""
     return field(default=default, metadata={METADATA: Option(help, heading, default, **more)})
 
 
 @cache
 def options_of(owner: type[Any]) -> tuple[Option, ...]:
-    """Return the options among a dataclass's fields, in order."""
+    """Return a dataclass's options, in the order of its fields."""
     hints = typing.get_type_hints(owner)
     return tuple(
         replace(each.metadata[METADATA], name=each.name, kind=_kind(hints[each.name]))
@@ -104,7 +104,7 @@ def flag_of(name: str) -> str:
 
 
 def _kind(hint: Any) -> type:
-    """`int | None` -> int."""
+    """Return the type without None: `int | None` -> int."""
     if not isinstance(hint, types.UnionType):
         return typing.cast(type, hint)
     [kind] = [each for each in typing.get_args(hint) if each is not type(None)]

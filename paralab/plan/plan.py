@@ -27,7 +27,7 @@ class Reasons(list[Reason]):
         self.append(Reason(choice, str(value), because))
 
     def choose(self, choice: str, given: object, chosen: object, because: str) -> None:
-        """Record a choice that the user made (`given` is not None) or that has this reason."""
+        """Record a choice. If the user made it (`given` is not None), the reason is "requested"."""
         self.add(choice, chosen, because if given is None else "requested")
 
 
@@ -35,9 +35,9 @@ class Reasons(list[Reason]):
 class RankPlan:
     """One process: its devices, and how many samples of a full batch each device processes.
 
-    replica  number of its replica, if replicas are processes; otherwise 0
-    stage    number of its stage, if stages are processes
-    node     host name of its node, if another launcher started the ranks
+    replica  the number of its replica if each replica has its own process, otherwise 0
+    stage    the number of its stage if each stage has its own process, otherwise None
+    node     the host name of its node, if another launcher started the ranks
     """
 
     rank: int
@@ -50,13 +50,15 @@ class RankPlan:
     node: str = ""
 
     def counts(self, stages: int) -> bool:
-        """Return whether its loss counts. If stages are processes, only the last stage counts."""
+        """Return whether this rank's loss counts. If each stage has its own process, only the last
+        stage's loss counts."""
         return self.stage is None or self.stage == stages - 1
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A contiguous part of the model: begins at `start` and has the parameters in `modules`."""
+    """A contiguous part of the model, which begins at `start` and has the parameters of
+    `modules`."""
 
     start: str
     modules: tuple[str, ...]
@@ -95,19 +97,19 @@ class Plan:
     reasons: tuple[Reason, ...]
     remarks: tuple[str, ...]
     differences: tuple[str, ...]
-    # Later additions; their defaults keep older run folders readable.
+    # These fields were added later. They have defaults, so that older run folders stay readable.
     scaler: bool = False
     bucket_view: bool = False
     static_graph: bool = False
     sync_every_pass: bool = False
     prefix: str | None = None
-    # Submodules that fsdp gathers one at a time; other parameters are gathered with the model
+    # Submodules that fsdp gathers one at a time. All other parameters are gathered together.
     shard_units: tuple[str, ...] = ()
-    # The schedule of a pipeline with one process per stage; None if a replica's stages share one
+    # The schedule, if each stage has its own process; None if a replica's stages share a process.
     schedule: str | None = None
     chunks: int = 1  # model parts per stage; part i is on stage i mod stages
     optimizer_bytes_per_byte: float | None = None  # optimizer state per byte of parameters
-    draws: bool = False  # the forward pass draws random numbers
+    draws: bool = False  # whether the forward pass draws random numbers
     control: tuple[str, ...] = ()  # causes of legitimate differences that `verify` removes
 
     @property
@@ -120,7 +122,7 @@ class Plan:
 
     @property
     def rank_replicas(self) -> int:
-        """How many replicas are processes."""
+        """The number of replicas that have their own processes."""
         return 1 + max(rank.replica for rank in self.ranks)
 
     @property
@@ -129,13 +131,13 @@ class Plan:
 
     @property
     def cuts(self) -> list[str]:
-        """Where the stages begin. Cuts depend on timings, so they may differ between runs."""
+        """Where the stages begin. Cuts can depend on timings, so they may differ between runs."""
         return [part.start for part in self.stage_parts]
 
     @property
     def training(self) -> dict[str, Any]:
-        """The values that identify a run, independent of its devices."""
-        # A notebook function has a different file each time.
+        """The values that must match when a run resumes. They do not depend on its devices."""
+        # A function from a notebook is stored in a different file each time.
         workload = "a function" if self.workload.startswith(PICKLED) else self.workload
         return {
             "workload": workload,
@@ -170,8 +172,8 @@ def _to_tuples(value: Any) -> Any:
 def label(configuration: Request | Plan) -> str:
     """Label a configuration with its distinctive options: `hybrid ×2 · 2 stages · bf16`.
 
-    This is its name in every table, page, and folder. Leaves out options that were not given or
-    have their usual value. A plan has a value for each option, so its label also names automatic
+    Every table, page, and folder uses this label. It leaves out options that were not given or have
+    their usual value. A plan has a value for each option, so its label also contains automatic
     choices.
     """
     words = [configuration.strategy]

@@ -18,7 +18,7 @@ LOSS_SCALE = 65536.0  # torch's default
 
 @dataclass(frozen=True)
 class Precision:
-    """How numbers are stored: the format, the GradScaler, and required environment variables."""
+    """The numeric format, whether to use a GradScaler, and the required environment variables."""
 
     precision: str
     scaler: bool = False
@@ -39,21 +39,21 @@ def choose_precision(
     probe: Callable[[str], Probe],
     reasons: Reasons,
 ) -> Precision:
-    """Choose the precision. A child process tries low precision on a CPU first, because a missing
-    instruction kills the process."""
+    """Choose the precision. For low precision on a CPU, a child process tries it first, because a
+    missing instruction kills the process."""
     precision = request.precision or "fp32"
     environment: dict[str, str] = {}
 
     if device == "cuda" and (weak := too_old(precision, machine)):
         capability = ".".join(map(str, weak[0].capability))
         raise UsageError(
-            f"--precision {precision} needs a GPU with compute capability 8.0 or higher; "
+            f"--precision {precision} needs a GPU with compute capability 8.0 or higher, but "
             f"{weak[0].name} has {capability}.",
             fix="--precision fp16 or fp32",
         )
     if device == "cpu" and precision == "tf32":
         raise UsageError(
-            "--precision tf32 exists only on NVIDIA GPUs, and this run uses the CPU.",
+            "--precision tf32 exists only on NVIDIA GPUs, but this run uses the CPU.",
             fix="--precision fp32 or bf16",
         )
     if device == "cpu" and precision in ("bf16", "fp16"):

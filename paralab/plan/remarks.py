@@ -1,4 +1,4 @@
-"""Remarks for users before they read a plan's timings or compare its weights."""
+"""Remarks that users should read before they use a plan's timings or compare its weights."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from paralab.plan.request import Request
 from paralab.units import plural
 from paralab.workload.summary import Summary
 
-# Optimizers that divide each gradient by its size have one of these in their name.
+# The name of an optimizer that divides each gradient by its size contains one of these.
 ADAPTIVE = ("Ada", "RMSprop", "Rprop", "NAdam", "RAdam")
-# A run folder has remarks as sentences. These words identify the ones about shared hardware.
+# A run folder stores remarks as sentences. These words identify remarks about shared hardware.
 SHARE_CORES = "share cores"
 SHARED_DEVICE = "shared:"
 
 
 def find_sharing(remarks: Iterable[str]) -> str:
-    """Return the remark that says which hardware several devices share; empty if there is none."""
+    """Return the remark about hardware that several devices share, or an empty string."""
     words = (SHARE_CORES, SHARED_DEVICE)
     return next((remark for remark in remarks if any(word in remark for word in words)), "")
 
 
 def remarks_on(request: Request, machine: Machine, layout: Layout, threads: int) -> tuple[str, ...]:
-    """List what is virtual or shared; shown with the plan and with all timings."""
+    """List which devices are virtual or shared. Users see this with the plan and all timings."""
     remarks = []
     devices, places = layout.devices, layout.places
     nodes = len({place.node for place in places})

@@ -1,7 +1,8 @@
-"""`Request`: the configuration as the user gives it, one field per option. None means "not given".
+"""`Request`: the configuration as requested by the user, with one field per option. None means "not
+given".
 
-Each field has its option's help, choices, and strategies; `plan/option.py` lists what is derived
-from them.
+Each field contains its option's help, choices, and strategies. `plan/option.py` lists what is
+derived from them.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ STRATEGIES: Mapping[str, str] = MappingProxyType(
         "ddp": "DistributedDataParallel: one process per replica; "
         "gradients are all-reduced during the backward pass",
         "fsdp": "FSDP2: one process per replica; "
-        "each holds a shard of every parameter, gradient, and optimizer state",
-        "mp": "model parallelism: one process, the layers spread over devices; "
+        "each has a shard of every parameter, gradient, and optimizer state",
+        "mp": "model parallelism: one process with its layers on several devices; "
         "one device works at a time",
         "pipeline": "model parallelism with micro-batches: the devices work at the same time",
-        "hybrid": "ddp over replicas, each of which is a pipeline over several devices",
+        "hybrid": "ddp with a pipeline over several devices in each replica",
     }
 )
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
 
 REPLICATED = ("dp", "ddp", "fsdp", "hybrid")
 STAGED = ("mp", "pipeline", "hybrid")  # these cut the model into stages
-SHARDED = ("fsdp",)  # this shards the parameters, unit by unit
+SHARDED = ("fsdp",)  # this shards the parameters of each unit
 PIPELINED = ("pipeline", "hybrid")
 BUCKETED = ("ddp", "hybrid")
 
-# Values of some `Request` options, by name: given by the user, or varied by a search.
+# Values of some `Request` options, by name. They come from the user, or a search varies them.
 Options = dict[str, Any]
 
 # The headings of --help
@@ -64,7 +65,7 @@ class Request:
         "Samples per optimizer step, summed over all devices.", MODEL, shown="set by the workload"
     )
     samples: int | None = option(
-        "Use only the first N samples; an epoch ends after them.", MODEL, metavar="N", shown="all"
+        "Train on only the first N samples; they form one epoch.", MODEL, metavar="N", shown="all"
     )
     seed: int = option("Determines the initial weights and the sample order.", MODEL, default=0)
     replicas: int | None = option(
@@ -99,7 +100,7 @@ class Request:
         label=lambda number: plural(number, "micro-batch"),
     )
     accumulate: int | None = option(
-        "Accumulation steps per optimizer step; gradients are synchronized in the last one.",
+        "Accumulation steps per optimizer step; only the last one synchronizes gradients.",
         PARALLELISM,
         usual=1,
         label="accumulate {}".format,
@@ -181,7 +182,8 @@ APPLIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def only_applicable(request: Request) -> Request:
-    """Drop options that this strategy does not accept, when several strategies share options."""
+    """Remove options that this strategy does not accept, for commands that pass the same options to
+    several strategies."""
     without: dict[str, Any] = {
         each.name: None for each in options_of(Request) if not each.applies_to(request.strategy)
     }
@@ -196,10 +198,11 @@ def on_one_device(request: Request, batch_size: int) -> Request:
 
 
 def in_fp64(request: Request) -> Request:
-    """Return the same configuration in fp64, where rounding cannot mask an error."""
+    """Return the same configuration in fp64, where rounding cannot hide a mistake."""
     return replace(request, precision="fp64", loss_scale=None, no_scaler=None)
 
 
 def prefix_words(prefix: str, rank: int, local_rank: int) -> list[str]:
-    """`numactl -N {local_rank}` for local rank 1 -> ["numactl", "-N", "1"]."""
+    """Return the prefix as words: `numactl -N {local_rank}` on local rank 1 -> ["numactl", "-N",
+    "1"]."""
     return [word.format(rank=rank, local_rank=local_rank) for word in shlex.split(prefix)]

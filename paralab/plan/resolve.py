@@ -1,4 +1,5 @@
-"""Request + machine + summary -> Plan. Each automatic choice is stored with its reason."""
+"""Turn a request into a plan for a machine and a workload. Each automatic choice is stored with its
+reason."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def resolve(
 ) -> Plan:
     """Return the complete plan, or raise a UsageError that says what to write instead.
 
-    places   where the ranks already are, if another launcher started them
+    places   where the ranks are, if another launcher started them
     cuts     where the stages begin in the checkpoint that the run resumes from
     """
     check(request)
@@ -98,7 +99,8 @@ def resolve(
 def _choose_length(
     request: Request, summary: Summary, reasons: Reasons
 ) -> tuple[int | None, int | None]:
-    """Return (samples per epoch, optimizer steps); None if endless or set by the epochs."""
+    """Return the samples per epoch (None if the data is endless) and the number of optimizer steps
+    (None if only the epochs limit it)."""
     available = summary.samples
     if request.samples is not None and available is not None and request.samples > available:
         raise UsageError(
@@ -108,8 +110,8 @@ def _choose_length(
     samples = request.samples or available
     if request.epochs and samples is None:
         raise UsageError(
-            f"--epochs {request.epochs}: {summary.name} generates its data with get_batch, "
-            "which never ends, so it has no epochs.",
+            f"--epochs {request.epochs}: {summary.name} generates endless data with get_batch, so "
+            "it has no epochs.",
             fix=f"--steps {request.epochs * 100}, or --samples N to define an epoch",
         )
     if request.epochs:
@@ -122,7 +124,7 @@ def _choose_length(
 
 
 def _count_chunks(request: Request, batch: BatchPlan, reasons: Reasons) -> int:
-    """Return how many model parts each stage holds under this schedule."""
+    """Return how many model parts each stage has with this schedule."""
     if request.schedule is None:
         return 1
     chunks = PARTS_PER_RANK[request.schedule]
@@ -134,10 +136,11 @@ def _count_chunks(request: Request, batch: BatchPlan, reasons: Reasons) -> int:
 
 
 def _choose_ddp_options(request: Request, summary: Summary, reasons: Reasons) -> bool:
-    """Return find_unused_parameters: without it, DDP waits for every parameter's gradient."""
+    """Return whether to set find_unused_parameters. Without it, DDP waits for every parameter's
+    gradient."""
     if request.strategy not in BUCKETED:
         return False
-    default = "25 MB" if request.schedule else "25 MB, the first one 1 MB"
+    default = "25 MB" if request.schedule else "25 MB, 1 MB for the first"
     bucket = f"{request.bucket_mb:g} MB" if request.bucket_mb else default
     reasons.choose("bucket", request.bucket_mb, bucket, "the default in PyTorch's DDP")
     if request.schedule or not (request.find_unused or summary.unused):
@@ -148,7 +151,7 @@ def _choose_ddp_options(request: Request, summary: Summary, reasons: Reasons) ->
         raise UsageError(
             f"hybrid cannot train {summary.name}: in a trial step, "
             f"{plural(len(summary.unused), 'parameter')} got no gradient ({names}), "
-            "and the stages wait for every gradient.",
+            "but the stages wait for every gradient.",
             fix="requires_grad_(False) for these parameters, or use ddp",
         )
     because = f"no gradient in a trial step: {names}"

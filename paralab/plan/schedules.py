@@ -1,9 +1,9 @@
-"""Pipeline schedules: the order in which each rank runs its model parts, and the bubble. Pure
-functions on plain numbers.
+"""Pipeline schedules: the order in which each rank runs its model parts, and the bubble. These are
+pure functions on plain numbers.
 
-A rank holds one part (gpipe, 1f1b) or two (interleaved, zero-bubble); part p is on rank p mod
-stages. For 2 stages and 4 micro-batches, with F a forward pass, B a backward pass, and ·· the
-bubble:
+A rank has one model part (gpipe, 1f1b) or two (interleaved, zero-bubble). Part p is on rank p mod
+stages. This is the order for 2 stages and 4 micro-batches, where F is a forward pass, B is a
+backward pass, and ·· is the bubble:
 
     gpipe         rank 0   F0 F1 F2 F3 ·· ·· B0 B1 B2 B3    keeps the activations of all
                   rank 1   ·· F0 F1 F2 F3 B0 B1 B2 B3 ··    micro-batches until the first backward
@@ -13,8 +13,8 @@ bubble:
     zero-bubble   splits a backward pass into I (input gradients, which the previous rank waits for)
                   and W (weight gradients, which no rank waits for); W fills the bubble
 
-torch.distributed.pipelining produces the same lists; tests/plan/test_schedule_order.py compares
-them.
+torch.distributed.pipelining runs passes in the same order, which tests/plan/test_schedule_order.py
+checks.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ PARTS_PER_RANK: Mapping[str, int] = MappingProxyType(
 )
 SCHEDULES = tuple(PARTS_PER_RANK)
 WITHOUT = "leave out --schedule"  # the fix for a model that cannot be cut into processes
-UNCUT = f"cut elsewhere, or {WITHOUT}"  # the same if the cut positions are the cause
+UNCUT = f"cut elsewhere, or {WITHOUT}"  # the fix if only these cuts are the problem
 
 
 class Action(NamedTuple):
-    """`kind` is F: forward, B: backward, I: backward to the input, or W: to the weights."""
+    """One pass. `kind` is F (forward), B (backward), I (backward for the inputs only), or W
+    (backward for the weights only)."""
 
     part: int
     kind: str
@@ -82,10 +83,11 @@ def _one_by_one(
     ahead: int,
     weights_later: int | None = None,
 ) -> list[Action]:
-    """Order `ahead` forward passes, then alternate forward and backward, then the other backwards.
+    """Run `ahead` forward passes, then alternate forward and backward passes, then run the
+    remaining backward passes.
 
-    A rank with several parts switches to the next one after `per_round` micro-batches.
-    weights_later: how many backward passes a weight pass lags behind; None if they are not split.
+    A rank with several parts switches to its next part after `per_round` micro-batches. A weight
+    pass runs `weights_later` backward passes later, or as part of the backward pass if None.
     """
     places = [
         (n // per_round % chunks, n // (per_round * chunks) * per_round + n % per_round)
@@ -110,12 +112,13 @@ def _one_by_one(
 
 
 def rounds(stages: int, micro_batches: int) -> int:
-    """Count the rounds: schedules with several parts per rank use rounds of about `stages`."""
+    """Return the number of rounds in a schedule with several parts per rank. Each round has about
+    `stages` micro-batches."""
     return max(1, micro_batches // stages)
 
 
 def misfit(schedule: str, stages: int, micro_batches: int) -> str | None:
-    """Return why this schedule cannot run this number of micro-batches; None if it can."""
+    """Return why this schedule cannot run this number of micro-batches, or None if it can."""
     if schedule != "gpipe" and micro_batches < stages:
         return (
             f"{schedule} needs at least one micro-batch per stage: "
@@ -123,34 +126,36 @@ def misfit(schedule: str, stages: int, micro_batches: int) -> str | None:
         )
     if PARTS_PER_RANK[schedule] > 1 and micro_batches % (turns := rounds(stages, micro_batches)):
         return (
-            f"{schedule} works in {turns} equal rounds (micro-batches ÷ stages), "
-            f"and {micro_batches} is not a multiple of {turns}"
+            f"{schedule} runs {turns} equal rounds (micro-batches ÷ stages), "
+            f"but {micro_batches} is not a multiple of {turns}"
         )
     return None
 
 
 def ideal_bubble(stages: int, micro_batches: int, schedule: str = "gpipe") -> float:
-    """Return the ideal bubble: all passes of a kind are equal, and sending takes no time.
+    """Return the ideal bubble, for which all passes of a kind take equally long and sending takes
+    no time.
 
-    With s stages, m micro-batches, and v parts per rank; the examples have s = 2, m = 4:
+    With s stages, m micro-batches, and v parts per rank (the examples have s = 2 and m = 4):
 
         gpipe, 1f1b    (s - 1) / (m + s - 1)        2 of 10 slots are idle: 1/5
         interleaved    (s - 1) / (v·m + s - 1)      as many idle slots, half as long: 1/9
         zero-bubble    (s - 1) / (3·v·m + s - 1)    forward, input, weight passes are equal: 1/25
 
     A rank runs v·m forward, input, and weight passes. The last stage waits s - 1 forward passes for
-    its first input, which nothing can fill. The first stage waits s - 1 backward passes for its
-    last gradient. With unsplit backward passes that is bubble too, so both terms are as long as
-    forward + backward. With split ones, weight passes fill that wait.
+    its first input, and nothing can fill that wait. The first stage waits s - 1 backward passes for
+    its last gradient. If backward passes are not split, that wait is part of the bubble too, so
+    bubble and passes are both measured in forward + backward. If they are split, weight passes fill
+    that wait.
     """
     passes = PARTS_PER_RANK[schedule] * micro_batches * (3 if schedule == "zero-bubble" else 1)
     return (stages - 1) / (passes + stages - 1)
 
 
 def simulate(orders: list[list[Action]], full_backward: float = 1.0) -> list[Slot]:
-    """Time each action, if a pass takes one slot and sending takes none.
+    """Compute when each action runs, if a pass takes one slot and sending takes no time.
 
-    full_backward: the slots that an unsplit backward pass takes
+    An unsplit backward pass takes `full_backward` slots.
     """
     parts = 1 + max(action.part for actions in orders for action in actions)
     seconds = {"F": 1.0, "B": full_backward, "I": 1.0, "W": 1.0}

@@ -12,7 +12,8 @@ BRANCHES = "the ranks take different branches"
 
 
 def shard_units(strategy: str, summary: Summary, reasons: Reasons) -> tuple[str, ...]:
-    """Choose the unit names; parameters outside all units are gathered with the entire model."""
+    """Choose the units and return their names. Parameters outside all units are gathered
+    together."""
     if strategy not in SHARDED:
         return ()
 
@@ -22,13 +23,13 @@ def shard_units(strategy: str, summary: Summary, reasons: Reasons) -> tuple[str,
             "shard units",
             "the whole model",
             "no submodule has a large share of the parameters, is called only once per forward, "
-            "and uses its parameters alone",
+            "and is the only user of its parameters",
         )
         return ()
     held = sum(unit.parameter_bytes for unit in summary.units)
     left = summary.parameter_bytes - held
     shown = ", ".join(names[:4]) + (f", … {names[-1]}" if len(names) > 4 else "")
     because = f"these submodules have {size(held)} of {size(summary.parameter_bytes)} of parameters"
-    because += f"; {size(left)} are gathered with the entire model" if left else ""
+    because += f"; the other {size(left)} are gathered together" if left else ""
     reasons.add("shard units", f"{len(names)}: {shown}", because)
     return names

@@ -1,11 +1,11 @@
-"""Cut a model's layers into stages to make the slowest stage as fast as possible.
+"""Cut a model's layers into stages so that the slowest stage is as fast as possible.
 
 seconds   3 1 1 1 2      over 2 stages
           [3 1] [1 1 2]  slowest 4          not [3 1 1] [1 2] (5), which splits by layer count
 
-Timings are noisy: if they alone decided, the same command would cut the model differently from run
-to run. So we balance counted operations and bytes, unless the timings show that another cut is
-clearly better.
+Timings are noisy. If only timings determined the cuts, the same command would cut the model
+differently in each run. So we balance counted operations and bytes, unless the timings show that
+another cut is clearly better.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from paralab.plan.schedules import Action, order
 from paralab.units import plural, seconds, size
 from paralab.workload.summary import Layer, Summary
 
-CLEARLY = 0.8  # another cut is clearly better if its slowest stage takes less than this share
-# Rough rates for a CPU core. Only their ratio matters: it weights layers that move data but do not
-# multiply (embeddings, norms).
+CLEARLY = 0.8  # another cut is clearly better if its slowest stage takes less than this fraction
+# Rough rates for a CPU core. Only their ratio matters: it determines the weight of layers that move
+# data but do not multiply (embeddings, norms).
 FLOPS_PER_SECOND, BYTES_PER_SECOND = 50e9, 5e9
 
 
 def balance(
     layers: Sequence[Layer], stages: int, samples: int
 ) -> tuple[list[tuple[int, int]], str]:
-    """Return ((first, stop) layer of each stage, what the cut balances)."""
+    """Return the layer numbers at which each stage starts and stops, and what the cut balances."""
     measured = [layer.seconds for layer in layers]
     by_time = split_by_time(measured, stages)
     if any(layer.flops is None or layer.activation_bytes_per_sample is None for layer in layers):
@@ -55,7 +55,8 @@ def slowest(parts: list[tuple[int, int]], costs: Sequence[float]) -> float:
 
 
 def split_by_time(costs: Sequence[float], stages: int) -> list[tuple[int, int]]:
-    """Return (first, stop) layer of each stage. Each stage gets at least one layer."""
+    """Return the layer numbers at which each stage starts and stops. Each stage gets at least one
+    layer."""
     assert 1 <= stages <= len(costs)
     total = [0.0]
     for value in costs:
@@ -63,7 +64,8 @@ def split_by_time(costs: Sequence[float], stages: int) -> list[tuple[int, int]]:
 
     @cache
     def best(first: int, stages_left: int) -> tuple[float, int]:
-        """Return (slowest stage, where this stage stops) for the layers from `first` on."""
+        """Split the layers from `first` on. Return the slowest stage's time, and where the first of
+        these stages stops."""
         if stages_left == 1:
             return total[-1] - total[first], len(costs)
         stops = range(first + 1, len(costs) - stages_left + 2)
@@ -88,9 +90,10 @@ def cut_into_stages(
     cuts: Sequence[str],
     reasons: Reasons,
 ) -> tuple[Stage, ...]:
-    """Return the model parts, `chunks` per stage; empty if the strategy does not split the model.
+    """Return the model parts, with `chunks` parts per stage. Return no parts if the strategy does
+    not split the model.
 
-    A resumed run keeps its checkpoint's `cuts`, so its random numbers match.
+    A resumed run uses its checkpoint's `cuts`, so that its random numbers match.
     """
     if request.strategy not in STAGED:
         return ()
@@ -156,7 +159,7 @@ class StageLoad:
     """The expected memory and time of one stage, in fp32.
 
     seconds              forward and backward time for the measured samples on one device
-    micro_batches_kept   the most micro-batches whose activations are in memory at the same time
+    micro_batches_kept   the largest number of micro-batches with activations in memory
     """
 
     stage: int
@@ -171,10 +174,11 @@ class StageLoad:
 
 
 def stage_loads(plan: Plan) -> list[StageLoad]:
-    """Estimate time and memory per stage.
+    """Estimate each stage's time and memory.
 
-    A stage stores activations for micro-batches between their forward and backward pass. With gpipe
-    and 4 micro-batches, that is 4 on each stage; with 1f1b and 3 stages, it is 3, 2, and 1.
+    A stage stores a micro-batch's activations between its forward and backward pass. With gpipe and
+    4 micro-batches, each stage stores 4 micro-batches at a time. With 1f1b and 3 stages, the stages
+    store 3, 2, and 1.
     """
     if not plan.stage_parts:
         return []
@@ -207,7 +211,8 @@ def stage_loads(plan: Plan) -> list[StageLoad]:
 def _kept_at_once(
     plan: Plan, mine: Sequence[Stage], actions: Sequence[Action]
 ) -> tuple[int, float | None]:
-    """Return the most micro-batches and activation bytes that a stage stores at the same time."""
+    """Return the largest number of micro-batches, and of activation bytes, that a stage stores at
+    the same time."""
     samples = widest(plan.ranks[0].samples_per_step, plan.accumulate, plan.micro_batches)
     live, most, held, most_bytes = 0, 0, 0.0, 0.0
     for part, kind, _ in actions:

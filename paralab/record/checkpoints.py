@@ -1,16 +1,17 @@
-"""Checkpoints on disk: each save creates a folder. It is complete once it has a manifest, and is
-checked before loading.
+"""Checkpoints on disk. Each save creates a folder, which is complete once it has a manifest. A
+checkpoint is checked before it is loaded.
 
     DIR/step-00000050/          the state after 50 steps
       __0_0.distcp, …           files from torch.distributed.checkpoint
       .metadata                 where each tensor is in those files
       manifest.json             written last: size and SHA-256 of each file, step, samples, topology
 
-A folder without a manifest is half-written. One whose files do not match its manifest is damaged.
-paralab never loads either one, and neither counts when it deletes old checkpoints.
+A folder without a manifest is half-written. A checkpoint whose files do not match its manifest is
+damaged. paralab loads neither kind, and ignores both when it decides which old checkpoints to
+delete.
 
-A checkpoint may come from someone else, and then its checksums match whatever they put there. So
-reading one never runs code from it: see `paralab.record.metadata` for `.metadata`, and
+A checkpoint may come from someone else, so matching checksums do not make it safe. Reading a
+checkpoint never runs code from it: see `paralab.record.metadata` for `.metadata`, and
 `paralab.worker.checkpoint` for the tensors.
 """
 
@@ -33,21 +34,21 @@ from paralab.units import size
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 KEPT = 3
-READERS = 4  # threads that compute checksums: hashlib releases the GIL
-# The plan fields that decide which rank has which tensors and random numbers.
+READERS = 4  # threads that compute checksums; they run in parallel: hashlib releases the GIL
+# The plan fields that determine which rank has which tensors and random numbers.
 TOPOLOGY = ("strategy", "replicas", "stages", "schedule", "cuts", "world_size")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The folder for one step. `problem` is why it cannot be used; None if it passed all checks so
-    far."""
+    """The checkpoint folder for one step. `problem` says why it cannot be used, or is None if it
+    has passed all checks so far."""
 
     path: Path
     step: int
     manifest: dict[str, Any]
     problem: str | None
-    half_written: bool = False  # it never had a manifest
+    half_written: bool = False  # whether the manifest is missing
 
     @property
     def num_bytes(self) -> int:
@@ -61,8 +62,9 @@ class CheckpointPolicy:
     every          save every N steps; None to save only when the run ends or is stopped
     keep           how many checkpoints to keep
     resume         the checked checkpoint to start from; None to start from the beginning
-    done           the steps done in that checkpoint; `samples` counts their samples
-    same_topology  it has the same strategy and number of ranks, so random streams can be restored
+    done           the number of steps in that checkpoint
+    samples        the number of samples in those steps
+    same_topology  whether its strategy and ranks match this run, so random streams can be restored
     """
 
     directory: str
@@ -81,7 +83,7 @@ def step_folder(directory: Path, step: int) -> Path:
 def checkpoints(directory: Path, check: bool = False) -> list[Checkpoint]:
     """List the checkpoints in a directory, oldest first. With `check`, also read every byte and
     check the checksums."""
-    # Not glob: it treats a folder without read permission as empty.
+    # Do not use glob, which treats a folder without read permission as empty.
     entries = directory.iterdir() if directory.is_dir() else ()
     folders = sorted(
         path
@@ -92,7 +94,8 @@ def checkpoints(directory: Path, check: bool = False) -> list[Checkpoint]:
 
 
 def last_good(directory: Path) -> tuple[Checkpoint | None, list[Checkpoint]]:
-    """Return the newest intact checkpoint, every byte checked, and any newer damaged ones."""
+    """Return the newest intact checkpoint, and all newer checkpoints that cannot be used. This
+    checks every byte."""
     bad: list[Checkpoint] = []
     for checkpoint in reversed(checkpoints(directory)):
         checked = checkpoint if checkpoint.problem else _inspect(checkpoint.path, check=True)
@@ -103,7 +106,8 @@ def last_good(directory: Path) -> tuple[Checkpoint | None, list[Checkpoint]]:
 
 
 def write_manifest(folder: Path, **about: Any) -> None:
-    """Complete a checkpoint: its files are already on disk, and a rename adds the manifest."""
+    """Complete a checkpoint whose files are already on disk: write the manifest under a temporary
+    name, then rename it."""
     paths = sorted(folder.iterdir())
     with ThreadPoolExecutor(READERS) as readers:
         digests = list(readers.map(_digest, paths))
@@ -128,8 +132,8 @@ def write_manifest(folder: Path, **about: Any) -> None:
 
 
 def rotate(directory: Path, keep: int) -> list[Path]:
-    """Delete everything older than the newest `keep` intact checkpoints. Do not delete anything
-    until there are more than that."""
+    """Delete everything older than the newest `keep` intact checkpoints. If there are fewer intact
+    checkpoints, delete nothing."""
     existing = checkpoints(directory)
     intact = [checkpoint for checkpoint in existing if not checkpoint.problem]
     if len(intact) <= keep:
@@ -137,14 +141,14 @@ def rotate(directory: Path, keep: int) -> list[Path]:
     oldest = intact[-keep].step
     old = [checkpoint.path for checkpoint in existing if checkpoint.step < oldest]
     for path in old:
-        # Delete the manifest first: then a kill halfway does not leave a checkpoint behind.
+        # Delete the manifest first, so that a kill halfway does not leave a damaged checkpoint.
         (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
     return old
 
 
 def require_room(directory: Path, needed_bytes: int) -> None:
-    """Check the free space before a save: it is better to notice a full disk now than halfway."""
+    """Check the free space before a save, so that it does not fail halfway."""
     free = shutil.disk_usage(directory).free
     if free < needed_bytes * 1.05:
         raise UsageError(
@@ -155,7 +159,7 @@ def require_room(directory: Path, needed_bytes: int) -> None:
 
 
 def require_same_training(manifest: dict[str, Any], wanted: dict[str, Any], path: Path) -> None:
-    """Refuse to continue a different run: the numbers would look right but mean nothing."""
+    """Refuse to continue a different run. The results would look plausible but be meaningless."""
     for name, value in wanted.items():
         if name in manifest and manifest[name] != value:
             flag = f"--{name.replace('_', '-')}"
@@ -180,8 +184,8 @@ def _inspect(path: Path, check: bool) -> Checkpoint:
 
 
 def _malformed(manifest: Any, step: int) -> str | None:
-    """Return a problem in the fields that other code relies on. A manifest is JSON from a file, so
-    it can contain anything."""
+    """Return a problem with the fields that other code relies on, or None. A manifest is JSON from
+    a file, so it can contain anything."""
     if not isinstance(manifest, dict):
         return "its manifest is not a JSON object"
     kinds = {"sha256": str, "files": dict, "step": int, "samples_seen": int, "topology": dict}
@@ -197,7 +201,7 @@ def _malformed(manifest: Any, step: int) -> str | None:
             return f"its manifest lists {name!r}, which is not a file name"
         entry = entry if isinstance(entry, dict) else {}
         if type(entry.get("bytes")) is not int or type(entry.get("sha256")) is not str:
-            return f"its manifest does not give the size and checksum of {name}"
+            return f"its manifest does not contain the size and checksum of {name}"
     return None
 
 
@@ -239,7 +243,7 @@ def _digest(path: Path) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush a folder: after a power cut, a rename survives only if its folder was written too."""
+    """Flush a folder to disk. A rename survives a power failure only if its folder was flushed."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

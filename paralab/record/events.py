@@ -1,7 +1,8 @@
-"""Events that a rank writes during training: one type per kind of event.
+"""Events that a rank writes during training, with one type for each kind of event.
 
-A `Span` lasts from `start` to `end`; a `Moment` happens at `time`. All times are seconds on a clock
-that all ranks share. None means that the event has no such field or that the value is unknown.
+A `Span` lasts from `start` to `end`, and a `Moment` happens at `time`. All times are seconds on a
+clock that all ranks share. None means that the event has no such field or that the value is
+unknown.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import msgspec
 
 from paralab.record.types import Record
 
-REDUCES = ("all_reduce", "reduce_scatter")  # gradients in flight at the end of a backward pass
+REDUCES = ("all_reduce", "reduce_scatter")  # they may still run at the end of a backward pass
 COLLECTIVES = (*REDUCES, "all_gather")
 
 
@@ -35,9 +36,9 @@ class Span(Event, frozen=True, kw_only=True):
     replica: int | None = None
     bucket: int | None = None
     bytes: int | None = None
-    unit: str | None = None  # the sub-module whose shards move
-    blocking: bool | None = None  # the collective blocks the compute thread
-    weights: bool | None = None  # the half of a backward pass that only computes weight gradients
+    unit: str | None = None  # the submodule whose parameters or gradients are communicated
+    blocking: bool | None = None  # whether the collective blocks the compute thread
+    weights: bool | None = None  # whether this is the half of backward with only weight gradients
     scale: float | None = None  # GradScaler's loss scale
 
     def __post_init__(self) -> None:
@@ -59,12 +60,12 @@ class Collective(Span, frozen=True, kw_only=True):
 
 
 class Step(Span, frozen=True, kw_only=True):
-    """One optimizer step on one rank. The losses of all ranks add up to the batch loss."""
+    """One optimizer step on one rank. The ranks' losses add up to the batch's loss."""
 
     samples: int
     loss: float
     epoch: int = 0
-    skipped: bool = False  # by GradScaler: the gradients overflowed
+    skipped: bool = False  # whether GradScaler skipped the step because gradients overflowed
     all_reduces: int = 0
     all_gathers: int = 0
     reduce_scatters: int = 0
@@ -84,7 +85,8 @@ class Start(Moment, frozen=True, kw_only=True):
 
 
 class Memory(Moment, frozen=True, kw_only=True):
-    """Peak device memory. `how` is how we know: from CUDA's allocator, or by counting tensors."""
+    """Peak device memory. `how` says how it was measured: by CUDA's allocator, or by counting
+    tensors."""
 
     device: str
     bytes: int
@@ -106,7 +108,7 @@ class DeviceLoad(Record, frozen=True, kw_only=True):
 
 
 class Load(Moment, frozen=True, kw_only=True):
-    cpu_share: float  # cores in use
+    cpu_share: float  # the number of cores in use
     rss_bytes: int | None
     devices: list[DeviceLoad]
     not_measured: str | None = None
@@ -123,7 +125,7 @@ class Gradients(Moment, frozen=True, kw_only=True):
 
 
 class SplitShape(Moment, frozen=True, kw_only=True):
-    """The input that a device received inside the model."""
+    """The shape of the model's input on one device."""
 
     step: int
     device: str
@@ -158,7 +160,7 @@ Exact = float | str  # JSON has no NaN or infinity, so these are strings
 
 
 class Verify(Moment, frozen=True, kw_only=True):
-    """One rank's results compared with the single device (`paralab.worker.verify`)."""
+    """One rank's results compared with a single device's (`paralab.worker.verify`)."""
 
     parameter_error: Exact
     parameter_error_of_update: Exact
@@ -171,8 +173,8 @@ class Verify(Moment, frozen=True, kw_only=True):
     losses: list[Exact]
     reference_losses: list[Exact]
     digest: str
-    of: int  # parameters in the reference
-    compared: int | None = None  # how many of them this rank compared
+    of: int  # the number of parameters in the reference
+    compared: int | None = None  # the number of parameters that this rank compared
     stage: int | None = None
     extra_gradients: tuple[str, ...] = ()
     buffer_errors: dict[str, Exact] = msgspec.field(default_factory=dict)

@@ -1,11 +1,11 @@
-"""The run folder: the only thing that the training half and the reading half share. paralab never
-overwrites files in it.
+"""The run folder: training writes it, and all analysis reads it. paralab never overwrites files in
+it.
 
 manifest.json       versions, machine, command, plan, data, constraints
 events/rankN.jsonl  one line per event
 logs/rankN.txt      output of rank N
 failures.jsonl      one line per failed attempt in a restarted run
-stacks/             where each rank was when one of them hung
+stacks/             where each rank was when a rank hung
 result.json         the results; for a killed run, paralab recomputes them from the events
 trace.json          the same events for ui.perfetto.dev and chrome://tracing
 weights.pt          the final weights, on request
@@ -41,15 +41,15 @@ class RunFolder:
         self.profile_path = path / "profile"
 
     def stack_dumps(self, attempt: int) -> Path:
-        """Return the folder that shows where each rank was when one of them hung."""
+        """Return the folder for stack dumps, which show where each rank was when a rank hung."""
         return self.path / "stacks" / str(attempt)
 
     @classmethod
     def create(cls, out: Path | None, label: str) -> RunFolder:
-        """Create a folder: `out` itself, or `runs/DATE_TIME_label` with a number if taken."""
+        """Create `out`, or `runs/DATE_TIME_label` with a number if that folder exists."""
         if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise UsageError(
-                f"--out {out} exists and is not empty; paralab never overwrites files.",
+                f"--out {out} exists and is not empty. paralab never overwrites files.",
                 fix="a new folder",
             )
         stem = time.strftime("%Y-%m-%d_%H-%M-%S_") + label
@@ -63,7 +63,8 @@ class RunFolder:
         return folder
 
     def write_manifest(self, **parts: Any) -> None:
-        """Write the manifest before the ranks start, so even a failed run is reproducible."""
+        """Write the manifest. This happens before the ranks start, so even a failed run is
+        reproducible."""
         manifest = {
             "schema": SCHEMA_VERSION,
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -82,20 +83,20 @@ class RunFolder:
         _write_new(self.result_path, result)
 
     def note_failure(self, attempt: int, problem: str, noticed: float) -> None:
-        """Add a failed attempt and the Unix time at which we noticed it."""
+        """Record a failed attempt, and when we noticed the failure (Unix time)."""
         line = {"attempt": attempt, "problem": problem, "unix_seconds": round(noticed, 3)}
         with suppress(OSError):  # a full disk may be the failure
             with (self.path / "failures.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
     def write_trace(self, trace: dict[str, Any]) -> None:
-        """Write compact JSON, because only programs read it, and it is large."""
-        # Perfetto does not decode \u escapes: it would show `rank 0 \u00b7 cpu:0`.
+        """Write the trace as compact JSON, because it is large and only programs read it."""
+        # Do not escape: Perfetto does not decode \u and would show `rank 0 \u00b7 cpu:0`.
         _write_new(self.trace_path, trace, separators=(",", ":"), ensure_ascii=False)
 
 
 def version(package: str) -> str | None:
-    """Return the installed version; None if not installed."""
+    """Return the installed version, or None if the package is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -103,10 +104,10 @@ def version(package: str) -> str | None:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file that the user named; never overwrite an existing one."""
+    """Write a file that the user named. Never overwrite an existing file."""
     if path.exists():
         raise UsageError(
-            f"{path} already exists; paralab never overwrites files.", fix="another name"
+            f"{path} already exists. paralab never overwrites files.", fix="another name"
         )
     with refusing(f"{path} cannot be written", fix="a file in a folder that exists"):
         with path.open("x", encoding="utf-8") as file:
@@ -114,7 +115,7 @@ def write_new(path: Path, text: str) -> None:
 
 
 def _write_new(path: Path, value: dict[str, Any], **style: Any) -> None:
-    """Write to a temporary file, then rename: the file is complete or does not exist."""
+    """Write to a temporary file, then rename it, so that a file is complete or does not exist."""
     assert not path.exists(), path
     part = path.with_suffix(".part")
     try:

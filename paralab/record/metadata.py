@@ -1,13 +1,13 @@
-"""A checkpoint's `.metadata` file: which tensors it contains and where each piece is. Reading
-it never runs code from the file.
+"""Read a checkpoint's `.metadata` file, which lists the checkpoint's tensors and where each piece
+is. Reading never runs code from the file.
 
-torch.distributed.checkpoint (DCP) pickles this file, and a pickle can call any function that it
-names. So this reader replaces each name with a placeholder that only stores its arguments. It never
-imports or calls anything that the file names, refuses names outside a fixed list, and checks every
-field.
+torch.distributed.checkpoint (DCP) writes this file as a pickle, and a pickle can call any function
+by name. So this reader replaces each name with a placeholder that only stores its arguments. It
+never imports or calls anything that the file names, refuses names outside a fixed list, and checks
+every field.
 
-Everything in our checkpoints is a tensor. DCP would unpickle anything else without a check, so
-anything else is an error.
+Our checkpoints contain only tensors. Anything else is an error, because DCP would unpickle it
+without a check.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor's shape and chunks; `dtype` is its name in torch."""
+    """A tensor's dtype (by its name in torch), shape, and chunks."""
 
     dtype: str
     size: tuple[int, ...]
@@ -76,7 +76,8 @@ class TensorIndex:
     locations: tuple[Location, ...]
 
     def check(self, file_bytes: Mapping[str, int]) -> None:
-        """Require that each chunk is inside one of these files; `file_bytes` has their sizes."""
+        """Require that each chunk is inside one of the files. `file_bytes` contains the files'
+        sizes."""
         for each in self.locations:
             if each.start_byte + each.num_bytes > file_bytes.get(each.file, -1):
                 raise UnsafeMetadata(f"it places {each.tensor} outside the checkpoint's files")
@@ -84,7 +85,7 @@ class TensorIndex:
         for name, tensor in self.tensors.items():
             needed = {(name, chunk.offsets) for chunk in tensor.chunks if 0 not in chunk.sizes}
             if not needed <= placed:
-                raise UnsafeMetadata(f"it does not place {name}")
+                raise UnsafeMetadata(f"it does not say where {name} is stored")
 
 
 def read_metadata(folder: Path) -> TensorIndex:
@@ -122,7 +123,7 @@ class _StandInUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> type[_StandIn]:
         if (module, name) not in NAMES and not (module == "torch" and DTYPE.fullmatch(name)):
-            raise UnsafeMetadata(f"it names {module}.{name}, which no checkpoint needs")
+            raise UnsafeMetadata(f"it refers to {module}.{name}, which no checkpoint needs")
         return self.stand_ins.setdefault(name, type(name, (_StandIn,), {}))
 
 
@@ -160,7 +161,7 @@ def _location(index: dict[str, Any], info: dict[str, Any]) -> Location:
 
 
 def _size(value: _StandIn) -> tuple[int, ...]:
-    """Return the numbers in a torch.Size, whose argument is a tuple."""
+    """Return the numbers in a pickled torch.Size, whose argument is a tuple."""
     (numbers,) = value.args
     return tuple(_count(number) for number in numbers)
 

@@ -1,7 +1,7 @@
-"""A log file written through memory: no system call, no waiting, and no lost lines if the process
-is killed a moment later.
+"""A log file that is mapped into memory. Writing needs no system call and never waits, and no lines
+are lost if the process is killed.
 
-The file grows in pieces. Until it is closed, its unused end contains zeros.
+The file grows in large pieces. Until it is closed, its unused end contains zeros.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class MmapLog:
         self._lock = threading.Lock()
 
     def append(self, line: bytes) -> None:
-        """Append a line; raise OSError if the disk is full. The end of the line is written last, so
+        """Append a line. Raise OSError if the disk is full. The line's newline is written last, so
         a reader sees only complete lines."""
         with self._lock:
             end = self._at + len(line)
@@ -36,8 +36,8 @@ class MmapLog:
             self._at = end + 1
 
     def _grow(self, needed: int) -> None:
-        """Allocate real blocks: writing into a hole in the file kills the process if the disk is
-        full."""
+        """Allocate disk blocks. If the file had holes instead, writing on a full disk would kill
+        the process."""
         size = needed + PIECE
         more = size - self._size
         if hasattr(os, "posix_fallocate"):

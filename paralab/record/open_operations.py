@@ -1,5 +1,5 @@
 """A process's current operations, in a small file mapped into its memory. Writing needs no system
-call, and other processes can read the file if this one hangs, holds the GIL, or was killed."""
+call. Other processes can read the file even if this process hangs, holds the GIL, or was killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OpenOperations:
         self.count = 0
 
     def write(self, text: bytes) -> None:
-        """Write the text. The length is 0 while the text changes; a reader that sees 0 retries."""
+        """Write the text. While the text changes, the length is 0, and readers try again."""
         self.count += 1
         text = text[: SIZE - HEAD.size]
         HEAD.pack_into(self._map, 0, self.count, 0)
@@ -31,8 +31,8 @@ class OpenOperations:
 
 
 def read_open_operations(path: Path) -> tuple[int, list[dict[str, Any]]]:
-    """Return (the number of writes, the open operations, outermost first); (0, []) if the file
-    cannot be read."""
+    """Return the number of writes, and the open operations from outermost to innermost. If the file
+    cannot be read, return 0 and an empty list."""
     try:
         raw = path.read_bytes()
         count, length = HEAD.unpack_from(raw)

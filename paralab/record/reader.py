@@ -1,5 +1,5 @@
-"""Read events back, even during a run or after a kill. The reader skips a truncated last line, and
-a damaged line does not affect the others."""
+"""Read events, even during a run or after a kill. The reader skips a truncated last line, and a
+damaged line does not affect other lines."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from paralab.record.events import KINDS, End, Error, Event, Resume, Save, Step
 from paralab.record.types import JsonObject, Record
 
 T = TypeVar("T")
-# How a run ended. stopped: the ranks finished a step together, saved, and stopped. killed: a rank
-# did not write an end event.
+# How a run ended. `stopped` means that all ranks stopped after the same step and saved. `killed`
+# means that a rank did not write an end event.
 RunStatus = Literal["completed", "stopped", "failed", "interrupted", "killed"]
 NAME = re.compile(r"rank\d+(\.\d+)?\.jsonl")
 
@@ -33,11 +33,11 @@ class Failure(Record, frozen=True, kw_only=True):
 
 
 class _Tail(Generic[T]):
-    """Reads the new complete lines of a growing file on each call."""
+    """Reads a growing file. Each call reads the complete lines that were added."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.damaged = 0  # lines so far that are not events
+        self.damaged = 0  # how many lines so far were not events
         self._position = 0
 
     def new(self) -> list[T]:
@@ -62,15 +62,15 @@ class _Tail(Generic[T]):
 
 
 class Tail(_Tail[Event]):
-    """Reads the new events of one of our ranks."""
+    """Reads the new events of a rank in a paralab run."""
 
     def _parse(self, line: bytes) -> Event | None:
         return parse(line)
 
 
 class WatchedTail(_Tail[JsonObject]):
-    """Reads the new events of a watched script (`paralab.observe`), which have other types. Its
-    file is mapped into memory: zeros follow the last line until the next one is written."""
+    """Reads the new events of a watched script (`paralab.observe`), which have other types. The
+    script's file is mapped into memory, so zeros follow the last line."""
 
     def _written(self, text: bytes) -> bytes:
         return text.partition(b"\0")[0]
@@ -83,14 +83,15 @@ class WatchedTail(_Tail[JsonObject]):
 def read_events(
     folder: Path, attempt: int | None = None, damaged: Counter[int] | None = None
 ) -> dict[int, list[Event]]:
-    """Return rank -> its events, in the order in which they were written.
+    """Return each rank's events, in the order in which they were written.
 
-    Read one attempt or all of them. For all, leave out steps that a later attempt repeated and the
-    end events of earlier attempts. `damaged` counts the unusable lines for each rank.
+    Read one attempt, or all attempts if `attempt` is None. For all attempts, leave out steps that a
+    later attempt repeated, and the end events of earlier attempts. Add the number of each rank's
+    unusable lines to `damaged`.
     """
     ranks: dict[int, list[Event]] = {}
     events_folder = folder / "events"
-    # glob treats a folder without read permission as empty; iterdir raises.
+    # Do not use glob, which treats a folder without read permission as empty.
     paths = events_folder.iterdir() if events_folder.is_dir() else ()
     for rank, number, path in sorted(
         _numbered(path) for path in paths if NAME.fullmatch(path.name)
@@ -128,19 +129,20 @@ def read_failures(folder: Path) -> list[Failure]:
 
 
 def parse(line: bytes) -> Event | None:
-    """Parse a line; None if it is not an event, lacks a required field, or has a wrong type."""
+    """Parse a line. Return None if it is not an event, lacks a field, or has a field of the wrong
+    type."""
     event = parse_object(line)
     if not isinstance(event.get("event"), str):
         return None
     try:
-        # An unknown kind comes from a newer paralab.
+        # Events of an unknown kind come from a newer paralab version.
         return msgspec.convert(event, KINDS.get(event["event"], Event))
     except msgspec.ValidationError:
         return None
 
 
 def parse_object(line: bytes) -> JsonObject:
-    """Parse with `json`, because msgspec rejects our writer's NaN."""
+    """Parse with `json`, because msgspec rejects NaN, which our writer writes."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -156,7 +158,7 @@ def _is_of(event: Event, step: float) -> bool:
 
 
 def _numbered(path: Path) -> tuple[int, int, Path]:
-    """Parse (rank, attempt, path): rank0.jsonl is rank 0's first attempt, rank0.2.jsonl is
-    its third."""
+    """Return the rank, the attempt, and the path. rank0.jsonl is rank 0's first attempt, and
+    rank0.2.jsonl is its third."""
     rank, _, attempt = path.stem.removeprefix("rank").partition(".")
     return int(rank), int(attempt or 0), path

@@ -1,8 +1,9 @@
-"""A rank's last operations, including the open ones, in a fixed-size file mapped into the process.
+"""A rank's last operations, including unfinished ones, in a fixed-size file mapped into its memory.
 
-A row is a few numbers: which call it is (the log file explains the numbers once), when it began,
-and its number in the group. Writing a row is one memory store, cheap enough for every step. Other
-processes can read the open operations no matter what happens to this one.
+A row contains a few numbers: which call it is (the log file explains each number once), when it
+began, and its sequence number in the group. Writing a row only writes to memory, which is cheap
+enough for every step. Other processes can read the unfinished operations no matter what happens to
+this process.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROWS = 512
-# Used instead of seconds. ASIDE: in another thread; FAILED: reported elsewhere.
+# Values of `seconds` for operations without a duration. OPEN_ASIDE: unfinished, in another thread.
+# FAILED: the error is reported elsewhere.
 OPEN, OPEN_ASIDE, FAILED = -1.0, -2.0, -3.0
 
 
@@ -41,13 +43,13 @@ class RingLog:
         self._begun = 0
 
     def begin(self, call: int, t: float, step: int, first: int, seconds: float) -> int:
-        """Start a row; return its number."""
+        """Add a row for an operation that begins. Return the row's number."""
         number = self._begun = next(self._numbers)
         ROW.pack_into(self._map, number % ROWS * ROW.size, number, call, t, step, first, seconds)
         return number
 
     def end(self, number: int, seconds: float) -> None:
-        if self._begun - number < ROWS:  # otherwise a newer row has replaced it
+        if self._begun - number < ROWS:  # otherwise a newer row has overwritten it
             END.pack_into(self._map, (number % ROWS + 1) * ROW.size - END.size, seconds)
 
 

@@ -1,5 +1,5 @@
-"""A stack dump: where each thread in this process is, and its last collectives. A side thread
-writes it when the launcher asks."""
+"""A stack dump shows where each thread in this process is, and the process's last collectives. A
+background thread writes it when the launcher asks."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def dump_stacks(path: Path) -> None:
 
 def _collectives() -> list[dict[str, Any]]:
     """Return the last entries in torch's flight recorder, which also records gloo. The torch
-    function is private, so its output may change or be missing."""
+    function is private, so it may change or disappear."""
     try:
-        # Do not import torch here: the reading half imports this package too.
+        # Do not import torch here, because commands that only read runs also import this package.
         torch: Any = sys.modules["torch"]
         dump = torch._C._distributed_c10d._dump_fr_trace_json
         entries = json.loads(dump(includeCollectives=True, onlyActive=False))["entries"]

@@ -1,13 +1,13 @@
-"""The status board between the launcher and its ranks: a small file mapped into all of them, so
-posting needs no system call.
+"""The status board between the launcher and its ranks: a small file mapped into all their
+processes, so that posting needs no system call.
 
-Each rank posts its phase, its step, and when it began. So the launcher detects a hang even if the
+Each rank posts its phase, its step, and when they began. So the launcher detects a hang even if the
 rank is stopped or never releases the GIL. In the other direction, the launcher posts the step
 before which all ranks must stop.
 
-Stopping together: a rank can be a step ahead of another, and a post takes time to arrive. So a rank
-that reaches the step waits there, and the launcher either sees all ranks waiting at the same step
-(agreed), or moves the step up (see `agree`).
+To stop together, all ranks must agree on a step. One rank can be a step ahead of another, and the
+launcher sees posts late. So a rank that reaches the posted step waits there. If all ranks wait at
+the same step, they have agreed. Otherwise, the launcher posts a later step (see `agree`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-PHASES = ("start", "step", "save", "end", "idle")  # idle: this rank waits until others are done
+PHASES = ("start", "step", "save", "end", "idle")  # idle: waiting for other ranks to finish
 NEVER = -1
-# Exit codes that we assign. First: the process that forked the rank was killed, so the real code is
-# unknown. Second: the rank exited with 0, but its last post is not "end".
+# Exit codes that we assign. UNSEEN: the process that forked the rank was killed, so the real code
+# is unknown. LEFT_EARLY: the rank exited with 0, but its last post is not "end".
 UNSEEN = 121
 LEFT_EARLY = 120
-HEADER = struct.Struct("<qq")  # the step to stop before, agreed or not
+HEADER = struct.Struct("<qq")  # the step to stop before, and whether all ranks agreed
 SLOT = struct.Struct("<qqdq")  # phase, step, start time, waiting
 WAIT_SECONDS = 0.005
 
@@ -50,8 +50,8 @@ class StatusBoard:
         return cls(path, ranks)
 
     def post(self, rank: int, phase: str, step: int, waiting: bool = False) -> None:
-        # One assignment: `pack_into` would fill the slot with zeros first, and the launcher may
-        # read it just then.
+        # Use one assignment. `pack_into` fills the slot with zeros first, and the launcher could
+        # read those.
         at = self._at(rank)
         self._map[at : at + SLOT.size] = SLOT.pack(
             PHASES.index(phase), step, time.perf_counter(), waiting
@@ -66,7 +66,7 @@ class StatusBoard:
         return [self.read(rank) for rank in range(self.ranks)]
 
     def agree(self) -> None:
-        """Do the launcher's part of stopping together; call repeatedly until the ranks have
+        """Do the launcher's part of stopping together. Call this repeatedly until all ranks have
         ended."""
         stop_at, agreed = HEADER.unpack_from(self._map)
         if not agreed:
@@ -76,8 +76,8 @@ class StatusBoard:
         HEADER.pack_into(self._map, 0, before, agreed)
 
     def stops_before(self, rank: int, step: int) -> bool:
-        """Do the rank's part; return False to run this step. May wait until all ranks have reached
-        the same step."""
+        """Do the rank's part of stopping together. Return whether to stop before this step. This
+        may wait until all ranks have reached the same step."""
         stop_at, agreed = HEADER.unpack_from(self._map)
         if stop_at == NEVER or step < stop_at:
             return False
@@ -92,13 +92,14 @@ class StatusBoard:
 
 
 def next_stop(stop_at: int, ranks: list[tuple[int, bool]]) -> tuple[int, bool]:
-    """Compute (the step to stop before, agreed) from the current one and all (step, waiting).
+    """Return the step to stop before, and whether all ranks agree on it. `ranks` contains each
+    rank's step, and whether the rank is waiting.
 
     first request              7 running   8 running       -> stop before 9
     one waits, one is behind   9 waiting   8 running       -> still 9
     one was too fast           9 waiting   9 running       -> stop before 10
     one passed it unseen       9 waiting  10 waiting       -> stop before 11
-    all are there             10 waiting  10 waiting       -> agreed
+    all have arrived          10 waiting  10 waiting       -> agreed
     """
     if all(waiting and step == stop_at for step, waiting in ranks):
         return stop_at, True

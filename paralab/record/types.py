@@ -1,7 +1,7 @@
 """The base class for types that are read from a folder or printed with `--json`.
 
-mypy checks the attributes. `to_dict()` gives plain dicts and lists; `result["steps"]` is short
-for `result.steps`, which is handy in a notebook.
+mypy checks the attributes. `to_dict()` returns plain dicts and lists. `result["steps"]` also works
+and means `result.steps`.
 """
 
 from __future__ import annotations
@@ -40,36 +40,39 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_object(path: Path) -> JsonObject:
-    """Read a JSON object from a folder; raise a UsageError if the file is unusable."""
+    """Read a JSON object from a file. Raise a UsageError if the file is unusable."""
     try:
         value = json.loads(path.read_bytes())
         if not isinstance(value, dict):
-            raise ValueError(f"{path.name} does not contain an object")
+            raise ValueError(f"{path.name} does not contain a JSON object")
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path.parent} is not a paralab folder: {error}.", fix="pass a folder under runs/"
+            f"{path.parent} is not a paralab folder: {error}.", fix="pass a folder in runs/"
         ) from error
     return value
 
 
 def read_manifest(folder: Path) -> JsonObject:
-    """Read the manifest of a run or an experiment, if this paralab version can read the folder."""
+    """Read the manifest of a run or an experiment. Raise a UsageError if this paralab version
+    cannot read the folder."""
     manifest = read_object(folder / "manifest.json")
     version = manifest.get("schema")
     if version != SCHEMA_VERSION:
         older = isinstance(version, int) and version < SCHEMA_VERSION
         raise UsageError(
-            f"{folder} has schema version {version}; this paralab reads version {SCHEMA_VERSION}.",
+            f"{folder} has schema version {version}, but this paralab reads "
+            f"version {SCHEMA_VERSION}.",
             fix="run it again, or use an older paralab" if older else "install a newer paralab",
         )
     return manifest
 
 
 def convert(value: object, to: type[T], where: Path) -> T:
-    """Convert parsed JSON to a type; raise a UsageError that names the field that does not fit."""
+    """Convert parsed JSON to a type. If a field does not match, raise a UsageError that names
+    it."""
     try:
         return msgspec.convert(value, to)
     except msgspec.ValidationError as error:
         raise UsageError(
-            f"{where} cannot be read: {error}.", fix="pass a folder that this paralab wrote"
+            f"{where} cannot be read: {error}.", fix="pass a folder that this version wrote"
         ) from error

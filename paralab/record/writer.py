@@ -1,7 +1,7 @@
-"""Write one rank's events as JSON lines in a side thread, so training never waits for a disk.
+"""Write one rank's events as JSON lines in a background thread, so training never waits for a disk.
 
-Lines reach the file within `FLUSH_SECONDS`. A killed process loses at most the lines from that time
-and truncates at most one.
+Lines reach the file within `FLUSH_SECONDS`. A killed process loses at most the lines from its last
+`FLUSH_SECONDS`, and truncates at most one line.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ class EventWriter:
         self._thread.start()
 
     def write(self, events: list[dict[str, Any]]) -> None:
-        """Queue events and return at once. Raise the error that stopped earlier events (a full
-        disk)."""
+        """Queue events and return immediately. If earlier events could not be written (because of a
+        full disk, for example), raise that error."""
         if self._error:
             raise self._error
         self._queue.put(events)
 
     def close(self) -> None:
-        """Write the rest and close the file. Raise the error that stopped events."""
+        """Write the remaining events and close the file. If events could not be written, raise that
+        error."""
         self._queue.put(None)
         self._closing.set()
         self._thread.join()
@@ -48,13 +49,13 @@ class EventWriter:
         try:
             with naming(self.path), self._file:
                 while self._write_queued():
-                    # Collect more: one write per interval, however short the steps are.
+                    # Collect more events: one write per interval, no matter how short the steps.
                     self._closing.wait(FLUSH_SECONDS)
         except OSError as error:
             self._error = error
 
     def _write_queued(self) -> bool:
-        """Wait for events and write all of them; return False after the last ones."""
+        """Wait for events and write all of them. Return False after the last events."""
         batches = [self._queue.get()]
         batches += [self._queue.get() for _ in range(self._queue.qsize())]
         lines = [_encode(event) + "\n" for batch in batches if batch for event in batch]

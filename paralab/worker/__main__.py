@@ -54,7 +54,7 @@ class Stopped(BaseException):
 def main() -> NoReturn:
     spec = json.loads(Path(sys.argv[1]).read_text())
     rank = int(os.environ["RANK"])
-    name_process(f"rank {rank}")  # a forked rank shows its parent's command line
+    name_process(f"rank {rank}")  # otherwise `ps` shows the parent's command line
     leave_to_the_launcher(_raise_if_stopping)
     dump = Path(spec["dumps"], f"rank{rank}")
     obey_the_launcher(dump, _stop)
@@ -83,14 +83,14 @@ def main() -> NoReturn:
 
 
 def _train_all(spec: dict[str, Any], rank: int) -> None:
-    """Run the jobs one after another in these processes. Ranks that a job does not need wait."""
+    """Run the jobs one after another in these processes. Ranks that are not part of a job wait."""
     plans = [Plan.from_json(job["plan"]) for job in spec["jobs"]]
     jobs = list(zip(plans, spec["jobs"], strict=True))
     world_size = int(os.environ["WORLD_SIZE"])
     board = StatusBoard(Path(spec["board"]), world_size)
     offset = ALIGNED
-    if world_size > 1 or any(plan.backend for plan in plans):  # `ddp` with one replica needs one
-        # Ranks use this group only to wait for each other, which takes neither a core nor a GPU.
+    if world_size > 1 or any(plan.backend for plan in plans):  # `ddp` always needs a group
+        # Ranks use this group only to wait for each other, which uses neither a core nor a GPU.
         # Each run has its own group (`group_of`) with its own timeout.
         join_group(spec["rendezvous"], world_size, rank)
         offset = offset_to_rank_0()
@@ -118,7 +118,7 @@ def _train_one(
     job: dict[str, Any], plan: Plan, rank: int, origin: float, offset: Offset, board: StatusBoard
 ) -> None:
     """Run one job and record it. The last event says how the run ended."""
-    attempt = f".{job['attempt']}" if job["attempt"] else ""  # attempts have separate event files
+    attempt = f".{job['attempt']}" if job["attempt"] else ""  # each attempt has its own event file
     writer = EventWriter(Path(job["events"], f"rank{rank}{attempt}.jsonl"))
 
     def emit(event: str, **fields: Any) -> None:
@@ -158,7 +158,7 @@ def _train_one(
 
 @cache
 def _load(name: str) -> Workload:
-    """Load without garbage collection: modules that the user's file imports stay alive anyway."""
+    """Load the workload with garbage collection off: imported modules stay alive anyway."""
     gc.disable()
     try:
         return load_workload(name)
@@ -168,7 +168,8 @@ def _load(name: str) -> Workload:
 
 
 def _is_over(deadline: float, world_size: int) -> bool:
-    """Return whether the deadline has passed on rank 0's clock: other ranks read theirs later."""
+    """Return whether the deadline has passed. Only rank 0 decides, because the ranks get here at
+    different times and must agree."""
     over = torch.tensor(time.perf_counter() > deadline)
     if world_size > 1:
         dist.broadcast(over, 0)
@@ -176,7 +177,7 @@ def _is_over(deadline: float, world_size: int) -> bool:
 
 
 def _clean_up() -> None:
-    """Reset state between runs: cached memory, the peak, and the default dtype."""
+    """Reset state between runs: the default dtype, cached memory, and the peak memory."""
     torch.set_default_dtype(torch.float32)
     gc.collect()
     if torch.cuda.is_initialized():
@@ -189,14 +190,15 @@ _stopping = threading.Event()
 
 
 def _stop() -> None:
-    """Stop the run, from a side thread. A real signal wakes the main thread if it waits."""
+    """Stop the run from a background thread. A real signal interrupts the main thread even while it
+    waits."""
     _stopping.set()
     signal.siginterrupt(signal.SIGTERM, True)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def _raise_if_stopping() -> None:
-    """Handle SIGTERM in the main thread. Ignore a signal that does not come from the launcher."""
+    """Handle SIGTERM in the main thread. Ignore the signal unless the launcher sent it."""
     if _stopping.is_set():
         _stopping.clear()
         raise Stopped

@@ -22,11 +22,10 @@ from paralab.workload.batch import map_tensors, num_samples, take, unpack
 def load_batches(
     context: RankContext, done: int = 0
 ) -> Iterator[tuple[GlobalBatch, list[AccumulationStep]]]:
-    """Yield each global batch after the first `done`, with this rank's accumulation steps on its
-    first device.
+    """Skip the first `done` global batches. Yield each of the others with this rank's accumulation
+    steps, on the rank's first device.
 
-    Prepare one batch ahead: if ranks have to sum their weights, the sum is ready when it is
-    needed.
+    Prepare one batch ahead: if ranks have to sum their weights, the sum is ready in time.
     """
     plan, clock = context.plan, context.probe.clock
 
@@ -37,7 +36,7 @@ def load_batches(
     stream = rank_batches(context.workload, span, sampling, pin_memory=plan.device == "cuda")
     ahead: RankBatch | None = None
     while True:
-        start = clock.now()  # on the CPU clock: the CPU loads the data
+        start = clock.now()  # CPU time: the CPU loads the data
         item = next(stream, None)
         following = RankBatch(context, *item, span(item[0])) if item else None
         context.probe.note("data", start, clock.now())
@@ -76,7 +75,7 @@ class RankBatch:
 
         self.total = torch.tensor(sum(map(sum, self.weights)), dtype=torch.float64)
         if not context.rank.counts(plan.stages):
-            self.total.zero_()  # all stages in a replica have the same samples: count them once
+            self.total.zero_()  # a replica's stages share its samples: count them once
         self.sum: dist.Work | None = None
         if context.workload.weight is None:
             self.total.fill_(batch.size)

@@ -1,7 +1,7 @@
 """Save checkpoints while training continues: torch.distributed.checkpoint (DCP) with additions.
 
-Training waits only while a save copies the state. A side thread then writes the copy, and finally
-the manifest that makes the folder a checkpoint. If the thread fails, the next step raises its
+Training waits only while a save copies the state. A background thread then writes the copy, and
+last the manifest, which completes the checkpoint. If the thread fails, the next step raises its
 error. See `paralab.worker.training_state` for the contents of a checkpoint.
 """
 
@@ -51,8 +51,8 @@ class Saver:
         self._saving: Future[dict[str, Any]] | None = None  # returns the fields of a `save` event
 
     def prepare(self) -> None:
-        """Allocate memory for the copies during a warm-up step: pinning a gigabyte takes half a
-        second. Also fail now if a checkpoint could not be loaded."""
+        """Allocate memory for the copies during a warm-up step, because pinning a gigabyte takes
+        half a second. Also check now that a checkpoint of this state could be loaded."""
         tensors = self.state.tensors()
         for name, tensor in tensors.items():
             if name.startswith(PICKLED):
@@ -115,7 +115,7 @@ class Saver:
         start: float,
         blocked: float,
     ) -> dict[str, Any]:
-        """Write a checkpoint in the side thread."""
+        """Write a checkpoint in the background thread."""
         state, folder = self.state, step_folder(self.directory, step)
         for event in copied:
             event.synchronize()
@@ -123,8 +123,8 @@ class Saver:
 
         group = checkpoint_group(state.plan)
         inject_fault("write", state.rank, step, state.model)
-        # Write into a new folder: DCP overwrites in place, so a rank killed halfway would leave a
-        # folder that loads but mixes two steps.
+        # Write into a new folder. DCP overwrites in place, so a rank killed halfway would leave a
+        # folder that can be loaded but mixes two steps.
         threads = WRITERS if state.plan.device == "cuda" else 1
         writer = FileSystemWriter(folder, overwrite=False, thread_count=threads)
         with _without_crc():
@@ -136,7 +136,7 @@ class Saver:
             write_manifest(folder, **about)
             rotate(self.directory, self.policy.keep)
         if group:
-            dist.barrier(group)  # ranks report a checkpoint only once it has a manifest
+            dist.barrier(group)  # no rank reports the checkpoint before it has a manifest
         return {
             "step": step,
             "blocked_seconds": round(blocked, 6),
@@ -145,8 +145,8 @@ class Saver:
         }
 
     def _require_finite(self, step: int) -> None:
-        """Raise if a parameter is not finite. A step with a finite loss can leave NaN in a
-        parameter, and training would never recover from such a checkpoint."""
+        """Raise if a parameter is not finite. A step can have a finite loss and still leave NaN in
+        a parameter, and training would never recover from such a checkpoint."""
         for name, tensor in self._copy.items():
             values = local(tensor)
             if not name.startswith("model.") or not values.is_floating_point():
@@ -159,22 +159,23 @@ class Saver:
 
 
 def _require_files(folder: Path) -> None:
-    """Refuse to write a manifest if files that other nodes wrote are not visible here."""
-    # Read the metadata back: torch 2.11's `save` does not return the file names, 2.13's does.
+    """Raise if files that other nodes wrote are not visible here, before the manifest is
+    written."""
+    # Read the metadata back, because `save` does not return the file names in torch 2.11.
     names = {location.file for location in read_metadata(folder).locations}
     missing = sorted(name for name in names if not (folder / name).exists())
     if missing:
         raise ParalabError(
-            f"{folder} does not contain {missing[0]}, which another rank wrote: its node "
-            f"does not share {folder.parent}.",
+            f"{folder} does not contain {missing[0]}, which another rank wrote. {folder.parent} is "
+            "not on a file system that both nodes share.",
             fix="--checkpoint DIR on a file system that all nodes share",
         )
 
 
 @contextmanager
 def _without_crc() -> Iterator[None]:
-    """Skip torch's checksum: it takes as long as writing, and the manifest has a better one. The
-    setting is global to the process, so restore it."""
+    """Turn off torch's checksum, which takes as long as writing. The manifest has a better one. The
+    setting applies to the entire process, so restore it."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:

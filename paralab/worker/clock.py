@@ -1,11 +1,11 @@
 """Time marks, in seconds since the run's origin, on one clock for all ranks.
 
-On a CPU, a mark is the time itself. On a GPU, it is a CUDA event that is resolved later. Measuring
-must not make the CPU wait for the device where plain PyTorch would not.
+On a CPU, a mark is the time itself. On a GPU, it is a CUDA event whose time is read later, because
+measuring must not make the CPU wait for the device where plain PyTorch would not.
 
-Monotonic clocks count from the machine's boot, so machines differ by days. A rank on another
-machine asks rank 0 for its time several times. Rank 0 read its clock between the question and the
-arrival of its answer, so the fastest round trip is the most accurate:
+Monotonic clocks start at the machine's boot, so two machines' clocks can differ by days. A rank on
+another machine asks rank 0 for its time several times. Rank 0 read its clock at some point between
+the question and the arrival of the answer, so the fastest round trip is the most accurate:
 
     asked at 10.000, answered "510.020", arrived at 10.004    ->    offset 500.018 ± 0.002
 """
@@ -28,11 +28,13 @@ Mark = float | torch.cuda.Event
 
 
 class Clock:
-    """The machine's monotonic clock, which its processes share. With GPUs, marks are CUDA events on
-    a device's current stream, and each device has a base event whose time on this clock is known.
+    """The machine's monotonic clock, which all its processes share. On a GPU, a mark is a CUDA
+    event on the device's current stream. Each device has a base event whose time on this clock is
+    known.
 
-    A mark delays the next kernel launch, so it must be cheap. Reuse events, and look up a device's
-    index and stream once: asking torch for the current stream takes longer than recording on it.
+    Recording a mark delays the next kernel launch, so it must be cheap. The class reuses events,
+    and looks up a device's index and stream only once: asking torch for the current stream takes
+    longer than recording an event on it.
     """
 
     def __init__(self, origin_seconds: float, gpus: Sequence[str] = ()) -> None:
@@ -76,8 +78,8 @@ class Clock:
         index = mark.device.index
         base, seconds = self._bases[index]
         resolved = float(seconds + base.elapsed_time(mark) / 1e3)
-        # CUDA returns milliseconds as a 32-bit float. That is accurate from one mark to the next,
-        # but not from the start of a long run.
+        # CUDA returns milliseconds as a 32-bit float. That is accurate enough between two marks,
+        # but not since the start of a long run.
         self._bases[index] = (mark, resolved)
         return resolved
 
@@ -96,7 +98,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Offset:
-    """Rank 0's clock minus this one."""
+    """Rank 0's clock minus this rank's clock."""
 
     seconds: float
     uncertainty: float
@@ -106,14 +108,14 @@ ALIGNED = Offset(0.0, 0.0)
 
 
 def best_offset(trips: Sequence[tuple[float, float, float]]) -> Offset:
-    """Compute the offset from the fastest round trip (asked, rank 0's time, arrived). The
-    uncertainty is half of that trip."""
+    """Compute the offset from the fastest round trip. Each trip is a tuple (time asked, rank 0's
+    time, time answered). The uncertainty is half of the fastest trip."""
     asked, theirs, arrived = min(trips, key=lambda trip: trip[2] - trip[0])
     return Offset(theirs - (asked + arrived) / 2, (arrived - asked) / 2)
 
 
 def offset_to_rank_0() -> Offset:
-    """Measure the offset. All ranks call this; ranks that share rank 0's clock get zero."""
+    """Measure this rank's offset. All ranks must call this. Ranks on rank 0's machine get zero."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mark = int.from_bytes(hashlib.sha256(clock_mark().encode()).digest()[:7])
     marks = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]

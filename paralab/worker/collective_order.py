@@ -1,13 +1,13 @@
 """Make sure that all FSDP ranks gather and reduce the same units in the same order.
 
 A collective does not know what it carries. If rank 0 gathers expert 1 while rank 1 gathers expert
-2, each gets half of both and keeps training without an error. So each rank tracks the order of its
-collectives. A step with the same order as the previous one needs no check. In the first step, and
-from the point where the order changes, each rank compares its next collective with the other ranks.
-A rank that gets no answer is the only one whose order changed.
+2, each rank gets half of both experts and keeps training without an error. So each rank tracks the
+order of its collectives. A step with the same order as the previous step needs no check. In the
+first step, and as soon as the order changes, each rank compares its next collective with the other
+ranks. If no rank answers, only the rank that asked has changed its order.
 
-    step 0   checked      gather a, gather b, reduce b, reduce a      agreed
-    step 1   the same     no check needed
+    step 0   checked      gather a, gather b, reduce b, reduce a      all ranks agree
+    step 1   same order   no check needed
     step 2   rank 1 is about to gather c instead of b: it asks, no rank answers, and it raises
 """
 
@@ -43,7 +43,7 @@ class CollectiveOrder:
         self.began = time.monotonic()
 
     def announce(self, action: str) -> None:
-        """Announce this rank's next action; raise if another rank does something else."""
+        """Announce this rank's next action. Raise if another rank is about to do something else."""
         place = len(self.actions)
         expected = self.agreed[place] if place < len(self.agreed) else DONE
         self.actions.append(action)
@@ -60,7 +60,7 @@ class CollectiveOrder:
         self.asking = True
 
     def end(self) -> None:
-        """End the step; if this rank was asking, check that the step is over on all ranks."""
+        """End the step. If this rank was asking, check that all ranks end the step here."""
         if self.asking or self.actions != self.agreed:
             self.announce(DONE)
             self.agreed = self.actions[:-1]
@@ -72,7 +72,7 @@ class CollectiveOrder:
         mine[: len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
         every = [torch.empty_like(mine) for _ in range(self.group.size())]
         work: Any = dist.all_gather(every, mine, group=self.group, async_op=True)
-        # All ranks ask in the first step, and some are still loading their model and data.
+        # In the first step, all ranks ask, and some may still be loading their model and data.
         patience = timedelta(seconds=max(ANSWER_SECONDS, 2 * self.longest))
         work.wait(patience if self.agreed else PATIENCE)
 

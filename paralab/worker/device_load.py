@@ -1,5 +1,5 @@
-"""Sample load and memory over time, like `nvidia-smi` and `top`, in a side thread while a rank
-trains."""
+"""Sample load and memory in a background thread while a rank trains, like `nvidia-smi` and
+`top`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVERY_SECONDS = 0.1
 
 
 class LoadSampler:
-    """Writes `load` events. It only reads system counters and never waits for a device."""
+    """Writes `load` events. It reads only system counters, and never waits for a device."""
 
     def __init__(self, rank: RankPlan, probe: Probe) -> None:
         self.probe = probe

@@ -1,5 +1,5 @@
-"""Process groups for one launch. Several runs share its processes, and some of them use only the
-first few ranks."""
+"""Process groups for one launch. Several runs share the launch's processes, and some runs use only
+the first few ranks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from paralab.plan.plan import Plan
 
 PATIENCE = timedelta(minutes=10)  # how long a rank waits for another rank in a collective
 
-# The number is a stage, or the replica of a pipeline.
+# What each group is for. A group's number is a stage, or a replica for `pipeline`.
 #   all         all ranks, one group per stage: collectives in a group must run in the same order on
 #               all ranks, but stages finish in any order
 #   pipeline    the stages of one replica, with one process per stage
 #   replicas    the replicas of one stage, with one process per stage
-#   order       where fsdp ranks compare their next collectives; it does not run them
-#   checkpoint  writes checkpoints while training uses the others
+#   order       where fsdp ranks compare their next collectives before they run them
+#   checkpoint  for writing checkpoints while training uses the other groups
 Purpose = Literal["all", "pipeline", "replicas", "order", "checkpoint"]
 Key = tuple[tuple[int, ...], str, Purpose, int]  # (ranks, backend, purpose, number)
 
@@ -27,7 +27,7 @@ _groups: dict[Key, dist.ProcessGroup] = {}
 
 
 def make_groups(plan: Plan, saves: bool) -> None:
-    """Make this plan's groups. All ranks in a launch must make all groups in the same order."""
+    """Create this plan's groups. All ranks in a launch must create all groups in the same order."""
     keys = [_key(plan, "all", stage) for stage in range(1 if plan.schedule else plan.stages)]
     if plan.strategy == "fsdp":
         keys = [_key(plan, "all"), _key(plan, "order")]
@@ -64,8 +64,8 @@ def checkpoint_group(plan: Plan) -> dist.ProcessGroup | None:
 
 
 def mesh(plan: Plan, replica: int, stage: int) -> DeviceMesh:
-    """Return the ranks of several pipelines as a mesh, seen from this replica and stage.
-    Micro-batches travel along "stage", and gradients are summed along "replica".
+    """Return the device mesh of several pipelines, from the view of this replica and stage.
+    Micro-batches move along "stage", and gradients are summed along "replica".
 
         replica 0    rank 0  rank 1     2 replicas with 2 stages each
         replica 1    rank 2  rank 3

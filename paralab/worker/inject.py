@@ -2,8 +2,8 @@
 
 PARALAB_PLANT = {"kind": "kill", "rank": 1, "phase": "step", "step": 7, "mark": FILE}
 
-The mark file is written just before the fault and contains the time. It prevents the fault from
-happening again after a restart.
+The mark file is written just before the fault and contains the time of the fault. It prevents a
+second fault after a restart.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _requested() -> dict[str, Any]:
 
 
 def _fill(model: nn.Module) -> None:
-    """Fill the disk that contains the requested file."""
+    """Fill the disk that the file is on."""
     with suppress(OSError), Path(_requested()["path"]).open("wb") as file:
         while True:
             file.write(bytes(2**20))

@@ -1,5 +1,5 @@
-"""Inspect what requires torch: the machine's devices, and a workload, summarized in plain
-numbers.
+"""Do the inspections that require torch: list the machine's devices, or summarize a workload in
+plain numbers.
 
 python -m paralab.worker.inspect_workload ANSWER.json INSPECTION-AS-JSON
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # as in a rank: saves a third of torch's import time
+    gc.disable()  # as in a rank, this saves a third of torch's import time
 
 import json
 import os
@@ -65,7 +65,7 @@ def main() -> NoReturn:
         answer = {"error": {"problem": error.problem, "fix": error.fix, "detail": error.detail}}
     path.write_text(json.dumps(answer))
     sys.stdout.flush()
-    os._exit(0)  # do not wait for the thread that watches the parent
+    os._exit(0)  # without waiting for the thread that watches the parent
 
 
 def inspect_machine() -> Machine:
@@ -205,9 +205,9 @@ def _find_layers(
 
 
 def _keep_the_compiler_out() -> None:
-    """Keep torch.compile from being imported. Optimizers and the FLOP counter import it, which
-    takes a second, only to mark functions that it must not compile. Nothing is compiled here. If a
-    torch version does this differently, an inspection takes a second longer."""
+    """Prevent torch from importing its compiler. Optimizers and the FLOP counter import it only to
+    mark functions that must not be compiled, which takes a second. Nothing is compiled here. If
+    another torch version imports it differently, an inspection takes a second longer."""
     counter: Any = getattr(flop_counter, "_FlopCounterMode", FlopCounterMode)
     for method in (torch.optim.Optimizer.add_param_group, counter.__torch_dispatch__):
         if function := getattr(method, "__wrapped__", None):

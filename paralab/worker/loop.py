@@ -66,7 +66,7 @@ def _run_steps(
     context, strategy, optimizer = progress.context, progress.strategy, progress.optimizer
     probe, precision, model = context.probe, context.precision, strategy.model
     losses: list[torch.Tensor] = []
-    stepped: list[bool] = []  # empty after a step that the GradScaler skipped
+    stepped: list[bool] = []  # stays empty if the GradScaler skips the step
     optimizer.register_step_post_hook(lambda *_: stepped.append(True))
 
     for batch, accumulation_steps in load_batches(context, progress.done):
@@ -92,7 +92,7 @@ def _run_steps(
         probe.end_step(loss, epoch=batch.epoch, samples=samples, skipped=not stepped)
         if batch.step % MEMORY_EVERY == 0:
             note_memory(context, strategy, optimizer)
-            context.meter.enabled = False  # count activations only once because it is slow
+            context.meter.enabled = False  # counting activations is slow, so count only once
         if trace:
             losses.append(loss)
         profile_step()
@@ -107,13 +107,13 @@ def _run_steps(
 def _write_results(
     context: RankContext, strategy: Strategy, trace: TrainingTrace | None, extras: Extras
 ) -> None:
-    """Write the requested results: the reference, the comparison with it, and the weights."""
+    """Write what was requested: the reference, the comparison with a reference, or the weights."""
     if trace and extras.save_reference:
         trace.save(extras.save_reference)
     if trace and extras.compare_with:
         comparison = compare(trace, TrainingTrace.load(extras.compare_with))
         context.probe.emit("verify", stage=context.rank.stage, **comparison)
     if extras.save_weights:
-        weights = strategy.state_dict()  # on all ranks: each may have a shard
+        weights = strategy.state_dict()  # on all ranks, because each may have a shard
         if context.rank.rank == 0:
             torch.save(weights, extras.save_weights)

@@ -1,5 +1,5 @@
-"""Measure device memory: the allocator reports it on CUDA. Virtual CPU devices share one heap, so
-count their tensors instead."""
+"""Measure device memory. On CUDA, the allocator reports it. Virtual CPU devices share one heap, so
+we count their tensors instead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import nn
 
 
 class ActivationMeter:
-    """Counts the bytes that autograd saves on each device, in one step: counting is slow."""
+    """Counts the bytes that autograd saves on each device. Counting is slow, so do it in one
+    step."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], enabled: bool) -> None:
         self.enabled = enabled
@@ -24,7 +25,8 @@ class ActivationMeter:
 
     @contextmanager
     def counting(self, device: str, piece: Any = None) -> Iterator[None]:
-        """Count the tensors that this thread's forward saves on this device for a `piece`."""
+        """Count the tensors that autograd saves in this block and thread, for this device and
+        `piece` of the batch."""
         if not self.enabled:
             yield
             return
@@ -43,7 +45,7 @@ class ActivationMeter:
             yield
 
     def backward_done(self, piece: Any = None) -> None:
-        """Drop everything that this piece's graph had saved, now that the graph is freed."""
+        """Subtract everything that this piece's graph had saved: the graph is now freed."""
         with self._lock:
             if piece is None:
                 self._live.clear()

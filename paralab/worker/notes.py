@@ -1,4 +1,4 @@
-"""Write events about a rank's first gradients and its memory by kind."""
+"""Write events about a rank's first gradients, and about its memory by kind."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from paralab.workload.batch import tensors
 
 @torch.no_grad()
 def note_gradients(context: RankContext, model: nn.Module) -> None:
-    """Count zero (underflow) and non-finite (overflow) gradients in the first step, while they
-    still contain the GradScaler's scale.
+    """Count zero (underflow) and non-finite (overflow) gradients in the first step, before the
+    GradScaler unscales them.
 
     The CPU waits for the device, but only once, in a warm-up step."""
     gradients = [_values(local(p.grad)) for p in model.parameters() if p.grad is not None]
@@ -39,7 +39,7 @@ def note_gradients(context: RankContext, model: nn.Module) -> None:
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the stored values: a sparse gradient omits its zeros."""
+    """Return the stored values. A sparse gradient does not store zeros."""
     return gradient if gradient.layout == torch.strided else gradient.coalesce().values()
 
 

@@ -22,7 +22,7 @@ class _Memory(ctypes.Structure):
 
 
 class Nvml:
-    """The values that `nvidia-smi` shows. `reason` says why NVML is unavailable, or is None."""
+    """The values that `nvidia-smi` shows. If NVML is unavailable, `reason` says why."""
 
     def __init__(self, devices: list[str]) -> None:
         self.reason: str | None = None
@@ -34,7 +34,8 @@ class Nvml:
             self._check("nvmlInit_v2")
             for device in devices:
                 handle = ctypes.c_void_p()
-                # By UUID: NVML numbers all GPUs, torch only those in CUDA_VISIBLE_DEVICES.
+                # Match by UUID: NVML numbers all GPUs, but torch only those in
+                # CUDA_VISIBLE_DEVICES.
                 uuid = f"GPU-{torch.cuda.get_device_properties(torch.device(device).index).uuid}"
                 self._check("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
                 self._handles[device] = handle
@@ -42,7 +43,7 @@ class Nvml:
             self.reason = f"NVML cannot be read: {error}"
 
     def read(self, device: str) -> dict[str, Any]:
-        """Read the share of time in which a kernel ran, and the memory that all processes use."""
+        """Read the share of time with a kernel running, and the memory used by all processes."""
         if self.reason:
             return {}
         load, memory = _Utilization(), _Memory()

@@ -1,5 +1,5 @@
-"""Make a workload's optimizer and scheduler, and find out what a plan needs to know about the
-optimizer: run a few steps on small matrices."""
+"""Create a workload's optimizer and scheduler. Also run a few steps on small matrices, to find out
+what a plan needs to know about the optimizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paralab.workload.workload import Workload
 
 
 def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
-    """Make an optimizer for this rank's parameters. Those of other stages are on meta."""
+    """Create an optimizer for this rank's parameters. Other stages' parameters are on meta."""
     parameters = [parameter for parameter in model.parameters() if not parameter.is_meta]
     # A stage may have no parameters, but no optimizer accepts an empty list.
     parameters = parameters or [nn.Parameter(torch.empty(0))]
@@ -30,7 +30,7 @@ def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimize
         if isinstance(optimizer, list | tuple):
             what = f"a {what} of {len(optimizer)}"
         raise UsageError(
-            f"optimizer(parameters) of {workload.name} returned {what}; paralab steps one "
+            f"optimizer(parameters) of {workload.name} returned {what}, but paralab needs a single "
             "torch.optim.Optimizer.",
             fix="one optimizer with several parameter groups: "
             "SGD([{'params': a, 'lr': 0.1}, {'params': b, 'lr': 0.01}])",
@@ -44,14 +44,14 @@ def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimize
 
 
 def make_scheduler(workload: Workload, optimizer: torch.optim.Optimizer) -> Any:
-    """Make the learning-rate scheduler. paralab calls `step()` after each optimizer step."""
+    """Create the learning-rate scheduler. paralab calls `step()` after each optimizer step."""
     scheduler = workload.scheduler(optimizer) if workload.scheduler else None
     if isinstance(scheduler, ReduceLROnPlateau):
         raise UsageError(
-            f"The scheduler of {workload.name} is ReduceLROnPlateau, whose step needs a metric; "
-            "paralab calls step() without one.",
-            fix="a scheduler that depends only on the step: CosineAnnealingLR, OneCycleLR, "
-            "LambdaLR, …",
+            f"The scheduler of {workload.name} is ReduceLROnPlateau, whose step() needs a metric. "
+            "paralab calls step() without a metric.",
+            fix="a scheduler that depends only on the step, such as CosineAnnealingLR, OneCycleLR, "
+            "or LambdaLR",
         )
     return scheduler
 
@@ -88,8 +88,8 @@ def mixes_parameters(workload: Workload) -> bool:
 def _trains_differently(
     workload: Workload, train: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> bool:
-    """Compare `train` with training one matrix, for small, medium, and large gradients. Return
-    False if the optimizer cannot step."""
+    """Return whether `train` gives a different result than training the full matrix, with small,
+    medium, or large gradients. Return False if the optimizer cannot step."""
     torch.manual_seed(0)
     start, slope = torch.randn(8, 8), torch.randn(8, 8)
     try:

@@ -1,4 +1,4 @@
-"""Obey the parent process, which holds the other end of this process's standard input."""
+"""Follow orders from the parent process, which holds the other end of this process's stdin."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ORPHANED = 130
 
 
 def end_with_the_parent(orders: Mapping[bytes, Callable[[], None]] | None = None) -> None:
-    """Exit as soon as the standard input pipe is closed, for any reason. Each byte in it is an
-    order, which a side thread carries out."""
+    """Exit as soon as the stdin pipe is closed, for any reason. Each byte from the pipe is an
+    order, which a background thread carries out."""
 
     def listen() -> None:
         while order := os.read(0, 1):
@@ -30,11 +30,11 @@ def end_with_the_parent(orders: Mapping[bytes, Callable[[], None]] | None = None
 
 
 def obey_the_launcher(dump: Path, stop: Callable[[], None]) -> None:
-    """Carry out the launcher's orders to a rank: write all thread stacks and the last collectives
-    to `dump`.json, or call `stop`.
+    """Carry out the launcher's orders to this rank: write all thread stacks and the last
+    collectives to `dump`.json, or call `stop`.
 
-    The side thread cannot run while another thread holds the GIL. So on SIGUSR2, Python's fault
-    handler, which does not need the GIL, writes the stacks to `dump`.txt.
+    The background thread cannot run while another thread holds the GIL. Python's fault handler does
+    not need the GIL, so it writes the stacks to `dump`.txt on SIGUSR2.
     """
     if hasattr(signal, "SIGUSR2"):
         faulthandler.register(signal.SIGUSR2, dump.with_suffix(".txt").open("w"), all_threads=True)

@@ -1,5 +1,5 @@
-"""Precision: fp64 and fp32 are dtypes for the entire model, tf32 is a GPU mode, and bf16 and fp16
-use autocast (fp16 with a GradScaler).
+"""Precision. fp64 and fp32 are dtypes of the entire model, tf32 is a GPU mode, and bf16 and fp16
+use autocast (fp16 also uses a GradScaler).
 
 FSDP does not use autocast. It casts entire modules instead (MixedPrecisionPolicy), so it also
 communicates in low precision.
@@ -24,8 +24,8 @@ class Precision:
     def __init__(self, plan: Plan) -> None:
         self.name, self.device_type = plan.precision, plan.device
         self.by_module = plan.strategy == "fsdp"
-        # The cache of cast weights belongs to the process: micro-batches in different threads would
-        # share graph nodes.
+        # autocast's cache of cast weights is shared by all threads. Micro-batches in different
+        # threads would share graph nodes.
         self.cache_casts = plan.device == "cuda" or plan.micro_batches == 1
         torch.set_default_dtype(torch.float32)
         # fp32 means fp32: by default, PyTorch lets cuDNN use tf32 in convolutions.
@@ -34,7 +34,7 @@ class Precision:
         self.scaler = torch.amp.GradScaler(
             plan.device, init_scale=plan.loss_scale or 1.0, enabled=plan.scaler
         )
-        # Ranks that have different parameters but must skip the same steps.
+        # The ranks that have different parameters but must skip the same steps.
         self.agreed_over: dist.ProcessGroup | None = None
 
     def cast_model(self, model: nn.Module) -> nn.Module:
@@ -74,7 +74,8 @@ class Precision:
         self.scaler.update()
 
     def _agree(self, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
-        """Skip the step on all ranks if one has an infinite gradient: each checks only its own."""
+        """Skip the step on all ranks if any rank has an infinite gradient. Each GradScaler checks
+        only its own rank's gradients."""
         self.scaler.unscale_(optimizer)
         state = self.scaler._per_optimizer_states[id(optimizer)]
         flags: dict[torch.device, torch.Tensor] = state["found_inf_per_device"]

@@ -1,10 +1,10 @@
-"""Measure a rank during training: time spans and numbers, collected per step and written when the
-device is done.
+"""Measure a rank during training. A probe collects time spans and numbers for each step, and writes
+them when the device has finished the step.
 
 Each step writes a `step` event. The first `DETAILED_STEPS` steps also write details: forward,
-backward, each all-reduce, and so on. After that, only every `DETAIL_EVERY`-th step does, to keep
-the run folder small. If details would cost more than 1 % of a step (many marks on a GPU, see
-`sampled`), only a sample of steps writes them from the start.
+backward, each all-reduce, and so on. After that, only every `DETAIL_EVERY`-th step writes details,
+to keep the run folder small. If details would cost more than 1 % of a step (many marks on a GPU,
+see `sampled`), only some steps write details from the start.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ Note = tuple[str, Mark, Mark, dict[str, Any]]
 
 
 class Arriving(NamedTuple):
-    """A number that is being copied from a device. It has arrived when the mark is past."""
+    """A number that is being copied from a device. It has arrived once the device passes the
+    mark."""
 
     number: torch.Tensor
     mark: Mark
 
 
 def sampled(steps: int) -> int:
-    """Return n: write the details of every n-th step.
+    """Return n, so that every n-th step writes details.
 
     20 steps → every 4th (5 steps), 50 steps or more → every 10th
     """
@@ -48,10 +49,10 @@ def sampled(steps: int) -> int:
 
 
 class Probe:
-    """Collects one rank's notes. Several threads may add notes: list.append is atomic."""
+    """Collects one rank's notes. Several threads may add notes, because list.append is atomic."""
 
     def __init__(self, clock: Clock, writer: EventWriter, detail_every: int = 1) -> None:
-        self.detail_every = detail_every  # among the first DETAILED_STEPS
+        self.detail_every = detail_every  # for the first DETAILED_STEPS steps
         self.clock = clock
         self.writer = writer
         self.step = -1
@@ -70,7 +71,7 @@ class Probe:
         self.writer.write([{"event": event, "time": _round(self.clock.now()), **fields}])
 
     def note(self, event: str, start: Mark, end: Mark, **fields: Any) -> None:
-        """Add an event in this step. Numbers on a device stay there until the device is done."""
+        """Add an event to this step. Do not wait for numbers that are still on a device."""
         fields = {name: self._to_host(value) for name, value in fields.items()}
         self._notes.append((event, start, end, fields))
 
@@ -87,7 +88,7 @@ class Probe:
     def begin_collective(
         self, kind: str, tensor: torch.Tensor, group: dist.ProcessGroup, **fields: Any
     ) -> Callable[[], None]:
-        """Count a collective that begins now. Return a function that notes its end."""
+        """Count a collective that begins now. Return a function to call when it ends."""
         on_stream = runs_on_stream(tensor, group)
         device = str(tensor.device) if tensor.is_cuda else None
         size = stored_bytes(tensor)
@@ -108,7 +109,7 @@ class Probe:
         self._start = self.clock.mark()
 
     def end_step(self, loss: torch.Tensor, **fields: Any) -> None:
-        """Close the step and write all steps that the device has finished."""
+        """End the step, and write all steps that the device has finished."""
         fields |= {"all_reduces": 0} | {f"{kind}s": n for kind, n in self.collectives.items()}
         fields |= {"bytes": self.bytes, "loss": loss}
         self.note("step", self._start, self.clock.mark(), **fields)
@@ -118,7 +119,7 @@ class Probe:
             self._write_oldest()
 
     def discard(self) -> None:
-        """Drop notes for a step that has not begun."""
+        """Discard notes that do not belong to a step."""
         self._notes = []
 
     def finish(self) -> None:
@@ -155,7 +156,8 @@ class Probe:
             )
 
     def _to_host(self, value: Any) -> Any:
-        """Start copying a number. `item()` would wait for the entire stream, later steps too."""
+        """Start copying a number to the CPU. `item()` would wait for all work in the stream,
+        including later steps."""
         if not isinstance(value, torch.Tensor) or not value.is_cuda:
             return value
         number = torch.empty((), dtype=value.dtype, pin_memory=True)
@@ -169,7 +171,7 @@ def runs_on_stream(tensor: torch.Tensor, group: dist.ProcessGroup) -> bool:
 
 
 class SplitNotes:
-    """Writes how a batch was split, in the first step and whenever a shape changes."""
+    """Records how a batch is split, in the first step and whenever there is a new shape."""
 
     def __init__(self, devices: list[str], probe: Probe) -> None:
         self.probe = probe
@@ -185,7 +187,7 @@ class SplitNotes:
             self.probe.emit("split", step=self.probe.step, **where, shape=shape)
 
     def watch(self, model: nn.Module, device: str | None = None) -> None:
-        """Note the inputs whenever the model is called."""
+        """Record the input shapes whenever the model is called."""
 
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             self(device or str(next(tensors((args, kwargs))).device), (args, kwargs))
@@ -194,5 +196,5 @@ class SplitNotes:
 
 
 def _round(seconds: float) -> float:
-    """Round to microseconds: more digits are noise, and each is written a million times."""
+    """Round to microseconds. More digits are noise, and a run writes a million of these numbers."""
     return round(seconds, 6)

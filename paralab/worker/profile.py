@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-# Steps 4 to 7: the first steps are warm-up, and one more step warms up the profiler.
+# Profile steps 4 to 7. The first steps are warm-up, and one more step warms up the profiler.
 FIRST, STEPS = 4, 4
 
 
 @contextmanager
 def profile_steps(folder: Path | None, rank: int) -> Iterator[Callable[[], None]]:
-    """Yield a function to call after each step."""
+    """Profile the steps in this block. Yield a function to call after each step."""
     if folder is None:
         yield lambda: None
         return

@@ -1,4 +1,4 @@
-"""Track a run's progress: where it begins, when it saves, and whether it continues."""
+"""Track a run's progress: at which step it begins, when it saves, and when it stops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ REBUILDS_BUCKETS = ("ddp", "hybrid")
 
 
 class TrainingProgress:
-    """`done` counts the finished steps; `stopped` means that the launcher ended the run early.
+    """`done` is the number of finished steps. `stopped` says whether the launcher ended the run
+    early.
 
     A run without a checkpoint policy never saves.
     """
@@ -57,7 +58,7 @@ class TrainingProgress:
         return True
 
     def end_step(self, batch: GlobalBatch) -> None:
-        """Count the step and save if the policy says so."""
+        """Count the step, and save a checkpoint if it is time."""
         if self.saver and self.done == self.first:
             self.saver.prepare()
         self.done, self.epoch = batch.step + 1, batch.epoch
@@ -89,8 +90,8 @@ class TrainingProgress:
         context, plan = self.context, self.context.plan
         if plan.strategy in REBUILDS_BUCKETS and not plan.schedule:
             # DDP rebuilds its buckets after the first backward pass. With three or more ranks, the
-            # buckets determine the order in which numbers are added. To continue bit for bit, run
-            # one backward pass and discard it, so DDP uses the rebuilt buckets again.
+            # buckets determine the order in which numbers are added. For bit-identical results, run
+            # one backward pass and discard its gradients, so that DDP uses the rebuilt buckets.
             self.strategy.forward_backward(accumulation_steps)
             self.optimizer.zero_grad(set_to_none=True)
             context.probe.discard()

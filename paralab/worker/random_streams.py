@@ -3,7 +3,7 @@
 torch has one generator per process and device. The `dp`, `pipeline`, and `hybrid` threads would
 draw from it in whatever order they run, so the same command would never train the same model twice.
 Instead, each virtual device has its own generator state. We swap it in for each operator that draws
-(torch tags them), so the thread order no longer matters.
+random numbers (torch tags these operators), so the thread order no longer matters.
 
 Activation checkpointing saves and restores the generator state around a block. In a thread that
 uses a stream, it saves and restores that stream's state.
@@ -24,7 +24,7 @@ _active = threading.local()  # .swap: this thread's dispatch mode
 
 
 class RandomStreams:
-    """One generator state per virtual device on a rank, for the CPU generator or the GPU's."""
+    """One state of the CPU or GPU generator for each virtual device on a rank."""
 
     def __init__(self, devices: int, seed: int, gpu: int | None = None) -> None:
         self.devices = devices
@@ -43,7 +43,7 @@ class RandomStreams:
 
     @contextmanager
     def drawing(self, current: Callable[[], int]) -> Iterator[None]:
-        """Draw from the stream for device `current()` in this block and thread."""
+        """In this block and thread, draw from the stream of device `current()`."""
         _follow_streams()
         before = getattr(_active, "swap", None)
         try:
@@ -78,7 +78,7 @@ _get_global, _set_global = torch.get_rng_state, torch.set_rng_state
 
 
 def _swap() -> _Swap | None:
-    """Return this thread's mode, or None if the thread draws from the process generator."""
+    """Return this thread's dispatch mode, or None if it does not replace the CPU generator."""
     swap: _Swap | None = getattr(_active, "swap", None)
     return swap if swap and swap.streams.generator is torch.default_generator else None
 

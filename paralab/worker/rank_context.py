@@ -46,15 +46,15 @@ class RankContext:
     streams: RandomStreams | None = None  # one per virtual device, if threads draw numbers
 
     def drawing(self, current: Callable[[], int]) -> AbstractContextManager[None]:
-        """Draw random numbers from the stream for virtual device `current()` in this block."""
+        """In this block, draw random numbers from the stream of virtual device `current()`."""
         return self.streams.drawing(current) if self.streams else nullcontext()
 
     def weighted_loss(self, output: Any, micro: MicroBatch) -> torch.Tensor:
-        """Return this micro-batch's part of the global loss: Σ share · loss is the batch's loss.
+        """Return share · loss. Summed over all micro-batches, this is the global batch's loss.
 
         The share is the micro-batch's weight divided by the global batch's weight. A share of zero
-        means that the micro-batch has no real samples. A mean over no samples is NaN, so return a
-        zero that is still connected to the model.
+        means that the micro-batch has no real samples. A mean over no samples is NaN, so return
+        zero instead, connected to the model's graph.
         """
         if micro.share == 0.0:
             return torch.stack(
@@ -64,7 +64,7 @@ class RankContext:
 
 
 class Strategy(ABC):
-    """How one rank trains. `model` is the user's module; the optimizer updates its parameters."""
+    """How one rank trains. `model` is the user's module, whose parameters the optimizer updates."""
 
     context: RankContext
     model: nn.Module
@@ -105,5 +105,6 @@ class Strategy(ABC):
         return {}
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
-        """Return the full model's state. All ranks must call this: each may have a shard."""
+        """Return the full model's state. All ranks must call this, because each may have a
+        shard."""
         return {name: whole(value) for name, value in self.model.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Let all ranks rendezvous: through a file if paralab started them on one machine, or through a
+"""Rendezvous of all ranks: through a file if paralab started the ranks on one machine, or through a
 store if torchrun or srun launched them."""
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ CONNECT_SECONDS = 300  # a job's slowest node may start minutes after its first
 def open_store(
     address: str, port: int, prefix: str, serve: bool = False
 ) -> tuple[PrefixStore, int]:
-    """Connect to the store or serve it; port 0 means any free port. Return it and its port."""
+    """Connect to the store, or serve it. Port 0 means any free port. Return the store and its
+    port."""
     timeout = timedelta(seconds=CONNECT_SECONDS)
     store = TCPStore(address, port, None, is_master=serve, timeout=timeout, wait_for_workers=False)
     return PrefixStore(prefix, store), int(store.port)
 
 
 def join_group(rendezvous: str, world_size: int, rank: int) -> None:
-    """Join all other ranks in one group at `file:///PATH` or at `tcp://ADDRESS:PORT/PREFIX`."""
+    """Join the group of all ranks at `file:///PATH` or `tcp://ADDRESS:PORT/PREFIX`."""
     kind, _, rest = rendezvous.partition("://")
     if kind == "file":
         dist.init_process_group("gloo", rendezvous, timedelta(days=1), world_size, rank)

@@ -1,9 +1,9 @@
 """The sequence of global batches. It depends only on a seed and a sample counter, not on the ranks,
 so all strategies train on the same samples.
 
-Each rank loads only its own span of a global batch. The exception is a `get_batch` function, which
-makes the full batch on all ranks from the same seed. So the samples do not depend on the number of
-ranks.
+Each rank loads only its own span of a global batch. The exception is a `get_batch` function: all
+ranks call it with the same seed and create the full batch, so that the samples do not depend on the
+number of ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from paralab.workload.workload import Workload
 
 @dataclass(frozen=True)
 class Sampling:
-    """The global batches to load from `samples` samples (None if endless), after `done` steps."""
+    """Describes which global batches to load, after `done` steps. `samples` is the size of the
+    data, or None if it is endless."""
 
     batch_size: int
     samples: int | None
@@ -44,7 +45,7 @@ def dataset_samples(workload: Workload) -> int | None:
     if isinstance(data, IterableDataset):  # torch gives it a __getitem__ that raises
         raise UsageError(
             f"The data of workload {workload.name} is an IterableDataset. Its samples have no "
-            "indices, so ranks cannot share them.",
+            "indices, so they cannot be split between ranks.",
             fix="a map-style Dataset (with __len__ and __getitem__), or a function get_batch(n)",
         )
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
@@ -65,11 +66,11 @@ def rank_batches(
     sampling: Sampling,
     pin_memory: bool = False,
 ) -> Iterator[tuple[GlobalBatch, Any]]:
-    """Yield (global batch, this rank's samples from it) for each step.
+    """For each step, yield the global batch and this rank's samples from it.
 
     A rank's span is empty if a partial last batch has fewer samples than there are replicas. Such a
-    rank must still join the collectives, so it gets the batch's first two samples with weight zero.
-    Two, because BatchNorm rejects a single sample.
+    rank must still join the collectives, so it gets the batch's first two samples with weight zero:
+    BatchNorm rejects a single sample.
     """
     batches = global_batches(
         sampling.batch_size, sampling.samples, sampling.steps, sampling.epochs, sampling.done
@@ -121,7 +122,7 @@ def _call_get_batch(workload: Workload, batch: GlobalBatch, seed: int) -> Any:
     if (size := num_samples(whole)) != batch.size:
         raise UsageError(
             f"get_batch({batch.size}) of workload {workload.name} returned {size} samples.",
-            fix="return as many samples as get_batch is called with",
+            fix="return n samples from get_batch(n)",
         )
     return whole
 
@@ -141,12 +142,12 @@ def _choose_samples(
 
 
 class _SeededBatches(Dataset[Any]):
-    """Complete batches from the user's Dataset, with reproducible random numbers. An item is
-    (position of the batch in the run, index of the sample).
+    """Complete batches from the user's Dataset, with reproducible random numbers. Each item has the
+    batch's position in the run and a sample's index.
 
     A sample's random numbers (augmentation) depend on the seed, the batch, and the sample. The
-    random numbers in collate depend on the seed and the batch. So split batches and resumed runs
-    draw the same numbers."""
+    random numbers in collate depend on the seed and the batch. So a run draws the same numbers
+    after a resume, or if its batches are split differently."""
 
     def __init__(self, data: Dataset[Any], collate: Callable[[list[Any]], Any], seed: int) -> None:
         self.data, self.collate, self.seed = data, collate, seed
@@ -168,8 +169,8 @@ def _identity(batch: Any) -> Any:
 
 
 def _ignore_sigterm(worker: int) -> None:
-    """Ignore SIGTERM in a DataLoader worker: a job-wide SIGTERM must not kill it while its rank
-    finishes its step to save. The worker exits with its rank."""
+    """Ignore SIGTERM in a DataLoader worker. A SIGTERM to the entire job must not kill the worker
+    while its rank finishes a step and saves. The worker exits with its rank."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 

@@ -39,7 +39,7 @@ class Extras:
 def set_up_rank(
     workload: Workload, plan: Plan, rank_number: int, writer: EventWriter, origin: float
 ) -> tuple[RankContext, nn.Module]:
-    """Build this rank's model and tools. All ranks use the same seed to build the same model."""
+    """Build this rank's model and context. All ranks use the same seed, so the models are equal."""
     rank = plan.ranks[rank_number]
     devices = [device.torch for device in rank.devices]
     on_gpu = plan.device == "cuda"
@@ -53,8 +53,8 @@ def set_up_rank(
     if "random" in plan.control:
         workload = replace(workload, loss=seeded_loss(workload.loss))
 
-    # Each stage makes marks for each micro-batch, and each mark delays the CPU thread that launches
-    # GPU kernels.
+    # Each stage records marks for each micro-batch, and each mark delays the CPU thread that
+    # launches GPU kernels.
     many_marks = on_gpu and len(plan.stage_parts) > 1 and not plan.schedule
     clock = Clock(origin, devices if on_gpu else ())
     probe = Probe(clock, writer, sampled(plan.num_steps) if many_marks else 1)
@@ -72,7 +72,8 @@ def set_up_rank(
 
 
 def _make_streams(plan: Plan, rank_number: int) -> RandomStreams | None:
-    """Make streams if threads share a generator: virtual devices, or replicas on one GPU."""
+    """Create random streams if threads share a generator, as virtual devices and several replicas
+    on one GPU do."""
     names = [device.torch for device in plan.ranks[rank_number].devices]
     threaded = plan.strategy == "dp" or (plan.device == "cpu" and plan.micro_batches > 1)
     shared = len(set(names)) < len(names)
@@ -82,8 +83,8 @@ def _make_streams(plan: Plan, rank_number: int) -> RandomStreams | None:
 
 
 def load_example(context: RankContext) -> Any:
-    """Load the inputs of three samples for a verification that must know the layout of random
-    tensors. Return None if it does not need them, or if the data has fewer samples."""
+    """Load the inputs of three samples, if a verification needs them to find the layout of random
+    tensors. Otherwise, or if the data has fewer samples, return None."""
     if "random" not in context.plan.control:
         return None
     plan, workload = context.plan, context.workload

@@ -1,4 +1,5 @@
-"""Sharded parameters (DTensors): this rank's shard, or the full tensor. A plain tensor is both."""
+"""Get this rank's shard of a sharded parameter (a DTensor), or the full tensor. For a plain tensor,
+both are the tensor itself."""
 
 from __future__ import annotations
 

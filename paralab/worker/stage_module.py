@@ -1,9 +1,9 @@
 """Run one pipeline stage in its own process, with the user's forward unchanged.
 
-The process calls the entire model. Modules before the stage run on shapes alone
-(`paralab.worker.stage_shapes`). At the start of the stage, the tensors that the previous stage sent
-replace the empty ones. At the start of the next stage, an exception that carries the tensors to
-send ends the call.
+The process calls the entire model. Modules before the stage run on meta tensors, which have only
+shapes (`paralab.worker.stage_shapes`). At the start of the stage, the tensors that the previous
+stage sent replace the meta tensors. At the start of the next stage, an exception ends the call; it
+carries the tensors to send.
 
     the model     embed ─ block 0 ─ block 1 ─ block 2 ─ head
     this stage    (shapes only ·····)│ received → real │ cut: sent to the next stage
@@ -26,11 +26,12 @@ from paralab.workload.batch import call_model, map_tensors, tensors
 from paralab.workload.sample_draws import samples_of
 from paralab.workload.state import put_back, state_of
 
-FIX = f"{UNCUT}: a replica's stages then share a process, and tensors may bypass a cut"
+FIX = f"{UNCUT}: a replica's stages then share a process, and can use each other's tensors"
 
 
 class _Cut(BaseException):
-    """Raised where the next stage begins. Not an Exception, which user code might catch."""
+    """Raised where the next stage begins. A BaseException, because user code might catch an
+    Exception."""
 
     def __init__(self, values: tuple[torch.Tensor, ...]) -> None:
         super().__init__()
@@ -38,7 +39,7 @@ class _Cut(BaseException):
 
 
 class _Enter(torch.autograd.Function):
-    """Copies a received tensor to the stage's device, where the model may change it in place."""
+    """Copies a received tensor to the stage's device. The model may change the copy in place."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -67,7 +68,7 @@ class _Run(ShapeMode):
         stage, self.begun = self.stage, True
         empty = list(tensors((args, kwargs)))
         assert len(empty) == len(self.received), (
-            f"{len(empty)} tensors cross, but {len(self.received)} were received"
+            f"expected {len(empty)} tensors, but received {len(self.received)}"
         )
         enter: Any = _Enter.apply
         entered = [
@@ -100,13 +101,13 @@ class _Run(ShapeMode):
 class StageModule(nn.Module):
     """Stage `number` of the model, as a module that has only the stage's own parameters.
 
-    Called with the previous stage's tensors, it returns a tuple for the next stage. The last stage
-    returns the result of `finish` on the model's output. Before a call, the caller sets
-    `micro_number`, which selects the inputs, and `live`. A call that is not live only determines
-    shapes and must not change buffers.
+    The call takes the previous stage's tensors and returns a tuple for the next stage. The last
+    stage passes the model's output to `finish` and returns the result. Before a call, the caller
+    sets `micro_number`, which selects the inputs, and `live`. A call that is not live only
+    determines shapes and must not change buffers.
     """
 
-    active: _Run | None = None  # per process: all its stages share one model's hooks
+    active: _Run | None = None  # one per process: its stages share the model's hooks
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class StageModule(nn.Module):
         super().__init__()
         self.number, self.starts = number, [stage.start for stage in stages]
         self.device, self.wire, self.finish = device, wire, finish
-        # In a list: a submodule's parameters would count as this stage's.
+        # In a list, so that the model does not become a submodule and add all its parameters.
         self.model = [model]
         modules = dict(model.named_modules())
         own = [modules[name] for name in stages[number].modules]
@@ -139,8 +140,9 @@ class StageModule(nn.Module):
         self.leaves_mode: dict[Any, bool] = {}  # by shapes: the stage uses no meta tensors
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.on_entry: Callable[[Any], None] = lambda inputs: None
-        # If the backward pass has two halves, the second half begins where gradients reach the
-        # stage's inputs. So gradients must reach them, even if everything before is frozen.
+        # Some schedules split the backward pass in two. The second half begins where gradients
+        # reach the stage's inputs, so gradients must reach them even if all earlier layers are
+        # frozen.
         self.splits_backward = False
         self._add_hooks(modules, stages)
         self.cache = ShapeCache(model, self._is_before) if number else None
@@ -184,7 +186,7 @@ class StageModule(nn.Module):
             if run is not None and run.stage is self and run.begun and not run.returning:
                 raise UsageError(
                     f"The forward called {name!r} in stage {self.number} of the model, but "
-                    f"{name!r} belongs to stage {other}: the trial run took a different branch.",
+                    f"{name!r} belongs to stage {other}. The trial run took a different branch.",
                     fix=FIX,
                 )
 
@@ -263,7 +265,8 @@ class StageModule(nn.Module):
 
     @contextmanager
     def returning(self, micro_number: int, last: bool) -> Iterator[None]:
-        """Wrap this micro-batch's backward pass: recomputed values must match the forward."""
+        """Run this micro-batch's backward pass in this block, so that activation checkpointing
+        recomputes the same values as in the forward."""
         StageModule.active = run = self.runs[micro_number]
         run.returning = True
         try:
@@ -275,7 +278,7 @@ class StageModule(nn.Module):
 
 
 def free_other_stages(model: nn.Module, stages: tuple[Stage, ...], owned: set[int]) -> None:
-    """Turn other stages' parameters and buffers into meta tensors, which have no memory."""
+    """Turn other stages' parameters and buffers into meta tensors, which use no memory."""
     modules = dict(model.named_modules())
     emptied: dict[int, Any] = {}  # by id, so tied parameters stay tied
     for number, stage in enumerate(stages):

@@ -1,5 +1,5 @@
-"""Let micro-batches take turns at the stages: j enters a stage when j-1 has left it. Pure
-threading, no torch.
+"""Let micro-batches take turns at the stages: micro-batch j enters a stage when j-1 has left it.
+This uses only threading, not torch.
 
 forward, 2 stages, 3 micro-batches            backward
     stage 0   0 1 2                               stage 1   0 1 2

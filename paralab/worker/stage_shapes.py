@@ -1,9 +1,9 @@
-"""Run the part of the model before a stage: shapes on the meta device, and values on demand.
+"""Run the part of the model before a stage on the meta device, and compute real values on demand.
 
-The user's forward is called as a unit, so Python runs everything before the stage too. This costs
-no memory and no arithmetic: all operators run on meta tensors. Values that depend only on the
-inputs, not on parameters (a padding mask, a branch `if x.any()`), are computed for real when
-needed. Each process has the inputs.
+The user's forward runs as a whole, so Python also runs everything before the stage. This needs no
+memory and no arithmetic, because all operators run on meta tensors. Some values depend only on the
+inputs, not on parameters: a padding mask, or a branch `if x.any()`. They are computed when the
+model uses them, because each process has the inputs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils._device import _device_constructors
 
 from paralab.workload.batch import map_tensors, map_tree, tensors
 
-# Methods that return a non-tensor that depends on the tensor's values.
+# Methods that read the tensor's values and return something other than a tensor.
 VALUES = (
     "item",
     "tolist",
@@ -43,7 +43,7 @@ class _Source:
 
 
 def _call(func: Any, args: Any, kwargs: Any, device: torch.device) -> Any:
-    """Repeat a call with real values in place of their sources."""
+    """Repeat a call with sources replaced by their real values."""
     args, kwargs = map_tree(
         lambda source: source.value(), (args, kwargs), lambda item: isinstance(item, _Source)
     )
@@ -65,8 +65,8 @@ def _changes_in_place(func: Any) -> bool:
 
 
 class ShapeMode(TorchFunctionMode):
-    """Until `begun`, runs all operators on meta tensors. After that, replaces meta tensors with the
-    real ones, or raises `refuse(shape)` if another stage computes them."""
+    """Runs all operators on meta tensors until `begun` is true. After that, replaces each meta
+    tensor with the real tensor, or raises `refuse(shape)` if another stage computes it."""
 
     def __init__(
         self, device: torch.device, refuse: Callable[[tuple[int, ...]], Exception]
@@ -75,7 +75,8 @@ class ShapeMode(TorchFunctionMode):
         self.device, self.refuse = device, refuse
         self.begun = False
         self.replaced = False  # whether a meta tensor had to be replaced
-        # Meta tensor id -> the tensor (keeping it alive reserves the id) and its source.
+        # A meta tensor's id -> the tensor and its source. Storing the tensor prevents reuse of the
+        # id.
         self._sources: dict[int, tuple[torch.Tensor, _Source]] = {}
 
     def know(self, empty: torch.Tensor, value: torch.Tensor) -> None:
@@ -96,7 +97,7 @@ class ShapeMode(TorchFunctionMode):
                 self.replaced = True
                 result: torch.Tensor = self._sources[id(value)][1].value()
                 return result
-            if getattr(func, "__name__", "") == "__get__":  # a shape or a type
+            if getattr(func, "__name__", "") == "__get__":  # an attribute: a shape or a dtype
                 return value
             raise self.refuse(tuple(value.shape))
 
@@ -129,7 +130,8 @@ class ShapeMode(TorchFunctionMode):
         return empty
 
     def _source_of(self, func: Any, args: Any, kwargs: Any) -> _Source | None:
-        """Return this call's source, or None if it needs a parameter or another stage's result."""
+        """Return the source of this call's result, or None if the call needs a parameter or another
+        stage's result."""
         unknown = False
 
         def source_of(value: torch.Tensor) -> Any:
@@ -155,9 +157,9 @@ class ShapeMode(TorchFunctionMode):
 class ShapeCache:
     """Caches the output shapes of submodules that run before a stage.
 
-    Output shapes depend only on input shapes, and each set of input shapes has its own entries. If
-    lengths follow the pattern A, B, A, the third batch must not get B's. `is_before()` says whether
-    a submodule is being called before the stage begins.
+    Output shapes depend only on input shapes, and each set of input shapes has its own entries: if
+    batches have lengths A, B, and A, the third batch must not get the shapes for B. `is_before()`
+    says whether the stage has yet to begin.
     """
 
     def __init__(self, model: nn.Module, is_before: Callable[[], bool]) -> None:
@@ -166,7 +168,7 @@ class ShapeCache:
         self.outputs: dict[Any, dict[tuple[Any, ...], Any]] = {}  # by shapes
         self.calls: Counter[int] = Counter()  # in this forward, by module
         for name, module in model.named_modules():
-            # Without parameters, the output may have a source among the inputs.
+            # Do not cache a submodule without parameters: its output may have a source.
             if name and next(module.parameters(), None) is not None:
                 module.forward = self._cached(module, module.forward)
 
@@ -175,7 +177,7 @@ class ShapeCache:
             if not self.is_before():
                 return forward(*args, **kwargs)
             self.calls[id(module)] += 1
-            # Include the argument shapes: a forward that takes another branch may pass others.
+            # Include the argument shapes, which may change if the forward takes another branch.
             key = id(module), self.calls[id(module)], shapes_of((args, kwargs))
             outputs = self.outputs.setdefault(self.shapes, {})
             if key not in outputs:
@@ -189,8 +191,8 @@ class ShapeCache:
 
 
 def shapes_of(tree: Any) -> tuple[Any, ...]:
-    """Return what a model's output shapes depend on: the shapes and dtypes of the tensors in the
-    tree, and its numbers and strings."""
+    """Return everything in the tree that determines a model's output shapes: the shapes and dtypes
+    of tensors, and all numbers and strings."""
     leaves: list[Any] = []
 
     def add(item: Any) -> None:

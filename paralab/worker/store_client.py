@@ -1,5 +1,5 @@
-"""Talk to the job's store, in a process with torch, on behalf of a launched process that never
-imports torch.
+"""A process that imports torch and connects to the job's store. It acts for a launched process,
+which never imports torch.
 
 python -m paralab.worker.store_client SOCKET        (started by paralab.launch.store)
 
@@ -27,7 +27,7 @@ from paralab.worker.rendezvous import open_store
 
 
 class StoreClient:
-    """Short notes between ranks, as JSON, each under its own name."""
+    """Exchanges short notes between ranks. Each note is JSON and has its own name."""
 
     _store: PrefixStore
 
@@ -37,21 +37,22 @@ class StoreClient:
         return port
 
     def put(self, name: str, note: Any) -> None:
-        with suppress(RuntimeError):  # no process is left to read it
+        with suppress(RuntimeError):  # the store is gone, so no process can read the note
             self._store.set(name, json.dumps(note))
 
     def has(self, name: str) -> bool:
         return bool(self._store.check([name]))
 
     def get(self, name: str, seconds: float) -> list[Any]:
-        """Return [the note], or [] if it does not arrive in time."""
+        """Return a list with the note, or an empty list if the note does not arrive in time."""
         with suppress(RuntimeError):
             self._store.wait([name], timedelta(seconds=max(seconds, 0.001)))
-        # `wait` raises the same error on a timeout and when the store is gone; `check` does not.
+        # `wait` raises the same error for a timeout and for a lost store. `check` raises only if
+        # the store is lost.
         return [json.loads(self._store.get(name))] if self.has(name) else []
 
     def gpus(self) -> list[str]:
-        """Return the NVML identifiers of the visible GPUs, without touching the GPUs."""
+        """Return the NVML identifiers of the visible GPUs, without initializing CUDA."""
         number = torch.cuda.device_count() if torch.version.cuda else 0
         if not number:
             return []

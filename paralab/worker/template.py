@@ -6,8 +6,8 @@ python -m paralab.worker.template SOCKET [MODULE…]
     import the modules, then fork such a process for each command that connects, until stdin is
     closed
 
-The process never computes, so it has no threads that a fork would lose. It exits when the launcher
-closes the other end of the socket.
+A template process never computes, so it has no threads that a fork would lose. It exits when the
+launcher closes the other end of the socket.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _fork(channel: socket.socket, waiting: selectors.BaseSelector) -> None:
         os._exit(0)
     request = json.loads(message)
     module = importlib.import_module(MODULES.get(request["module"], request["module"]))
-    gc.freeze()  # the garbage collector would touch, and so copy, the shared pages
+    gc.freeze()  # otherwise, collecting garbage writes to shared pages and copies them
     pid = os.fork()
     if not pid:
         for key in list(waiting.get_map().values()):
@@ -117,7 +117,7 @@ def _become(module: Any, request: dict[str, Any], lifeline: int, log: int) -> No
             else:
                 os.environ[name] = value
         if threads := os.environ.get("OMP_NUM_THREADS", ""):
-            torch.set_num_threads(int(threads))  # torch reads the variable only on import
+            torch.set_num_threads(int(threads))  # torch reads OMP_NUM_THREADS only on import
         random.seed()
         sys.argv = [str(module.__file__), *request["arguments"]]
         module.main()

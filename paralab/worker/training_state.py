@@ -3,15 +3,15 @@
 Everything is a tensor whose name does not depend on the topology, so any strategy can read any
 other strategy's checkpoint:
 
-    model.NAME            a parameter: replicated ones from the first replica, shards from all ranks
+    model.NAME            a parameter: shards from all ranks, otherwise the first replica's copy
     buffer.NAME           a buffer from the first replica
     optimizer.NAME.KEY    optimizer state for parameter NAME
     plain.N               other optimizer state for rank N's parameters (pickled)
     shared                optimizer settings, scheduler, and scaler (pickled)
     rank.N                rank N's random streams, and buffers outside the first replica (pickled)
 
-A checkpoint may come from someone else. Loading one never runs code in it: `SafeReader` reads the
-metadata, and `torch.load(weights_only=True)` reads all tensors and pickled values.
+A checkpoint may come from someone else. Loading a checkpoint never runs code from it: `SafeReader`
+reads the metadata, and `torch.load(weights_only=True)` reads all tensors and pickled values.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class TrainingState:
 
     @property
     def buffers(self) -> State:
-        """Look up the model's buffers each time: a forward may replace a buffer."""
+        """Return the current buffers. A forward may have replaced them since the last call."""
         return {name: buffer for name, buffer in self.model.named_buffers() if not buffer.is_meta}
 
     def tensors(self) -> State:
-        """Return the state without copying it. Only one rank has a given plain tensor: copies may
-        differ (replicas have different buffers), and DCP would pick any."""
+        """Return the state without copying it. Only one rank saves each plain tensor, because
+        replicas may have different values (of buffers), and DCP would pick any of them."""
         state = {}
         plain: dict[str, dict[str, Any]] = {}
         for name, parameter in self.parameters.items():
@@ -84,7 +84,7 @@ class TrainingState:
         return state | {f"rank.{self.rank}": _pickle(self._own())}
 
     def describe(self, step: int, samples: int, epoch: int) -> dict[str, Any]:
-        """Return the manifest entries other than the list of files."""
+        """Return all manifest entries except the list of files."""
         return {
             "step": step,
             "samples_seen": samples,
@@ -95,11 +95,11 @@ class TrainingState:
         }
 
     def restore(self, folder: Path, same_topology: bool) -> None:
-        """Load the checkpoint. If the topology changed, keep the newly seeded random streams."""
+        """Load the checkpoint, but not its random streams if the topology changed."""
         try:
             self._restore(folder, same_topology)
         except (Exception, CheckpointException) as error:  # DCP's is a BaseException
-            # DCP's message has a traceback for each rank: report the first cause instead.
+            # DCP's message has a traceback for each rank. Report only the first rank's error.
             failures = error.failures if isinstance(error, CheckpointException) else {}
             cause = next((each for each, _ in failures.values()), error)
             why = f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"
@@ -123,7 +123,7 @@ class TrainingState:
             self._restore_own(unpickle(state[f"rank.{self.rank}"]))
 
     def _make_targets(self, saved: dict[str, Any], same_topology: bool) -> State:
-        """Make the tensors to load into. DCP reads only these entries."""
+        """Create the tensors to load into. DCP reads only these entries."""
         state = {f"model.{name}": parameter.detach() for name, parameter in self.parameters.items()}
         state |= {f"buffer.{name}": buffer for name, buffer in self.buffers.items()}
         for name, parameter in self.parameters.items():
@@ -152,7 +152,8 @@ class TrainingState:
         }
 
     def _restore_shared(self, shared: dict[str, Any], state: State) -> None:
-        """Rebuild the optimizer's state_dict, which numbers this rank's parameters."""
+        """Restore the optimizer, scheduler, and scaler. The optimizer's state_dict refers to this
+        rank's parameters by number."""
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         plain: dict[str, dict[str, Any]] = {}
         for key in state:

@@ -1,8 +1,8 @@
 """Save a run's results as a reference, or compare them with a saved reference.
 
 A trace contains the first step's gradients, the parameters before and after the run, the buffers
-after it, and this rank's part of each loss. The comparison is per parameter, in units of the
-tolerance (see `paralab.analyse.verify`).
+after the run, and this rank's part of each loss. Parameters are compared one by one.
+`paralab.analyse.verify` compares the differences with the tolerance.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TrainingTrace:
 
 
 def compare(mine: TrainingTrace, reference: TrainingTrace) -> dict[str, Any]:
-    """Compute the fields of the `verify` event. A rank compares its part of the model."""
+    """Compute the fields of the `verify` event. Each rank compares its own part of the model."""
     absolute, relative, worst = _compare_parameters(mine, reference)
     factor, residual = _fit_factor(mine.gradients, reference.gradients)
     gradients = {name: g for name, g in reference.gradients.items() if name in mine.gradients}
@@ -83,13 +83,14 @@ def compare(mine: TrainingTrace, reference: TrainingTrace) -> dict[str, Any]:
 
 
 def _compare_parameters(mine: TrainingTrace, reference: TrainingTrace) -> tuple[float, float, str]:
-    """Return the largest absolute and relative differences, and the latter's parameter."""
+    """Return the largest absolute difference, the largest relative difference, and the parameter
+    with the largest relative difference."""
     updates = {
         name: float((end - reference.start[name]).norm()) for name, end in reference.end.items()
     }
-    # If a sum nearly cancels (such as the gradient of a LayerNorm weight), its terms' rounding
-    # errors remain. So divide by the parameter's update, or by the typical update if that is
-    # larger.
+    # If a sum nearly cancels (such as the gradient of a LayerNorm weight), mostly the rounding
+    # errors of its terms remain. So divide by the parameter's update or by the typical update,
+    # whichever is larger.
     typical = math.sqrt(statistics.mean(update**2 for update in updates.values()))
 
     absolute, relative, worst = 0.0, 0.0, ""
@@ -114,7 +115,7 @@ def digest(parameters: Tensors) -> str:
 
 
 def _fit_factor(mine: Tensors, reference: Tensors) -> tuple[float, float]:
-    """Fit mine = c · reference. Return c and the share of mine that it does not explain."""
+    """Fit mine = c · reference. Return c, and the size of the residual relative to `mine`."""
     names = [name for name in reference if name in mine]
     if not names:
         return 1.0, 0.0
@@ -161,7 +162,7 @@ def _copy(tensors: dict[str, Any]) -> Tensors:
 
 
 def _nan_last(value: float) -> float:
-    """Sort NaN above all numbers, so a maximum keeps it."""
+    """Sort NaN above all numbers, so that `max` propagates it."""
     return math.inf if math.isnan(value) else value
 
 
@@ -170,5 +171,5 @@ def _largest(tensor: torch.Tensor) -> float:
 
 
 def _to_json(value: float) -> float | str:
-    """Write NaN and infinity as strings: JSON has neither."""
+    """Write NaN and infinity as strings, because JSON has no such numbers."""
     return value if math.isfinite(value) else str(value)

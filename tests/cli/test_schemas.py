@@ -58,5 +58,5 @@ def test_the_error_for_another_schema_version_names_both_versions(tmp_path, name
     (folder / "manifest.json").write_text(json.dumps(manifest | {"schema": version}))
     with pytest.raises(UsageError) as error:
         read(folder)
-    assert f"version {version};" in error.value.problem
+    assert f"version {version}," in error.value.problem
     assert f"version {SCHEMA_VERSION}." in error.value.problem

@@ -1,8 +1,8 @@
-"""`dp`: the real `nn.DataParallel` on CUDA. On a CPU, nn.DataParallel silently does nothing, so
-there we run the same algorithm over virtual devices.
+"""`dp`: the real `nn.DataParallel` on CUDA. On a CPU, nn.DataParallel silently does nothing, so we
+run the same algorithm on virtual devices.
 
-scatter      split the batch as torch.chunk does: 64 over 3 -> 22 22 20
-replicate    copy the parameters to each replica, in each step
+scatter      split the batch as torch.chunk does: 64 samples over 3 replicas -> 22 22 20
+replicate    in each step, copy the parameters to each replica
 apply        run each replica in its own thread
 gather       collect the outputs on device 0, which computes the loss
 (backward)   run each replica's backward in its thread, then add up the gradients on device 0
@@ -42,8 +42,8 @@ class DataParallel(Strategy):
 
 
 class TimedDataParallel(nn.DataParallel[nn.Module]):
-    """The real nn.DataParallel, with spans on the first device's clock. It adds up the gradients
-    inside the backward pass, so they cannot be timed separately."""
+    """The real nn.DataParallel, with spans on the first device's clock. The backward pass also adds
+    up the gradients, which therefore cannot be timed separately."""
 
     def __init__(self, context: RankContext, module: nn.Module, ids: list[int]) -> None:
         super().__init__(module, device_ids=ids)
@@ -105,8 +105,8 @@ class VirtualDataParallel(nn.Module):
 
     @torch.no_grad()
     def _replicate(self) -> None:
-        """Copy parameters and buffers to the replicas. As in nn.DataParallel, this overwrites
-        buffer updates (BatchNorm statistics) on replicas other than 0."""
+        """Copy parameters and buffers to the replicas. As in nn.DataParallel, buffer updates
+        (BatchNorm statistics) survive only on replica 0."""
         source = [*self.replicas[0].parameters(), *self.replicas[0].buffers()]
         for replica in self.replicas[1:]:
             target = [*replica.parameters(), *replica.buffers()]

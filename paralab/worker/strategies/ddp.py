@@ -1,9 +1,9 @@
-"""`ddp`: one process per replica and the real DistributedDataParallel. A communication hook times
+"""`ddp`: one process per replica with the real DistributedDataParallel. A communication hook times
 its all-reduces.
 
 Losses are already weighted by their share of the global batch (`RankContext.weighted_loss`), so
-gradients are *summed* over ranks, not averaged. An average of means would give each rank the same
-influence, no matter how many samples or tokens it has.
+gradients are *summed* over ranks, not averaged. Averaging the ranks' means would give each rank the
+same weight, no matter how many samples or tokens it has.
 """
 
 # No `from __future__ import annotations` here: DDP checks a communication hook's annotations at run
@@ -38,9 +38,10 @@ class Ddp(Strategy):
         return loss
 
     def _synchronize_always(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
-        """Synchronize in each accumulation step. Each one reduces the sum so far, including the
-        part that is already reduced. A mean leaves that part unchanged; a sum would count it once
-        per rank. So multiply the losses by the number of ranks, and average."""
+        """Synchronize in each accumulation step. Each step reduces the accumulated gradient,
+        including the part that is already reduced. Averaging does not change that part, but summing
+        would multiply it by the number of ranks. So multiply the losses by the number of ranks, and
+        average the gradients."""
         ranks = self.context.plan.world_size
         scaled = [
             [replace(micro, share=micro.share * ranks) for micro in step]
@@ -51,11 +52,11 @@ class Ddp(Strategy):
 
 @dataclass
 class Reduction:
-    """One DDP module's all-reduces, and the parameters that they have reduced in this step.
+    """One DDP module's all-reduces, and the parameters that were reduced in this step.
 
-    DDP waits for the gradients of all parameters in a bucket. If one is missing, DDP never reduces
-    the bucket, and torch reports it only in the next forward. By then the optimizer has already
-    stepped with gradients that differ between ranks.
+    DDP waits for the gradients of all parameters in a bucket. If a gradient is missing, DDP never
+    reduces the bucket, and torch raises an error only in the next forward. By then, the optimizer
+    has already stepped with gradients that differ between ranks.
     """
 
     probe: Probe
@@ -66,7 +67,7 @@ class Reduction:
 
 
 def require_reduced(context: RankContext, model: nn.Module, reductions: list[Reduction]) -> None:
-    """Raise if a gradient was not reduced in this step. Call this after the backward passes."""
+    """Raise if a gradient was not reduced in this step. Call this after all backward passes."""
     reduced = {key for reduction in reductions for key in reduction.reduced}
     for reduction in reductions:
         reduction.reduced.clear()
@@ -98,7 +99,7 @@ def wrap(
     group: dist.ProcessGroup,
     **where: int,
 ) -> tuple[DistributedDataParallel, Reduction]:
-    """Wrap the module in DDP with the timed all-reduce, whose events contain `where`."""
+    """Wrap the module in DDP with a timed all-reduce. Its events contain the fields in `where`."""
     plan = context.plan
     ddp = DistributedDataParallel(
         module,
@@ -119,7 +120,7 @@ def timed_all_reduce(
     state: Reduction,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """Sum a bucket over the ranks. Note its size, and when it was ready and done."""
+    """Sum a bucket over the ranks. Record its size, when it was ready, and when it was reduced."""
     state.reduced.update(map(id, bucket.parameters()))
     buffer = bucket.buffer()
     if state.divisor > 1:

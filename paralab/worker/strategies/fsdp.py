@@ -1,15 +1,15 @@
-"""`fsdp`: one process per replica and the real FSDP2 (`fully_shard`). Each rank keeps a shard of
+"""`fsdp`: one process per replica with the real FSDP2 (`fully_shard`). Each rank has a shard of
 every parameter, gradient, and optimizer state.
 
-The diagram shows one accumulation step on one rank with two units (blocks, for example). An
-all-gather collects a unit's full parameters, which are freed after use:
+The diagram shows one accumulation step on one rank, for a model with two units (for example, two
+blocks). An all-gather collects a unit's full parameters, which are freed after use:
 
     forward    [gather 0][ unit 0 ][gather 1][ unit 1 ]
     backward   [gather 1][ unit 1 ][gather 0][reduce-scatter 1][ unit 0 ][reduce-scatter 0]
 
 Losses are already weighted by their share of the global batch (`RankContext.weighted_loss`), so
-gradients are summed over ranks, not averaged. Importing FSDP2 takes half a second, so import it
-only where it is used: other strategies should not pay for it.
+gradients are summed over ranks, not averaged. Importing FSDP2 takes half a second, so functions
+import it where they use it, and other strategies start faster.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Fsdp(Strategy):
         plan, device = context.plan, context.rank.devices[0]
         self.context = context
         self.model: Any = model.to(device.torch)
-        # Shards of models with different initial values would not form a model. As in DDP, all
+        # If ranks had different initial values, their shards would mix two models. As in DDP, all
         # ranks start from rank 0's values.
         for tensor in [*model.parameters(), *model.buffers()]:
-            if tensor.is_contiguous():  # an expanded buffer cannot be received
-                # As bytes: gloo does not support all dtypes.
+            if tensor.is_contiguous():  # broadcast cannot write to an expanded buffer
+                # Send bytes, because gloo does not support all dtypes.
                 dist.broadcast(tensor.detach().view(-1).view(torch.uint8), 0, group_of(plan))
 
         full = addresses(model.parameters())
@@ -75,8 +75,8 @@ class Fsdp(Strategy):
 
     def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
         plan = self.context.plan
-        # Accumulation steps gather, so all ranks must run the same number of them. A small
-        # last batch may have fewer: add steps with weight zero.
+        # Each accumulation step gathers parameters, so all ranks must run the same number of steps.
+        # If a small last batch has fewer, add steps with weight zero.
         idle = [replace(micro, share=0.0) for micro in accumulation_steps[0]]
         missing = plan.accumulate - len(accumulation_steps)
         steps = [idle] * missing + accumulation_steps
@@ -92,25 +92,27 @@ class Fsdp(Strategy):
             if plan.precision not in LOW or not mixes_types:
                 raise
             raise ParalabError(
-                f"fsdp in {plan.precision}: the forward mixes types ({error}). FSDP casts the "
-                "parameters and inputs of units, but not tensors that the model creates or keeps "
-                "as buffers.",
+                f"fsdp in {plan.precision}: the forward mixes dtypes ({error}). FSDP casts the "
+                "parameters and inputs of units, but not buffers, nor tensors that the forward "
+                "creates.",
                 fix="cast such tensors to x.dtype in the forward, or use --precision fp32, "
                 "or ddp (autocast)",
             ) from error
 
     @contextmanager
     def _unsynchronized(self) -> Iterator[None]:
-        """Keep full gradients on all ranks: no communication, but as much memory as ddp."""
+        """Keep full gradients on all ranks. This needs no communication, but as much memory as
+        ddp."""
         self.model.set_requires_gradient_sync(False)
         yield
         self.model.set_requires_gradient_sync(True)
 
     def transient_bytes(self) -> dict[str, int]:
-        """Count the bytes in unsharded tensors that exist together during a backward pass.
+        """Count the bytes of unsharded tensors that exist at the same time in a backward pass.
 
-        Parameters: outside all units, in one unit, and in the prefetched unit. Gradients: in one
-        unit, or in all units while accumulation steps do not synchronize."""
+        The full parameters are those outside all units, those of one unit, and those of the
+        prefetched unit. The full gradients are those of one unit, or of all units if accumulation
+        steps do not synchronize."""
         plan = self.context.plan
         if plan.world_size == 1:
             return {}
@@ -127,8 +129,8 @@ class Fsdp(Strategy):
 
 @dataclass(frozen=True)
 class Unit:
-    """Parameters that are gathered together, with their gathered sizes. `module` is an FSDPModule:
-    torch changes its class in place."""
+    """Parameters that are gathered together, with their gathered sizes. `module` is an FSDPModule,
+    because torch changes its class in place."""
 
     name: str
     module: Any
@@ -137,7 +139,8 @@ class Unit:
 
 
 def _shard(context: RankContext, model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Shard the plan's units, inner ones first, and then the rest. Yield names and modules."""
+    """Shard the plan's units, nested units first, and then the rest of the model. Yield each unit's
+    name and module."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -151,7 +154,7 @@ def _shard(context: RankContext, model: nn.Module) -> Iterator[tuple[str, Any]]:
         policy = MixedPrecisionPolicy(low, torch.float32)
         # The loss is computed in fp32, as under autocast.
         root_policy = replace(policy, output_dtype=torch.float32)
-        # BatchNorm's statistics are fp32 buffers and need fp32 parameters. FSDP1 did the same.
+        # BatchNorm's statistics are fp32 buffers and need fp32 parameters, as in FSDP1.
         norms = [
             name
             for name, module in model.named_modules()
@@ -166,7 +169,8 @@ def _shard(context: RankContext, model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _unit_bytes(context: RankContext, module: Any) -> tuple[int, int]:
-    """Return a unit's gathered parameter and gradient bytes, without those of nested units."""
+    """Return the bytes of a unit's gathered parameters and of its gradients, without nested
+    units."""
     low = LOW.get(context.plan.precision)
     inner = {
         id(p)
@@ -199,8 +203,8 @@ def _exclude_from_activations(context: RankContext, module: nn.Module) -> None:
 
 
 def _report_missing_gradients(module: Any, reduce_scatter: TimedReduceScatter) -> None:
-    """Tell the reduce-scatter which parameters in the unit have a gradient. FSDP packs only those,
-    whatever other ranks do."""
+    """Tell the reduce-scatter which of the unit's parameters have a gradient. FSDP packs only
+    those, even if other ranks pack different ones."""
     group = module._get_fsdp_state()._fsdp_param_group
     if group is None:
         return
@@ -227,11 +231,11 @@ def _report_missing_gradients(module: Any, reduce_scatter: TimedReduceScatter) -
 
 
 class _TimedCollective:
-    """One unit's collective, in FSDP's interface for custom collectives."""
+    """One unit's collective, implementing FSDP's custom-collective interface."""
 
     def __init__(self, context: RankContext, where: dict[str, Any], order: CollectiveOrder) -> None:
         self.context, self.where, self.order = context, where, order
-        self.gradients = ""  # the parameters that have a gradient, if some have none
+        self.gradients = ""  # names the parameters with a gradient, if not all have one
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -240,8 +244,8 @@ class _TimedCollective:
     def _noted(
         self, verb: str, kind: str, whole: torch.Tensor, group: dist.ProcessGroup
     ) -> Iterator[None]:
-        """Announce and time a collective. gloo blocks this thread, so nothing else computes
-        meanwhile. NCCL runs on FSDP's stream, which is the current one here."""
+        """Announce and time a collective. gloo blocks this thread, so nothing is computed in the
+        meantime. NCCL runs on FSDP's stream, which is the current stream here."""
         self.order.announce(f"{verb} {self.where['unit']!r}{self.gradients}")
         blocking, probe = not runs_on_stream(whole, group), self.context.probe
         note = probe.begin_collective(kind, whole, group, **self.where, blocking=blocking)
@@ -257,7 +261,7 @@ class TimedAllGather(_TimedCollective):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> Any:
-        assert not async_op  # FSDP sets it only for unshard(async_op=True)
+        assert not async_op  # true only in unshard(async_op=True)
         with self._noted("gather", "all_gather", output_tensor, group):
             return _all_gather(output_tensor, input_tensor, group=group)
 

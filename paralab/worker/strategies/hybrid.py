@@ -1,9 +1,9 @@
-"""`hybrid`: data parallelism over processes, with one pipeline per process over its own devices.
+"""`hybrid`: data parallelism between processes. Each process runs a pipeline on its own devices.
 
-Each stage has its own DistributedDataParallel in its own process group. Stages finish at different
-times, and a collective must match the same stage's collective on the other ranks. DDP sees only the
-last micro-batch's backward pass; until then, gradients just add up. So ranks synchronize once per
-optimizer step, while earlier stages still compute.
+Each stage has its own DistributedDataParallel in its own process group, because stages finish at
+different times and each collective must match the same stage's collective on the other ranks. DDP
+sees only the last micro-batch's backward pass. Before that, gradients are only accumulated. So
+ranks synchronize once per optimizer step, while earlier stages still compute.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paralab.worker.strategies.pipeline_threads import PipelineThreads
 class Hybrid(PipelineThreads):
     def __init__(self, context: RankContext, model: nn.Module) -> None:
         super().__init__(context, model)
-        self.replicated: dict[int, nn.Module] = {}  # by stage, without frozen stages
+        self.replicated: dict[int, nn.Module] = {}  # by stage, except frozen stages
         self.reductions: list[Reduction] = []
         for stage in range(context.plan.stages):
             parameters = self.stage_parameters(stage)
@@ -43,7 +43,7 @@ class Hybrid(PipelineThreads):
 
 
 class _ParameterHolder(nn.Module):
-    """A stage's parameters, for DDP to synchronize. The user's model does the computing."""
+    """Holds a stage's parameters, so that DDP synchronizes them. It computes nothing itself."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         super().__init__()

@@ -2,9 +2,9 @@
 torch.distributed.pipelining.
 
 These schedules need micro-batches with equal shapes. So we pad each micro-batch with copies of its
-last sample to the largest micro-batch size in a full batch. The loss sees only the real samples.
-Gradients add up over micro-batches and accumulation steps. At the end of an optimizer step, they
-are summed in buckets over all replicas of the stage.
+last sample, up to the largest micro-batch size in a full batch. The loss uses only the real
+samples. Gradients accumulate over micro-batches and accumulation steps. At the end of an optimizer
+step, they are summed over all replicas of the stage, in buckets.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PipelineProcesses(Strategy):
         assert rank.stage is not None
         self.context, self.model = context, model
         self.device = torch.device(rank.devices[0].torch)
-        # gloo sends from host memory only.
+        # gloo can send only from host memory.
         self.wire = self.device if "nccl" in (plan.backend or "") else torch.device("cpu")
         self.mesh = mesh(plan, rank.replica, rank.stage)
 
@@ -67,7 +67,7 @@ class PipelineProcesses(Strategy):
             module.autocast = context.precision.autocast
             module.splits_backward = plan.schedule == "zero-bubble"
 
-        # The other parameters are freed, and activations may be there now.
+        # The other stages' parameters are freed, so activations may use their addresses.
         context.meter.ignored = addresses(self.device_parameters())
         self.width = widest(rank.samples_per_step, plan.accumulate, plan.micro_batches)
         self.schedules: dict[Any, tuple[Any, list[_TimedStage]]] = {}  # by input shapes
@@ -116,7 +116,7 @@ class PipelineProcesses(Strategy):
         return {name: together[name] for name in self.model.state_dict()}
 
     def _schedule_for(self, inputs: Any) -> tuple[Any, list[_TimedStage]]:
-        """Return the schedule for these input shapes, which determine its buffer sizes."""
+        """Return the schedule and stages for these input shapes, which determine buffer sizes."""
         key = shapes_of(inputs)
         for module in self.modules:
             module.expect(key)
@@ -164,9 +164,9 @@ class PipelineProcesses(Strategy):
             return
         limit = (plan.bucket_mb or BUCKET_MB) * 2**20
         for number, parameters in enumerate(buckets(self.device_parameters(), limit)):
-            # Another replica may have a gradient where this one has none, and all must send the
-            # same size. So append one flag per parameter. A parameter that no replica uses gets no
-            # gradient; otherwise weight decay would change it.
+            # A parameter may have a gradient on some replicas only, but all replicas must send the
+            # same number of bytes. So append one flag per parameter. A parameter that no replica
+            # uses gets no gradient, because weight decay would change it.
             flags = [parameter.grad is not None for parameter in parameters]
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
             flat = torch.cat([*(g.flatten() for g in gradients), gradients[0].new_tensor(flags)])
@@ -188,7 +188,7 @@ class PipelineProcesses(Strategy):
 
 
 class _TimedStage(PipelineStage):
-    """A stage that notes its forward and backward passes."""
+    """A stage that records its forward and backward passes."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class _TimedStage(PipelineStage):
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> Any:
-        # torch runs the first stage's entire backward in its weight pass.
+        # For the first stage, torch runs the entire backward in the weight pass.
         noted = full_backward or not self.is_first
         with (
             self._span("backward", bwd_chunk_id) if noted else nullcontext(),
@@ -248,8 +248,8 @@ class _TimedStage(PipelineStage):
 
 @contextmanager
 def _explain_checkpointing() -> Iterator[None]:
-    """Explain a failure in activation checkpointing, which recomputes a block from its start. If a
-    cut is inside the block, the start is in another process."""
+    """Explain a failure in activation checkpointing, which recomputes a block from its start. If
+    the model is cut inside the block, the block starts in another process."""
     try:
         yield
     except Exception as error:
@@ -259,12 +259,12 @@ def _explain_checkpointing() -> Iterator[None]:
         raise UsageError(
             "A stage begins inside a checkpointed block (torch.utils.checkpoint). The backward "
             "pass would have to recompute the start of the block, which is in another process.",
-            fix=f"workload split_points that are entire blocks: {UNCUT}",
+            fix=f"workload split_points that name entire blocks: {UNCUT}",
         ) from error
 
 
 def _cut_off_copies(output: Any, real: int, width: int) -> Any:
-    """Keep only the real samples in the output of a padded micro-batch."""
+    """Remove the padding from a micro-batch's output, so that only real samples remain."""
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.ndim and tensor.shape[0] == width:
@@ -280,7 +280,8 @@ def _cut_off_copies(output: Any, real: int, width: int) -> Any:
 
 
 def buckets(parameters: list[nn.Parameter], limit_bytes: float) -> list[list[nn.Parameter]]:
-    """Group trainable parameters by dtype, up to `limit_bytes` or one parameter per bucket."""
+    """Group trainable parameters by dtype into buckets of at most `limit_bytes`. A larger parameter
+    gets its own bucket."""
     groups: list[list[nn.Parameter]] = []
     room, dtype = 0.0, None
     for parameter in parameters:

@@ -1,10 +1,10 @@
-"""`mp` and `pipeline`: one model over several devices in one process, with the user's forward
+"""`mp` and `pipeline`: one model on several devices in one process, with the user's forward
 unchanged.
 
-A stage begins when a certain submodule is called. A hook there moves the tensors to the stage's
-device, through an autograd node (`_Crossing`) that also runs in the backward pass. With one
-micro-batch this is model parallelism: one device works at a time. With several it is a pipeline
-(GPipe: all forward passes, then all backward passes):
+A stage begins when a certain submodule is called. A hook on that submodule moves the tensors to the
+stage's device, through an autograd node (`_Crossing`) that also runs in the backward pass. With one
+micro-batch, this is model parallelism: one device works at a time. With several micro-batches, it
+is a pipeline (GPipe: all forward passes, then all backward passes):
 
     on CPUs   each micro-batch runs in its own thread and waits for its turn (`StageOrder`);
     on GPUs   one thread is enough: kernels are queued, and each device works through its own queue.
@@ -35,8 +35,8 @@ class PipelineThreads(Strategy):
         self.current = threading.local()  # .passage: the micro-batch that this thread runs
         self._place()
 
-        # Use threads only on virtual CPU devices. Stages that share a device would block each
-        # other.
+        # Use threads only on virtual CPU devices. If stages shared a device, their threads would
+        # only wait for each other.
         plan = context.plan
         self.threads: ThreadPoolExecutor | None = None
         if plan.device == "cpu" and len(set(self.names)) > 1 and plan.micro_batches > 1:
@@ -83,7 +83,7 @@ class PipelineThreads(Strategy):
         return hook
 
     def before_last_backward(self, stage: int) -> None:
-        """Override to act before a stage's last backward pass in a step."""
+        """Called before a stage's last backward pass in a step. Subclasses may override this."""
 
     def stage_parameters(self, stage: int) -> list[nn.Parameter]:
         modules = dict(self.model.named_modules())
@@ -106,12 +106,12 @@ class PipelineThreads(Strategy):
             self._sweep(passages, Passage.backward)
             self.context.meter.backward_done()
             losses += [passage.finish() for passage in passages]
-        # Move the loss to the first device, which records the step's marks: once they are past, the
-        # loss has arrived.
+        # Move the loss to the first device, which also records the step's marks. Once the device
+        # has passed the marks, the loss has arrived.
         return torch.stack(losses).sum().to(self.devices[0])
 
     def _sweep(self, passages: list[Passage], run: Callable[[Passage], None]) -> None:
-        """Run all micro-batches in one direction, in threads that take turns or one by one."""
+        """Run all micro-batches forward or backward: in threads that take turns, or one by one."""
         if self.threads is None:
             for passage in passages:
                 run(passage)
@@ -134,7 +134,8 @@ class PipelineThreads(Strategy):
 
 
 def move(tree: Any, device: torch.device, copy: bool = False) -> Any:
-    """Move all tensors in the tree. The CPU waits only for tensors that it will read."""
+    """Move all tensors in the tree. Wait only for copies to the CPU, which reads them right
+    away."""
     return map_tensors(
         lambda tensor: tensor.to(device, non_blocking=device.type == "cuda", copy=copy), tree
     )
@@ -177,7 +178,7 @@ class Passage:
             output = call_model(pipeline.model, inputs)
 
             if self.stage < last_stage:
-                # A branch skipped stages where other micro-batches wait for their turn.
+                # The forward skipped stages where other micro-batches are waiting for their turn.
                 self.forward_to(last_stage)
                 output = move(output, pipeline.devices[-1])
             targets = move(self.micro.targets, pipeline.devices[-1])
@@ -186,7 +187,7 @@ class Passage:
         self._leave("forward")
 
     def forward_to(self, stage: int) -> None:
-        """Pass through all stages up to this one: micro-batches take turns at each."""
+        """Pass through all stages up to this one. Micro-batches take turns at each stage."""
         while self.stage < stage:
             self._counting.__exit__(None, None, None)
             self._leave("forward")
@@ -211,8 +212,8 @@ class Passage:
                 self.pipeline.before_last_backward(self.stage)
 
     def finish(self) -> torch.Tensor:
-        """Return the loss without its graph. The graph refers to this passage, so keeping the loss
-        here would keep both alive forever."""
+        """Return the loss without its graph. The graph refers to this passage, so storing the loss
+        in the passage would keep both alive forever."""
         loss = self.loss.detach()
         del self.loss, self.micro
         return loss
@@ -245,7 +246,7 @@ class Passage:
 
 
 class _Crossing(torch.autograd.Function):
-    """Moves tensors from one stage to the next, and gradients back."""
+    """Moves tensors from one stage to the next, and gradients in the other direction."""
 
     @staticmethod
     def forward(
@@ -253,7 +254,7 @@ class _Crossing(torch.autograd.Function):
     ) -> Any:
         """Move values from `stage` to `device`."""
         ctx.passage, ctx.stage, ctx.came_from = passage, stage, [value.device for value in values]
-        # Always copy: an output that is the input itself would not be a graph node, and the model
+        # Always copy. An input that is returned unchanged would not get a graph node, and the model
         # may not change a view in place.
         return tuple(move(value, device, copy=True) for value in values)
 

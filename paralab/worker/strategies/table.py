@@ -27,7 +27,7 @@ STRATEGIES: dict[str, Callable[[RankContext, nn.Module], Strategy]] = {
 
 
 def make_strategy(context: RankContext, model: nn.Module) -> Strategy:
-    """Make the plan's strategy. With --schedule, each stage has its own process."""
+    """Create the plan's strategy. With --schedule, each stage has its own process."""
     if context.plan.schedule:
         return PipelineProcesses(context, model)
     return STRATEGIES[context.plan.strategy](context, model)
