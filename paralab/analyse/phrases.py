@@ -37,6 +37,8 @@ def share(value: float | None) -> str:
     """`0.1288` -> `13 %`, `0.0661` -> `6.6 %`."""
     if value is None:
         return "not measured"
+    if 0.99 < value < 1:
+        return f"{value * 100:.3g} %"  # 99.5 % is not all of it
     return f"{value * 100:.0f} %" if value >= 0.0995 or value == 0 else f"{value * 100:.2g} %"
 
 

@@ -170,7 +170,7 @@ def _measure(
 
         turns = [Turn(training, VERIFYING, VERIFYING) for training in references.trainings]
         turns += _create_runs(folder, configurations, entries, budget_seconds)
-        progress = Progress(turns, len(entries[0].runs), say)
+        progress = Progress(turns, entries[0].runs, say)
         try:
             failed = train_all(folder, [turn.training for turn in turns], progress.poll)
         except KeyboardInterrupt as error:
@@ -262,8 +262,11 @@ def _conclude(
 class Progress:
     """Prints a line when the event files show that a round has begun."""
 
-    def __init__(self, turns: Sequence[Turn], rounds: int, say: Callable[[str], None]) -> None:
-        self.turns, self.rounds, self.say = turns, rounds, say
+    def __init__(
+        self, turns: Sequence[Turn], runs: Sequence[str], say: Callable[[str], None]
+    ) -> None:
+        self.turns, self.say = turns, say
+        self.first, self.last = (int(runs[end].rpartition("round")[2]) for end in (0, -1))
         self.next = 0
         self.printed: int | None = None
 
@@ -277,6 +280,6 @@ class Progress:
             if turn.round != self.printed:
                 self.printed = turn.round
                 verifying = "verifying that all configurations train the same"
-                counted = f"round {turn.round + 1} of {self.rounds}"
+                counted = f"round {self.first + turn.round} of {self.last}"
                 self.say(verifying if turn.round == VERIFYING else counted)
             return
