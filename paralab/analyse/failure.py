@@ -4,7 +4,6 @@ failed as a consequence."""
 from __future__ import annotations
 
 import math
-import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,28 +12,7 @@ from pathlib import Path
 from paralab.record.events import End, Error
 from paralab.record.reader import read_events
 from paralab.record.status_board import LEFT_EARLY, UNSEEN
-
-# Errors that a rank reports when another rank died or did not arrive. They are never the cause.
-GONE = re.compile(
-    r"onnection (?:closed|reset) by peer|Broken pipe|ncclRemoteError"
-    r"|remote process (?:has )?exited|Socket closed|ECONNRESET"
-    r"|Application timeout caused pair closure"
-)
-WAITED = re.compile(
-    r"Timed out waiting \d+ ?ms|Watchdog caught collective|wait timeout after|Socket Timeout"
-    r"|monitoredBarrier|ollective operation timeout|clients joined|client socket has timed out"
-    r"|communicator was aborted|barrier.{0,40}timed out"
-)
-BETWEEN_RANKS = re.compile(
-    r"gloo|nccl|NCCL|c10d|TCPStore|Store|pair\.cc|pair closure|monitoredBarrier|Watchdog"
-    r"|torch[/\\.]distributed|torch/autograd|Dist\w+Error"
-)
-VICTIMS = re.compile(
-    rf"{GONE.pattern}|{WAITED.pattern}|Timed out waiting|wait timeout|Application timeout"
-    r"|Connection refused|NCCL.*(remote|abort)"
-    r"|Dist(Backend|Network|Store)Error",
-    re.IGNORECASE,
-)
+from paralab.record.victims import is_victim
 
 
 @dataclass(frozen=True)
@@ -75,7 +53,7 @@ def root_cause(
         return Cause(rank, what, detail, logs / f"rank{rank}.txt")
 
     for error, rank in errors:
-        if not is_victim(error):
+        if not is_victim(error.error, error.traceback):
             return cause(rank, error.error, error.detail or "")
     for rank in gone:
         what = "disappeared without an error: it was killed, or its node is down"
@@ -100,15 +78,6 @@ def _describe_exit(code: int) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"exited with code {code} without an error"
-
-
-def is_victim(error: Error) -> bool:
-    """Return whether the error is a lost connection between ranks. A connection that the user's own
-    code loses, such as during a download, does not count."""
-    if not VICTIMS.search(error.error):
-        return False
-    trace = error.traceback
-    return trace is None or bool(BETWEEN_RANKS.search(f"{error.error}\n{trace}"))
 
 
 def last_lines(log: Path, number: int = 8) -> str:

@@ -28,7 +28,7 @@ GROUPS = {
     "M": "Machines",
 }
 # Checks that have not moved into the files of their failures yet.
-_OLDER = ("script_rules", "rank_rules", "log_rules", "run_rules", "machine_rules")
+_OLDER = ("script_rules", "rank_rules", "run_rules", "machine_rules")
 
 
 def _load(package: str) -> list[Any]:
@@ -83,7 +83,11 @@ def checks(source: Source) -> dict[Check, tuple[str, ...]]:
 
 
 def checked_ids(source: Source) -> set[str]:
-    return {id for ids in checks(source).values() for id in ids}
+    ids = {id for ids in checks(source).values() for id in ids}
+    if source in ("log", "ranks"):  # one check knows the messages of all entries
+        kinds = ("raised",) if source == "ranks" else ("raised", "printed", "note")
+        ids |= {id for id, e in ENTRIES.items() if any(m.kind in kinds for m in e.messages)}
+    return ids
 
 
 def apply(

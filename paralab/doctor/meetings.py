@@ -7,7 +7,6 @@ user's code that caused them.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -24,18 +23,17 @@ from paralab.doctor.events import Backward, Collective, Forward, Group, Init, Wr
 from paralab.doctor.lines import opposite
 from paralab.doctor.observation import Numbered, Observation, RankSeen
 from paralab.doctor.place import Place
-
-# What a rank says whose partner is not where it should be: it is the victim.
-TRANSPORT = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Timed out waiting|Broken pipe|gloo|Socket Timeout|NCCL|nccl|"
-    r"DistBackendError|DistNetworkError|DistStoreError|wait timeout|Application timeout|Aborted",
-)
+from paralab.record.victims import MISMATCH, is_victim
 
 
 def raised_of_its_own(rank: RankSeen) -> bool:
     """An exception that is not merely the loss of another rank."""
     raised = rank.raised
-    return raised is not None and not TRANSPORT.search(f"{raised.type}: {raised.message}")
+    return raised is not None and not _is_consequence(f"{raised.type}: {raised.message}")
+
+
+def _is_consequence(message: str) -> bool:
+    return is_victim(message) or bool(MISMATCH.search(message))
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ def stuck(rank: RankSeen) -> Stuck | None:
         if isinstance(operation, Numbered) and operation.seq and _is_waiting(rank, operation):
             return _stuck(rank, operation, None)
     last = next((e for e in reversed(rank.story) if isinstance(e, Numbered) and e.seq), None)
-    if last is not None and last.error and TRANSPORT.search(last.error):
+    if last is not None and last.error and _is_consequence(last.error):
         return _stuck(rank, last, last.error)
     return None
 

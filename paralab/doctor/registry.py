@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from paralab.doctor.finding import Finding
+from paralab.doctor.finding import Finding, Severity
 
 # script: doctor.static.script.Script; ranks: doctor.observation; log: doctor.logs;
 # run: a run folder, doctor.recorded; machine: doctor.preflight
@@ -25,6 +25,26 @@ registered: dict[Source, dict[Check, tuple[str, ...]]] = {
     "run": {},
     "machine": {},
 }
+
+entries: dict[str, Entry] = {}
+
+
+@dataclass(frozen=True)
+class Message:
+    """What torch, NCCL, or a launcher prints when a failure happens.
+
+    `why` and `fix` may use the pattern's named groups, {who} ("rank 1"), and {at} (" at train.py:12
+    (`loss.backward()`)"). Without `why`, a check of the entry explains the message."""
+
+    pattern: str  # `.` matches line ends, too
+    why: str = ""
+    fix: str = ""  # default: the entry's
+    severity: Severity = "error"
+    # raised: an exception that ended a process; printed: any line; note: any line of a job that
+    # did not fail
+    kind: Literal["raised", "printed", "note"] = "raised"
+    blames: bool = True  # the rank that prints it is the culprit
+    beside: str = ""  # a pattern that another line of the log must match
 
 
 @dataclass(frozen=True)
@@ -41,6 +61,10 @@ class Entry:
     sources: tuple[str, ...] = ()  # owner/repository#number
     silent: bool = False  # no other tool reports it on a plain PyTorch script
     limits: str | None = None  # what no check here can see, and why
+    messages: tuple[Message, ...] = ()
+
+    def __post_init__(self) -> None:
+        entries[self.id] = self
 
 
 def check(*ids: str, source: Source) -> Callable[[Check], Check]:

@@ -116,3 +116,19 @@ def test_what_only_a_victim_says(tmp_path, text, where, cause):
     first = error(1.0, text) | {"traceback": where}
     found = root_cause(folder(tmp_path, [step(0), first], [step(0)]), [1, -9], tmp_path / "logs")
     assert found.rank == cause
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        PEER,
+        "RuntimeError: [gloo/transport/tcp/pair.cc:588] Application timeout caused pair closure",
+        "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv",
+        "DistBackendError: NCCL communicator was aborted on rank 0.",
+        "DistStoreError: wait timeout after 300000ms, keys: /0//cpu//0/1",
+    ],
+)
+def test_a_victim_is_never_the_cause(tmp_path, words):
+    """gloo closes all pairs of a rank whose wait timed out: "Application timeout" is its echo."""
+    where = folder(tmp_path, [error(1.0, words)], [error(2.0, "KeyError: 'label'")])
+    assert root_cause(where, [1, 1], where / "logs").rank == 1

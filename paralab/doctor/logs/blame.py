@@ -1,33 +1,42 @@
-"""Who began it, and who only noticed: every error of a job is a root (a rank's own), a victim's
-(another one is gone), or unknown.
+"""Who failed first, and who only noticed: every error of a job is a root (the rank's own), a
+victim's (another rank is gone), or unknown.
 
-    12:00:07  rank 1  ValueError: image 13 has 0 bytes             root: nobody else has to do with it
-    12:00:07  rank 0  Connection closed by peer [127.0.0.1]        victim: it waited for rank 1
-    12:00:08  rank 0  ended by SIGTERM                             victim: torchrun tidied up
+    12:00:07  rank 1  ValueError: image 13 has 0 bytes      root: nothing to do with other ranks
+    12:00:07  rank 0  Connection closed by peer             victim: it waited for rank 1
+    12:00:08  rank 0  ended by SIGTERM                      victim: torchrun cleaned up
 
-The first root wins. Without one, the culprit is among those that said nothing at all."""
+The first root is the cause. Without one, the culprit is among the ranks that left no error."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
-from paralab.analyse.failure import BETWEEN_RANKS, GONE, WAITED
+from paralab.doctor.lines import conditions, returns_before
+from paralab.doctor.logs.exits import Exit
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
-from paralab.doctor.logs.report import Exit
-from paralab.doctor.logs.source import called_alone
-from paralab.doctor.logs.traceback import Traceback
+from paralab.doctor.logs.traceback import Frame, Traceback
+from paralab.doctor.place import Place
+from paralab.record.victims import MISMATCH, WAITED
 
 Role = Literal["root", "victim", "unknown"]
-MISMATCH = re.compile(r"collective mismatch in your code|mismatch between collectives")
 INTERRUPTED = ("KeyboardInterrupt", "SystemExit", "SignalException")
+SIGNALS = {
+    "Segmentation fault": "SIGSEGV",
+    "Bus error": "SIGBUS",
+    "Aborted": "SIGABRT",
+    "Illegal instruction": "SIGILL",
+    "Floating": "SIGFPE",
+}
 
 
 @dataclass(frozen=True)
 class Event:
-    """`waited`: this victim waited until its patience was over; else somebody was gone at once."""
+    """`waited`: this victim waited until its timeout; otherwise it lost a connection."""
 
     role: Role
     rank: int | None
@@ -37,40 +46,63 @@ class Event:
     waited: bool = False
 
     @property
-    def where(self) -> str:
-        at = self.trace.where if self.trace else None
-        return f"{at.file}:{at.line}" if at else ""
+    def at(self) -> Frame | None:
+        return self.trace.where if self.trace else None
+
+    @property
+    def frames(self) -> list[Frame]:
+        return self.trace.frames if self.trace else []
 
     @property
     def in_backward(self) -> bool:
-        """It waited for gradients: in those all ranks have the same part, so whoever does not come
-        is to blame."""
-        frames = self.trace.frames if self.trace else []
-        return any(
-            "torch/autograd" in frame.file or frame.function == "backward" for frame in frames
-        )
+        """It waited for gradients. All ranks take part in those, so the missing rank is wrong."""
+        return any("torch/autograd" in f.file or f.function == "backward" for f in self.frames)
 
     @property
     def in_buffers(self) -> bool:
-        frames = self.trace.frames if self.trace else []
-        return any(frame.function in ("_sync_buffers", "_sync_module_buffers") for frame in frames)
+        return any(f.function in ("_sync_buffers", "_sync_module_buffers") for f in self.frames)
 
     @property
     def alone(self) -> bool | None:
-        """It called a collective under a rank condition, and is the culprit itself. None: nobody
-        can tell."""
-        if self.trace is None:
+        """Whether it called the collective under a rank condition, and so is the culprit. None: the
+        file is not here, or has changed."""
+        own = [frame for frame in self.frames if frame.own]
+        if self.in_backward or not own:
+            return False if self.in_backward else None
+        known = [_is_under_rank_condition(frame) for frame in own]
+        return True if any(known) else None if None in known else False
+
+    @property
+    def signal(self) -> str | None:
+        """The signal that ended it: from its exit code, or in the fault handler's words."""
+        if self.exit:
+            return self.exit.signal
+        if not (self.trace and self.trace.is_fatal_signal):
             return None
-        return False if self.in_backward else called_alone(self.trace)
+        error = self.trace.error
+        return next((name for word, name in SIGNALS.items() if word in error), "a fatal error")
 
     def evidence(self) -> tuple[str, ...]:
         return self.trace.evidence() if self.trace else (str(self.line),)
 
 
+def _is_under_rank_condition(frame: Frame) -> bool | None:
+    path = Path(frame.file)
+    try:
+        lines = path.read_text(errors="replace").splitlines() if path.is_absolute() else []
+    except OSError:
+        return None
+    if frame.line > len(lines) or frame.code not in ("", lines[frame.line - 1].strip()):
+        return None
+    place = Place(frame.file, frame.line, frame.function)
+    around = [*conditions(place), *(way.condition for way in returns_before(place, 0))]
+    return any(test is not None and test.is_about_the_rank for test in around)
+
+
 @dataclass(frozen=True)
 class Blame:
-    """All events on one clock. `silent`: ranks that left no error and were not ended by the
-    launcher; `ended`: ranks that said nothing and were still there when the launcher ended them."""
+    """All events in the order of time. `silent`: ranks that left no error and were not ended by
+    the launcher; `ended`: silent ranks that still ran when the launcher ended them."""
 
     roots: tuple[Event, ...]
     victims: tuple[Event, ...]
@@ -82,136 +114,91 @@ class Blame:
     def absent(self) -> tuple[int, ...]:
         return tuple(sorted({*self.silent, *self.ended}))
 
+    @property
+    def crash(self) -> Event | None:
+        """The first root, if a signal ended it."""
+        return self.roots[0] if self.roots and self.roots[0].signal else None
 
+
+@lru_cache(maxsize=4)
 def blame(logs: Logs) -> Blame:
     traces = [_of_trace(trace) for trace in fatal(logs)]
     exits = [event for exit_ in logs.exits if (event := _of_exit(exit_, logs, traces))]
-    dogs = [
-        Event("victim", line.rank, line, waited=True)
-        for line in logs.lines
-        if "Watchdog caught collective" in line.text
-    ]
     spoken = {event.rank for event in traces if event.role == "victim"}
-    dogs = [event for event in _first_of_each_rank(dogs) if event.rank not in spoken]
-    events = sorted([*traces, *exits, *dogs], key=lambda event: _when(event, logs))
+    dogs: dict[int | None, Event] = {}
+    for line in logs.lines:
+        if "Watchdog caught collective" in line.text and line.rank not in spoken:
+            dogs.setdefault(line.rank, Event("victim", line.rank, line, waited=True))
+    events = [*traces, *exits, *dogs.values()]
+    events.sort(key=lambda event: _when(event, logs))
+
     failed = {event.rank for event in events if event.role != "unknown"}
-    ended = {
-        exit_.rank
-        for exit_ in logs.exits
-        if exit_.rank is not None and (exit_.asked or exit_.code == -15)
-    } - failed
-    exited = {exit_.rank for exit_ in logs.exits if exit_.rank is not None}
-    silent = logs.heard - failed - ended - exited
+    known = [exit_ for exit_ in logs.exits if exit_.rank is not None]
+    ended = {exit_.rank for exit_ in known if exit_.asked or exit_.code == -15} - failed
+    silent = logs.heard - failed - {exit_.rank for exit_ in known}
 
     def of(role: Role) -> tuple[Event, ...]:
         return tuple(event for event in events if event.role == role)
 
-    return Blame(
-        of("root"),
-        of("victim"),
-        of("unknown"),
-        tuple(sorted(silent)),
-        tuple(sorted(rank for rank in ended if rank is not None)),
-    )
+    left = tuple(sorted(rank for rank in ended if rank is not None))
+    return Blame(of("root"), of("victim"), of("unknown"), tuple(sorted(silent)), left)
 
 
 def fatal(logs: Logs) -> list[Traceback]:
-    """Tracebacks that ended a process: torch's hook wrote them, or nothing came after them. One
-    that a logger wrote, or after which its file goes on, was caught. A process that dies says the
-    same twice at most: once itself, once in the launcher's report."""
-    traces = [trace for trace in logs.tracebacks if not trace.of_launcher and trace.errors]
-    sure = [
-        trace
-        for trace in traces
-        if not trace.logged and (trace.hooked or trace.reported or trace.followed <= 3)
-    ]
+    """Tracebacks that ended a process: torch's hook printed them, or nothing came after them. One
+    that a logger printed, or after which its file goes on, was caught."""
+    traces = [trace for trace in logs.tracebacks if trace.errors and not trace.of_launcher]
+    plain = [trace for trace in traces if not trace.logged]
+    sure = [t for t in plain if t.first.hooked or t.reported or t.followed <= 3]
     failed = any(exit_.code and not exit_.asked for exit_ in logs.exits)
     if failed and not any(_of_trace(trace).role == "root" for trace in sure):
-        sure += [trace for trace in traces if not trace.logged and trace not in sure]
-        last = {
-            trace.rank: trace for trace in traces if trace.logged
-        }  # caught, written down, and then given up
-        sure += [
-            trace
-            for trace in last.values()
-            if trace.rank in {e.rank for e in logs.exits if e.code and e.code > 0}
-        ]
-    seen: dict[object, Traceback] = {}
+        sure += [trace for trace in plain if trace not in sure]
+        last = {trace.rank: trace for trace in traces if trace.logged}  # logged, then gave up
+        ended = {exit_.rank for exit_ in logs.exits if (exit_.code or 0) > 0}
+        sure += [trace for rank, trace in last.items() if rank in ended]
+    once: dict[object, Traceback] = {}  # a process prints it, and the launcher's report repeats it
     for trace in sorted(sure, key=lambda trace: trace.reported):
-        seen.setdefault((trace.rank, trace.error) if trace.rank is not None else id(trace), trace)
-    return sorted(seen.values(), key=lambda trace: logs.when(trace.first))
-
-
-def is_victim(trace: Traceback) -> bool:
-    text = "\n".join(line.text for line in trace.errors)
-    frames = "\n".join(frame.file for frame in trace.frames)
-    broken = GONE.search(text) or WAITED.search(text)
-    return bool(
-        broken
-        and (BETWEEN_RANKS.search(text) or BETWEEN_RANKS.search(frames))
-        and not MISMATCH.search(text)
-    )
+        once.setdefault((trace.rank, trace.error) if trace.rank is not None else id(trace), trace)
+    return sorted(once.values(), key=lambda trace: logs.when(trace.first))
 
 
 def _of_trace(trace: Traceback) -> Event:
-    role: Role = (
-        "victim" if is_victim(trace) else "unknown" if trace.kind in INTERRUPTED else "root"
-    )
-    waited = role == "victim" and any(WAITED.search(line.text) for line in trace.errors)
+    victim = trace.of_victim
+    role: Role = "victim" if victim else "unknown" if trace.kind in INTERRUPTED else "root"
+    waited = victim and any(WAITED.search(line.text) for line in trace.errors)
     return Event(role, trace.rank, trace.first, trace, waited=waited)
 
 
 def _of_exit(exit_: Exit, logs: Logs, traces: list[Event]) -> Event | None:
-    """A signal is a cause of its own, unless the launcher sent it or the rank had already told of
-    another's end."""
+    """A signal is a cause, unless the launcher sent it or the rank had already lost another."""
     told = {event.rank for event in traces}
     if exit_.asked or not exit_.code or exit_.rank in told or exit_.code == -15:
         return None
-    if exit_.code > 0:
-        nameless = any(event.rank is None for event in traces)
-        return None if nameless else Event("unknown", exit_.rank, exit_.line, exit=exit_)
+    if exit_.code > 0 and None in told:
+        return None
+    role: Role = "unknown" if exit_.code > 0 or exit_.code == -2 else "root"
     if exit_.code == -6:
-        return Event(_aborted(logs), exit_.rank, exit_.line, exit=exit_)
-    if exit_.code == -2:
-        return Event("unknown", exit_.rank, exit_.line, exit=exit_)
-    return Event("root", exit_.rank, exit_.line, exit=exit_)
+        role = _role_of_abort(logs)
+    return Event(role, exit_.rank, exit_.line, exit=exit_)
 
 
-def _aborted(logs: Logs) -> Role:
-    """Compiled code that gives up says why. Between ranks it is a victim as a rule, and without
-    words nobody can tell."""
-    words = [
-        line.text
-        for line in logs.lines
-        if "what():" in line.text or "Watchdog caught" in line.text or MISMATCH.search(line.text)
-    ]
-    if not words:
+def _role_of_abort(logs: Logs) -> Role:
+    """C++ code that aborts prints why. Without its words nobody can tell."""
+    texts = [line.text for line in logs.lines if "what():" in line.text]
+    texts += [line.text for line in logs.lines if "Watchdog" in line.text]
+    if any(MISMATCH.search(line.text) for line in logs.lines):
+        return "victim"
+    if not texts:
         return "unknown"
-    return (
-        "victim"
-        if any(BETWEEN_RANKS.search(text) or MISMATCH.search(text) for text in words)
-        else "root"
-    )
+    between = re.compile("NCCL|gloo|c10d|Dist")
+    return "victim" if any(between.search(text) for text in texts) else "root"
 
 
 def _when(event: Event, logs: Logs) -> tuple[float, int, int]:
-    """A traceback bears no stamp. Within one file the order of lines counts; between files, when
-    the launcher saw the rank end."""
+    """A traceback has no stamp. In one file the order of lines counts; between files, when the
+    launcher saw the rank exit."""
     time, file, number = logs.when(event.line)
     if event.trace is not None and len(logs.sources) > 1:
-        time = next(
-            (
-                exit_.time
-                for exit_ in logs.exits
-                if exit_.rank == event.rank and exit_.time is not None
-            ),
-            time,
-        )
+        exits = (x.time for x in logs.exits if x.rank == event.rank and x.time is not None)
+        time = next(exits, time)
     return time, file, number
-
-
-def _first_of_each_rank(events: list[Event]) -> list[Event]:
-    first: dict[int | None, Event] = {}
-    for event in events:
-        first.setdefault(event.rank, event)
-    return list(first.values())

@@ -1,4 +1,5 @@
-"""Python's tracebacks, put together again from lines that other ranks' lines may lie between."""
+"""Python's tracebacks, put together from lines that may be interleaved with other ranks' lines.
+People also paste the last lines of a traceback, or only the exception."""
 
 from __future__ import annotations
 
@@ -6,14 +7,18 @@ import re
 from dataclasses import dataclass, field
 
 from paralab.doctor.logs.line import Line
+from paralab.record.victims import is_victim
 
 HEADER = "Traceback (most recent call last):"
 FRAME = re.compile(r'\s*File "(.+?)", line (\d+)(?:,? in (.*))?$')
-CAUSE = "The above exception was the direct cause of the following exception:"
-MEANWHILE = "During handling of the above exception, another exception occurred:"
 ERROR = re.compile(
     r"\s*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Iteration|[A-Z]\w*))(?:: |:?$)"
 )
+BARE = re.compile(r"(?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception): \S")
+FATAL = "Fatal Python error: "
+CAUSE = "The above exception was the direct cause of the following exception:"
+MEANWHILE = "During handling of the above exception, another exception occurred:"
+SPAWNED = re.compile(r"-- Process (\d+) terminated with the following error:")
 LIBRARIES = (
     "site-packages",
     "dist-packages",
@@ -26,13 +31,14 @@ LIBRARIES = (
     "importlib",
     "/paralab/observe/",  # around the calls of an observed script
 )
-SPAWNED = re.compile(
-    r"-- Process (\d+) terminated with the following error:"
-)  # torch.multiprocessing.spawn
-LONGEST = 200  # lines
-LONGEST_MESSAGE = (
-    8  # lines of an exception's message, where nothing tells them from what the process prints next
+OF_LAUNCHER = (
+    "ChildFailedError",
+    "SignalException",
+    "ProcessRaisedException",
+    "ProcessExitedException",
 )
+LONGEST = 200  # lines
+LONGEST_MESSAGE = 8  # lines, where nothing separates it from what the process prints next
 
 
 @dataclass(frozen=True)
@@ -44,24 +50,22 @@ class Frame:
 
     @property
     def own(self) -> bool:
-        """Of the user's code, not of a library."""
+        """Whether it is the user's code, not a library's."""
         return not any(part in self.file for part in LIBRARIES)
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" + (f" (`{self.code}`)" if self.code else "")
 
 
 @dataclass
 class Traceback:
-    """`error` is the line that names the exception; `message` that line and what follows, to the
-    end."""
-
     lines: list[Line] = field(default_factory=list)
     frames: list[Frame] = field(default_factory=list)
-    errors: list[Line] = field(
-        default_factory=list
-    )  # of a chain, the last printed is the one that ended the process
-    reported: bool = False  # quoted in torchrun's report: the process wrote it itself before
-    logged: bool = False  # written by a logger: somebody caught it
-    followed: int = 0  # lines that its stream wrote afterwards
-    caused: int | None = None  # frames of the exception that a following one was raised from
+    errors: list[Line] = field(default_factory=list)  # of a chain, the last one ended the process
+    reported: bool = False  # quoted in torchrun's report; the process printed it before
+    logged: bool = False  # written by a logger, so somebody caught it
+    followed: int = 0  # lines that its stream printed afterwards
+    caused: int = 0  # frames of the exception that a following one was raised from
     rank: int | None = None
 
     @property
@@ -77,82 +81,50 @@ class Traceback:
         return "\n".join(line.text for line in self.lines)
 
     @property
+    def message(self) -> str:
+        """The last exception, all its lines."""
+        start = self.lines.index(self.errors[-1]) if self.errors else len(self.lines)
+        return "\n".join(line.text for line in self.lines[start:])
+
+    @property
     def kind(self) -> str:
         """The exception's class, without its module."""
         found = ERROR.match(self.error)
         return found[1].rpartition(".")[2] if found else ""
 
     @property
-    def hooked(self) -> bool:
-        return self.first.hooked
+    def is_fatal_signal(self) -> bool:
+        return self.error.startswith(FATAL)
 
     @property
     def where(self) -> Frame | None:
-        """The innermost frame of the user's code; of an exception raised from another one, the
-        frame of the other one."""
-        frames = (
-            [*self.frames[self.caused :], *self.frames[: self.caused]]
-            if self.caused
-            else self.frames
-        )
+        """The innermost frame of the user's code; with `raise … from …`, of the original."""
+        frames = [*self.frames[self.caused :], *self.frames[: self.caused]]
         return next((frame for frame in reversed(frames) if frame.own), None)
 
     @property
     def of_launcher(self) -> bool:
-        """The launcher's own, about its children. (A launcher that cannot start has a traceback of
-        another kind.)"""
-        names = (
-            "ChildFailedError",
-            "SignalException",
-            "ProcessRaisedException",
-            "ProcessExitedException",
-        )
-        return any(name in self.error for name in names)
+        return any(name in self.error for name in OF_LAUNCHER)
+
+    @property
+    def of_victim(self) -> bool:
+        frames = "\n".join(frame.file for frame in self.frames)
+        return is_victim("\n".join(line.text for line in self.errors), frames)
 
     def evidence(self) -> tuple[str, ...]:
-        """The user's own frame and what was raised."""
+        """The user's frame, and the exception."""
         at = self.where
-        lines = []
-        if at is not None:
-            lines += [
-                str(line)
-                for line in self.lines
-                if (m := FRAME.match(line.text)) and (m[1], int(m[2])) == (at.file, at.line)
-            ][-1:]
-        if (
-            self.errors and self.errors[0] is self.first
-        ):  # the fault handler's: the error comes first, then the frames
-            lines.append(str(self.first))
-        elif self.errors:
-            start = self.lines.index(self.errors[-1])
-            lines += [str(line) for line in self.lines[start : start + 4] if line.text.strip()]
-        return tuple(lines)
-
-
-class Fatal:
-    """What Python's fault handler writes when a process dies of a signal: "Fatal Python error:
-    Illegal instruction", then the threads, innermost call first; of interest is the one that says
-    "Current thread"."""
-
-    FRAME = re.compile(r'\s*File "(.+?)", line (\d+) in (.*)$')
-
-    def __init__(self, line: Line) -> None:
-        self.trace = Traceback([line], errors=[line], rank=line.rank)
-        self._current = False
-        self._patience = 400
-
-    def feed(self, line: Line) -> bool:
-        """False when the threads are over."""
-        self._patience -= 1
-        if "most recent call first" in line.text:
-            self._current = line.text.lstrip().startswith(("Current thread", "Stack"))
-        elif found := self.FRAME.match(line.text):
-            if self._current:
-                self.trace.frames.insert(0, Frame(found[1], int(found[2]), found[3]))
-                self.trace.lines.append(line)
-        elif line.text.strip() and not line.text.lstrip().startswith(("<", "Thread", "...")):
-            return False
-        return self._patience > 0
+        lines = [
+            str(line)
+            for line in self.lines
+            if at
+            and (found := FRAME.match(line.text))
+            and (found[1], int(found[2])) == (at.file, at.line)
+        ][-1:]
+        if self.is_fatal_signal:  # the fault handler prints the error first, then the frames
+            return (*lines, str(self.first))
+        start = self.lines.index(self.errors[-1]) if self.errors else len(self.lines)
+        return (*lines, *(str(x) for x in self.lines[start : start + 4] if x.text.strip()))
 
 
 class Assembler:
@@ -160,121 +132,120 @@ class Assembler:
 
     def __init__(self) -> None:
         self.done: list[Traceback] = []
-        self.fatal: Fatal | None = None
         self.open: Traceback | None = None
-        self.previous: Line | None = None
-        self._message = False
+        self._previous: Line | None = None
+        self._message = False  # in the lines of the exception's message
         self._blank = False
+        self._current = False  # in the thread that a fault handler calls current
 
     def feed(self, line: Line) -> bool:
-        """Take a line; False if it belongs to no traceback."""
+        """Take a line. Return False if it belongs to no traceback."""
         text = line.text
-        if self.fatal is not None:
-            if self.fatal.feed(line):
-                return True
-            self.fatal = None
-        if text.startswith("Fatal Python error: "):
-            self.close()
-            self.fatal = Fatal(line)
-            self._keep(self.fatal.trace)
-            return True
-        if text.endswith(HEADER) or (HEADER in text and len(text) < 200):
+        if HEADER in text and len(text) < 200 + len(HEADER):
             self._begin(line)
             return True
-        if self.open is None:
-            self._count(line)
-            self.previous = line if text.strip() else self.previous
-            return False
-        taken = self._continue(line)
-        if not taken:
-            self.close()
-            self._count(line)
-            self.previous = line if text.strip() else self.previous
-        return taken
+        if self.open is not None and self._continue(line):
+            return True
+        self.close()
+        if text.startswith(FATAL) or (not line.stamped and (FRAME.match(text) or BARE.match(text))):
+            self._open(line)
+            self._current = False
+            return self._continue(line)
+        if self.done and text.strip():
+            self.done[-1].followed += 1
+        self._previous = line if text.strip() else self._previous
+        return False
+
+    def skip(self, number: int) -> None:
+        """Count lines that nobody reads: the process went on after its last traceback."""
+        if self.done and self.open is None:
+            self.done[-1].followed += number
+
+    def close(self) -> None:
+        if self.open is not None and (self.open.frames or self.open.errors):
+            self.done.append(self.open)
+            if len(self.done) > 200:  # a job that logs one exception per step
+                del self.done[50:150]
+        self.open, self._message, self._blank = None, False, False
 
     def _begin(self, line: Line) -> None:
-        if self.open is not None and (self._chained() or "Original Traceback" in line.text):
-            if CAUSE in self.open.lines[-1].text or any(
-                CAUSE in old.text for old in self.open.lines[-3:]
-            ):
-                self.open.caused = self.open.caused or len(self.open.frames)
-        else:
-            self.close()
-            self.open = Traceback(rank=line.rank, reported="traceback :" in line.text)
-            before = self.previous
-            by_logger = before is not None and before.stamped and not before.compiled
-            self.open.logged = (
-                by_logger
-                and before is not None
-                and before.number >= line.number - 2
-                and not line.hooked
-            )
-            self.open.logged |= line.stamped
-            if before is not None and (found := SPAWNED.match(before.text)):
-                self.open.rank, self.open.reported = int(found[1]), True
+        before = self.open.lines[-3:] if self.open else []
+        caused = any(CAUSE in old.text for old in before)
+        if self.open is None or (
+            not (caused or any(MEANWHILE in old.text for old in before))
+            and "Original Traceback" not in line.text
+        ):
+            self._open(line)
+        elif caused:
+            self.open.caused = self.open.caused or len(self.open.frames)
+        assert self.open is not None
         self.open.lines.append(line)
         self._message = self._blank = False
 
-    def _chained(self) -> bool:
-        return self.open is not None and any(
-            CAUSE in old.text or MEANWHILE in old.text for old in self.open.lines[-3:]
-        )
+    def _open(self, line: Line) -> None:
+        self.close()
+        self.open = Traceback(rank=line.rank, reported="traceback :" in line.text)
+        before = self._previous
+        if before is None:
+            self.open.logged = line.stamped
+            return
+        by_logger = before.stamped and not before.compiled and before.number >= line.number - 2
+        self.open.logged = line.stamped or (by_logger and not line.hooked)
+        if found := SPAWNED.match(before.text):
+            self.open.rank, self.open.reported = int(found[1]), True
 
     def _continue(self, line: Line) -> bool:
         assert self.open is not None
         text, trace = line.text, self.open
         if len(trace.lines) > LONGEST or (line.stamped and not line.hooked):
             return False
+        if trace.is_fatal_signal:
+            return self._continue_fatal(line)
         if not text.strip():
             self._blank = True
             return True
         if found := FRAME.match(text):
             trace.frames.append(Frame(found[1], int(found[2]), found[3] or "?"))
             self._message = False
-        elif (
-            not self._message and text.startswith("    ") and trace.frames and not ERROR.match(text)
-        ):
-            if not trace.frames[-1].code:
-                last = trace.frames[-1]
-                trace.frames[-1] = Frame(last.file, last.line, last.function, text.strip())
-        elif (
-            not self._message
-            and (text.lstrip().startswith("[Previous line") or text.startswith("   "))
-            and not ERROR.match(text)
-        ):
-            pass
-        elif not self._message:
+        elif self._message:
+            if self._is_over(line):
+                return False
+        elif text.startswith("   ") and trace.frames and not ERROR.match(text):
+            last = trace.frames[-1]  # its code, or the marks below it
+            trace.frames[-1] = Frame(last.file, last.line, last.function, last.code or text.strip())
+        elif not text.lstrip().startswith("[Previous line"):
+            if trace.lines and FRAME.match(trace.first.text) and not ERROR.match(text):
+                return False  # frames that a stack dump printed
             trace.errors.append(line)
             self._message = True
-        elif self._message and self._is_over(text, line.hooked):
-            return False
         trace.lines.append(line)
         self._blank = False
         return True
 
-    def _is_over(self, text: str, hooked: bool) -> bool:
-        """After the message: a rule of torchrun's report, or a blank line that no chained exception
-        follows."""
+    def _continue_fatal(self, line: Line) -> bool:
+        """After "Fatal Python error: Segmentation fault" come all threads, each with its innermost
+        call first. Only the frames of the current thread matter."""
         assert self.open is not None
+        text = line.text
+        if "most recent call first" in text:
+            self._current = text.lstrip().startswith(("Current thread", "Stack"))
+        elif found := FRAME.match(text):
+            if self._current:
+                self.open.frames.insert(0, Frame(found[1], int(found[2]), found[3] or "?"))
+                self.open.lines.append(line)
+        else:
+            return not text.strip() or text.lstrip().startswith(("<", "Thread", "..."))
+        return True
+
+    def _is_over(self, line: Line) -> bool:
+        """After the message: torchrun's report, or a blank line without a chained exception."""
+        assert self.open is not None
+        text = line.text
         if text.startswith(("====", "----", "Failures:")):
             return True
-        if hooked or CAUSE in text or MEANWHILE in text or text.startswith(("\t", "  ")):
+        if BARE.match(text) and not line.hooked:
+            return True  # another process's
+        if line.hooked or CAUSE in text or MEANWHILE in text or text.startswith(("\t", "  ")):
             return False
         told = len(self.open.lines) - self.open.lines.index(self.open.errors[-1])
         return self._blank or told > LONGEST_MESSAGE
-
-    def _count(self, line: Line) -> None:
-        if self.done and line.text.strip():
-            self.done[-1].followed += 1
-
-    def close(self) -> None:
-        if self.open is not None and (self.open.frames or self.open.errors):
-            self._keep(self.open)
-        self.open = None
-        self._message = self._blank = False
-
-    def _keep(self, trace: Traceback) -> None:
-        """Of a job that logs one exception per step, the first ones and the last ones."""
-        self.done.append(trace)
-        if len(self.done) > 200:
-            del self.done[50:150]

@@ -1,75 +1,97 @@
-"""NCCL's watchdog, read: which collective timed out on which rank, and how far each rank had come.
+"""NCCL's watchdog: which collective timed out on which rank, and how far each rank had come.
 
 [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=808, OpType=ALLREDUCE, NumelIn=9801523, …,
          Timeout(ms)=600000) ran for 600020 milliseconds before timing out.
-[Rank 1] …, last enqueued NCCL work: 811, last completed NCCL work: 807."""
+[PG ID 0 PG GUID 0(default_pg) Rank 1] …, last enqueued NCCL work: 811, last completed NCCL work: 807.
+
+Numbers count the collectives of one group: number 5 of one group has nothing to do with number 5 of another."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 
+from paralab.analyse.collective_matching import CollectiveCall, kind_of
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
 from paralab.units import size
 
 TIMEOUT = re.compile(
-    r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)(?:, NumelIn=(\d+))?(?:, NumelOut=(\d+))?"
-    r".*?Timeout\(ms\)=(\d+)\)(?: ran for (\d+) milliseconds)?"
+    r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)"
+    r"(?:, NumelIn=(\d+))?.*?Timeout\(ms\)=(\d+)\)"
 )
 PROGRESS = re.compile(
-    r"[Ll]ast enqueued(?: NCCL)? work: (-?\d+), last completed(?: NCCL)? work: (-?\d+)"
+    r"(?:at (?:NCCL )?work(?: sequence id)?: (\d+).*?)?"
+    r"ast enqueued(?: NCCL)? work: (-?\d+), last completed(?: NCCL)? work: (-?\d+)"
 )
-GROUP = re.compile(r"PG (?:ID \d+ PG )?GUID (\w+)|PG ID (\d+)")
+GROUP = re.compile(r"PG (?:ID \d+ PG )?GUID (\w+)|PG (?:ID )?(\d+) ")
+UNKNOWN_SIZE = 1 << 63  # NCCL prints -1 as a large number for coalesced operations
 
 
 @dataclass
-class Dog:
-    """What the watchdog of one rank said about one group."""
+class Waiting:
+    """What the watchdog of one rank says about one group. `call`: the collective that timed out."""
 
     rank: int | None
     group: str
-    number: int | None = None
-    operation: str = "?"
-    values: int | None = None
-    timeout_ms: int = 0
+    call: CollectiveCall | None = None
+    timeout_seconds: float = 0.0
     enqueued: int | None = None
     completed: int | None = None
     lines: list[Line] = field(default_factory=list)
 
+    @property
+    def number(self) -> int:
+        """Of the collective that timed out; -1 if none did."""
+        return -1 if self.call is None or self.call.number is None else self.call.number
+
+    @property
+    def values(self) -> int:
+        return (self.call.values if self.call else None) or 0
+
     def __str__(self) -> str:
-        size = f" of {sized(self.values)}" if self.values is not None else ""
-        return f"collective {self.number}, {self.operation}{size}"
+        if self.call is None:
+            return "no collective"
+        values = self.call.values
+        many = f" of {describe_size(values)}" if values is not None else ""
+        return f"collective {self.call.number}, {self.call.kind}{many}"
 
 
-def sized(values: int) -> str:
-    """ "9,801,523 elements (37.4 MiB in float32)"."""
+def describe_size(values: int) -> str:
+    """ "9,801,523 elements (37.4 MiB in float32)" """
     if values < 256:
         return f"{values} element{'s' if values != 1 else ''}"
     return f"{values:,} elements ({size(4 * values)} in float32)"
 
 
-def dogs(logs: Logs) -> list[Dog]:
-    """One per rank and group; the first timeout counts, later lines repeat it."""
-    found: dict[tuple[int | None, str], Dog] = {}
-    latest: Dog | None = None
+def waiting_ranks(logs: Logs) -> list[Waiting]:
+    """One per rank and group. Only the first timeout of each counts; later lines repeat it. A
+    timeout names no group: the next lines of the rank, about the same number, do."""
+    by_rank: dict[tuple[int | None, str], Waiting] = {}
+    groups: dict[tuple[int | None, int], str] = {}  # rank, number -> group
     for line in logs.lines:
-        group = GROUP.search(line.text)
-        key = (line.rank, group[1] or group[2] if group else "0")
-        if line.rank is None and latest is not None and latest.lines[0].source == line.source:
-            key = (latest.rank, latest.group)  # it goes on about the line before
-        if timeout := TIMEOUT.search(line.text):
-            dog = found.setdefault(key, Dog(*key))
-            if dog.number is None:
-                dog.number, dog.operation = int(timeout[1]), timeout[2]
-                dog.values = int(timeout[3]) if timeout[3] else None
-                dog.timeout_ms = int(timeout[5])
-                dog.lines.append(line)
-            latest = dog
-        if progress := PROGRESS.search(line.text):
-            dog = found.setdefault(key, Dog(*key))
-            if dog.enqueued is None:
-                dog.enqueued, dog.completed = int(progress[1]), int(progress[2])
-                if line not in dog.lines:
-                    dog.lines.append(line)
-    return [dog for dog in found.values() if dog.lines]
+        progress, group = PROGRESS.search(line.text), GROUP.search(line.text)
+        if progress and group and progress[1]:
+            groups[line.rank, int(progress[1])] = group[1] or group[2]
+    rank = None
+    for line in logs.lines:
+        timeout, progress = TIMEOUT.search(line.text), PROGRESS.search(line.text)
+        if not timeout and not progress:
+            continue
+        rank = line.rank if line.rank is not None else rank  # it continues the line before
+        own = GROUP.search(line.text)
+        name = own[1] or own[2] if own else "0"
+        if timeout:
+            name = groups.get((rank, int(timeout[1])), name)
+        item = by_rank.setdefault((rank, name), Waiting(rank, name))
+        if timeout and item.call is None:
+            values = int(timeout[3]) if timeout[3] else UNKNOWN_SIZE
+            shapes = ((values,),) if values < UNKNOWN_SIZE else None
+            kind = kind_of(timeout[2]) or timeout[2].lower()
+            item.call = CollectiveCall(kind, name, int(timeout[1]), shapes, is_open=True)
+            item.timeout_seconds = int(timeout[4]) / 1000
+            item.lines.append(line)
+        if progress and item.enqueued is None:
+            item.enqueued, item.completed = int(progress[2]), int(progress[3])
+            item.lines += [line] if line not in item.lines else []
+    return list(by_rank.values())

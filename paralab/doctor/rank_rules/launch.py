@@ -3,11 +3,10 @@ the right order."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from paralab.doctor.agreement import found, listed, odd_one_out, place_of
-from paralab.doctor.events import Raised, Threads, Wrap
+from paralab.doctor.events import Threads, Wrap
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.registry import check
@@ -122,59 +121,3 @@ def too_many_threads(seen: Observation) -> Iterator[Finding]:
 def _threads(rank: RankSeen) -> int:
     last = rank.last(Threads)
     return last.threads if last else rank.start.threads
-
-
-# Exceptions that say what is wrong, but not where to look.
-MESSAGES: dict[str, tuple[re.Pattern[str], str, str]] = {
-    "L05": (
-        re.compile(
-            r"doesn't have NCCL built in|NCCL.*(not (built|available)|is not available)|no GPUs found",
-            re.IGNORECASE,
-        ),
-        "this PyTorch has no NCCL, or there is no GPU here, and the process group asks for it",
-        "init_process_group('gloo') on CPUs, or a PyTorch built for CUDA",
-    ),
-    "L06": (
-        re.compile(r"process group has not been initialized"),
-        "this line needs the process group, which is made later or never",
-        "call init_process_group first of all, before DDP and DistributedSampler are made",
-    ),
-    "L08": (
-        re.compile(r"device_ids and output_device arguments only work with"),
-        "device_ids names a GPU, but the model's parameters are on the CPU",
-        "model.to(device) before DistributedDataParallel(…); on CPUs leave device_ids out",
-    ),
-}
-
-
-def _raised(seen: Observation, pattern: re.Pattern[str]) -> tuple[RankSeen, Raised] | None:
-    return next(
-        (
-            (rank, event)
-            for rank in seen.ranks
-            for event in rank.of(Raised)
-            if pattern.search(event.message)
-        ),
-        None,
-    )
-
-
-def _rule(entry: str) -> None:
-    pattern, why, fix = MESSAGES[entry]
-
-    @check(entry, source="ranks")
-    def rule(seen: Observation) -> Iterator[Finding]:
-        if raised := _raised(seen, pattern):
-            rank, event = raised
-            yield found(
-                entry,
-                "error",
-                f"{why}: {event.message.splitlines()[0][:160]}",
-                fix,
-                event.place,
-                [f"rank {rank.rank}: {event.type}"],
-            )
-
-
-for _entry in MESSAGES:
-    _rule(_entry)

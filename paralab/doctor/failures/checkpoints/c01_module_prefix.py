@@ -16,7 +16,7 @@ from paralab.doctor.failures.checkpoints.files import (
 )
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.report import code, found, line_of, replace
 from paralab.doctor.static.script import Script
 
@@ -38,6 +38,18 @@ torch.save(model.module.state_dict(), "net.pt")
         "pytorch/pytorch#3805",
         "menzelab/implicit-shape-reconstruction#2",
         "facebookresearch/fairchem#76",
+    ),
+    messages=(
+        Message(
+            r"loading state_dict for.*Unexpected key\(s\) in state_dict:.*?\"module\.",
+            "The keys of the checkpoint begin with `module.`{at}: it was saved from the DDP or "
+            "DataParallel wrapper and is loaded into a plain model.",
+        ),
+        Message(
+            r"loading state_dict for.*Missing key\(s\) in state_dict:.*?\"module\.",
+            "The keys of the checkpoint lack `module.`{at}: it was saved from a plain model and is "
+            "loaded into a DDP or DataParallel wrapper.",
+        ),
     ),
 )
 

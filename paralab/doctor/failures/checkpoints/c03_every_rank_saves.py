@@ -13,7 +13,7 @@ from paralab.doctor.events import Save
 from paralab.doctor.failures.checkpoints.files import is_own_path
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.facts import Call, If, With
 from paralab.doctor.static.report import code, found
 from paralab.doctor.static.script import Script
@@ -36,6 +36,14 @@ dist.barrier()
 """,
     sources=("DLLXW/baby-llama2-chinese#56", "MLI-lab/DeepDeWedge#41", "pytorch/pytorch#73168"),
     silent=True,
+    messages=(
+        Message(
+            r"PytorchStreamReader failed (?:reading|locating|finding)",
+            "{who} read a damaged checkpoint{at}. Several ranks wrote it at once, the writer was "
+            "killed, or a download was incomplete. Certain if torch.save runs on every rank.",
+            severity="suspect",
+        ),
+    ),
 )
 # Undecided tests with such a name may well ask for the rank.
 _ABOUT_RANKS = re.compile(

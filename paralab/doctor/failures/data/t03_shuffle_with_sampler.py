@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="T03",
@@ -18,4 +18,10 @@ loader = DataLoader(data, batch_size=32, shuffle=True, sampler=sampler)
 sampler = DistributedSampler(data, shuffle=True)
 loader = DataLoader(data, batch_size=32, sampler=sampler)
 """,
+    messages=(
+        Message(
+            r"sampler option is mutually exclusive with shuffle",
+            "The DataLoader{at} got shuffle=True and a sampler. The sampler decides the order.",
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="T04",
@@ -30,4 +30,11 @@ class Stream(IterableDataset):
         "huggingface/transformers#11254",
     ),
     silent=True,
+    messages=(
+        Message(
+            r"DataLoader with IterableDataset: expected unspecified (?P<option>\w+) option",
+            "The DataLoader{at} got a {option} for an IterableDataset, which cannot be indexed. The "
+            "dataset itself must skip the samples of other ranks.",
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="D01",
@@ -28,5 +28,20 @@ loss.backward()
         "pytorch/pytorch#9811",
         "pytorch/pytorch#7956",
         "airsplay/lxmert#17",
+    ),
+    messages=(
+        Message(
+            r"grad can be implicitly created only for scalar outputs",
+            "The loss is computed inside the DataParallel model. Every GPU returns one number, and "
+            "backward(){at} gets a vector of them.",
+            beside=r"Was asked to gather along dimension 0, but all input tensors were scalars",
+        ),
+        Message(
+            r"Was asked to gather along dimension 0, but all input tensors were scalars",
+            "The loss is computed inside the DataParallel model. Every GPU returns one number, and "
+            "the script gets a vector of them.",
+            severity="warning",
+            kind="note",
+        ),
     ),
 )

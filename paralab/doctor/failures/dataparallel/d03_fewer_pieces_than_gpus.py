@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="D03",
@@ -25,4 +25,12 @@ loader = DataLoader(data, batch_size=8, drop_last=True)
         "MIC-DKFZ/nnUNet#677",
     ),
     silent=True,
+    messages=(
+        Message(
+            r"Caught TypeError in replica (?P<replica>\d+) on device (?P<device>\d+).*missing \d+ required "
+            r"positional argument",
+            "Replica {replica} on device {device} got no input{at}: the batch had too few rows for "
+            "all GPUs (9 rows on 4 GPUs are chunks of 3, 3, 3, and nothing).",
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="D05",
@@ -18,4 +18,11 @@ print(model.weight.norm())
 model = nn.DataParallel(net)
 print(model.module.weight.norm())
 """,
+    messages=(
+        Message(
+            r"'(?P<wrapper>DataParallel|DistributedDataParallel)' object has no attribute '(?P<name>\w+)'",
+            "The script asks the {wrapper} wrapper for `{name}`{at}; only the model inside has it.",
+            fix="Use model.module.{name}.",
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="D07",
@@ -17,4 +17,13 @@ model = nn.DataParallel(net)
 model = nn.DataParallel(net, device_ids=[0, 1])
 """,
     limits="Needs unequal GPUs; recognized in logs.",
+    messages=(
+        Message(
+            r"imbalance between your GPUs\. You may want to exclude GPU (?P<gpu>\d+) which",
+            "GPU {gpu} has less than 75 % of the memory or cores of the largest one. DataParallel gives "
+            "every GPU the same share, so each step waits for GPU {gpu}.",
+            severity="warning",
+            kind="printed",
+        ),
+    ),
 )

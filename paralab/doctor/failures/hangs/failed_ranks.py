@@ -9,15 +9,10 @@ from paralab.doctor.events import Backward, Pipeline
 from paralab.doctor.failures.hangs.missing_ranks import describe_end
 from paralab.doctor.finding import Finding
 from paralab.doctor.meetings import raised_of_its_own, stuck
+from paralab.doctor.messages import find_message
 from paralab.doctor.observation import Observation, RankSeen
 
 UNUSED = "Expected to have finished reduction in the prior iteration"
-# Errors that one rank may raise alone and that have entries of their own.
-KNOWN = re.compile(
-    rf"{UNUSED}|DDP expects same model|appears not to match sizes|marked as ready|EADDRINUSE"
-    r"|Expected more than 1 value per channel|Failed to run stage|num_chunks|arg_mbs|microbatches"
-    r"|state_dict|unscale|_scale is None|inf checks|process group has not been"
-)
 NO_GPU = re.compile(r"CUDA|NVIDIA|cuda")
 
 
@@ -73,7 +68,7 @@ def raised_alone(seen: Observation) -> Finding | None:
         not own
         or len(own) == len(seen.ranks)
         or any(is_for_want_of_a_gpu(rank) for rank in own)
-        or any(KNOWN.search(rank.raised.message) for rank in own if rank.raised)
+        or any(_has_entry(rank) for rank in own)
         or any(is_uneven(event) for event in pipelines)
     ):
         return None
@@ -105,6 +100,12 @@ def was_stopped(rank: RankSeen) -> bool:
 def is_uneven(event: Pipeline) -> bool:
     """The batch is not a multiple of the micro-batches: each stage fails in its own way."""
     return bool(event.size and event.microbatches and event.size % event.microbatches)
+
+
+def _has_entry(rank: RankSeen) -> bool:
+    """Whether another entry explains its exception."""
+    known = find_message(f"{rank.raised.type}: {rank.raised.message}") if rank.raised else None
+    return known is not None and known.entry.id != "H11"
 
 
 def is_for_want_of_a_gpu(rank: RankSeen) -> bool:

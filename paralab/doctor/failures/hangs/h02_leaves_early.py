@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="H02",
@@ -26,4 +26,7 @@ if done:
 train(model, loader)
 """,
     sources=("pytorch/pytorch#122358",),
+    messages=(
+        Message(r"with code 0 (?:before|without)"),  # paralab's launcher
+    ),
 )

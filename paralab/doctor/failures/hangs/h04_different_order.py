@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="H04",
@@ -29,5 +29,17 @@ dist.all_reduce(loss)
         "pytorch/pytorch#78022",
         "pytorch/pytorch#100214",
         "modelscope/ms-swift#9443",
+    ),
+    messages=(
+        Message(
+            r"Detected mismatch between collectives on ranks\. Rank (?P<rank>\d+) is running collective: "
+            r"CollectiveFingerPrint\((?:SequenceNumber=(?P<number>\d+), )?OpType=(?P<mine>\w+)\b.*?but Rank "
+            r"(?P<other>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=\d+, )?"
+            r"OpType=(?!(?P=mine)\b)(?P<its>\w+)",
+            "At collective {number} rank {rank} calls {mine} and rank {other} calls {its}{at}. "
+            "Collectives are matched by their order, not by name.",
+            kind="printed",
+            blames=False,
+        ),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="H06",
@@ -27,4 +27,16 @@ parts = [None for _ in range(dist.get_world_size())]
 dist.all_gather_object(parts, outputs.cpu())
 """,
     sources=("pytorch/pytorch#79901",),
+    messages=(
+        Message(
+            r"Detected mismatch between collectives on ranks\. Rank (?P<rank>\d+) is running collective: "
+            r"CollectiveFingerPrint\((?:SequenceNumber=(?P<number>\d+), )?OpType=(?P<call>\w+)"
+            r"(?:, TensorShape=(?P<mine>\[[\d, ]*\]))?.*?but Rank (?P<other>\d+) is running collective: "
+            r"CollectiveFingerPrint\((?:SequenceNumber=\d+, )?OpType=\w+(?:, TensorShape=(?P<its>\[[\d, ]*\]))?",
+            "At collective {number} rank {rank} calls {call} with shape {mine} and rank {other} with shape "
+            "{its}{at}.",
+            kind="printed",
+            blames=False,
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="H09",
@@ -27,4 +27,14 @@ dist.barrier()
         "pytorch/pytorch#159262",
     ),
     limits="Only NCCL guesses; on CPU ranks it can be read in the script and in logs, not provoked.",
+    messages=(
+        Message(
+            r"using GPU (?P<gpu>\d+) (?:to perform barrier )?as (?:the )?devices? used by this process (?:is|are) "
+            r"currently unknown|Guessing device ID based on global rank",
+            "NCCL does not know the GPU of {who} and guessed it from the rank: the first collective came "
+            "before torch.cuda.set_device. A wrong guess makes the job hang.",
+            severity="warning",
+            kind="printed",
+        ),
+    ),
 )

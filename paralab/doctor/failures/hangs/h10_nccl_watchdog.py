@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator
+
+from paralab.analyse.collective_matching import CollectiveCall, Mismatch, find_mismatches
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.logs.blame import blame
+from paralab.doctor.logs.job import Logs
+from paralab.doctor.logs.watchdog import Waiting, waiting_ranks
+from paralab.doctor.messages import find_message, named
+from paralab.doctor.registry import Entry, check, entries
+from paralab.units import seconds
 
 ENTRY = Entry(
     id="H10",
@@ -35,3 +44,122 @@ subprocess.run(command, env={**os.environ, **recorder})
     ),
     limits="NCCL only: read from logs. On gloo the hang itself is watched.",
 )
+
+RECORD = (
+    "Compare the last lines of all ranks. Next time set TORCH_FR_BUFFER_SIZE=2000 and "
+    "TORCH_NCCL_DUMP_ON_TIMEOUT=1, which keep the collectives of every rank."
+)
+IDS = {"operation": "H04", "size": "H06"}
+
+
+@check("H10", "H04", "H06", "H07", "H15", source="log")
+def collective_timed_out(logs: Logs) -> Iterator[Finding]:
+    """The watchdog's lines name the ranks that waited. Who is missing follows from the number of
+    collectives that each rank has enqueued in the same group."""
+    found = blame(logs)
+    if found.roots or any(find_message(line.text, ("printed",)) for line in logs.lines):
+        return  # somebody failed on its own, and the others waited for it
+    everybody = waiting_ranks(logs)
+    timed = [item for item in everybody if item.call]
+    if not timed:
+        if any("dump signal" in line.text for line in logs.lines) and everybody:
+            yield _elsewhere(everybody)
+        return
+    group = [item for item in everybody if item.group == timed[0].group]
+    number = min(item.number for item in group if item.call)
+    yield _compare(logs, group, number, len({item.group for item in everybody}) == 1)
+
+
+def _elsewhere(everybody: list[Waiting]) -> Finding:
+    """The default group has dumped its state, but the collective belongs to another group."""
+    idle = all(item.enqueued == item.completed for item in everybody)
+    why = "A collective timed out, and these ranks only report that they dump their state. "
+    if idle:
+        why += (
+            "Nothing is pending in the groups shown, so the collective belongs to another group. "
+        )
+    else:
+        ranks = named(item.rank for item in everybody if item.enqueued != item.completed)
+        why += f"{ranks} had collectives pending. "
+    why += "The logs of all ranks make it certain."
+    return Finding("H10", "suspect", why, RECORD, evidence=_evidence(everybody))
+
+
+def _evidence(items: list[Waiting]) -> tuple[str, ...]:
+    return tuple(str(line) for item in items for line in item.lines)[:8]
+
+
+def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Finding:
+    """What each rank of a group says about the collective that timed out first. A rank that waits
+    in another number is in another collective, and says nothing about this one."""
+    same = [item for item in group if item.number == number]
+    first, evidence = same[0], _evidence(group)
+    ranks = {x.rank: _reached(x, number) for x in group if x in same or not x.call}
+    found = find_mismatches({r: [c] for r, c in ranks.items() if r is not None and c}, over=True)
+    mismatch = found[0] if found else None
+    if mismatch and mismatch.kind in IDS:
+        return _mismatch(mismatch, group, evidence)
+
+    why = (
+        f"{named(item.rank for item in same)} waited {seconds(first.timeout_seconds)} in {first}. "
+    )
+    for item in group:
+        if item.call and item not in same:
+            why += f"{named([item.rank])} waited in {item}. "
+    aborted = {exit_.rank for exit_ in logs.exits if exit_.code == -6}  # by their own watchdogs
+    silent = set(logs.ranks) - {item.rank for item in group} - aborted
+    if mismatch and mismatch.kind == "behind" and mismatch.odd is not None and not silent:
+        enqueued = next(item.enqueued for item in group if item.rank == mismatch.odd)
+        why += f"Rank {mismatch.odd} had only enqueued {enqueued}: it did not come. "
+        return _h10(first, why, mismatch.odd, len(same) > 1, evidence)
+    late = mismatch is not None and mismatch.kind == "behind"
+    if whole and len(silent) == 1 and silent <= logs.heard and len(same) > 1 and not late:
+        (rank,) = silent
+        why += f"Rank {rank} reports no timeout: it did not come. "
+        return _h10(first, why, rank, bool(logs.exits), evidence)
+    if mismatch and mismatch.kind == "stuck" and not silent and len(ranks) == len(group):
+        why += "Every rank has enqueued it, so nobody is missing and the connection does not work. "
+        why += "Certain if the job runs with NCCL_P2P_DISABLE=1."
+        return Finding("H15", "suspect", why, entries["H15"].fix, evidence=evidence)
+    if first.call and first.call.kind == "broadcast" and first.values >= 64 and number > 4:
+        # Only one rank waits, and the launcher knows the exits of the others.
+        alone = len(same) == 1 and len(logs.ranks) > 2 and bool(logs.exits) and len(aborted) <= 1
+        why += (
+            "A broadcast in the middle of training may be DDP's copy of the buffers: one rank calls the "
+            "model alone, as in an evaluation under `if rank == 0`."
+        )
+        caller = same[0].rank if alone else None
+        return Finding("H07", "suspect", why, entries["H07"].fix, rank=caller, evidence=evidence)
+    why += "The log does not show which rank is missing. "
+    return _h10(first, why, None, False, evidence)
+
+
+def _reached(item: Waiting, number: int) -> CollectiveCall | None:
+    """The collective that timed out, or the number that the rank had come to."""
+    if item.call is not None or item.enqueued is None:
+        return item.call
+    came = item.enqueued >= number
+    return CollectiveCall(None, item.group, min(item.enqueued, number), is_open=came)
+
+
+def _mismatch(mismatch: Mismatch, group: list[Waiting], evidence: tuple[str, ...]) -> Finding:
+    by_rank = {item.rank: item for item in group}
+    one, other = mismatch.pair
+    why = (
+        f"Rank {one} is in {by_rank[one]}, and rank {other} in {by_rank[other]}. Collectives are "
+        "matched by their order, so both wait forever."
+    )
+    fix = "Call the same collectives with the same shapes in the same order on all ranks."
+    id = IDS[mismatch.kind]
+    return Finding(id, "error", why, fix, rank=mismatch.odd, evidence=evidence)
+
+
+def _h10(
+    first: Waiting, why: str, rank: int | None, certain: bool, evidence: tuple[str, ...]
+) -> Finding:
+    if first.call and first.call.kind == "all_reduce" and first.values > 64:
+        why += "This is a bucket of gradients: the missing rank had fewer batches, left the loop, or failed."
+    elif first.values == 1:
+        why += "One element is a barrier or a metric, not a gradient."
+    severity: Severity = "error" if certain else "suspect"
+    return Finding("H10", severity, why.strip(), RECORD, rank=rank, evidence=evidence)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import re
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.logs.blame import blame
+from paralab.doctor.logs.job import Logs
+from paralab.doctor.messages import named
+from paralab.doctor.registry import Entry, Message, check
 
 ENTRY = Entry(
     id="H12",
@@ -29,4 +36,80 @@ loader = DataLoader(samples, batch_size=32, num_workers=2)
         "lzhxmu/CPPO#6",
         "hiyouga/LlamaFactory#163",
     ),
+    messages=(
+        Message(
+            r"was killed by SIGKILL|disappeared without an error|is gone without a word"
+        ),  # paralab's launcher
+        Message(
+            r"DataLoader worker \(pid\(?s?\)? ?\d+\) is killed by signal: Killed",
+            "A loader worker of {who} was killed with SIGKILL{at}. That is how the kernel ends a process "
+            "when the host runs out of memory.",
+            kind="printed",
+        ),
+        Message(
+            r"DataLoader worker \(pid\(?s?\)? ?\d+\) is killed by signal: Terminated",
+            "A loader worker of {who} got SIGTERM{at}: the launcher, the scheduler, or a person ended it. "
+            "Look for an earlier error.",
+            severity="suspect",
+        ),
+    ),
 )
+
+OOM_KILL = re.compile(
+    r"Detected \d+ oom[-_]kill event|oom-kill:|tasks? [\d,\-]+: Out Of Memory"
+    r"|Out of memory: Killed process|OOM Killed|Killed process \d+ \("
+)
+CANCELLED = re.compile(
+    r"(?:JOB|STEP) (\S+) ON (\S+) CANCELLED AT (\S+) DUE TO (TIME LIMIT|PREEMPTION|NODE FAILURE|\w[\w ]*?) ?\*\*\*"
+)
+NODE = re.compile(r"Node failure on (\S+)")
+SIGNALED = re.compile(r"SignalException: Process \d+ got signal: (\d+)")
+RESUME = "Save checkpoints and resume."
+AFTER_CANCEL = {
+    "TIME LIMIT": "Ask for more time (#SBATCH --time), or save checkpoints and resume.",
+    "PREEMPTION": "Save checkpoints and let Slurm requeue the job: #SBATCH --requeue.",
+}
+
+
+@check("H12", source="log")
+def ended_from_outside(logs: Logs) -> Iterator[Finding]:
+    found = blame(logs)
+    for line in logs.lines:
+        if match := CANCELLED.search(line.text):
+            job, node, time, reason = match.groups()
+            why = f"Slurm ended job {job} on {node} at {time}: {reason.lower()}. No rank failed."
+            fix = AFTER_CANCEL.get(reason, f"Resume without that node: --exclude={node}.")
+        elif match := NODE.search(line.text):
+            why = f"The node {match[1]} failed, and its ranks with it."
+            fix = f"Start again with --exclude={match[1]}."
+        else:
+            continue
+        yield Finding("H12", "error", why, fix, evidence=(str(line),))
+        return
+    for trace in logs.tracebacks if not found.roots else ():
+        if (match := SIGNALED.search(trace.error)) and match[1] not in ("1", "2"):
+            why = (
+                "torchrun itself got a signal to end and passed it on: the scheduler or a person ended "
+                "the job. The scheduler's log (sacct) makes it certain."
+            )
+            yield Finding("H12", "suspect", why, RESUME, evidence=(str(trace.errors[-1]),))
+            return
+    yield from _killed(logs)
+
+
+def _killed(logs: Logs) -> Iterator[Finding]:
+    roots = blame(logs).roots
+    killed = [event for event in roots if event.signal == "SIGKILL"]
+    memory = [line for line in logs.lines if OOM_KILL.search(line.text)]
+    if roots and roots[0] not in killed and not (memory and killed):
+        return  # a rank's own error came first
+    if not killed and not memory:
+        return
+    ranks = {event.rank for event in killed} or {line.rank for line in memory}
+    rank = next(iter(ranks)) if len(ranks) == 1 else None
+    who = named([rank]) if rank is not None else "A rank"
+    said = "The kernel reports that memory ran out." if memory else "It could not print an error."
+    evidence = dict.fromkeys([*map(str, memory[:3]), *(str(event.line) for event in killed)])
+    why = f"{who} was killed with SIGKILL from outside. {said} The others only lost the connection."
+    fix = f"{ENTRY.fix} `dmesg | grep -i oom` shows whether it was memory."
+    yield Finding("H12", "error", why, fix, rank=rank, evidence=tuple(evidence))

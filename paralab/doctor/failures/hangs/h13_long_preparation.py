@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="H13",
@@ -28,5 +28,16 @@ dist.barrier()
         "NVIDIA/nccl#865",
         "huggingface/accelerate#2528",
         "huggingface/transformers#17106",
+    ),
+    messages=(
+        Message(
+            r"\[(?P<waiting>\d+)\] is setting up NCCL communicator and retr(?:ie|ei)ving ncclUniqueId from "
+            r"\[(?P<other>\d+)\] via c10d key-value store by key '[^']*', but (?:store->get|got error)",
+            "Rank {waiting} waited in its first collective until the timeout, and rank {other} did not come. "
+            "Rank {other} was still preparing data, or it had failed. Its own log makes it certain.",
+            severity="suspect",
+            kind="printed",
+            blames=False,
+        ),
     ),
 )

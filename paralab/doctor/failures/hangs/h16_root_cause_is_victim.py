@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.logs.blame import blame
+from paralab.doctor.logs.job import Logs
+from paralab.doctor.registry import Entry, check
 
 ENTRY = Entry(
     id="H16",
@@ -23,3 +28,25 @@ subprocess.run(["torchrun", "--nproc_per_node=2", "--redirects=3", "--log-dir=lo
     ),
     limits="It is torchrun's report that misleads: told from logs; observed ranks name the culprit themselves.",
 )
+
+
+@check("H16", source="log")
+def torchrun_names_the_victim(logs: Logs) -> Iterator[Finding]:
+    accused, found = next((exit_ for exit_ in logs.exits if exit_.first), None), blame(logs)
+    if accused is None or any(event.rank is None for event in found.roots):
+        return
+    victims = [event for event in found.victims if event.rank == accused.rank]
+    own = [event for event in (*found.roots, *found.unknown) if event.rank == accused.rank]
+    if own or not victims or victims[0].exit:
+        return
+    if not found.roots and (victims[0].alone is not False or not found.absent):
+        return  # it may have called a collective alone, and torchrun may be right
+    suspects = [found.roots[0].rank] if found.roots else list(found.absent)
+    culprit = suspects[0] if len(suspects) == 1 else None
+    look = "a rank that left no error" if culprit is None else f"rank {culprit}"
+    why = (
+        f"torchrun calls rank {accused.rank} the root cause because it exited first. That rank only "
+        f"noticed that another one was gone or late. Look at {look}."
+    )
+    evidence = (str(accused.line), *victims[0].evidence()[-1:])
+    yield Finding("H16", "warning", why, ENTRY.fix, rank=culprit, evidence=evidence)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="H17",
@@ -21,4 +21,12 @@ dist.destroy_process_group()
 """,
     sources=("pytorch/pytorch#75097", "pytorch/pytorch#126275", "pytorch/pytorch#122358"),
     limits="Only NCCL prints the warning; gloo ends quietly.",
+    messages=(
+        Message(
+            r"destroy_process_group\(\) was not called before program exit",
+            "{who} exited without destroy_process_group(). The run itself ended well.",
+            severity="warning",
+            kind="note",
+        ),
+    ),
 )

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator
+
+from paralab.doctor.failures.hangs.h11_exception_on_one_rank import in_ddp_constructor
+from paralab.doctor.finding import Finding
+from paralab.doctor.logs.blame import blame
+from paralab.doctor.logs.job import Logs
+from paralab.doctor.registry import Entry, check
 
 ENTRY = Entry(
     id="H19",
@@ -35,3 +41,20 @@ model = DistributedDataParallel(model)
     silent=True,
     limits="Seen on gloo; whether NCCL is affected was not tried. A variable of the surroundings is not in the script.",
 )
+
+
+@check("H19", source="log")
+def crash_in_ddp(logs: Logs) -> Iterator[Finding]:
+    root = blame(logs).crash
+    if root is None or root.signal != "SIGSEGV":
+        return
+    crashed = {event.rank for event in blame(logs).roots if event.signal}
+    if in_ddp_constructor(root):
+        why = f"The constructor of DDP crashed at {root.at}"
+    elif root.at is None and len(crashed) > 1 and crashed.issuperset(logs.ranks):
+        why = f"All {len(crashed)} ranks died of SIGSEGV without a traceback"
+    else:
+        return
+    why += ", as it happens on gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL. Certain if that is set."
+    file, line = (root.at.file, root.at.line) if root.at else (None, None)
+    yield Finding("H19", "suspect", why, ENTRY.fix, file, line, evidence=root.evidence())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="L01",
@@ -26,4 +26,19 @@ dist.init_process_group("gloo", rank=rank, world_size=2)
         "vllm-project/vllm#39015",
     ),
     limits="Whether a port is free is known when it runs: in the script, only ranks against each other are seen.",
+    messages=(
+        Message(
+            r"(?:port: |\]:|\d:)(?P<port>\d{4,5})\b.{0,160}?(?:EADDRINUSE|ddress already in use)"
+            r"|server socket has failed to listen.{0,160}?(?:EADDRINUSE|ddress already in use)",
+            "The port {port} is already in use on this host, by another job or by a process that an "
+            "earlier job left behind.",
+            fix="Use torchrun --standalone, which takes a free port. `ss -ltnp` shows who uses this one.",
+            kind="printed",
+        ),
+        Message(
+            r"EADDRINUSE|ddress already in use",
+            "The port that {who} wants to listen on{at} is already in use.",
+            fix="Use torchrun --standalone, which takes a free port. `ss -ltnp` shows who uses this one.",
+        ),
+    ),
 )

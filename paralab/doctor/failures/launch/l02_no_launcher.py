@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="L02",
@@ -16,4 +16,12 @@ subprocess.run(["python", "train.py"])
     right="""\
 subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
 """,
+    messages=(
+        Message(
+            r"Error initializing torch\.distributed using env:// rendezvous: environment variable "
+            r"(?P<name>\w+) expected, but not set",
+            "init_process_group{at} reads {name} from the environment, where it is not set: the script "
+            "was started with plain python.",
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="L03",
@@ -29,4 +29,20 @@ model = DistributedDataParallel(model.to(device))
         "verl-project/verl#161",
     ),
     limits="Needs NCCL; on CPU ranks it can be read in the script and in logs only.",
+    messages=(
+        Message(
+            r"Duplicate GPU detected : rank (?P<rank>\d+) and rank (?P<other>\d+) both on CUDA device "
+            r"(?P<device>\w+)",
+            "Ranks {rank} and {other} both use the GPU {device}, and NCCL accepts one rank per GPU: no "
+            "rank called torch.cuda.set_device(LOCAL_RANK), a device is fixed to cuda:0, or there are "
+            "more ranks than GPUs.",
+            kind="printed",
+            blames=False,
+        ),
+        Message(
+            r"CUDA error: invalid device ordinal|device >= 0 && device < num_gpus",
+            "{who} asked for a GPU that does not exist{at}: there are more ranks than visible GPUs.",
+            fix="Start at most one rank per GPU (--nproc_per_node), and check CUDA_VISIBLE_DEVICES.",
+        ),
+    ),
 )

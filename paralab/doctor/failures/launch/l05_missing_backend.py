@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="L05",
@@ -16,4 +16,12 @@ dist.init_process_group("nccl")
     right="""\
 dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 """,
+    messages=(
+        Message(
+            r"Distributed package doesn't have (?P<backend>\w+) built in"
+            r"|ProcessGroupNCCL is only supported with GPUs, no GPUs found|NCCL is not available",
+            "{who} asks for NCCL or another backend that is not available{at}: this build of torch does "
+            "not have it, or the machine has no GPU.",
+        ),
+    ),
 )

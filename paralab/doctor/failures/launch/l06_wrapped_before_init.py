@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="L06",
@@ -18,4 +18,10 @@ dist.init_process_group("gloo")
 dist.init_process_group("gloo")
 sampler = DistributedSampler(data)
 """,
+    messages=(
+        Message(
+            r"(?:Default )?process group (?:has not been|is not) initialized",
+            "{who} needs the process group{at} before init_process_group was called.",
+        ),
+    ),
 )

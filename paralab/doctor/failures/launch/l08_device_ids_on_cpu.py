@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="L08",
@@ -19,4 +19,11 @@ model = DistributedDataParallel(Net(), device_ids=[local_rank])
     right="""\
 model = DistributedDataParallel(Net().to(local_rank), device_ids=[local_rank])
 """,
+    messages=(
+        Message(
+            r"device_ids and output_device arguments only work with .{0,80}but got device_ids "
+            r"(?P<ids>\[[^\]]*\])",
+            "DDP got device_ids={ids}{at}, but the model's parameters are not on that GPU.",
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="P01",
@@ -23,4 +23,12 @@ loader = DataLoader(data, batch_size=12, drop_last=True)
 """,
     sources=("pytorch/pytorch#126600", "pytorch/torchtitan#947", "Coobiw/MPP-LLaVA#25"),
     silent=True,
+    messages=(
+        Message(
+            r"pipelining[/\\](?:schedules|stage)\.py.*The size of tensor a \((?P<a>\d+)\) must match "
+            r"the size of tensor b \((?P<b>\d+)\)",
+            "{who} got micro-batches of {a} and {b} rows in one step{at}. The number of micro-batches "
+            "does not divide the batch, and receive buffers keep the shape of the first micro-batch.",
+        ),
+    ),
 )

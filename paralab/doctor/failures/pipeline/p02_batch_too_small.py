@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="P02",
@@ -18,4 +18,12 @@ loader = DataLoader(data_of_11_samples, batch_size=8)
 schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=loss_fn)
 loader = DataLoader(data_of_11_samples, batch_size=8, drop_last=True)
 """,
+    messages=(
+        Message(
+            r"Tensor size (?P<rows>\d+) is smaller than num_chunks"
+            r"|Expecting \d+ arg_mbs but got (?P<chunks>\d+)",
+            "A batch had fewer rows ({rows}{chunks}) than there are micro-batches{at}. It is usually "
+            "the last batch of the loader.",
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="P03",
@@ -18,4 +18,12 @@ schedule = Schedule1F1B(stage, n_microbatches=1, loss_fn=loss_fn)
 stage = PipelineStage(part, rank, num_stages=2, device=device)
 schedule = Schedule1F1B(stage, n_microbatches=8, loss_fn=loss_fn)
 """,
+    messages=(
+        Message(
+            r"Number of microbatches \((?P<chunks>\d+)\) must be greater than or equal to the number of "
+            r"stages \((?P<stages>\d+)\)",
+            "The pipeline has {stages} stages and n_microbatches={chunks}{at}. 1F1B keeps one "
+            "micro-batch in every stage, so it needs at least {stages}.",
+        ),
+    ),
 )

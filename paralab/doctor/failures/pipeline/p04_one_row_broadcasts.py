@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="P04",
@@ -20,4 +20,12 @@ loader = DataLoader(data, batch_size=8, drop_last=True)
 """,
     sources=("pytorch/pytorch#126600",),
     silent=True,
+    messages=(
+        Message(
+            r"Failed to run stage backward:.*?Stage output: \('?Tensor\(torch\.Size\(\[(?P<sent>[\d, ]+)\]\)"
+            r".*?Output gradient: \('?Tensor\(torch\.Size\(\[(?P<got>[\d, ]+)\]\)",
+            "{who} sent a micro-batch of shape ({sent}) and got a gradient of shape ({got}) back{at}. "
+            "The next stage received it into a larger buffer, and the loss broadcast the difference.",
+        ),
+    ),
 )

@@ -10,7 +10,7 @@ from paralab.doctor.failures.precision.observed import failed_call
 from paralab.doctor.failures.precision.scaling import timelines
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.facts import If
 from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import code, found, line_of
@@ -42,6 +42,13 @@ scaler.update()
         "microsoft/Swin-Transformer#311",
         "Haian-Jin/LVSM#19",
         "huggingface/transformers#24840",
+    ),
+    messages=(
+        Message(
+            r"unscale_\(\) has already been called on this optimizer since the last update",
+            "{who} called scaler.unscale_ twice before scaler.update(){at}. Gradients are unscaled "
+            "once per optimizer step, and an earlier micro-batch already did it.",
+        ),
     ),
 )
 

@@ -8,7 +8,7 @@ from paralab.doctor.failures.precision.observed import failed_call
 from paralab.doctor.failures.precision.scaling import calls_on_scaler, name_of, own_steps
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.report import code, found, insert_line
 from paralab.doctor.static.script import Script
 
@@ -27,6 +27,13 @@ scaler.scale(loss).backward()
 scaler.step(optimizer)
 scaler.update()
 """,
+    messages=(
+        Message(
+            r"step\(\) has already been called since the last update"
+            r"|unscale_\(\) is being called after step",
+            "{who} used the scaler again{at} without scaler.update() after the last scaler.step().",
+        ),
+    ),
 )
 
 

@@ -19,7 +19,7 @@ from paralab.doctor.failures.precision.scaling import (
 )
 from paralab.doctor.finding import Edit, Finding, Severity
 from paralab.doctor.observation import Observation, RankSeen
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import SCALER
 from paralab.doctor.static.report import code, found, insert_line, line_of, replace
@@ -49,6 +49,13 @@ scaler.step(optimizer)
 scaler.update()
 """,
     silent=True,
+    messages=(
+        Message(
+            r"No inf checks were recorded (?:prior to update|for this optimizer)",
+            "{who} called scaler.update(){at}, but the scaler saw no step. The script called "
+            "optimizer.step() directly, with gradients that are still multiplied by the scale.",
+        ),
+    ),
 )
 
 

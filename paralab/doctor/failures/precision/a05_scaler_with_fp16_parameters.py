@@ -8,7 +8,7 @@ from paralab.doctor.failures.precision.observed import failed_call
 from paralab.doctor.failures.precision.scaling import HALF, dtypes, own_steps
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
@@ -28,6 +28,13 @@ model = Net()
 scaler = torch.amp.GradScaler()
 """,
     sources=("huggingface/transformers#23165", "pytorch/pytorch#74739"),
+    messages=(
+        Message(
+            r"Attempting to unscale FP16 gradients",
+            "The parameters are float16{at}, so their gradients are, too. Unscaling them would lose "
+            "what scaling has saved, and GradScaler refuses.",
+        ),
+    ),
 )
 
 

@@ -10,7 +10,7 @@ from paralab.doctor.events import Amp, Autocast
 from paralab.doctor.failures.precision.scaling import calls_on_scaler, dtypes, enabled
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import AUTOCAST, SCALER
 from paralab.doctor.static.report import found, line_of
@@ -35,6 +35,13 @@ loss.backward()
 """,
     sources=("pytorch/pytorch#127176", "huggingface/trl#4901", "huggingface/accelerate#1036"),
     silent=True,
+    messages=(
+        Message(
+            r"_amp_\w*unscale_\w*\" not implemented for 'BFloat16'",
+            "{who} passed bfloat16 gradients to GradScaler{at}. bfloat16 has the range of float32, "
+            "so nothing needs scaling.",
+        ),
+    ),
 )
 
 

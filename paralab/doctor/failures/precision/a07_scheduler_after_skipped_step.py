@@ -8,7 +8,7 @@ from paralab.doctor.agreement import found, place_of
 from paralab.doctor.events import Amp, Scheduled
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Message, check
 
 ENTRY = Entry(
     id="A07",
@@ -33,6 +33,16 @@ if scaler.get_scale() >= before:
         "Lightning-AI/pytorch-lightning#18828",
         "pytorch/pytorch#44511",
         "princeton-vl/RAFT#104",
+    ),
+    messages=(
+        Message(
+            r"Detected call of `lr_scheduler\.step\(\)` before `optimizer\.step\(\)`",
+            "PyTorch warns{at} that the scheduler stepped before the optimizer. With a GradScaler "
+            "the order in the script can be right: the scaler skipped the first step because of an "
+            "infinite gradient. Without a scaler, the two calls are in the wrong order.",
+            severity="suspect",
+            kind="printed",
+        ),
     ),
 )
 

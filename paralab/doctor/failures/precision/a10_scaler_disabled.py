@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="A10",
@@ -16,4 +16,12 @@ scaler = torch.amp.GradScaler()
     right="""\
 scaler = torch.amp.GradScaler("cuda" if torch.cuda.is_available() else "cpu")
 """,
+    messages=(
+        Message(
+            r"GradScaler is enabled, but CUDA is not available",
+            "GradScaler is made for CUDA{at}. There is no CUDA here, so it turned itself off.",
+            severity="warning",
+            kind="printed",
+        ),
+    ),
 )

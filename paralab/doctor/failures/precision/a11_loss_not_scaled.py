@@ -8,7 +8,7 @@ from paralab.doctor.failures.precision.observed import failed_call
 from paralab.doctor.failures.precision.scaling import calls_on_scaler, name_of, own_steps, timelines
 from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.observation import Observation
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.report import code, found, line_of, replace
 from paralab.doctor.static.script import Script
@@ -29,6 +29,12 @@ scaler.scale(loss).backward()
 scaler.step(optimizer)
 scaler.update()
 """,
+    messages=(
+        Message(
+            r"Attempted (?:step|unscale_) but _scale is None",
+            "{who} called the scaler's step{at}, but no loss went through scaler.scale().",
+        ),
+    ),
 )
 
 

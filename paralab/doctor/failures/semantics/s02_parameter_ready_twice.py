@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="S02",
@@ -27,5 +27,13 @@ hidden = checkpoint(block, hidden, use_reentrant=False)
         "lucidrains/DALLE2-pytorch#225",
         "microsoft/FocalNet#4",
         "pytorch/pytorch#24005",
+    ),
+    messages=(
+        Message(
+            r"Expected to mark a variable ready only once"
+            r"(?:.*?Parameter at index (?P<index>\d+)(?: with name (?P<name>\S+))? has been marked)?",
+            "In one backward pass{at} the gradient of a parameter ({name} {index}) became ready twice. "
+            "A reentrant checkpoint runs its part of the graph on its own, or two places share it.",
+        ),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="S03",
@@ -21,4 +21,11 @@ for step, x in enumerate(loader):
     model(x, with_head=step % 2 == 0).sum().backward()
 """,
     sources=("pytorch/pytorch#97030", "pytorch/pytorch#79171"),
+    messages=(
+        Message(
+            r"training graph has changed in this iteration",
+            "{who} took another path through the model than in its first step{at}, although "
+            "static_graph=True promises that the graph never changes.",
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="S04",
@@ -17,4 +17,12 @@ model = DistributedDataParallel(model, find_unused_parameters=True)
 model = DistributedDataParallel(model)
 """,
     sources=("ecmwf/WeatherGenerator#1280",),
+    messages=(
+        Message(
+            r"find_unused_parameters=True was specified in DDP constructor, but did not find any unused",
+            "DDP searches the whole graph for unused parameters in every step and found none.",
+            severity="warning",
+            kind="printed",
+        ),
+    ),
 )

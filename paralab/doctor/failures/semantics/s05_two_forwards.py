@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="S05",
@@ -32,4 +32,15 @@ loss.backward()
         "pytorch/pytorch#175024",
     ),
     limits="Could not be provoked with torch 2.12 and 2.13 on CPU, where DDP keeps the version counter; so only a suspicion.",
+    messages=(
+        Message(
+            r"one of the variables needed for gradient computation has been modified by an inplace "
+            r"operation: \[(?P<tensor>[^\]]+\])\]?(?!.{0,20}which is output \d+ of T?(?:Backward|AsStrided)).{0,80}?"
+            r"is at version (?P<now>\d+); expected version (?P<then>\d+)",
+            "Backward{at} needs a tensor [{tensor}] at version {then}, but it has been overwritten "
+            "(version {now}). With DDP, a second forward before backward does that: it broadcasts the "
+            "buffers. Certain if the model has BatchNorm, is wrapped, and is called twice.",
+            severity="suspect",
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="S09",
@@ -23,5 +23,19 @@ model = DistributedDataParallel(model, device_ids=[device.index])
         "pytorch/pytorch#2584",
         "pytorch/pytorch#49794",
         "MCG-NJU/TDN#22",
+    ),
+    messages=(
+        Message(
+            r"Expected more than 1 value per channel when training, got input size "
+            r"torch\.Size\(\[(?P<shape>[\d, ]+)\]\)",
+            "{who} got a batch of shape ({shape}){at}. BatchNorm cannot normalize one row. It is the "
+            "remainder of the dataset on this rank.",
+            fix="Set drop_last=True in the DataLoader, or use larger batches per rank.",
+        ),
+        Message(
+            r"SyncBatchNorm (?:layers only work with GPU modules|expected input tensor to be on)",
+            "SyncBatchNorm{at} only works on GPUs, but the model is on the CPU.",
+            fix="Call convert_sync_batchnorm only if the model is on a GPU.",
+        ),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="S13",
@@ -19,4 +19,12 @@ shown = loss.detach().clone()
 dist.all_reduce(shown)
 loss.backward()
 """,
+    messages=(
+        Message(
+            r"c10d::(?P<call>\w+?)_?: an autograd kernel was not registered",
+            "backward() passes through a collective ({call}): the reduced tensor still belongs to the "
+            "graph. What backward computes there is not the derivative of the reduction.",
+            kind="printed",
+        ),
+    ),
 )

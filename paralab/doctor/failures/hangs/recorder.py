@@ -1,0 +1,79 @@
+"""Flight Recorder dumps of several ranks, compared. The first mismatch counts; the rest follows
+from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paralab.analyse.collective_matching import CollectiveCall, Mismatch, find_mismatches
+from paralab.doctor.finding import Finding
+from paralab.doctor.logs.job import Logs
+from paralab.doctor.registry import check, entries
+
+IDS = {
+    "behind": "H01",
+    "operation": "H04",
+    "groups": "H04",
+    "size": "H06",
+    "site": "H05",
+    "stuck": "H15",
+}
+
+
+@check("H01", "H03", "H04", "H05", "H06", "H15", source="log")
+def dumps_differ(logs: Logs) -> Iterator[Finding]:
+    for mismatch in find_mismatches(logs.dumps, over=True)[:1]:
+        id, rank = IDS[mismatch.kind], mismatch.odd
+        if mismatch.kind == "behind" and not _is_gradient(mismatch):
+            id, rank = "H03", _odd_rank(mismatch)
+        site = next((call.where for _, call in mismatch.came if call.where), None) or ""
+        file, _, line = site.rpartition(":")
+        certain = mismatch.kind in ("operation", "groups", "size") or mismatch.swapped
+        yield Finding(
+            id,
+            "error" if certain else "suspect",
+            _why(mismatch),
+            entries[id].fix,
+            file or None,
+            int(line) if line.isdigit() else None,
+            rank,
+            tuple(
+                f"{logs.dump_names[rank]}: rank {rank}, collective {mismatch.number}: {_named(call)}"
+                for rank, call in mismatch.calls.items()
+            ),
+        )
+
+
+def _is_gradient(mismatch: Mismatch) -> bool:
+    return any(call.kind == "all_reduce" and (call.values or 0) > 64 for _, call in mismatch.came)
+
+
+def _named(call: CollectiveCall | None) -> str:
+    if call is None:
+        return "not called"
+    return f"{call} at {call.where}" if call.where else str(call)
+
+
+def _odd_rank(mismatch: Mismatch) -> int | None:
+    """Of three or more ranks: the only one that is missing, or the only one that came."""
+    if len(mismatch.calls) < 3:
+        return None
+    return mismatch.odd if len(mismatch.came) > 1 else mismatch.came[0][0]
+
+
+def _why(mismatch: Mismatch) -> str:
+    calls = "; ".join(f"rank {rank} calls {_named(call)}" for rank, call in mismatch.came)
+    why = f"At collective {mismatch.number} of group {mismatch.group}: {calls}. "
+    if mismatch.kind == "behind":
+        who = f"Rank {mismatch.odd}" if mismatch.odd is not None else "Several ranks"
+        before = mismatch.last[mismatch.behind[0]]
+        last = f" after {_named(before)}" if before else ""
+        return f"{why}{who} did not come{last}. The line where that rank was makes it certain."
+    if mismatch.kind == "stuck":
+        return (
+            f"{why}All ranks arrived and it does not finish: the network or P2P access is broken."
+        )
+    if mismatch.kind == "site":
+        certain = "" if mismatch.swapped else " Certain if the two lines reduce different values."
+        return f"{why}Operation and size agree, so nothing fails, and the sums mix two values.{certain}"
+    return f"{why}Collectives are matched by their order, not by name."

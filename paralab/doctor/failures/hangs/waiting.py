@@ -1,0 +1,177 @@
+"""Logs of ranks that waited for another rank, or lost it, while nobody has an error of its own.
+Where each of them was in the user's code tells what went wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.logs.blame import Event, blame
+from paralab.doctor.logs.job import Logs
+from paralab.doctor.logs.line import Line
+from paralab.doctor.messages import find_message, named
+from paralab.doctor.registry import check, entries
+from paralab.record.victims import MISMATCH
+
+BYTES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+BARRIER = re.compile(r"\[Rank (\d+)\]: Ranks ([\d, ]+) failed to pass monitoredBarrier")
+
+
+@check("H01", "H02", "H03", "H04", "H06", "H07", "H13", "H15", source="log")
+def waited_for_a_rank(logs: Logs) -> Iterator[Finding]:
+    found = blame(logs)
+    victims = [event for event in found.victims if event.trace]
+    explained = any(e.trace and find_message(e.trace.text, lines=logs.lines) for e in found.victims)
+    mixed = [line for line in logs.lines if MISMATCH.search(line.text)]
+    if any(event.trace for event in found.roots) or explained:
+        return
+    if mixed and not any(find_message(line.text) for line in mixed):
+        yield _sizes_differ(logs, victims, mixed)
+        return
+    waiting = [event for event in victims if event.waited]
+    if found.roots or not victims:
+        return
+    if waiting:
+        others = [event for event in victims if event.rank != waiting[0].rank and event.at]
+        if found.absent or BARRIER.search(waiting[0].trace.text if waiting[0].trace else ""):
+            yield _nobody_came(logs, waiting[0])
+        elif others:
+            yield _two_places(waiting[0], others[0])
+    elif not found.unknown and not any(event.exit for event in found.victims):
+        yield from _left_early(logs, victims[0])
+
+
+def _stands(event: Event) -> str:
+    """ "in `loss.backward()` (train.py:31), where DDP averages the gradients" """
+    if event.at is None:
+        return "at an unknown line"
+    text = f"in `{event.at.code}` ({event.at.file}:{event.at.line})"
+    if event.in_backward:
+        return f"{text}, where DDP averages the gradients"
+    return f"{text}, where DDP broadcasts the buffers" if event.in_buffers else text
+
+
+def _finding(
+    id: str,
+    event: Event,
+    why: str,
+    rank: int | None = None,
+    more: tuple[str, ...] = (),
+    certain: bool = False,
+) -> Finding:
+    file, line = (event.at.file, event.at.line) if event.at else (None, None)
+    evidence = (*event.evidence(), *more)
+    severity: Severity = "error" if certain else "suspect"
+    return Finding(id, severity, why, entries[id].fix, file, line, rank, evidence)
+
+
+def _alone(event: Event, why: str, more: tuple[str, ...] = ()) -> Finding:
+    """The call is under a rank condition, so the rank that waited is the culprit."""
+    why = f"{why} The call is under a rank condition, so the other ranks never make it."
+    return _finding(
+        "H07" if event.in_buffers else "H03", event, why, event.rank, more, certain=True
+    )
+
+
+def _sizes_differ(logs: Logs, victims: list[Event], lines: list[Line]) -> Finding:
+    sizes = next((match for line in lines if (match := BYTES.search(line.text))), None)
+    counted = "In one collective, the ranks sent tensors of different sizes"
+    counted += f" ({sizes[1]} and {sizes[2]} bytes). " if sizes else ". "
+    evidence = tuple(map(str, lines[:2]))
+    for event in victims:
+        why = f"{counted}{named([event.rank])} was {_stands(event)}"
+        if event.in_buffers and event.alone:
+            return _alone(event, f"{why}.", evidence)
+        if event.in_buffers:
+            why += ", and another rank was not. Certain if that line is under a rank condition."
+            return _finding("H07", event, why, None, evidence)
+        if event.in_backward:  # DDP's buckets have the same size everywhere
+            aborted = [e.rank for e in blame(logs).victims if e.exit and e.rank is not None]
+            rank = aborted[0] if len(aborted) == 1 and len(logs.ranks) == 2 else None
+            why += (
+                "; another rank was in another collective. It calls that one alone, or it had fewer "
+                "batches (H01) and went on. The flight recorder makes it certain."
+            )
+            all_evidence = (*evidence, *event.evidence())
+            return Finding(
+                "H03", "suspect", why, entries["H03"].fix, None, None, rank, all_evidence
+            )
+    first = next((event for event in victims if event.at), None)
+    where = f"{named([first.rank])} was {_stands(first)}." if first else ""
+    file, line = (first.at.file, first.at.line) if first and first.at else (None, None)
+    evidence += first.evidence() if first else ()
+    return Finding("H06", "error", counted + where, entries["H06"].fix, file, line, None, evidence)
+
+
+def _nobody_came(logs: Logs, first: Event) -> Finding:
+    barrier = BARRIER.search(first.trace.text) if first.trace else None
+    absent = [int(rank) for rank in barrier[2].split(",")] if barrier else blame(logs).absent
+    rank = absent[0] if len(absent) == 1 else None
+    last = logs.last.get(rank) if rank is not None and not barrier else None
+    why = f"{named([first.rank])} waited until its timeout {_stands(first)}. {named(absent)} did not come"
+    why += f"; the last line there is `{last.text.strip()[:160]}`." if last else "."
+    more = (str(last),) if last else ()
+    if first.alone:
+        return _alone(first, why, more)
+    if first.in_buffers:
+        why += " One of them calls the model alone. Certain if that line is under a rank condition."
+        return _finding("H07", first, why, None, more)
+    if first.in_backward:
+        why += " It had fewer batches (H01), left the loop (H08), or hangs. Compare len(loader)."
+        return _finding("H01", first, why, rank, more)
+    if first.alone is False:
+        why += " The call is not under a rank condition: that rank hangs, or took another path."
+        return _finding("H03", first, why, rank, more)
+    why += (
+        " Certain if that line is under a rank condition; if not, the missing rank hangs elsewhere."
+    )
+    return _finding("H03", first, why, None, more)
+
+
+def _two_places(first: Event, other: Event) -> Finding:
+    waited = f"{named([first.rank])} waited until its timeout {_stands(first)}"
+    who, more = named([other.rank]), other.evidence()
+    if first.at == other.at and other.waited:
+        why = f"{waited}. {who} waited there, too: nobody is missing, so the network between them is broken, "
+        why += "or one of them had called another collective before."
+        return _finding("H15", first, why, None, more)
+    if first.at == other.at:
+        why = f"{waited}. {who} came to the same line later: its work took longer than the timeout."
+        return _finding("H13", first, why, other.rank, more)
+    both = f"{waited}, while {who[0].lower()}{who[1:]} was {_stands(other)}."
+    if first.in_backward != other.in_backward:
+        training, behind = (first, other) if first.in_backward else (other, first)
+        why = f"{both} {named([behind.rank])} has left the training loop: it had fewer batches, or it "
+        why += "stopped early (H08). Compare len(loader) on all ranks."
+        return _finding("H01", training, why, behind.rank, more)
+    why = f"{both} They are in different collectives, so both wait forever."
+    return _finding("H04", first, why, None, more)
+
+
+def _left_early(logs: Logs, first: Event) -> Iterator[Finding]:
+    """All victims lost a connection at once, and nobody failed: a rank exited with code 0."""
+    if first.alone:
+        yield _alone(
+            first, f"{named([first.rank])} was {_stands(first)} when the others had exited."
+        )
+        return
+    silent, sure = blame(logs).silent, first.alone is False
+    if not silent and not logs.exits and not sure and first.rank is None:
+        return  # one pasted message, which H11 explains
+    rank = silent[0] if len(silent) == 1 and sure else None
+    last = logs.last.get(rank) if rank is not None else None
+    who = f"Rank {rank}" if rank is not None else f"One of {silent}" if silent else "Another rank"
+    why = f"{who} exited without an error while {named([first.rank]).lower()} was {_stands(first)}."
+    why += f" Its last line is `{last.text.strip()[:200]}`." if last else ""
+    if not sure:
+        why += " Certain if that line is not under a rank condition; if it is, that rank calls it alone."
+    elif rank is None or not logs.exits:
+        why += " The logs of all ranks and of the launcher make it certain."
+    evidence = (*first.evidence(), *((str(last),) if last else ()))
+    severity: Severity = "error" if rank is not None and logs.exits else "suspect"
+    yield Finding("H02", severity, why, entries["H02"].fix, rank=rank, evidence=evidence)
+    if first.in_backward and (logs.exits or rank is not None):
+        why = f"{who} exited while {named([first.rank]).lower()} was {_stands(first)}. "
+        why += "If it reached the end of its loop, it had fewer batches. Compare len(loader)."
+        yield _finding("H01", first, why, rank, evidence[-1:])

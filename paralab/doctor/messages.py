@@ -1,0 +1,132 @@
+"""Find the failure that a message belongs to. The patterns are in the entries, so logs, observed
+ranks, and run folders all know the same messages."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.logs.blame import Event, blame
+from paralab.doctor.logs.job import Logs
+from paralab.doctor.logs.line import Line
+from paralab.doctor.logs.traceback import LIBRARIES, Frame
+from paralab.doctor.registry import Entry, Message, entries
+
+LAST = "H11"  # explains exceptions that have no entry of their own
+WARNED = re.compile(r"(.+?):(\d+): \w*Warning: ")
+
+
+@dataclass(frozen=True)
+class Known:
+    entry: Entry
+    message: Message
+    match: re.Match[str]
+
+    def finding(
+        self,
+        ranks: Iterable[int | None],
+        at: Frame | None,
+        rank: int | None,
+        evidence: tuple[str, ...],
+    ) -> Finding:
+        """`rank`: the only one that printed it."""
+        words = {name: text or "" for name, text in self.match.groupdict().items()}
+        who = named(ranks)
+        words |= {"who": who[0].lower() + who[1:], "at": f" at {at}" if at else ""}
+        why, fix = self.message.why.format_map(words), self.message.fix.format_map(words)
+        return Finding(
+            self.entry.id,
+            self.message.severity,
+            re.sub("  +", " ", why[0].upper() + why[1:]),
+            fix or self.entry.fix,
+            at.file if at else None,
+            at.line if at else None,
+            rank if self.message.blames else None,
+            evidence,
+        )
+
+
+@cache
+def _patterns(kinds: tuple[str, ...]) -> list[tuple[Entry, Message, re.Pattern[str]]]:
+    return [
+        (entry, message, re.compile(message.pattern, re.DOTALL))
+        for entry in sorted(entries.values(), key=lambda entry: entry.id == LAST)
+        for message in entry.messages
+        if message.kind in kinds
+    ]
+
+
+def find_message(
+    text: str, kinds: tuple[str, ...] = ("raised", "printed", "note"), lines: Iterable[Line] = ()
+) -> Known | None:
+    """The first message of the catalog that occurs in a text. `lines`: the rest of the log."""
+    for entry, message, pattern in _patterns(kinds):
+        if (match := pattern.search(text)) and (
+            not message.beside or any(re.search(message.beside, line.text) for line in lines)
+        ):
+            return Known(entry, message, match)
+    return None
+
+
+def named(ranks: Iterable[int | None]) -> str:
+    """ "Rank 1", "Ranks 0 and 2", or "A process" """
+    known = sorted({rank for rank in ranks if rank is not None})
+    if not known:
+        return "A process"
+    if len(known) == 1:
+        return f"Rank {known[0]}"
+    return f"Ranks {', '.join(map(str, known[:-1]))} and {known[-1]}"
+
+
+def messages_in(logs: Logs) -> Iterator[Finding]:
+    """What the catalog knows about the exceptions that ended the job, and about other lines."""
+    events = blame(logs).roots or blame(logs).victims
+    said: dict[Message, list[tuple[Known, Event]]] = defaultdict(list)
+    for event in events:
+        if event.trace and (known := find_message(event.trace.text, lines=logs.lines)):
+            said[known.message].append((known, event))
+    for told in said.values():
+        yield from _of_events(logs, told)
+
+    printed: dict[Message, list[tuple[Known, Line]]] = defaultdict(list)
+    for line in logs.lines:
+        if known := find_message(line.text, ("printed", "note"), logs.lines):
+            printed[known.message].append((known, line))
+    done = {told[0][0].entry.id for told in said.values()}
+    failed = bool(events) or any(m.why and m.severity == "error" for m in printed)
+    for entry, message, _ in _patterns(("printed", "note")):  # the most specific ones come first
+        wanted = message.why and (message.kind == "printed" or not failed)
+        if message in printed and wanted and entry.id not in done:
+            done.add(entry.id)
+            yield _of_lines(logs, printed[message])
+
+
+def _of_events(logs: Logs, told: list[tuple[Known, Event]]) -> Iterator[Finding]:
+    known, event = told[0]
+    if known.message.why:
+        only = len(told) == 1 and len(logs.ranks) > 1 and event.role == "root"
+        evidence = tuple(line for _, other in told[:3] for line in other.evidence())
+        ranks = [other.rank for _, other in told]
+        yield known.finding(ranks, event.at, event.rank if only else None, evidence)
+
+
+def _of_lines(logs: Logs, told: list[tuple[Known, Line]]) -> Finding:
+    """Python prints before a warning the line of code that it is about."""
+    known = told[0][0]
+    ranks = {line.rank for _, line in told}
+    if process := known.match.groupdict().get("pid"):
+        ranks = {exit_.rank for exit_ in logs.exits if exit_.pid == int(process)} or ranks
+    at = None
+    for _, line in told:
+        warned = WARNED.match(line.text)
+        if warned and not any(part in warned[1] for part in LIBRARIES):
+            at = Frame(warned[1].strip(), int(warned[2]), "")
+            break
+    distinct = {line.text: line for _, line in reversed(told)}
+    evidence = tuple(map(str, sorted(distinct.values(), key=logs.when)[:3]))
+    only = next(iter(ranks)) if len(ranks) == 1 and len(logs.ranks) > 1 else None
+    return known.finding(ranks, at, only, evidence)
