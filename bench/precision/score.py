@@ -26,7 +26,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent))
 
-from paralab.doctor.diagnosis import look_at  # noqa: E402
+from paralab.doctor.diagnosis import check_paths  # noqa: E402
 from paralab.errors import ParalabError  # noqa: E402
 
 PAGE = HERE.parent.parent / "docs" / "doctor-precision.md"
@@ -55,7 +55,7 @@ def find(job: tuple[str, Path, Path]) -> list[Found] | None:
     """The doctor's findings in one file; None if it cannot be analyzed."""
     repo, root, path = job
     try:
-        findings = look_at([root / path]).findings
+        findings = check_paths([root / path]).findings
     except ParalabError:
         return None
     found = []
