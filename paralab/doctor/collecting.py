@@ -1,5 +1,4 @@
-"""No looking for garbage while a script is read and judged: that makes a great many values and
-throws none away."""
+"""Disable the garbage collector while analyzing a script: that makes many objects and drops few."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def nothing_collected() -> Iterator[None]:
-    """Looking for garbage among them takes as long as the work itself."""
+    """The collector would take as long as the analysis itself."""
     was_on = gc.isenabled()
     gc.disable()
     try:

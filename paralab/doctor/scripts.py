@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from collections.abc import Collection, Iterator, Sequence
@@ -11,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paralab.doctor.catalog import apply
+from paralab.doctor.collecting import nothing_collected
 from paralab.doctor.finding import SEVERITIES, Failure, Finding
 from paralab.doctor.project_files import entry_points
 from paralab.doctor.static.project import Project
 from paralab.errors import UsageError
 
 FILES_PER_PROCESS = 24  # starting a process takes about as long as checking this many files
-_project = Project()  # of a process that is started here: what it parsed for all its scripts
+MOST_PARSED = 1000  # modules kept in memory, about 0.5 MB each
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,7 @@ def check_scripts(paths: Sequence[Path], ids: Collection[str]) -> list[Checked]:
     """Check each script, in the order given."""
     processes = min(_num_cores(), len(paths) // FILES_PER_PROCESS)
     if processes < 2:
-        project = Project()
-        return [check_script(path, ids, project) for path in paths]
+        return _check_part(paths, ids)
     return list(_check_in_processes(paths, ids, processes))
 
 
@@ -67,6 +68,7 @@ def check_script(path: Path, ids: Collection[str], project: Project) -> Checked:
         problem = f"{path} cannot be analyzed: {_first_line(error)}"
         return Checked(path, failures=[Failure(str(path), problem)])
     modules = frozenset(str(module.path) for module in script.static.modules)
+    vars(script.static).clear()  # cuts its cycles, so that it needs no garbage collector
     return Checked(path, findings, failures, modules)
 
 
@@ -86,7 +88,7 @@ def _check_in_processes(
     paths: Sequence[Path], ids: Collection[str], processes: int
 ) -> Iterator[Checked]:
     """Share the files in runs of neighbors: files in one folder import the same modules."""
-    size = max(1, len(paths) // (4 * processes))
+    size = -(-len(paths) // processes)
     context = multiprocessing.get_context("spawn")  # safe with threads, and the same everywhere
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         parts = [
@@ -105,7 +107,15 @@ def _check_in_processes(
 
 
 def _check_part(paths: Sequence[Path], ids: Collection[str]) -> list[Checked]:
-    return [check_script(path, ids, _project) for path in paths]
+    """Check scripts in this process; they share what was parsed."""
+    project, results = Project(), []
+    with nothing_collected():
+        for path in paths:
+            if project.num_parsed > MOST_PARSED:
+                project = Project()
+                gc.collect()
+            results.append(check_script(path, ids, project))
+    return results
 
 
 def _first_line(error: Exception) -> str:

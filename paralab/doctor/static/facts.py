@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -185,6 +184,7 @@ class Facts:
         self._makers: dict[ast.AST, list[Call]] = {}
         self._found_modules: dict[str, Module | None] = {}
         self._names: dict[tuple[str, Scope], str | Scope | None] = {}
+        self._within: dict[ast.expr, list[Call]] = {}
         self._depth = 0
 
     # --- facts
@@ -192,18 +192,19 @@ class Facts:
     @cached_property
     def calls(self) -> list[Call]:
         """Every call: the script first, each module in source order."""
-        found = [
-            Call(node, module.scope_of(node), self)
-            for module in self.modules
-            for node in module.nodes
-            if isinstance(node, ast.Call)
-        ]
-        order = {module: number for number, module in enumerate(self.modules)}
-        return sorted(found, key=lambda call: (order[call.module], position(call.node)))
+        return [Call(node, scope, self) for module in self.modules for node, scope in module.calls]
 
     @cached_property
     def call_at(self) -> dict[ast.AST, Call]:
         return {call.node: call for call in self.calls}
+
+    def calls_within(self, node: ast.expr, scope: Scope) -> list[Call]:
+        """The calls of a scope in an expression, inner ones first."""
+        if node not in self._within:
+            every = [self.call_at.get(one) for one in ast.walk(node) if isinstance(one, ast.Call)]
+            found = [call for call in every if call is not None and call.scope is scope]
+            self._within[node] = sorted(found, key=lambda call: end(call.node))
+        return self._within[node]
 
     @cached_property
     def _by_last_name(self) -> dict[str, list[Call]]:
@@ -361,21 +362,24 @@ class Facts:
         if node in self._busy or self.is_too_deep():
             return None
         self._busy.add(node)
+        self._depth += 1
         try:
-            with self.deeper():
-                found = self._resolve(node, scope)
+            found = self._resolve(node, scope)
         finally:
+            self._depth -= 1
             self._busy.discard(node)
         self._resolved[node] = found
         return found
 
-    @contextmanager
-    def deeper(self) -> Iterator[None]:
+    def deeper(self) -> Facts:
+        """`with self.deeper():` counts one level of nested questions."""
+        return self
+
+    def __enter__(self) -> None:
         self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
 
     def is_too_deep(self) -> bool:
         """Names, values, and definitions ask each other; very long chains end as unknown."""

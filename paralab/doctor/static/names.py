@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
 DP = "torch.nn.DataParallel"
@@ -122,6 +123,7 @@ _words = {
 }
 
 
+@cache
 def canonical(name: str) -> str:
     """`torch.nn.parallel.distributed.DistributedDataParallel` without its detour."""
     if not name.startswith(("torch.", "accelerate.")):
@@ -142,16 +144,19 @@ def last_names(target: str) -> set[str]:
     return {target.rpartition(".")[2]} | {last for last, name in _BY_LAST.items() if name == target}
 
 
+@cache
 def meaning(name: str) -> str | None:
     """`rank`, `world`, `main`, or `distributed`, if people use the name for that."""
     return next((kind for kind, pattern in _meanings if pattern.match(name)), None)
 
 
+@cache
 def sounds_like(name: str) -> str | None:
     """What an unresolved variable most likely holds: optimizer, scaler, loader, …"""
     return next((kind for kind, pattern in _words.items() if pattern.match(name)), None)
 
 
+@cache
 def kind_of_made(target: str) -> str | None:
     """What a library call returns."""
     if target in _KIND_OF_MADE:

@@ -315,16 +315,8 @@ class _Walk:
 
     def expression(self, node: ast.expr, scope: Scope, envs: tuple[Env, Env]) -> Iterator[Node]:
         """The calls in an expression, inner ones first."""
-        found = [
-            one
-            for one in ast.walk(node)
-            if isinstance(one, ast.Call)
-            and one in self.script.call_at
-            and self.script.call_at[one].scope is scope
-        ]
         outer = len(self.script.context(node, scope.module))
-        for one in sorted(found, key=lambda one: (one.end_lineno or 0, one.end_col_offset or 0)):
-            call = self.script.call_at[one]
+        for call in self.script.calls_within(node, scope):
             ways = [way for way in call.context[outer:] if isinstance(way, If)]
             truths = [self.script.decide(way, scope, self.rank, envs[self.rank]) for way in ways]
             if False in truths:
