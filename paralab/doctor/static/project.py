@@ -97,6 +97,10 @@ class Module:
     def lines(self) -> list[str]:
         return [line.rstrip("\r\n") for line in lines_of(self.text)]
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
     @property
     def scope(self) -> Scope:
         return self.scopes[self.tree]
