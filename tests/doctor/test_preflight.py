@@ -7,12 +7,11 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from paralab.doctor import surroundings, trials
-from paralab.doctor.catalog import apply, checks
+from paralab.doctor.catalog import apply
 from paralab.doctor.preflight import Facts, Limits, look, table
 from paralab.doctor.show.preflight import print_looked
 from paralab.doctor.surroundings import Address, Disk, Interface, Memory, Port, launch_of
@@ -181,7 +180,7 @@ def test_sound_machines_give_nothing():
         (
             with_gpus(H200, H200, cores=2),
             ("T06", "suspect"),
-            "2 cores (of 64 of this machine) for 2 ranks",
+            "2 cores (of 64 in this machine) for 2 ranks",
         ),
         (machine(precisions={"bf16": ILLEGAL}), ("L10", "error"), "killed by SIGILL"),
         (
@@ -407,10 +406,3 @@ def test_this_machine_is_looked_at_in_time_and_nothing_is_left_running(capsys):
     shown = capsys.readouterr().out
     assert "all-reduce" in shown
     assert "GPU pairs" in shown
-
-
-def test_every_rule_has_a_module_of_its_way():
-    assert all(
-        Path(sys.modules[check.__module__].__file__).parent.name == "machine_rules"
-        for check in checks("machine")
-    )

@@ -1025,11 +1025,6 @@ for x, y in loader:
     average += loss.item()
 print(average.everywhere())
 """,
-    "a loader with its options in a partial": """
-import functools
-Shuffled = functools.partial(DataLoader, batch_size=16, shuffle=True)
-batches = Shuffled(data, sampler=sampler)  # finds T03
-""",
     "a manager that reduces when it is left": """
 class Job:
     def __enter__(self):

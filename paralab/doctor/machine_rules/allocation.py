@@ -131,20 +131,6 @@ def threads(facts: Facts) -> Iterator[Finding]:
         )
 
 
-@check("T06", source="machine")
-def few_cores(facts: Facts) -> Iterator[Finding]:
-    ranks = facts.ranks_here
-    if not facts.gpus or not ranks or facts.cores >= 2 * ranks:
-        return
-    why = (
-        f"{plural(facts.cores, 'core')} (of {facts.machine_cores} of this machine) for {ranks} ranks with a GPU: none is left for "
-        "loader workers, "
-        "and the GPUs would wait for their data. Certain if a run shows that it waits for data."
-    )
-    fix = "srun --cpus-per-task=8, or docker run --cpus=…; then DataLoader(num_workers=cores per rank - 1)."
-    yield Finding("T06", "suspect", why, fix, evidence=facts.seen("cores"))
-
-
 @check("L10", source="machine")
 def illegal_instruction(facts: Facts) -> Iterator[Finding]:
     for name, probe in facts.precisions.items():

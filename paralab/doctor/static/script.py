@@ -622,27 +622,32 @@ class Script(Facts):
             return "unknown"
         return worst([self.nature(one, scope, depth + 1) for one in given])
 
-    def ingredients(self, node: ast.expr, scope: Scope) -> Iterator[tuple[ast.AST, Scope]]:
+    def ingredients(
+        self, node: ast.expr, scope: Scope, hops: int = 20
+    ) -> Iterator[tuple[ast.AST, Scope]]:
         """Every expression that a value is computed from, through names and project functions."""
         seen: set[ast.AST] = set()
-        waiting: list[tuple[ast.expr, Scope]] = [(node, scope)]
+        waiting: list[tuple[ast.expr, Scope, int]] = [(node, scope, 0)]
         while waiting and len(seen) < 400:
-            value, where = waiting.pop()
+            value, where, depth = waiting.pop()
             for part in ast.walk(value):
                 if part in seen:
                     continue
                 seen.add(part)
                 yield part, where
+                more: list[tuple[ast.expr, Scope]] = []
                 if isinstance(part, ast.Call) and part in self.call_at:
                     call = self.call_at[part]
                     if call.function is not None and call.made is None:
-                        waiting.extend((one, call.function) for one in call.function.returns)
+                        more += [(one, call.function) for one in call.function.returns]
                 elif isinstance(part, (ast.Name, ast.Attribute)):
                     for definition in self.reaching(part, where):
                         if definition.how == "parameter":
-                            waiting.extend(self.arguments_for(definition))
+                            more += self.arguments_for(definition)
                         elif definition.value is not None:
-                            waiting.append((definition.value, definition.scope))
+                            more.append((definition.value, definition.scope))
+                if depth < hops:
+                    waiting += [(one, at, depth + 1) for one, at in more]
 
     def contributors(self, node: ast.expr, scope: Scope) -> list[Call]:
         """Every call that took part in computing a value."""

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paralab.doctor.static.facts import Call, Loop
-from paralab.doctor.static.names import LOADER
+from paralab.doctor.static.names import LOADER, meaning
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Script
-from paralab.doctor.static.ways import Way, ways_to
+from paralab.doctor.static.ways import Way, arrives, excludes, starts_of_job, ways_to
 
 # Frameworks that give each rank its share and set the epoch themselves.
 FRAMEWORKS = (
@@ -19,6 +19,9 @@ FRAMEWORKS = (
     "mmcv", "mmengine", "catalyst", "ray", "determined",
 )  # fmt: skip
 _EVALUATION = re.compile(r"(^|_)(val|valid\w*|test\w*|eval\w*|dev|query|gallery|infer\w*)(_|\d|$)", re.I)  # fmt: skip
+_TENSORS = ("torch.randn", "torch.rand", "torch.zeros", "torch.ones", "torch.empty")
+# Names in code that divides data between ranks.
+_DIVIDES = re.compile(r"rank|world_?size|num_replicas|shard|split_dataset_by_node|num_parts", re.I)
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,75 @@ def is_loader(script: Script, call: Call) -> bool:
     return call.target == LOADER or (call.made is not None and script.is_a(call.made, "DataLoader"))
 
 
+def trained_loaders(script: Script) -> dict[Call, list[Call]]:
+    """The loaders that feed a backward pass in a job of several ranks, with those passes."""
+    starts = starts_of_job(script)
+    found: dict[Call, list[Call]] = {}
+    for training in trainings(script):
+        if all(excludes(training.way, start) for start in starts):
+            continue
+        if arrives(script, training.way, 1).taken is False:
+            continue
+        for loop, scope in training.loops:
+            for loader in read_by(script, loop, scope):
+                if not _splits_batch(loop):
+                    found.setdefault(loader, []).append(training.backward)
+    return found
+
+
+def _splits_batch(loop: ast.AST) -> bool:
+    """Does each rank take its part of every batch: `x[rank::world]`?"""
+    return any(
+        isinstance(node, ast.Subscript) and any(meaning(name) for name in _names(node.slice))
+        for node in ast.walk(loop)
+    )
+
+
+def is_missing(script: Script, call: Call, place: int, name: str) -> bool:
+    """Is an argument certainly absent or None in a job of several ranks?"""
+    given = call.argument(place, name)
+    return given is None or script.evaluate(given, call.scope, 1) is None
+
+
+def is_divided(script: Script, loader: Call, data: ast.expr) -> bool:
+    """Does a dataset depend on the rank, on chance, or is it a stream (T04)?"""
+    if knows_rank(script, data, loader.scope):
+        return True
+    for call in script.contributors(data, loader.scope):
+        owner = call.made
+        if call.target.startswith("torch.rand") and not _is_seeded(script, call):
+            return True
+        if owner is not None and script.is_a(owner, "IterableDataset"):
+            return True
+        if (owner is not None and asks_for_rank(script, owner)) or _DIVIDES.search(call.method):
+            return True
+    return False
+
+
+def _is_seeded(script: Script, call: Call) -> bool:
+    """Does every rank draw the same numbers?"""
+    seeds = [one.argument(0, "seed") for one in script.calls_of("torch.manual_seed")]
+    return call.argument(99, "generator") is not None or (
+        bool(seeds) and all(isinstance(seed, ast.Constant) for seed in seeds)
+    )
+
+
+def knows_rank(script: Script, node: ast.expr, scope: Scope) -> bool:
+    """Is a value computed from the rank or the number of ranks?"""
+    return any(
+        script.is_kind(part, where, "rank", "world", "main")
+        if isinstance(part, (ast.Name, ast.Attribute))
+        else isinstance(part, ast.Constant) and part.value in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+        for part, where in script.ingredients(node, scope, hops=4)
+    )
+
+
+def asks_for_rank(script: Script, owner: Scope) -> bool:
+    """Does a class, or one it inherits from, mention ranks?"""
+    family = [one for one in script.ancestors(owner) if isinstance(one, Scope)]
+    return any(_DIVIDES.search(ast.unparse(one.node)) for one in family)
+
+
 def is_for_evaluation(script: Script, call: Call) -> bool:
     """Is what a call makes named like something for validation or testing?"""
     parent: ast.AST | None = call.node
@@ -92,3 +164,17 @@ def _names(node: ast.AST) -> list[str]:
         elif isinstance(part, ast.Constant) and isinstance(part.value, str):
             found.append(part.value)
     return found
+
+
+def samples_in(script: Script, data: ast.expr | None, scope: Scope) -> int | None:
+    """The length of a TensorDataset whose tensors are made right here."""
+    for dataset in script.makers(data, scope) if data is not None else []:
+        tensor = dataset.argument(0, "tensors")
+        if dataset.target != "torch.utils.data.TensorDataset" or tensor is None:
+            continue
+        for made in script.makers(tensor, dataset.scope):
+            size = made.argument(0, "size")
+            if made.target in _TENSORS and size is not None:
+                value = script.evaluate(size, made.scope, 0)
+                return value if isinstance(value, int) else None
+    return None

@@ -1,14 +1,33 @@
-"""T01: Every rank sees all the data."""
+"""T01: every rank sees all the data. T04 shares the check on ranks."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found as report
+from paralab.doctor.agreement import is_data_parallel, watched, wraps
+from paralab.doctor.events import Group, Pipeline
+from paralab.doctor.failures.data.loaders import (
+    FRAMEWORKS,
+    is_divided,
+    is_for_evaluation,
+    is_missing,
+    trained_loaders,
+)
+from paralab.doctor.failures.data.uses import Use, uses
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.names import DDP, LOADER, SAMPLER
+from paralab.doctor.static.report import code, found
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="T01",
     title="Every rank sees all the data",
     symptom="No message. An epoch takes as long as on one device, and every sample is used once per rank.",
-    cause="The DataLoader has no DistributedSampler, so each rank goes through the whole data set.",
+    cause="The DataLoader has no DistributedSampler, so each rank goes through the whole dataset.",
     fix="Pass `sampler=DistributedSampler(data)`.",
     wrong="""\
 loader = DataLoader(data, batch_size=32, shuffle=True)
@@ -23,3 +42,143 @@ loader = DataLoader(data, batch_size=32, sampler=sampler)
         "huggingface/datasets#5360",
     ),
 )
+FIX = "pass sampler=DistributedSampler(dataset) instead of shuffle=True; call sampler.set_epoch(epoch) in every epoch"
+
+
+@check("T01", source="script")
+def no_sampler(script: Script) -> Iterator[Finding]:
+    """Report a training loader in a DDP job that nothing divides between the ranks."""
+    if not script.calls_of(DDP) or script.imports(*FRAMEWORKS):
+        return
+    linked = trained_loaders(script)
+    for loader in script.calls_of(LOADER):
+        data = loader.argument(0, "dataset")
+        if data is None or loader.unpacks or is_divided(script, loader, data):
+            continue
+        if not all(
+            is_missing(script, loader, place, name)
+            for place, name in ((3, "sampler"), (4, "batch_sampler"))
+        ):
+            continue
+        if loader not in linked and (
+            is_for_evaluation(script, loader) or "train" not in code(data)
+        ):
+            continue
+        shuffled = script.truth(
+            loader.argument(2, "shuffle") or ast.Constant(False), loader.scope, 0
+        )
+        known = loader in linked and script.kinds(data, loader.scope) == {"dataset"}
+        why = f"No sampler: every rank goes through all of `{code(data)}`"
+        if shuffled is False:
+            why += (
+                " in the same order. All ranks compute the same gradients, like a single process."
+            )
+        else:
+            why += " in its own random order. One epoch is one pass per rank."
+        if not known:
+            why += " Certain if nothing else divides the data between the ranks."
+        fix = f"Use `sampler=DistributedSampler({code(data)})` without `shuffle`, and `sampler.set_epoch(epoch)` in every epoch."
+        severity: Severity = "suspect" if not known else "error" if shuffled is False else "warning"
+        also = tuple(linked[loader][:1]) if loader in linked else ()
+        yield found(script, "T01", severity, loader, why, fix, also=also)
+
+
+@check("T01", source="script")
+def seed_with_rank(script: Script) -> Iterator[Finding]:
+    """Report a DistributedSampler whose ranks shuffle differently, so that their shares overlap."""
+    for sampler in script.calls_of(SAMPLER):
+        seed, shuffle = sampler.argument(4, "seed"), sampler.argument(3, "shuffle")
+        if seed is None or (shuffle is not None and not script.truth(shuffle, sampler.scope, 0)):
+            continue
+        values = {script.evaluate(seed, sampler.scope, rank) for rank in (0, 1)}
+        if len(values) < 2 or not all(isinstance(value, int) for value in values):
+            continue
+        why = (
+            f"The seed `{code(seed)}` contains the rank, so every rank shuffles differently before it takes its "
+            "share: some samples are on several ranks, others on none."
+        )
+        fix = "Use the same seed on all ranks; `set_epoch` changes the order."
+        yield found(script, "T01", "error", sampler, why, fix)
+
+
+@check("T01", "T04", source="ranks")
+def same_data(seen: Observation) -> Iterator[Finding]:
+    """Report loaders that give all ranks the same samples."""
+    pipelines = any(rank.of(Pipeline) for rank in seen.ranks)
+    if not is_data_parallel(seen) or not watched(seen) or pipelines:
+        return
+    of_ranks = [uses(rank) for rank in seen.ranks]
+    reported: set[int] = set()
+    for key, use in of_ranks[0].items():
+        others = [table[key] for table in of_ranks if key in table]
+        if key[0] in reported or len(others) < len(seen.ranks):
+            continue
+        if use.evaluates or use.is_split_later:
+            continue
+        if any(other.loader.made != use.loader.made for other in others):
+            continue
+        finding = _identical(seen, use, others) or _whole_dataset(seen, use, others)
+        if finding is not None:
+            reported.add(key[0])
+            yield finding
+
+
+def _severity(seen: Observation, use: Use) -> tuple[Severity, str]:
+    """Ranks that share one model may share its data; so may batches that do not train."""
+    groups = any(rank.of(Group) for rank in seen.ranks)
+    if groups or any(0 < len(wrap.ranks) < seen.world for wrap in wraps(seen.ranks[0])):
+        return "suspect", ". Certain if every rank holds a whole model"
+    if not use.trains:
+        return "suspect", ". Certain if these batches are used for training"
+    return "error", ""
+
+
+def _identical(seen: Observation, use: Use, others: list[Use]) -> Finding | None:
+    """The same rows in the same batches."""
+    count = min(len(other.rows) for other in others)
+    same = all(other.rows[:count] == use.rows[:count] for other in others)
+    if count < 2 or not same or len({tuple(rows) for rows in use.rows[:count]}) < 2:
+        return None
+    severity, doubt = _severity(seen, use)
+    loader = use.loader
+    evidence = [f"{count} inspected batches have the same rows on all {len(others)} ranks"]
+    if loader.iterable:
+        why = (
+            f"every rank reads all of {loader.dataset}: its __iter__ does not ask for the rank, so all "
+            f"{seen.world} ranks train on the same samples{doubt}"
+        )
+        fix = "in __iter__ yield sample i only if i % world == rank; with workers: i % (world * workers) == rank * workers + worker"
+        return report("T04", severity, why, fix, use.place, evidence)
+    why = (
+        f"{loader.sampler} does not divide samples between ranks: all {seen.world} ranks train on the same "
+        f"batches of {loader.batch_size}, and averaging equal gradients changes nothing{doubt}"
+    )
+    return report("T01", severity, why, FIX, use.place, evidence)
+
+
+def _whole_dataset(seen: Observation, use: Use, others: list[Use]) -> Finding | None:
+    """Every rank goes through all samples, each in its own order."""
+    loader = use.loader
+    if loader.iterable or loader.replicas or not use.trains or not loader.samples:
+        return None
+    if loader.sampler_samples != loader.samples:
+        return None
+    first = {row for rows in use.rows for row in rows}
+    common = [
+        first.intersection(row for rows in other.rows for row in rows) for other in others[1:]
+    ]
+    if any(other.loader.samples != loader.samples for other in others):
+        return None
+    if not all(len(rows) > 1 for rows in common):
+        return None
+    severity, doubt = _severity(seen, use)
+    why = (
+        f"each of the {seen.world} ranks goes through all {loader.samples} samples with its own "
+        f"{loader.sampler}: one epoch is {seen.world} passes over the data{doubt}"
+    )
+    evidence = [
+        f"len(sampler) = len(dataset) = {loader.samples} on every rank",
+        f"{len(common[0])} inspected rows are on two ranks",
+    ]
+    severity = "warning" if severity == "error" else severity
+    return report("T01", severity, why, FIX, use.place, evidence)

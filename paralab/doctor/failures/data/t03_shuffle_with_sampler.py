@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.static.names import LOADER
+from paralab.doctor.static.report import found, replace
+from paralab.doctor.static.script import OBJECT, Script
 
 ENTRY = Entry(
     id="T03",
     title="shuffle and sampler together",
     symptom="'sampler option is mutually exclusive with shuffle'.",
-    cause="The sampler decides the order, so the loader must not.",
-    fix="Shuffle in the sampler.",
+    cause="The sampler decides the order, so the DataLoader must not shuffle.",
+    fix="Let the sampler shuffle.",
     wrong="""\
 sampler = DistributedSampler(data)
 loader = DataLoader(data, batch_size=32, shuffle=True, sampler=sampler)
@@ -25,3 +31,18 @@ loader = DataLoader(data, batch_size=32, sampler=sampler)
         ),
     ),
 )
+
+
+@check("T03", source="script")
+def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
+    """Report a DataLoader that gets both."""
+    for loader in script.calls_of(LOADER):
+        sampler, shuffle = loader.argument(3, "sampler"), loader.argument(2, "shuffle")
+        if sampler is None or shuffle is None or not script.truth(shuffle, loader.scope, 0):
+            continue
+        if script.evaluate(sampler, loader.scope, 0) is not OBJECT:
+            continue  # perhaps None
+        why = "The sampler decides the order, so `shuffle=True` is not allowed: DataLoader raises a ValueError."
+        fix = "Remove `shuffle`. If there may be no sampler: `shuffle=(sampler is None)`."
+        edits = replace(script, loader.module, shuffle, "False")
+        yield found(script, "T03", "error", loader, why, fix, edits=edits)

@@ -1,15 +1,25 @@
-"""T06: Loader workers: too few, or more than cores."""
+"""T06: too few loader workers, or more than cores."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found as report
+from paralab.doctor.agreement import place_of
+from paralab.doctor.events import Loader
+from paralab.doctor.failures.data.uses import Use, uses
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.preflight import Facts
+from paralab.doctor.registry import Entry, check
+from paralab.units import plural
 
 ENTRY = Entry(
     id="T06",
-    title="Loader workers: too few, or more than cores",
+    title="Too few loader workers, or more than cores",
     symptom="Steps wait for data, or all cores are busy and everything is slow.",
-    cause="num_workers counts per rank; ranks × workers compete for the same cores.",
-    fix="About (cores ÷ ranks) − 1 workers per rank, then measure.",
+    cause="num_workers is per rank, and ranks × workers compete for the same cores.",
+    fix="Start with (cores ÷ ranks) − 1 workers per rank, then measure.",
     wrong="""\
 loader = DataLoader(data, batch_size=32, num_workers=16, sampler=sampler)
 """,
@@ -19,3 +29,87 @@ loader = DataLoader(data, batch_size=32, num_workers=max(1, cores - 1), sampler=
 """,
     sources=("Lightning-AI/pytorch-lightning#18149", "pytorch/pytorch#105841"),
 )
+
+
+ENOUGH_BATCHES = 20  # before the check judges waiting
+LONG_WAIT = 0.3  # of the time between two batches
+
+
+@check("T06", source="ranks")
+def workers_and_cores(seen: Observation) -> Iterator[Finding]:
+    """Report more workers than cores, or else a loop that waits for its batches."""
+    for host in dict.fromkeys(rank.start.host for rank in seen.ranks):
+        ranks = [rank for rank in seen.ranks if rank.start.host == host]
+        cores = max(rank.start.cores for rank in ranks)
+        loaders = [
+            max(rank.of(Loader), key=lambda loader: loader.workers, default=None) for rank in ranks
+        ]
+        workers = [loader.workers if loader else 0 for loader in loaders]
+        if sum(workers) <= cores or loaders[0] is None:
+            continue
+        yield report(
+            "T06",
+            "warning",
+            f"{plural(len(ranks), 'rank')} with {workers[0]} workers each start {sum(workers)} loading processes on "
+            f"{cores} cores of {host}: they compete with each other and with training",
+            f"use num_workers={max(0, cores // len(ranks) - 1)}: cores per rank, minus one",
+            loaders[0].made_at or place_of(loaders[0]),
+            [
+                f"rank {rank.rank}: {count} workers"
+                for rank, count in zip(ranks, workers, strict=True)
+            ],
+        )
+        return
+    yield from _waiting(seen)
+
+
+def _waiting(seen: Observation) -> Iterator[Finding]:
+    """The rank that waits most for its batches."""
+    shares = [
+        (share, use)
+        for rank in seen.ranks
+        for use in uses(rank).values()
+        if use.trains and (share := _share(use))
+    ]
+    share, use = max(shares, key=lambda pair: pair[0], default=(0.0, None))
+    if use is None or share < LONG_WAIT:
+        return
+    workers = use.loader.workers
+    how = (
+        f"{workers} workers are too few"
+        if workers
+        else "num_workers is 0, so the rank itself loads"
+    )
+    yield report(
+        "T06",
+        "warning",
+        f"{share:.0%} of this loop's time is spent waiting for the next batch ({how})",
+        "use num_workers=2 or more (at most cores / ranks - 1), pin_memory=True on GPUs, or lighter transforms",
+        use.place,
+        [
+            f"{len(use.batches)} batches, {sum(batch.wait for batch in use.batches):.2f} s of waiting"
+        ],
+        gain=share,
+    )
+
+
+def _share(use: Use) -> float | None:
+    batches = use.batches[1:]  # the first one starts the workers
+    if len(batches) < ENOUGH_BATCHES:
+        return None
+    seconds = batches[-1].t - use.batches[0].t
+    return sum(batch.wait for batch in batches) / seconds if seconds > 0 else None
+
+
+@check("T06", source="machine")
+def few_cores(facts: Facts) -> Iterator[Finding]:
+    """Suspect GPUs that will wait for data because no core is left to load it."""
+    ranks = facts.ranks_here
+    if not facts.gpus or not ranks or facts.cores >= 2 * ranks:
+        return
+    why = (
+        f"{plural(facts.cores, 'core')} (of {facts.machine_cores} in this machine) for {ranks} ranks with a GPU: none "
+        "is left for loader workers, so the GPUs will wait for data. Certain if a run waits for data."
+    )
+    fix = "Ask for more cores (srun --cpus-per-task=8, docker run --cpus=…), then set num_workers to cores per rank - 1."
+    yield Finding("T06", "suspect", why, fix, evidence=facts.seen("cores"))

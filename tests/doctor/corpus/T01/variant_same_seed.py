@@ -1,4 +1,4 @@
-# ways: ranks
+# ways: script, ranks
 """The order comes from a generator that everybody makes in the same way."""
 
 import os

@@ -1,0 +1,72 @@
+"""What each rank did with each pass over a loader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from paralab.doctor.agreement import place_of
+from paralab.doctor.events import Backward, Batch, Epoch, Forward, Loader
+from paralab.doctor.observation import RankSeen
+from paralab.doctor.place import Place
+
+
+@dataclass
+class Use:
+    """One pass over a loader: its batches, and what the rank did with them."""
+
+    loader: Loader
+    batches: list[Batch] = field(default_factory=list)
+    forwards: list[Forward] = field(default_factory=list)
+    backwards: int = 0
+    end: Epoch | None = None
+
+    @property
+    def trains(self) -> bool:
+        return self.backwards > 0
+
+    @property
+    def evaluates(self) -> bool:
+        return not self.backwards and any(not forward.grad for forward in self.forwards)
+
+    @property
+    def is_split_later(self) -> bool:
+        """Every rank reads the same batch, and the model gets this rank's part of it."""
+        given, taken = (
+            sum(forward.size or 0 for forward in self.forwards),
+            sum(batch.size or 0 for batch in self.batches),
+        )
+        return 0 < given <= 0.75 * taken
+
+    @property
+    def rows(self) -> list[list[int]]:
+        """Checksums of the rows of the inspected batches."""
+        return [batch.rows for batch in self.batches if batch.rows]
+
+    @property
+    def place(self) -> Place | None:
+        return self.loader.made_at or place_of(self.loader)
+
+
+@lru_cache(maxsize=64)  # used by several checks
+def uses(rank: RankSeen) -> dict[tuple[int, int], Use]:
+    """(loader, pass) -> its use. A pass inside another one (validation) keeps its own batches."""
+    found_: dict[tuple[int, int], Use] = {}
+    open_: list[Use] = []
+    for event in rank.events:
+        if isinstance(event, Loader):
+            found_[event.loader, event.epoch] = use = Use(event)
+            open_ = [other for other in open_ if other.loader.loader != event.loader] + [use]
+        elif isinstance(event, Batch) and (event.loader, event.epoch) in found_:
+            use = found_[event.loader, event.epoch]
+            use.batches.append(event)
+            open_ = [other for other in open_ if other is not use] + [use]
+        elif isinstance(event, Epoch) and (event.loader, event.epoch) in found_:
+            use = found_[event.loader, event.epoch]
+            use.end = event
+            open_ = [other for other in open_ if other is not use]
+        elif isinstance(event, Forward) and open_:
+            open_[-1].forwards.append(event)
+        elif isinstance(event, Backward) and open_:
+            open_[-1].backwards += 1
+    return found_
