@@ -1000,31 +1000,6 @@ class Trainer:
 
 Trainer([Mean()]).fit()
 """,
-    "a meter with an operator": """
-class Average:
-    def __init__(self):
-        self.total, self.count = 0.0, 0
-
-    def __iadd__(self, value):
-        self.total += value
-        self.count += 1
-        return self
-
-    def everywhere(self):
-        mean = torch.tensor(self.total / max(1, self.count))
-        dist.all_reduce(mean)  # finds S14
-        return mean.item()
-
-
-average = Average()
-for x, y in loader:
-    loss = nn.functional.mse_loss(model(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    average += loss.item()
-print(average.everywhere())
-""",
     "a manager that reduces when it is left": """
 class Job:
     def __enter__(self):

@@ -782,17 +782,6 @@ for i, (x, y) in enumerate(loader):
 }
 
 BROKEN_WITH_RANKS = {
-    "frozen by a flag after it was wrapped": """
-def freeze(module, flag=True):
-    for parameter in module.parameters():
-        parameter.requires_grad_(not flag)  # finds S07
-
-freeze(model.module)
-for x, y in loader:
-    optimizer.zero_grad()
-    F.mse_loss(model(x), y).backward()
-    optimizer.step()
-""",
     "a stack that is quiet in every micro-batch": """
 def micro(x, y, sync):
     with contextlib.ExitStack() as stack:

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from paralab.doctor.static.names import canonical, last_names
+from paralab.doctor.static.names import DDP, DP, canonical, last_names
 from paralab.doctor.static.project import (
     FUNCTIONS,
     SCOPES,
@@ -476,6 +476,8 @@ class Facts:
                 found = self.method(target, node.attr)
                 if found is not None:
                     return found
+            elif made.target in (DDP, DP) and node.attr == "module":
+                return None  # the model inside
             elif made.target and made.target.rpartition(".")[2][:1].isupper():
                 return canonical(f"{made.target}.{node.attr}")
         if node.attr in _COMMON_METHODS:
@@ -516,6 +518,11 @@ class Facts:
         elif isinstance(node, ast.IfExp):
             yield from self.makers(node.body, scope, depth + 1)
             yield from self.makers(node.orelse, scope, depth + 1)
+        elif isinstance(node, ast.Attribute) and node.attr == "module":
+            for call in self.makers(node.value, scope, depth + 1):
+                inner = call.argument(0, "module")
+                if call.target in (DDP, DP) and inner is not None:
+                    yield from self.makers(inner, call.scope, depth + 1)
         else:
             for definition in self.reaching(node, scope):
                 if definition.how == "assign" and definition.value is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.static.facts import SAME_VALUE, Call, If
+from paralab.doctor.static.facts import SAME_VALUE, Call, If, With
 from paralab.doctor.static.names import DDP, sounds_like
-from paralab.doctor.static.project import Scope
+from paralab.doctor.static.project import Scope, dotted_key
 from paralab.doctor.static.script import Script
 
 # torchvision and timm models with BatchNorm, by the start of their names.
@@ -29,6 +29,55 @@ def wrapped_by(script: Script, model: ast.expr, scope: Scope) -> Call | None:
         return makers[0]
     every = wraps(script)
     return every[0] if len(every) == 1 else None
+
+
+def option(script: Script, call: Call, name: str) -> bool | None:
+    """Is an option of a call on? None if the script does not tell."""
+    value, scope = call.argument(99, name), call.scope
+    for keyword in call.node.keywords:
+        if keyword.arg is None and value is None:  # `**options`
+            options = [one.value for one in script.reaching(keyword.value, scope)]
+            if not options or not isinstance(options[-1], ast.Dict):
+                return None
+            pairs = zip(options[-1].keys, options[-1].values, strict=True)
+            value = next((v for k, v in pairs if getattr(k, "value", None) == name), None)
+    if value is None:
+        return False
+    truths = {script.truth(value, scope, rank) for rank in (0, 1)}
+    return truths.pop() if len(truths) == 1 else None
+
+
+def is_without_grad(script: Script, call: Call) -> bool:
+    """Does a call run under `torch.no_grad()`, also by a decorator of its function?"""
+    if any(script.is_kind(one.item, call.scope, "no_grad") for one in call.inside(With)):
+        return True
+    decorators = getattr(call.scope.node, "decorator_list", [])
+    return any(
+        (dotted_key(getattr(one, "func", one)) or "").endswith(("no_grad", "inference_mode"))
+        for one in decorators
+    )
+
+
+def is_decided(script: Script, call: Call) -> bool:
+    """Is every test around a call decided (or one that only the rank decides)?"""
+    return all(
+        None not in [script.truth(one.test, call.scope, rank) for rank in (0, 1)]
+        for one in call.inside(If)
+    )
+
+
+def classes(script: Script, model: ast.expr | None, scope: Scope) -> set[Scope]:
+    """The project classes that a model is made of."""
+    makers = script.makers(model, scope) if model is not None else []
+    waiting = [call.made for call in makers if call.made is not None]
+    found: set[Scope] = set()
+    while waiting:
+        owner = waiting.pop()
+        if owner not in found:
+            found.add(owner)
+            inside = [one for one in script.calls if script.class_around(one.scope) is owner]
+            waiting.extend(one.made for one in inside if one.made is not None)
+    return found
 
 
 def layers(
@@ -77,7 +126,16 @@ def _layers_of_class(script: Script, owner: Scope, depth: int) -> Iterator[Call 
                 yield call
             elif call.made not in (None, owner) and script.is_a(call.made, "Module") and depth < 6:
                 yield from _layers_of_class(script, call.made, depth + 1)
+            elif _builds_module(script, call) and depth < 6:
+                for value in call.function.returns if call.function else []:
+                    yield from layers(script, value, call.function or one, depth + 1)
         yield from (None for _ in _foreign_parts(script, one))
+
+
+def _builds_module(script: Script, call: Call) -> bool:
+    """A project function that returns a module: `block(3, 8)`."""
+    known = call.function is not None and call.made is None
+    return known and script.kinds(call.node, call.scope) == {"module"}
 
 
 def _foreign_parts(script: Script, owner: Scope) -> Iterator[object]:

@@ -121,3 +121,20 @@ def insert_line(script: Script, where: Call, text: str, after: bool = False) -> 
         return ()
     line = statement.end_lineno + 1 if after else statement.lineno
     return (Edit(shown(script, where.module), line, line - 1, (indent + text,)),)
+
+
+def out_of_branch(script: Script, call: Call, branch: ast.AST) -> tuple[Edit, ...]:
+    """An edit that moves the first line under `if …:` before it, if that is the call's line."""
+    if not isinstance(branch, ast.If) or branch.orelse:
+        return ()
+    body, lines = branch.body[0], call.module.lines
+    header = lines[branch.lineno - 1]
+    indent = header[: branch.col_offset]
+    if indent.strip() or not header.split("#")[0].rstrip().endswith(":"):
+        return ()
+    one_line = body.lineno == body.end_lineno == branch.lineno + 1
+    if not one_line or not any(part is call.node for part in ast.walk(body)):
+        return ()
+    moved = indent + lines[body.lineno - 1][body.col_offset :]
+    left = (header,) if len(branch.body) > 1 else ()
+    return (Edit(shown(script, call.module), branch.lineno, body.lineno, (moved, *left)),)

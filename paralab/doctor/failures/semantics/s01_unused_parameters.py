@@ -1,22 +1,33 @@
-"""S01: Parameters that take no part in the loss."""
+"""S01: Parameters that do not contribute to the loss."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
-from paralab.doctor.finding import Finding
+from paralab.doctor import agreement
+from paralab.doctor.events import Trainable, Wrap
+from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.messages import named
+from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.registry import Entry, Message, check, entries
+from paralab.doctor.static.facts import If
+from paralab.doctor.static.models import wraps
+from paralab.doctor.static.project import MOST_MODULES, Definition, Scope
+from paralab.doctor.static.report import at, found, line_of
+from paralab.doctor.static.script import Script
+from paralab.doctor.windows import windows
 
 ENTRY = Entry(
     id="S01",
-    title="Parameters that take no part in the loss",
+    title="Parameters that do not contribute to the loss",
     symptom="'Expected to have finished reduction in the prior iteration before starting a new one', one step after the cause.",
-    cause="DDP waits for a gradient of every parameter; layers that forward or the loss leave out never deliver one.",
-    fix="Remove or freeze them before wrapping, or say `find_unused_parameters=True`.",
+    cause="DDP waits for the gradient of every parameter. A layer that forward or the loss skips never produces one.",
+    fix="Remove the layer, freeze it before wrapping, or pass `find_unused_parameters=True`.",
     wrong="""\
 model = Net()  # .auxiliary is not used in forward
 model = DistributedDataParallel(model)
@@ -33,18 +44,144 @@ model = DistributedDataParallel(model)
         ),
     ),
 )
-
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 WHICH = re.compile(
     r"Parameter(?: indice)?s which did not receive grad for rank (?P<rank>\d+): (?P<names>[^\n]+)"
 )
+_WITHOUT = re.compile(r"did not receive grad for rank \d+: ([\d ]*\d)")
+_WEIGHTED = re.compile(
+    r"Linear|Bilinear|Conv\w*|Embedding|BatchNorm\w*|LayerNorm|LSTM|GRU|Parameter"
+)
+# Ways to reach a layer without writing its name.
+_DYNAMIC = {"children", "named_children", "_modules", "named_modules", "modules", "get_submodule", "__dict__"}  # fmt: skip
+
+
+@check("S01", source="script")
+def unused_layer(script: Script) -> Iterator[Finding]:
+    """Report a layer of a DDP model that nothing in the project reads."""
+    nodes = [node for module in script.modules for node in module.nodes]
+    loads = (n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load))
+    names = {node.attr for node in loads}
+    names |= {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
+    if names & _DYNAMIC or any(
+        not isinstance(call.argument(1, "name"), ast.Constant) for call in script.methods("getattr")
+    ):
+        return
+    for wrap in wraps(script):
+        options = [wrap.argument(99, name) for name in ("find_unused_parameters", "static_graph")]
+        model = wrap.argument(0, "module")
+        if wrap.unpacks or any(options) or model is None:
+            continue
+        owners = {maker.made for maker in script.makers(model, wrap.scope)}
+        for owner in owners if len(owners) == 1 else ():
+            if owner is None or script.bases(owner) != ["torch.nn.Module"]:
+                continue
+            for layer in _layers(script, owner):
+                name = layer.name.removeprefix("self.")
+                if name in names:
+                    continue
+                where = at(layer.node, layer.scope)
+                sure = "requires_grad" not in names and len(script.modules) < MOST_MODULES
+                why = (
+                    f"Nothing reads `self.{name}`, so its parameters never get a gradient. DDP "
+                    f"({line_of(wrap, where)}) waits for them and raises in the second step."
+                )
+                if not sure:
+                    why += " Certain if it is trainable when DDP is created."
+                fix = f"Remove `self.{name}`, freeze it before DDP(…), or use it in forward."
+                severity: Severity = "error" if sure else "suspect"
+                yield found(script, "S01", severity, where, why, fix, also=(wrap,))
+
+
+def _layers(script: Script, owner: Scope) -> Iterator[Definition]:
+    """The layers with weights that a class always stores in itself."""
+    init = script.method(owner, "__init__", inherited=False)
+    for name, definitions in init.definitions.items() if init else ():
+        one = definitions[-1]
+        call = script.call_at.get(one.value) if isinstance(one.value, ast.Call) else None
+        if name.startswith("self.") and name.count(".") == 1 and call is not None:
+            last = call.target.rpartition(".")[2]
+            plain = not any(isinstance(part, If) for part in call.context)
+            if call.target.startswith("torch.nn.") and _WEIGHTED.fullmatch(last) and plain:
+                yield one
+
+
+@check("S01", "S07", source="ranks")
+def unused_parameters(seen: Observation) -> Iterator[Finding]:
+    """Report parameters that get no gradient on any rank, while DDP waits for them."""
+    finding = find_unused(seen)
+    if finding is not None:
+        yield finding
+
+
+@lru_cache(maxsize=1)
+def find_unused(seen: Observation) -> Finding | None:
+    if not agreement.is_data_parallel(seen):
+        return None
+    for wrap in agreement.wraps(seen.ranks[0]):
+        if wrap.options.get("find_unused_parameters") or wrap.options.get("static_graph"):
+            continue
+        lacking = [_lacking(rank, wrap) for rank in seen.ranks]
+        names = [name for name in lacking[0] if all(name in other for other in lacking)]
+        if names:
+            return _explain(seen, wrap, names)
+    return None
+
+
+def _explain(seen: Observation, wrap: Wrap, names: list[str]) -> Finding:
+    raised = [r.raised.message for r in seen.ranks if r.raised and UNFINISHED in r.raised.message]
+    evidence = [f"no gradient after backward: {agreement.listed(names, 8)}"]
+    evidence += [message.splitlines()[0][:160] for message in raised[:1]]
+    changes = seen.ranks[0].of(Trainable)
+    frozen = [event for event in changes if event.name in names and not event.trainable]
+    if frozen and raised:
+        why = (
+            f"{agreement.listed(names)} were trainable when DDP was created and were frozen here. "
+            "DDP still waits for their gradients and raises in the second forward after this line."
+        )
+        fix = "Freeze before DistributedDataParallel(…), or wrap again after freezing and create a new optimizer."
+        return agreement.found("S07", "error", why, fix, agreement.place_of(frozen[0]), evidence)
+    why = (
+        f"On every rank, {agreement.listed(names)} of {wrap.model_class} get no gradient from the "
+        f"loss. DDP waits for all {sum(wrap.trainable)} trainable parameters and raises in the "
+        f"next forward.{'' if raised else ' Certain as soon as there is a next forward.'}"
+    )
+    part = names[0].rpartition(".")[0] or names[0]
+    fix = (
+        f"Use {part} in the loss, remove it, freeze it before wrapping, or pass "
+        "find_unused_parameters=True."
+    )
+    severity: Severity = "error" if raised else "suspect"
+    return agreement.found("S01", severity, why, fix, agreement.place_of(wrap), evidence)
+
+
+def _lacking(rank: RankSeen, wrap: Wrap) -> list[str]:
+    """The parameters without a gradient after a pass in which DDP averages. If no parameter of a
+    model has one, the model belongs to another loss (a GAN's other half)."""
+    message = rank.raised.message if rank.raised else ""
+    listed = _WITHOUT.search(message) if UNFINISHED in message else None
+    if listed:
+        trained = [name for name, is_on in zip(wrap.names, wrap.trainable, strict=True) if is_on]
+        places = [int(place) for place in listed[1].split()]
+        known = len(agreement.wraps(rank)) == 1 and max(places) < len(trained)
+        return [trained[place] for place in places] if known else []
+    for window in windows(rank):
+        if any(
+            f.model == wrap.model and f.grad and f.sync and f.through == "wrapper"
+            for one in window.micro_steps
+            for f in one.forwards
+        ):
+            lacking = (window.micro_steps[-1].backward.lacking or {}).get(str(wrap.model))
+            if lacking and len(lacking) < sum(wrap.trainable):
+                return lacking
+    return []
 
 
 @check("S01", "H14", source="log")
-def unused_parameters(logs: Logs) -> Iterator[Finding]:
+def unused_in_log(logs: Logs) -> Iterator[Finding]:
     """H14 if only some ranks left the parameters out: the others waited for their average."""
-    found = blame(logs)
-    events = [e for e in found.roots if e.trace and UNFINISHED in e.trace.text]
+    causes = blame(logs)
+    events = [e for e in causes.roots if e.trace and UNFINISHED in e.trace.text]
     changed = any("training graph has changed" in e.trace.text for e in events if e.trace)
     lines = [line for line in logs.lines if WHICH.search(line.text)]
     if changed or not (events or lines):
@@ -53,11 +190,11 @@ def unused_parameters(logs: Logs) -> Iterator[Finding]:
     which = WHICH.search(text)
     parameters = which["names"].strip() if which else "some parameters"
     ranks = {event.rank for event in events} or {int(which["rank"])} if which else {None}
-    at = events[0].at if events else None
-    where = f" at {at}" if at else ""
-    waiting = {event.rank for event in found.victims} - ranks - {None}
+    place = events[0].at if events else None
+    where = f" at {place}" if place else ""
+    waiting = {event.rank for event in causes.victims} - ranks - {None}
     evidence = tuple(text for e in events[:3] for text in e.evidence()) or (str(lines[0]),)
-    file, line = (at.file, at.line) if at else (None, None)
+    file, line = (place.file, place.line) if place else (None, None)
     if len(events) == 1 and waiting and events[0].rank is not None:
         why = (
             f"Only rank {events[0].rank} has parameters without a gradient ({parameters}). "

@@ -1,15 +1,23 @@
-"""S03: static_graph, and the graph changes."""
+"""S03: The graph changes although static_graph=True."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+from collections.abc import Iterator
+from functools import lru_cache
+
+from paralab.doctor.agreement import found, listed, place_of, wraps
+from paralab.doctor.events import Backward
+from paralab.doctor.failures.semantics.s01_unused_parameters import UNFINISHED
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, Message, check
 
 ENTRY = Entry(
     id="S03",
-    title="static_graph, and the graph changes",
+    title="The graph changes although static_graph=True",
     symptom="'your training graph has changed in this iteration … not compatible with static_graph set to True'.",
-    cause="static_graph promises that every step uses the same parameters; a branch on the data breaks the promise.",
-    fix="Leave static_graph out, or remove the branch.",
+    cause="static_graph=True promises that every step uses the same parameters. A branch on the data breaks that promise.",
+    fix="Drop static_graph, or remove the branch.",
     wrong="""\
 model = DistributedDataParallel(model, static_graph=True)
 for step, x in enumerate(loader):
@@ -29,3 +37,33 @@ for step, x in enumerate(loader):
         ),
     ),
 )
+CHANGED = "training graph has changed in this iteration"
+
+
+@check("S03", source="ranks")
+def changing_graph(seen: Observation) -> Iterator[Finding]:
+    """Explain DDP's exception: which parameters the first pass did not use."""
+    finding = find_changed_graph(seen)
+    if finding is not None:
+        yield finding
+
+
+@lru_cache(maxsize=1)
+def find_changed_graph(seen: Observation) -> Finding | None:
+    for rank in seen.ranks:
+        wrap = next((wrap for wrap in wraps(rank) if wrap.options.get("static_graph")), None)
+        message = rank.raised.message if rank.raised else ""
+        if wrap is None or rank.raised is None or not (CHANGED in message or UNFINISHED in message):
+            continue
+        passes = rank.of(Backward)
+        first = next((event.lacking for event in passes if event.lacking is not None), {})
+        names = (first or {}).get(str(wrap.model), [])
+        unused = f" ({listed(names)} had no gradient in the first pass)" if names else ""
+        why = (
+            "static_graph=True promises that every pass uses the same parameters, but pass "
+            f"{len(passes)} used different ones than the first{unused}."
+        )
+        fix = "Drop static_graph. Pass find_unused_parameters=True if some passes skip parameters."
+        evidence = [f"rank {rank.rank}, {rank.raised.place}: {message.splitlines()[0][:160]}"]
+        return found("S03", "error", why, fix, place_of(wrap), evidence)
+    return None

@@ -1,15 +1,22 @@
-"""S04: find_unused_parameters without need."""
+"""S04: find_unused_parameters without unused parameters."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found, is_data_parallel, place_of, wraps
+from paralab.doctor.events import Backward
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.recorded import Recorded
+from paralab.doctor.registry import Entry, Message, check
 
 ENTRY = Entry(
     id="S04",
-    title="find_unused_parameters without need",
+    title="find_unused_parameters without unused parameters",
     symptom="'find_unused_parameters=True was specified … but did not find any unused parameters', and slower steps.",
-    cause="DDP walks through the autograd graph in every step to look for parameters that are not there.",
-    fix="Leave it out.",
+    cause="In every step DDP walks the autograd graph to search for unused parameters, and there are none.",
+    fix="Remove the option.",
     wrong="""\
 model = DistributedDataParallel(model, find_unused_parameters=True)
 """,
@@ -26,3 +33,49 @@ model = DistributedDataParallel(model)
         ),
     ),
 )
+FEWEST_PASSES = 4  # DDP reports what it found one pass later
+
+
+@check("S04", source="ranks")
+def needless_search(seen: Observation) -> Iterator[Finding]:
+    """Report the option if every parameter was used in every observed pass, on all ranks."""
+    for wrap in wraps(seen.ranks[0]) if is_data_parallel(seen) else ():
+        if not wrap.options.get("find_unused_parameters") or wrap.options.get("static_graph"):
+            continue
+        key = str(wrap.model)
+        passes = [
+            [event for event in rank.of(Backward) if key in (event.unused_bytes or {})]
+            for rank in seen.ranks
+        ]
+        if min(map(len, passes)) < FEWEST_PASSES or any(
+            (event.unused_bytes or {}).get(key) or (event.lacking or {}).get(key)
+            for events in passes
+            for event in events
+        ):
+            continue
+        why = (
+            f"find_unused_parameters=True makes DDP walk the graph of {wrap.model_class} after every "
+            f"forward. In {len(passes[0])} observed passes all {sum(wrap.trainable)} trainable "
+            "parameters were used on every rank."
+        )
+        fix = "Remove find_unused_parameters, unless some later batch skips part of the model."
+        evidence = [
+            f"rank {rank.rank}: 0 bytes unused in {len(events)} passes"
+            for rank, events in zip(seen.ranks, passes, strict=True)
+        ]
+        yield found("S04", "warning", why, fix, place_of(wrap), evidence)
+
+
+@check("S04", source="run")
+def needless_search_in_run(recorded: Recorded) -> Iterator[Finding]:
+    for run in recorded.runs:
+        if run.plan.find_unused and not run.recording.manifest.workload.unused:
+            why = (
+                "find_unused_parameters=True walks the graph after every forward pass, and every "
+                "parameter was used."
+            )
+            fix = (
+                "Remove find_unused_parameters. DDP then also orders its buckets by when the "
+                "gradients are ready."
+            )
+            yield Finding("S04", "warning", why, fix, file=str(run.folder))

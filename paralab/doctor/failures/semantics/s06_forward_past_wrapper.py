@@ -1,15 +1,26 @@
-"""S06: Forward past the wrapper, through model.module."""
+"""S06: The forward pass bypasses DDP through model.module."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.failures.semantics.by_hand import gradient_reductions
+from paralab.doctor.finding import Edit, Finding, Severity
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import Call, If
+from paralab.doctor.static.models import is_decided, is_without_grad, wraps
+from paralab.doctor.static.order import runs_after
+from paralab.doctor.static.project import Scope, position
+from paralab.doctor.static.report import code, found, line_of, replace
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="S06",
-    title="Forward past the wrapper, through model.module",
-    symptom="No message. The ranks train different models, and the one of rank 0 is saved.",
-    cause="`model.module(x)` skips DDP's forward, which arms the synchronization: the gradients stay on their rank.",
-    fix="Train through the wrapper: `model(x)`; for another method let forward choose it by an argument.",
+    title="The forward pass bypasses DDP through model.module",
+    symptom="No message. Every rank trains its own model, and only rank 0's is saved.",
+    cause="`model.module(x)` skips DDP.forward, which prepares the synchronization. The gradients are never averaged.",
+    fix="Call the wrapper: `model(x)`. If you need another method, let forward choose it by an argument.",
     wrong="""\
 model = DistributedDataParallel(net)
 loss = criterion(model.module(x), y)
@@ -23,3 +34,151 @@ loss.backward()
     sources=("jingyaogong/minimind#853", "moojink/openvla-oft#160", "k2-fsa/icefall#226"),
     silent=True,
 )
+
+
+@check("S06", source="script")
+def forward_past_wrapper(script: Script) -> Iterator[Finding]:
+    """Report a loss that comes from the module inside DDP, and from no call of the wrapper."""
+    if gradient_reductions(script):
+        return
+    seen = set()
+    for backward in script.methods("backward"):
+        loss = _loss(backward)
+        if loss is None or _is_thrown_away(script, backward):
+            continue
+        calls = script.contributors(loss, backward.scope)
+        if any(
+            script.is_kind(call.node.func, call.scope, "ddp")
+            and holds_inner(script, call.node.func, call.scope) is None
+            for call in calls
+        ):
+            continue  # DDP averages what this backward computes
+        for call in calls:
+            sure = _is_past(script, call)
+            if (
+                sure is None
+                or is_without_grad(script, call)
+                or call in seen
+                or _is_alone(script, call)
+            ):
+                continue
+            seen.add(call)
+            sure = sure and is_decided(script, call) and is_decided(script, backward)
+            name = code(call.node.func)
+            why = (
+                f"`{name}(…)` calls the module inside DDP. DDP.forward does not run, so DDP does not "
+                f"average the gradients of `{code(backward.node.func)}()` ({line_of(backward, call)}). "
+                "The ranks' models drift apart without a message."
+            )
+            if not sure:
+                why += " Certain if this line runs in training, on a DDP model."
+            fix = "Call the wrapped model; let its forward do what the method does."
+            edits: tuple[Edit, ...] = ()
+            if isinstance(call.node.func, ast.Attribute) and call.method == "module":
+                edits = replace(
+                    script, call.module, call.node.func, code(call.node.func.value, 500)
+                )
+            severity: Severity = "error" if sure else "suspect"
+            yield found(script, "S06", severity, call, why, fix, also=(backward,), edits=edits)
+
+
+def _loss(backward: Call) -> ast.expr | None:
+    if backward.node.args and backward.target.endswith(
+        ("autograd.backward", "Accelerator.backward")
+    ):
+        return backward.node.args[0]
+    if backward.node.args and "accelerator" in code(backward.receiver).lower():
+        return backward.node.args[0]
+    return backward.receiver
+
+
+def _is_past(script: Script, call: Call) -> bool | None:
+    """Does a call run the module inside DDP? None: no; False: perhaps."""
+    function = call.node.func
+    sure = holds_inner(script, function, call.scope)
+    if sure is not None:
+        return sure
+    if isinstance(function, ast.Attribute) and function.attr not in ("state_dict", "parameters"):
+        inner = holds_inner(script, function.value, call.scope)
+        if inner and call.function is not None and _computes(script, call.function):
+            return inner
+    return _is_wrapped_name(script, call)
+
+
+def holds_inner(script: Script, node: ast.expr, scope: Scope, depth: int = 0) -> bool | None:
+    """Is a value the module inside a DDP wrapper? None: no; False: perhaps."""
+    if depth > 6:
+        return None
+    match node:
+        case ast.Attribute(value, "module"):
+            kinds = script.kinds(value, scope)
+            return "dp" not in kinds if "ddp" in kinds else None
+        case ast.Attribute(value, "forward"):
+            return holds_inner(script, value, scope, depth + 1)
+        case ast.IfExp(_, body, orelse):
+            ways = [holds_inner(script, way, scope, depth + 1) for way in (body, orelse)]
+            return True if True in ways else False if False in ways else None
+        case ast.Call():
+            return _unwraps(script, node)
+        case ast.Name() | ast.Attribute():
+            ways = [
+                _unwraps(script, one.value)
+                if one.how == "item" and isinstance(one.value, ast.Call)
+                else holds_inner(script, one.value, one.scope, depth + 1)
+                for one in script.reaching(node, scope)
+                if one.how in ("assign", "item") and one.value is not None and one.value is not node
+            ]
+            return None if set(ways) <= {None} else all(ways)
+    return None
+
+
+def _unwraps(script: Script, node: ast.Call) -> bool | None:
+    """`unwrap(model)`: a project function that returns `….module`, with a DDP model."""
+    call = script.call_at.get(node)
+    if call is None or not any(script.is_kind(one, call.scope, "ddp") for one in node.args):
+        return None
+    returns = call.function.returns if call.function is not None else []
+    parts = [part for value in returns for part in ast.walk(value)]
+    return any(isinstance(p, ast.Attribute) and p.attr == "module" for p in parts) or None
+
+
+def _is_wrapped_name(script: Script, call: Call) -> bool | None:
+    """`plain(x)`, with `model = DDP(plain)` before."""
+    function = call.node.func
+    if not isinstance(function, ast.Name):
+        return None
+    own = script.reaching(function, call.scope)
+    for wrap in wraps(script):
+        given = wrap.argument(0, "module")
+        if not isinstance(given, ast.Name) or (given.id, wrap.scope) != (function.id, call.scope):
+            continue
+        if own and own == script.reaching(given, wrap.scope) and is_decided(script, wrap):
+            return position(call.node) > position(wrap.node) or None
+    return None
+
+
+def _computes(script: Script, method: Scope) -> bool:
+    """Does a method of a model run a forward pass of it, or of its layers?"""
+    return any(
+        one.method in ("self", "forward") or script.is_kind(one.node.func, one.scope, "module")
+        for one in script.reached(method)
+    )
+
+
+def _is_alone(script: Script, call: Call) -> bool:
+    """Where one rank is alone, there is nothing to average."""
+    return any(script.differs(one.test, call.scope) for one in call.inside(If))
+
+
+def _is_thrown_away(script: Script, backward: Call) -> bool:
+    """Does no step use these gradients? Then only those of the input were wanted."""
+    later = [
+        call
+        for call in script.calls_in(backward.scope)
+        if call.method in ("step", "zero_grad") and position(call.node) > position(backward.node)
+    ]
+    if later:
+        return later[0].method == "zero_grad"
+    place = (backward.node, backward.scope)
+    steps = script.methods("step")
+    return not any(runs_after(script, (one.node, one.scope), place) - {"before"} for one in steps)

@@ -1,16 +1,25 @@
-"""S07: requires_grad changed after wrapping."""
+"""S07: requires_grad changes after wrapping."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import Call, If, Loop
+from paralab.doctor.static.models import option, wraps
+from paralab.doctor.static.order import runs_after
+from paralab.doctor.static.project import Scope, position
+from paralab.doctor.static.report import at, code, found, line_of
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="S07",
-    title="requires_grad changed after wrapping",
-    symptom=(
-        "Unfrozen after wrapping: no message, and those gradients differ from rank to rank. Frozen after wrapping: S01's error."
-    ),
-    cause="DDP decides when the model is wrapped which parameters it synchronizes.",
+    title="requires_grad changes after wrapping",
+    symptom="Unfrozen after wrapping: no message, and the gradients differ between ranks. Frozen after wrapping: the error of S01.",
+    cause="DDP decides which parameters to synchronize when it wraps the model.",
     fix="Freeze and unfreeze before wrapping, or wrap again.",
     wrong="""\
 model = DistributedDataParallel(net)
@@ -25,3 +34,122 @@ model = DistributedDataParallel(net)
     sources=("huggingface/transformers#416", "JDAI-CV/fast-reid#178"),
     silent=True,
 )
+
+
+@dataclass(frozen=True)
+class Change:
+    """`target.requires_grad = to`. `filtered`: a test picks some of its parameters."""
+
+    node: ast.AST
+    scope: Scope
+    target: ast.expr
+    to: bool
+    filtered: bool
+
+
+@check("S07", source="script")
+def requires_grad_after_wrap(script: Script) -> Iterator[Finding]:
+    """Report a part of a DDP model that is frozen or unfrozen later in the same function."""
+    changes = list(_changes(script))
+    for wrap in wraps(script):
+        near = [one for one in changes if one.scope is wrap.scope]
+        later = [one for one in near if position(one.node) > position(wrap.node)]
+        for change in later:
+            target = code(change.target, 200)
+            again = any(
+                position(other.node) > position(change.node)
+                for other in wraps(script)
+                if other.scope is wrap.scope
+            )
+            toggles = any(code(o.target, 200) == target and o.to is not change.to for o in later)
+            if again or toggles or not _is_of(script, change, wrap):
+                continue
+            frozen = any(
+                code(o.target, 200) == target
+                and not o.to
+                and position(o.node) < position(wrap.node)
+                for o in near
+            )
+            if not _is_trained_after(script, change):
+                continue
+            yield from _judge(script, change, wrap, frozen)
+
+
+def _judge(script: Script, change: Change, wrap: Call, frozen: bool) -> Iterator[Finding]:
+    where = at(change.node, change.scope)
+    part = not script.is_kind(change.target, change.scope, "ddp") and not _is_inner(change.target)
+    if change.to:
+        what = (
+            "DDP averages only the gradients of parameters that were trainable when it was created. "
+            "Every rank now trains these on its own batches, without a message."
+        )
+        sure = frozen and not change.filtered
+        doubt = " Certain if they were frozen then."
+    elif part or change.filtered:
+        if option(script, wrap, "find_unused_parameters") is not False:
+            return
+        what = "DDP still waits for these gradients and raises in the second step after this one."
+        sure = not change.filtered
+        doubt = " Certain if other parameters stay trainable."
+    else:
+        return  # all of the model: DDP expects no gradient before the first one comes
+    tests = [one for one in script.context(change.node, change.scope.module) if isinstance(one, If)]
+    sure = sure and all(script.decide(one, change.scope, None) is not None for one in tests)
+    severity: Severity = "error" if sure else "suspect"
+    why = f"This changes requires_grad after DDP was created ({line_of(wrap, where)}). {what}"
+    fix = "Change requires_grad before DDP(…), or wrap again afterwards and create a new optimizer."
+    yield found(script, "S07", severity, where, why + ("" if sure else doubt), fix, also=(wrap,))
+
+
+def _changes(script: Script) -> Iterator[Change]:
+    for call in script.methods("requires_grad_"):
+        given = call.argument(0, "requires_grad")
+        value = given.value if isinstance(given, ast.Constant) else given is None
+        if call.receiver is not None and isinstance(value, bool):
+            yield _change(script, call.node, call.scope, call.receiver, value)
+    for scope in script.scopes:
+        for key, definitions in scope.definitions.items():
+            for one in definitions if key.endswith(".requires_grad") else ():
+                target = one.node.targets[0] if isinstance(one.node, ast.Assign) else None
+                if isinstance(target, ast.Attribute) and isinstance(one.value, ast.Constant):
+                    yield _change(script, one.node, one.scope, target.value, bool(one.value.value))
+
+
+def _change(script: Script, node: ast.AST, scope: Scope, target: ast.expr, to: bool) -> Change:
+    """See through `for p in model.body.parameters():`."""
+    filtered = False
+    context = script.context(node, scope.module)
+    for place, loop in enumerate(context):
+        items = getattr(loop.node, "iter", None) if isinstance(loop, Loop) else None
+        if isinstance(items, ast.Call) and isinstance(items.func, ast.Attribute):
+            names = {n.id for n in ast.walk(loop.node.target) if isinstance(n, ast.Name)}  # type: ignore[attr-defined]
+            if items.func.attr in ("parameters", "named_parameters") and code(target) in names:
+                target = items.func.value
+                filtered = any(isinstance(one, If) for one in context[place:])
+    return Change(node, scope, target, to, filtered)
+
+
+def _is_inner(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "module"
+
+
+def _is_of(script: Script, change: Change, wrap: Call) -> bool:
+    """Does the changed part belong to the model that this call wraps?"""
+    given = wrap.argument(0, "module")
+    root: ast.expr = change.target
+    while True:
+        if given is not None and code(root, 200) == code(given, 200):
+            return True
+        if script.is_kind(root, change.scope, "ddp") and not _is_inner(root):
+            makers = script.makers(root, change.scope)
+            return wrap in makers or (not makers and len(wraps(script)) == 1)
+        if not isinstance(root, ast.Attribute):
+            return False
+        root = root.value
+
+
+def _is_trained_after(script: Script, change: Change) -> bool:
+    return any(
+        runs_after(script, (call.node, call.scope), (change.node, change.scope)) & {"after", "loop"}
+        for call in script.methods("backward")
+    )

@@ -1,14 +1,26 @@
-"""S08: Only rank 0 takes the optimizer step."""
+"""S08: Only some ranks take the optimizer step, or the replicas drift for another reason."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.failures.semantics.by_hand import gradient_reductions
+from paralab.doctor.failures.semantics.drift import find_cause
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import Call, If
+from paralab.doctor.static.models import wraps
+from paralab.doctor.static.project import Scope
+from paralab.doctor.static.report import code, found, out_of_branch
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="S08",
     title="Only rank 0 takes the optimizer step",
-    symptom="No message. Rank 0 learns, the others keep their first weights and send gradients that no longer fit.",
-    cause="DDP synchronizes gradients, never parameters: every rank must apply the same step itself.",
+    symptom="No message. Rank 0 learns; the other ranks keep their first weights and send gradients that no longer fit.",
+    cause="DDP synchronizes gradients, not parameters. Every rank must apply the same step.",
     fix="Step on every rank.",
     wrong="""\
 loss.backward()
@@ -21,3 +33,61 @@ optimizer.step()
 """,
     silent=True,
 )
+
+
+@check("S08", source="script")
+def step_on_some_ranks(script: Script) -> Iterator[Finding]:
+    """Report an optimizer step in a branch that only some ranks take."""
+    steps = [
+        call
+        for call in script.methods("step")
+        if script.is_kind(call.receiver, call.scope, "optimizer", "scaler")
+    ]
+    if not wraps(script) or not steps or gradient_reductions(script, "broadcast"):
+        return
+    for call in steps:
+        guard, scope = _guard(script, call)
+        if guard is None or any(_in_other_branch(guard, other) for other in steps):
+            continue
+        others = [one for one in call.inside(If) if not script.differs(one.test, call.scope)]
+        roles = bool(getattr(guard.node, "orelse", [])) or not guard.taken
+        sure = not roles and all(script.nature(one.test, call.scope) == "same" for one in others)
+        zero = script.truth(guard.test, scope, 0) == guard.taken
+        why = (
+            f"Only {'rank 0 takes' if zero else 'the ranks other than 0 take'} this step "
+            f"(`{code(guard.test)}`). The others keep their old weights, so the models differ from "
+            "the first step on, without a message."
+        )
+        if not sure:
+            why += " Certain if all ranks train this model."
+        severity: Severity = "error" if sure else "suspect"
+        edits = out_of_branch(script, call, guard.node)
+        fix = "Step on every rank; keep only printing and saving in the branch."
+        yield found(script, "S08", severity, call, why, fix, edits=edits)
+
+
+def _guard(script: Script, call: Call, depth: int = 3) -> tuple[If | None, Scope]:
+    """The test that keeps some ranks away from a call, here or around all calls of its function."""
+    for one in call.inside(If):
+        if not one.exits and script.differs(one.test, call.scope):
+            return one, call.scope
+    callers = script.callers(call.scope) if call.scope.is_function and depth else []
+    guards = [_guard(script, caller, depth - 1) for caller in callers]
+    if guards and all(guard is not None for guard, _ in guards):
+        return guards[0]
+    return None, call.scope
+
+
+def _in_other_branch(guard: If, step: Call) -> bool:
+    """Does the other branch of the test take a step too?"""
+    node = guard.node
+    other = (node.orelse if guard.taken else node.body) if isinstance(node, ast.If) else []
+    return any(part is step.node for statement in other for part in ast.walk(statement))
+
+
+@check("S08", "S06", "S07", "S11", "S12", "G04", "G05", "P06", source="ranks")
+def replicas_drift(seen: Observation) -> Iterator[Finding]:
+    """Report the cause of the first difference between the ranks' gradients or parameters."""
+    finding = find_cause(seen)
+    if finding is not None:
+        yield finding

@@ -1,14 +1,28 @@
-"""S10: The same random numbers on every rank."""
+"""S10: Every rank draws the same random numbers."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor import agreement
+from paralab.doctor.events import Forward, Loader, Seed
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import Call
+from paralab.doctor.static.models import is_decided, layers, wraps
+from paralab.doctor.static.order import ways
+from paralab.doctor.static.project import Scope
+from paralab.doctor.static.report import code, found, line_of
+from paralab.doctor.static.script import Script
+from paralab.units import plural
 
 ENTRY = Entry(
     id="S10",
-    title="The same random numbers on every rank",
-    symptom="No message. Dropout masks and augmentations are the same on all ranks, so there is less variety than it seems.",
-    cause="torch.manual_seed gets the same number everywhere, and the loader's workers take their seeds from it.",
+    title="Every rank draws the same random numbers",
+    symptom="No message. Dropout masks and augmentations are the same on all ranks, so there is less variety than expected.",
+    cause="Every rank passes the same number to torch.manual_seed, and loader workers derive their seeds from it.",
     fix="Build the model, then seed with `seed + rank`.",
     wrong="""\
 torch.manual_seed(42)
@@ -27,3 +41,127 @@ torch.manual_seed(42 + dist.get_rank())
     ),
     silent=True,
 )
+_SEEDS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_seed", "seed_everything", "fix_seed")  # fmt: skip
+_DRAWS = (
+    "torch.rand", "torch.randn", "torch.randint", "torch.bernoulli", "torch.normal", "random.",
+    "numpy.random.", "torch.randperm",
+)  # fmt: skip
+_TRANSFORMS = ("Random", "ColorJitter", "AutoAugment", "TrivialAugment", "AugMix")
+
+
+@check("S10", source="script")
+def same_seed(script: Script) -> Iterator[Finding]:
+    """Report a seed without the rank, if the model or the data draws random numbers."""
+    seeds = script.calls_of("torch.manual_seed", "lightning.seed_everything")
+    every = [value for call in script.methods(*_SEEDS) for value in _given(call)]
+    if not seeds or not wraps(script) or any(script.nature(*one) == "rank" for one in every):
+        return
+    spawned = [scope for scope in script.scopes if scope.is_function and script.is_spawned(scope)]
+    seeds = [seed for seed in seeds if not spawned or _is_inside(script, seed, spawned)]
+    if not seeds:
+        return  # the parent's generator, which spawned ranks do not inherit
+    seed = seeds[0]
+    drawn = _drawn_in_training(script, seed)
+    if drawn is None:
+        return
+    same = all(script.nature(*value) == "same" for value in _given(seed))
+    sure = same and _runs(script, seed)
+    why = (
+        f"`{code(seed.node)}` gives every rank the same random numbers, so {drawn} the same on every "
+        "rank: less variety per step than the ranks could give, without a message."
+    )
+    if not sure:
+        why += " Certain if this line runs with the same number on every rank."
+    fix = (
+        "Seed with the rank (`torch.manual_seed(seed + rank)`); DDP makes the first weights equal."
+    )
+    severity: Severity = "warning" if sure else "suspect"
+    yield found(script, "S10", severity, seed, why, fix)
+
+
+def _given(call: Call) -> list[tuple[ast.expr, Scope]]:
+    return [(one, call.scope) for one in (*call.node.args, *(k.value for k in call.node.keywords))]
+
+
+def _is_inside(script: Script, call: Call, functions: list[Scope]) -> bool:
+    return any(way[-1][0] in functions for way in ways(script, call.node, call.scope))
+
+
+def _runs(script: Script, call: Call, depth: int = 4) -> bool:
+    """Does nothing undecided keep a call from running?"""
+    if not is_decided(script, call):
+        return False
+    callers = script.callers(call.scope) if call.scope.is_function and depth else []
+    return not callers or any(_runs(script, caller, depth - 1) for caller in callers)
+
+
+def _drawn_in_training(script: Script, seed: Call) -> str | None:
+    """What training draws at random, in words: dropout in the model, noise in the data."""
+    for wrap in wraps(script):
+        for layer in layers(script, wrap.argument(0, "module"), wrap.scope):
+            if layer is not None and "Dropout" in layer.target:
+                return f"{layer.last_name} ({line_of(layer, seed)}) drops"
+    for call in script.calls:
+        if call.target.startswith("torchvision.transforms") and call.last_name.startswith(
+            _TRANSFORMS
+        ):
+            return f"{call.last_name} ({line_of(call, seed)}) changes images"
+        if (
+            call.scope.name in ("__getitem__", "__iter__")
+            and call.target.startswith(_DRAWS)
+            and not call.method.endswith(("seed", "default_rng"))
+            and call.argument(99, "generator") is None
+        ):
+            return f"`{code(call.node.func)}` ({line_of(call, seed)}) draws"
+    return None
+
+
+@check("S10", source="ranks")
+def same_streams(seen: Observation) -> Iterator[Finding]:
+    """Report random generators that are in the same state on every rank while training draws."""
+    if not agreement.is_data_parallel(seen) or not agreement.watched(seen):
+        return
+    states = [_states(rank) for rank in seen.ranks]
+    common = sorted(set.intersection(*map(set, states)))
+    equal = [number for number in common if len({each[number] for each in states}) == 1]
+    if len(equal) < 2 or len(equal) < len(common):
+        return
+    rank = seen.ranks[0]
+    dropouts = max((wrap.dropouts for wrap in agreement.wraps(rank)), default=0)
+    drawn = [n for n in equal if n - 1 in equal and states[0][n] != states[0][n - 1]]
+    if not dropouts and not any(_inside_a_pass(rank, number) for number in drawn):
+        return  # nothing draws while training
+    first = rank.of(Forward)[equal[0]]
+    seed = next((event for event in reversed(rank.of(Seed)) if event.t < first.t), None)
+    what = (
+        plural(dropouts, "dropout layer") if dropouts else "random numbers between forward passes"
+    )
+    seeded = f"torch.manual_seed({seed.seed})" if seed else "the same seed"
+    why = (
+        f"Every rank uses {seeded}, so all {len(seen.ranks)} random generators are in the same state "
+        f"in every pass: the same choices on every rank ({what}), and less noise than intended."
+    )
+    if not dropouts:
+        why += " Certain unless they are meant to be equal."
+    evidence = [
+        f"state of the generator at forward pass {number + 1}: {states[0][number]:#x} on all ranks"
+        for number in equal[:3]
+    ]
+    severity: Severity = "warning" if dropouts else "suspect"
+    fix = "Call torch.manual_seed(seed + rank) after building the model."
+    yield agreement.found("S10", severity, why, fix, agreement.place_of(seed or first), evidence)
+
+
+def _states(rank: RankSeen) -> dict[int, int]:
+    """The generator's state at each training forward, by the forward's number."""
+    return {
+        number: forward.random
+        for number, forward in enumerate(rank.of(Forward))
+        if forward.random is not None and forward.training and forward.grad
+    }
+
+
+def _inside_a_pass(rank: RankSeen, number: int) -> bool:
+    """Did no pass over a loader begin before this forward? Beginning one draws a number."""
+    before, after = rank.of(Forward)[number - 1 : number + 1]
+    return not any(before.t < event.t < after.t for event in rank.of(Loader))

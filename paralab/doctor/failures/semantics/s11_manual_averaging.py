@@ -1,14 +1,23 @@
-"""S11: Gradients averaged by hand, from different first weights."""
+"""S11: Manual gradient averaging that starts from different weights."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator
+
+from paralab.doctor.failures.semantics.by_hand import gradient_reductions
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.models import is_decided
+from paralab.doctor.static.names import DDP, FSDP, INIT
+from paralab.doctor.static.order import runs_after
+from paralab.doctor.static.report import found, line_of
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="S11",
-    title="Gradients averaged by hand, from different first weights",
-    symptom="No message. The ranks start apart and never meet, although every gradient is synchronized.",
-    cause="DDP copies the weights of rank 0 when it wraps a model; code that reduces gradients itself has to do it too.",
+    title="Manual gradient averaging that starts from different weights",
+    symptom="No message. The ranks start apart and stay apart, although every gradient is synchronized.",
+    cause="DDP copies rank 0's weights when it wraps a model. Code that reduces gradients itself must do that too.",
     fix="Broadcast every parameter and buffer from rank 0 before the first step.",
     wrong="""\
 model = Net()
@@ -24,3 +33,42 @@ for parameter in model.parameters():
 """,
     silent=True,
 )
+# Any of these may give all ranks the same weights.
+_EQUALIZE = ("broadcast", "broadcast_parameters", "broadcast_object_list", "load_state_dict", "from_pretrained", "scatter", "all_gather")  # fmt: skip
+
+
+@check("S11", source="script")
+def different_first_weights(script: Script) -> Iterator[Finding]:
+    """Report manual averaging after a seed that differs between ranks. Without any seed, torch
+    starts every process from the same default."""
+    reductions = [
+        c for c in gradient_reductions(script) if c.target == "torch.distributed.all_reduce"
+    ]
+    if not reductions or script.calls_of(DDP, FSDP) or not script.calls_of(INIT):
+        return
+    if script.methods(*_EQUALIZE):
+        return
+    seeds = [
+        call
+        for call in script.calls_of("torch.manual_seed")
+        if call.node.args and script.nature(call.node.args[0], call.scope) == "rank"
+    ]
+    if not seeds or len(seeds) < len(script.calls_of("torch.manual_seed")):
+        return
+    seed = seeds[0]
+    optimizers = [call for call in script.calls if call.target.startswith("torch.optim.")]
+    orders = [
+        runs_after(script, (call.node, call.scope), (seed.node, seed.scope)) for call in optimizers
+    ]
+    if not orders or not all(order == {"after"} for order in orders):
+        return
+    where = reductions[0]
+    sure = is_decided(script, seed) and is_decided(script, where)
+    why = (
+        f"This averages gradients by hand, but the ranks start with different weights: the seed "
+        f"({line_of(seed, where)}) depends on the rank, and nothing sends rank 0's weights to the "
+        "others. They never become equal."
+    )
+    fix = "Before training: for p in model.parameters(): dist.broadcast(p.detach(), src=0); buffers too."
+    severity: Severity = "error" if sure else "suspect"
+    yield found(script, "S11", severity, where, why, fix, also=(seed,))

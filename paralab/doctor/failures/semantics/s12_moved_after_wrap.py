@@ -1,15 +1,26 @@
-"""S12: The wrapped model goes to the CPU and back."""
+"""S12: The wrapped model moves to the CPU and back."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.failures.semantics.by_hand import gradient_reductions
+from paralab.doctor.failures.semantics.s06_forward_past_wrapper import holds_inner
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import Call
+from paralab.doctor.static.models import is_decided, wraps
+from paralab.doctor.static.order import runs_after
+from paralab.doctor.static.report import code, found, line_of
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="S12",
-    title="The wrapped model goes to the CPU and back",
-    symptom="No message. From then on no gradient is synchronized.",
-    cause="The move can replace the parameters that DDP has hooks on.",
-    fix="Copy the state_dict to the CPU instead of the model, or wrap again.",
+    title="The wrapped model moves to the CPU and back",
+    symptom="No message. From then on DDP synchronizes no gradient.",
+    cause="The move replaces the parameters that DDP has hooks on.",
+    fix="Copy the state_dict to the CPU instead of moving the model, or wrap again.",
     wrong="""\
 model = DistributedDataParallel(net)
 torch.save(model.cpu().module.state_dict(), "net.pt")
@@ -21,5 +32,56 @@ torch.save({name: tensor.cpu() for name, tensor in model.module.state_dict().ite
 """,
     sources=("pytorch/pytorch#104336",),
     silent=True,
-    limits="Needs a GPU to happen; on CPU ranks the move changes nothing, so it is read in the script only.",
+    limits="Needs a GPU: on CPU ranks the move changes nothing, so only the script shows it.",
 )
+
+
+@check("S12", source="script")
+def moved_to_cpu(script: Script) -> Iterator[Finding]:
+    """Report a DDP model that moves to the CPU and is trained again."""
+    if not wraps(script) or gradient_reductions(script):
+        return
+    for call in script.methods("cpu", "to"):
+        if call.receiver is None or not (call.method == "cpu" or _is_cpu(call)):
+            continue
+        if not isinstance(call.receiver, (ast.Name, ast.Attribute)) or not _is_wrapper(
+            script, call
+        ):
+            continue
+        place = (call.node, call.scope)
+        if any(runs_after(script, (w.node, w.scope), place) - {"before"} for w in wraps(script)):
+            continue  # wrapped again
+        trains = [
+            (backward, runs_after(script, (backward.node, backward.scope), place))
+            for backward in script.methods("backward")
+        ]
+        again = [backward for backward, order in trains if order & {"after", "loop"}]
+        if not again:
+            continue
+        sure = is_decided(script, call) and "before" not in dict(trains)[again[0]]
+        why = (
+            f"`{code(call.node)}` replaces the parameters of the DDP model, and "
+            f"{line_of(again[0], call)} trains it again. DDP's hooks belong to the old parameters, so "
+            "gradients are no longer averaged, without a message."
+        )
+        if not sure:
+            why += " Certain if training continues after this line."
+        fix = "Copy the state instead: {name: t.cpu() for name, t in model.module.state_dict().items()}."
+        severity: Severity = "error" if sure else "suspect"
+        yield found(script, "S12", severity, call, why, fix, also=(again[0],))
+
+
+def _is_wrapper(script: Script, call: Call) -> bool:
+    """The DDP model or the module inside; not a copy, and nothing that may be something else."""
+    assert call.receiver is not None
+    if script.kinds(call.receiver, call.scope) == {"ddp"}:
+        makers = script.makers(call.receiver, call.scope)
+        return all(maker.target.startswith("torch.nn.parallel.") for maker in makers)
+    return bool(holds_inner(script, call.receiver, call.scope))
+
+
+def _is_cpu(call: Call) -> bool:
+    given = call.argument(0, "device")
+    if isinstance(given, ast.Call) and given.args:  # torch.device("cpu")
+        given = given.args[0]
+    return isinstance(given, ast.Constant) and given.value == "cpu"

@@ -1,14 +1,26 @@
-"""S13: all_reduce of a loss that is still part of the graph."""
+"""S13: all_reduce of a loss that still belongs to the graph."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor import agreement
+from paralab.doctor.events import Backward, Collective
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.static.facts import Call
+from paralab.doctor.static.models import is_decided, is_without_grad
+from paralab.doctor.static.project import Scope, dotted_key, position
+from paralab.doctor.static.report import code, found, line_of
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="S13",
-    title="all_reduce of a loss that is still part of the graph",
+    title="all_reduce of a loss that still belongs to the graph",
     symptom="'c10d::allreduce_: an autograd kernel was not registered … may lead to silently incorrect behavior'.",
-    cause="The collective overwrites a value that backward still needs, and autograd knows nothing of it.",
+    cause="The collective overwrites a value that backward still needs, and autograd does not know about it.",
     fix="Reduce a copy: `loss.detach().clone()`.",
     wrong="""\
 dist.all_reduce(loss)
@@ -28,3 +40,104 @@ loss.backward()
         ),
     ),
 )
+_CUTS = ("detach", "item", "tolist", "numpy", "tensor")
+
+
+@check("S13", source="script")
+def reduced_before_backward(script: Script) -> Iterator[Finding]:
+    """Report all_reduce of a loss, followed by backward of that loss."""
+    for reduce in script.calls_of("torch.distributed.all_reduce", "torch.distributed.reduce"):
+        given = reduce.argument(0, "tensor")
+        if given is None or dotted_key(given) is None or is_without_grad(script, reduce):
+            continue
+        for backward in script.methods("backward"):
+            if backward.receiver is None or not _reaches(script, given, reduce, backward):
+                continue
+            sure = is_decided(script, reduce) and is_decided(script, backward)
+            why = (
+                f"This overwrites `{code(given)}` before `{code(backward.node.func)}()` "
+                f"({line_of(backward, reduce)}). Autograd does not know about the other ranks' part, "
+                "so a division by the number of ranks makes the gradients too small."
+            )
+            fix = "Reduce a copy: shown = loss.detach().clone(); dist.all_reduce(shown)."
+            severity: Severity = "error" if sure else "suspect"
+            yield found(script, "S13", severity, reduce, why, fix, also=(backward,))
+            break
+
+
+def _reaches(script: Script, given: ast.expr, reduce: Call, backward: Call) -> bool:
+    """Does backward start from the reduced tensor, in this function or in one that calls it?"""
+    assert backward.receiver is not None
+    if backward.scope is reduce.scope:
+        if position(backward.node) < position(reduce.node) or not _in_graph(
+            script, given, reduce.scope
+        ):
+            return False
+        own = script.reaching(given, reduce.scope)
+        return any(
+            dotted_key(part) == dotted_key(given) and set(own) & set(script.reaching(part, where))
+            for part, where in _ingredients(script, backward.receiver, backward.scope)
+        )
+    for definition in script.reaching(given, reduce.scope):
+        for caller in script.callers(reduce.scope) if definition.how == "parameter" else ():
+            values = [*caller.node.args, *(k.value for k in caller.node.keywords)]
+            if caller.scope is backward.scope and not is_without_grad(script, caller):
+                used = [part for part, _ in _ingredients(script, backward.receiver, backward.scope)]
+                if caller.node in used and any(_in_graph(script, v, caller.scope) for v in values):
+                    return True
+    return False
+
+
+def _ingredients(script: Script, node: ast.expr, scope: Scope) -> Iterator[tuple[ast.expr, Scope]]:
+    """The expressions in a function that a tensor is computed from, without a cut in the graph."""
+    waiting, seen = [node], set[ast.expr]()
+    while waiting and len(seen) < 100:
+        value = waiting.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        yield value, scope
+        if isinstance(value, ast.Call):
+            if isinstance(value.func, ast.Attribute):
+                if value.func.attr in _CUTS:
+                    continue
+                waiting.append(value.func.value)
+            waiting.extend(value.args)
+        elif isinstance(value, ast.Name):
+            own = script.reaching(value, scope)
+            waiting.extend(one.value for one in own if one.value is not None and one.scope is scope)
+        else:
+            waiting.extend(one for one in ast.iter_child_nodes(value) if isinstance(one, ast.expr))
+
+
+def _in_graph(script: Script, node: ast.expr, scope: Scope) -> bool:
+    """Is a tensor computed by a forward pass or a loss, and not detached on the way?"""
+    return any(
+        isinstance(part, ast.Call)
+        and part in script.call_at
+        and script.is_kind(part, where, "loss", "output")
+        and not is_without_grad(script, script.call_at[part])
+        for part, where in _ingredients(script, node, scope)
+    )
+
+
+@check("S13", source="ranks")
+def reduced_in_graph(seen: Observation) -> Iterator[Finding]:
+    """Report a collective on a tensor that a later backward went back through."""
+    for rank in seen.ranks:
+        for backward in rank.of(Backward):
+            calls = [e for e in rank.of(Collective) if e.in_graph and e.t < backward.t]
+            if not backward.reduced or not calls:
+                continue
+            call = calls[-1]
+            why = (
+                f"This {call.op} overwrites a tensor that the backward at {backward.site} goes back "
+                "through. Autograd does not know about the other ranks' part: the value belongs to "
+                "all ranks, but the gradient only to this one."
+            )
+            fix = f"Reduce a copy: shown = loss.detach().clone(); dist.{call.op}(shown)."
+            evidence = [
+                f"rank {rank.rank}: reduced {call.value}, backward started from {backward.loss}"
+            ]
+            yield agreement.found("S13", "error", why, fix, agreement.place_of(call), evidence)
+            return

@@ -1,15 +1,30 @@
-"""S14: The logged number is of one rank, or a sum."""
+"""S14: The logged number is a sum, or belongs to one rank."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from paralab.doctor import agreement
+from paralab.doctor.events import Backward, Batch, Collective, Loss
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.observation import Observation
+from paralab.doctor.place import Place
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import Call, If
+from paralab.doctor.static.models import is_decided, is_without_grad
+from paralab.doctor.static.names import LOADER
+from paralab.doctor.static.project import Scope, position
+from paralab.doctor.static.report import at, code, found, line_of
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="S14",
-    title="The logged number is of one rank, or a sum",
-    symptom="A noisy curve, or one that is as many times too high as there are ranks.",
-    cause="Rank 0 logs the loss of its own share, or all_reduce (a sum, if nothing else is said) is not divided.",
-    fix="all_reduce, then divide by the world size; log that.",
+    title="The logged number is a sum, or belongs to one rank",
+    symptom="A noisy curve, or one that is too high by a factor of the number of ranks.",
+    cause="Rank 0 logs the loss of its own share, or nothing divides the result of all_reduce, which sums by default.",
+    fix="all_reduce, divide by the world size, and log the result.",
     wrong="""\
 shown = loss.detach().clone()
 dist.all_reduce(shown)
@@ -26,3 +41,208 @@ print("loss", shown.item() / dist.get_world_size())
         "Lightning-AI/pytorch-lightning#19072",
     ),
 )
+_SHOW = (
+    "print", "info", "debug", "warning", "log", "add_scalar", "add_scalars", "log_metric",
+    "log_metrics", "set_postfix", "write",
+)  # fmt: skip
+# What a mean goes through unchanged.
+_KEEP = (
+    "detach", "clone", "item", "float", "to", "cuda", "cpu", "tensor", "as_tensor", "double",
+    "reshape", "view", "squeeze", "format", "str", "round",
+)  # fmt: skip
+
+
+@check("S14", source="script")
+def sum_shown_as_mean(script: Script) -> Iterator[Finding]:
+    """Report a mean loss that all_reduce sums up, if every later use shows it undivided."""
+    for reduce in script.calls_of("torch.distributed.all_reduce"):
+        given, op = reduce.argument(0, "tensor"), reduce.argument(1, "op")
+        if not isinstance(given, ast.Name) or reduce.argument(2, "group") is not None:
+            continue
+        if op is not None and not code(op).endswith("SUM"):
+            continue
+        sure = _is_mean(script, given, reduce.scope)
+        uses = _uses_after(script, given, reduce)
+        if (
+            sure is None
+            or not uses
+            or not all(_is_shown(script, use, reduce.scope) for use in uses)
+        ):
+            continue
+        shown = at(uses[0], reduce.scope)
+        if "sum" in reduce.module.lines[shown.line - 1].lower():
+            continue
+        why = (
+            f"all_reduce sums the mean losses of all ranks, and {line_of(shown, reduce)} shows the "
+            "sum: 8 times too high with 8 ranks."
+        )
+        if not (sure and is_decided(script, reduce)):
+            why += (
+                f" Certain if `{given.id}` is a mean over this rank's share, and nobody divides it."
+            )
+        fix = (
+            "Divide by dist.get_world_size() after all_reduce (or op=dist.ReduceOp.AVG with NCCL)."
+        )
+        severity: Severity = "warning" if sure and is_decided(script, reduce) else "suspect"
+        yield found(script, "S14", severity, reduce, why, fix, also=(shown,))
+
+
+def _is_mean(script: Script, node: ast.expr, scope: Scope) -> bool | None:
+    """A mean over a batch, unchanged: True; `total / len(loader)`: False; else None."""
+    for _ in range(8):
+        if isinstance(node, ast.Name):
+            own = script.reaching(node, scope)
+            if len(own) != 1 or own[0].how != "assign" or own[0].value is None:
+                return None
+            node, scope = own[0].value, own[0].scope
+        elif isinstance(node, ast.Call) and node in script.call_at:
+            call = script.call_at[node]
+            if call.method not in _KEEP:
+                reduced = (k for k in node.keywords if k.arg in ("reduction", "size_average"))
+                known = call.target.startswith("torch.nn.functional.") and "loss" in script.kinds(
+                    node, scope
+                )
+                return True if call.method == "mean" or (known and not any(reduced)) else None
+            inner = call.receiver if call.method not in ("tensor", "as_tensor") else None
+            if inner is None and not node.args:
+                return None
+            node = inner if inner is not None else node.args[0]
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            count = (
+                node.right.args[0] if isinstance(node.right, ast.Call) and node.right.args else None
+            )
+            return False if script.is_kind(count, scope, "loader") else None
+        else:
+            return None
+    return None
+
+
+def _uses_after(script: Script, given: ast.Name, reduce: Call) -> list[ast.Name]:
+    return [
+        node
+        for node in reduce.module.nodes_in(reduce.scope.node)
+        if isinstance(node, ast.Name) and node.id == given.id and position(node) > position(given)
+    ]
+
+
+def _is_shown(script: Script, use: ast.Name, scope: Scope) -> bool:
+    """Is a use part of what is printed or logged, as it is? `return x.item()` leaves it open."""
+    parents = scope.module.parents
+    node: ast.AST = use
+    while node in parents:
+        node = parents[node]
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else code(node.func)
+            if name in _SHOW:
+                return True
+            if name not in _KEEP:
+                return False
+        elif not isinstance(
+            node, (ast.Attribute, ast.FormattedValue, ast.JoinedStr, ast.Dict, ast.keyword)
+        ):
+            return False
+    return False
+
+
+@check("S14", source="script")
+def metric_of_one_rank(script: Script) -> Iterator[Finding]:
+    """Report what rank 0 prints about its own share of the evaluation data."""
+    shared = [
+        call
+        for call in script.calls_of(LOADER)
+        if script.is_kind(call.argument(99, "sampler"), call.scope, "distributed sampler")
+    ]
+    for call in script.methods(*_SHOW) if shared else ():
+        guards = [one for one in call.inside(If) if script.differs(one.test, call.scope)]
+        for value in call.node.args if guards else ():
+            parts = [part for part in ast.walk(value) if isinstance(part, ast.Name)]
+            own = [part for part in parts if script.nature(part, call.scope) == "local"]
+            makers = [one for part in own for one in script.contributors(part, call.scope)]
+            if any(is_without_grad(script, one) for one in makers):
+                why = (
+                    f"Only rank 0 prints this (`{code(guards[0].test)}`), computed from its own share "
+                    f"of the samples: the loader ({line_of(shared[0], call)}) has a "
+                    "DistributedSampler. Certain if it is meant for all samples."
+                )
+                fix = "all_reduce the sums and the counts on all ranks before dividing."
+                yield found(script, "S14", "suspect", call, why, fix)
+                break
+
+
+@check("S14", source="ranks")
+def sum_on_ranks(seen: Observation) -> Iterator[Finding]:
+    """Report losses that ranks sum up in a function that divides nothing afterwards. A loss that is
+    itself a sum, or was divided by a common count, may be summed."""
+    rank = seen.ranks[0] if len(seen.ranks) > 1 else None
+    if rank is None or any(loss.grad and loss.reduction != "mean" for loss in rank.of(Loss)):
+        return
+    sums: dict[Place, list[tuple[Collective, float]]] = {}
+    loss: float | None = None
+    counted = False  # the ranks have summed something else for the next step
+    for event in rank.events:
+        if isinstance(event, Batch):
+            counted = False
+        elif isinstance(event, Backward):
+            loss = event.loss if isinstance(event.loss, float) and not counted else None
+            counted = False
+        elif isinstance(event, Collective) and _sums(event):
+            place, value = agreement.place_of(event), event.value
+            if (
+                place
+                and loss
+                and value is not None
+                and not event.in_graph
+                and abs(value - loss) <= 1e-5 * abs(loss)
+            ):
+                sums.setdefault(place, []).append((event, loss))
+            else:
+                counted = True
+    for place, calls in sums.items():
+        event, value = calls[-1]
+        if len(calls) < 2 or any(map(_divides_after, event.site.stack[:2] if event.site else [])):
+            continue
+        why = (
+            f"This sums the loss ({value:.4g} on rank 0) over {seen.world} ranks, and nothing divides "
+            f"the result by {seen.world}: the logged value is {seen.world} times the mean loss."
+        )
+        fix = (
+            "Divide by dist.get_world_size() after all_reduce, or use op=dist.ReduceOp.AVG (NCCL)."
+        )
+        evidence = [
+            f"{len(calls)} calls of {event.op} with SUM, each on the loss of the last backward"
+        ]
+        yield agreement.found("S14", "warning", why, fix, place, evidence)
+
+
+def _sums(event: Collective) -> bool:
+    return event.op in ("all_reduce", "reduce") and event.reduction == "SUM"
+
+
+def _divides_after(place: Place) -> bool:
+    """Does the function divide something from this line on, or pass the result on? True if its
+    source cannot be read."""
+    try:
+        tree = ast.parse(Path(place.file).read_text())
+    except (OSError, ValueError, SyntaxError):
+        return True
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.lineno <= place.line <= (node.end_lineno or node.lineno)
+    ]
+    owner: ast.AST = max(around, key=lambda node: node.lineno) if around else tree
+    for node in ast.walk(owner):
+        if getattr(node, "lineno", 0) < place.line:
+            continue
+        match node:
+            case (
+                ast.BinOp(op=ast.Div() | ast.FloorDiv())
+                | ast.AugAssign(op=ast.Div() | ast.FloorDiv())
+            ):
+                return True
+            case ast.Attribute(attr="div" | "div_" | "mean" | "true_divide" | "divide"):
+                return True
+            case ast.Return(value=ast.expr()) | ast.Yield() | ast.YieldFrom():
+                return True
+    return False

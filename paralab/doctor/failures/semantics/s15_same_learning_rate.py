@@ -1,15 +1,23 @@
-"""S15: More ranks, same learning rate."""
+"""S15: More ranks, same learning rate; or a rate that is scaled twice."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import If
+from paralab.doctor.static.project import Scope
+from paralab.doctor.static.report import at, code, found
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="S15",
     title="More ranks, same learning rate",
-    symptom="Fewer steps per epoch and slower progress than on one device; or a learning rate that was scaled twice.",
-    cause="DDP averages over a batch that is as many times larger as there are ranks, so each epoch has fewer, better steps.",
-    fix="Keep the global batch, or adapt the learning rate to it (in proportion, or by the square root), once.",
+    symptom="Fewer steps per epoch and slower progress than on one device; or a learning rate that is scaled twice.",
+    cause="With more ranks the global batch grows, so each epoch has fewer, more precise steps.",
+    fix="Keep the global batch, or scale the learning rate with it (linearly or by the square root), once.",
     wrong="""\
 loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
 optimizer = SGD(model.parameters(), lr=0.1)
@@ -18,5 +26,60 @@ optimizer = SGD(model.parameters(), lr=0.1)
 loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
 optimizer = SGD(model.parameters(), lr=0.1 * dist.get_world_size())
 """,
-    limits="Which rate was meant is not written anywhere: it can be pointed out, never proved.",
+    limits="No script says which rate was intended. Only scaling twice can be proven.",
 )
+Product = tuple[ast.BinOp, Scope]
+
+
+@check("S15", source="script")
+def rate_scaled_twice(script: Script) -> Iterator[Finding]:
+    """Report a learning rate that is multiplied by the world size more than once."""
+    for call in script.calls:
+        rate = call.argument(1, "lr") if call.target.startswith("torch.optim.") else None
+        products = _products(script, rate, call.scope) if rate is not None else []
+        if len(products) < 2:
+            continue
+        tests = [
+            script.decide(one, scope, None)
+            for node, scope in products
+            for one in script.context(node, scope.module)
+            if isinstance(one, If)
+        ]
+        places = [at(node, scope) for node, scope in products]
+        why = (
+            f"The learning rate of `{code(call.node.func)}` is multiplied by the number of ranks "
+            f"{len(products)} times (lines {', '.join(str(place.line) for place in places)}): "
+            f"{8 ** len(products)} times the base rate with 8 ranks."
+        )
+        sure = all(tests)
+        if not sure:
+            why += " Certain if both lines run in one job."
+        severity: Severity = "error" if sure else "suspect"
+        yield found(script, "S15", severity, call, why, "Multiply once.", also=tuple(places))
+
+
+def _products(script: Script, node: ast.expr, scope: Scope, depth: int = 0) -> list[Product]:
+    """The multiplications by the world size that follow each other on the way to a value."""
+    if depth > 8:
+        return []
+    match node:
+        case ast.BinOp(left, op, right):
+            by_world = isinstance(op, ast.Mult) and any(
+                script.is_kind(side, scope, "world") for side in (left, right)
+            )
+            rest = [
+                found_
+                for side in (left, right)
+                if not script.is_kind(side, scope, "world")
+                for found_ in _products(script, side, scope, depth + 1)
+            ]
+            return [*rest, (node, scope)] if by_world else rest
+        case ast.Name() | ast.Attribute():
+            ways: list[list[Product]] = [[]]
+            for one in script.reaching(node, scope):
+                if one.how == "parameter":
+                    ways += [_products(script, *v, depth + 1) for v in script.arguments_for(one)]
+                elif one.how in ("assign", "augmented") and one.value is not None:
+                    ways.append(_products(script, one.value, one.scope, depth + 1))
+            return max(ways, key=len)
+    return []

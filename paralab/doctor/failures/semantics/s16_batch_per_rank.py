@@ -1,14 +1,22 @@
-"""S16: The batch of one rank is as large as the global batch."""
+"""S16: Each rank uses the global batch size."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.models import wraps
+from paralab.doctor.static.names import LOADER
+from paralab.doctor.static.project import dotted_key
+from paralab.doctor.static.report import code, found
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="S16",
-    title="The batch of one rank is as large as the global batch",
-    symptom="Out of memory, or a batch that is as many times larger as there are ranks.",
-    cause="`batch_size` counts samples per rank; the number from the single-device script was taken over.",
+    title="Each rank uses the global batch size",
+    symptom="Out of memory, or a batch that is larger by a factor of the number of ranks.",
+    cause="`batch_size` counts the samples of one rank, but the number is the one for all ranks.",
     fix="Divide it by the world size.",
     wrong="""\
 GLOBAL_BATCH = 256
@@ -18,5 +26,28 @@ loader = DataLoader(data, batch_size=GLOBAL_BATCH, sampler=DistributedSampler(da
 GLOBAL_BATCH = 256
 loader = DataLoader(data, batch_size=GLOBAL_BATCH // dist.get_world_size(), sampler=DistributedSampler(data))
 """,
-    limits="Only names (global_batch, total_batch) tell what was meant, so it stays a suspicion.",
+    limits="Only a name (global_batch, total_batch) tells what was intended, so this is always a suspect.",
 )
+_GLOBAL = ("global_batch", "total_batch", "effective_batch")
+
+
+@check("S16", source="script")
+def global_batch_on_every_rank(script: Script) -> Iterator[Finding]:
+    """Report a loader with a DistributedSampler whose batch size is named after the global batch."""
+    for call in script.calls_of(LOADER) if wraps(script) else ():
+        size = call.argument(1, "batch_size")
+        name = (dotted_key(size) or "").rpartition(".")[2].lower() if size is not None else ""
+        sampler = call.argument(99, "sampler")
+        if size is None or not name.startswith(_GLOBAL):
+            continue
+        if not script.is_kind(sampler, call.scope, "distributed sampler") or any(
+            one.value is not None and "world" in code(one.value, 200).lower()
+            for one in script.reaching(size, call.scope)
+        ):
+            continue
+        why = (
+            f"Every rank loads `{code(size)}` samples per step, so together the ranks load that many "
+            "times the number of ranks. Certain if the name means the batch of all ranks."
+        )
+        fix = f"batch_size={code(size)} // dist.get_world_size()."
+        yield found(script, "S16", "suspect", call, why, fix)

@@ -1,24 +1,27 @@
-"""S17: A gradient is laid out otherwise than its bucket."""
+"""S17: A gradient and its bucket have different memory layouts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from paralab.doctor.finding import Finding
-from paralab.doctor.layouts import in_same_order
+from paralab.doctor.agreement import found, listed, place_of, wraps
+from paralab.doctor.events import Backward, Wrap
+from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.job import Logs
+from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.registry import Entry, Message, check
 
 ENTRY = Entry(
     id="S17",
-    title="A gradient is laid out otherwise than its bucket",
+    title="A gradient and its bucket have different memory layouts",
     symptom="'Grad strides do not match bucket view strides', once, without a name.",
     cause=(
-        "DDP lays out its buckets as the parameters were when it wrapped them; a model that goes to channels_last afterwards "
-        "has gradients in another memory order. A 1×1 convolution of permuted or channels_last data differs in name only."
+        "DDP lays out its buckets like the parameters at the time of wrapping. If the model becomes channels_last "
+        "afterwards, its gradients have another order in memory. With 1×1 convolutions only the strides differ, not the order."
     ),
-    fix="Change the layout before wrapping, `.contiguous()` after permute; for 1×1 convolutions it costs nothing and can stay.",
+    fix="Change the layout before wrapping, and call `.contiguous()` after permute. For 1×1 convolutions the warning is harmless.",
     wrong="""\
 model = DistributedDataParallel(model)
 model.to(memory_format=torch.channels_last)
@@ -30,19 +33,55 @@ model = DistributedDataParallel(model)
     sources=("pytorch/pytorch#47163", "CompVis/latent-diffusion#281", "XPixelGroup/HAT#154"),
     messages=(Message(r"Grad strides do not match bucket view strides", kind="printed"),),
 )
-
 GRADIENT = re.compile(r"\bgrad\.sizes\(\) = \[([\d, ]*)\], strides\(\) = \[([\d, ]*)\]")
 BUCKET = re.compile(r"bucket_view\.sizes\(\) = \[([\d, ]*)\], strides\(\) = \[([\d, ]*)\]")
 
 
+@check("S17", source="ranks")
+def gradient_layout(seen: Observation) -> Iterator[Finding]:
+    """Report gradients whose strides differ from those of their bucket."""
+    for rank in seen.ranks if seen.world > 1 else []:
+        for wrap in wraps(rank):
+            passes = [event.laid for event in rank.of(Backward) if event.laid]
+            rows = [laid[str(wrap.model)] for laid in passes if str(wrap.model) in laid]
+            if rows:
+                yield _finding(rank, wrap, rows[-1])
+                return
+
+
+def _finding(rank: RankSeen, wrap: Wrap, rows: list[list[Any]]) -> Finding:
+    costly = [row for row in rows if not in_same_order(*row[1:])]
+    name, shape, gradient, bucket = (costly or rows)[0]
+    cost = (
+        "DDP rearranges it in every step. The result is right"
+        if costly
+        else "Only dimensions of size 1 differ, so the values have the same order and only the warning remains"
+    )
+    why = (
+        f"The gradient of {listed([row[0] for row in costly or rows])} has other strides than its "
+        f"bucket, which DDP laid out like the parameter when wrapping it here ({name}, shape {shape}: "
+        f"strides {gradient} and {bucket}). {cost}."
+    )
+    fix = (
+        "Call model.to(memory_format=torch.channels_last) before DistributedDataParallel(…) if the "
+        "data is channels_last; otherwise .contiguous() after transpose or permute."
+    )
+    evidence = [
+        f"rank {rank.rank}: {r[0]} {r[1]}: gradient {r[2]}, bucket {r[3]}" for r in rows[:4]
+    ]
+    severity: Severity = "warning" if costly else "suspect"
+    return found("S17", severity, why, fix, place_of(wrap), evidence)
+
+
 @check("S17", source="log")
-def gradient_layout(logs: Logs) -> Iterator[Finding]:
-    told = [line for line in logs.lines if "Grad strides do not match bucket view" in line.text]
-    if not told:
+def layout_in_log(logs: Logs) -> Iterator[Finding]:
+    """Compare the strides that DDP prints."""
+    lines = [line for line in logs.lines if "Grad strides do not match bucket view" in line.text]
+    if not lines:
         return
     gradient, bucket = _layout(logs, GRADIENT), _layout(logs, BUCKET)
     which = f"A gradient of shape {gradient[0]}" if gradient else "A gradient"
-    evidence = (str(told[0]),)
+    evidence = (str(lines[0]),)
     if gradient and bucket and in_same_order(*gradient, bucket[1]):
         why = (
             f"{which} differs from DDP's bucket only in the strides of dimensions of size 1, which costs "
@@ -63,3 +102,8 @@ def _layout(logs: Logs, pattern: re.Pattern[str]) -> tuple[list[int], list[int]]
             )
             return (shape, strides) if len(shape) == len(strides) else None
     return None
+
+
+def in_same_order(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
+    """Do two sets of strides differ only in dimensions of size 1?"""
+    return all(mine == its for size, mine, its in zip(shape, one, other, strict=True) if size > 1)

@@ -1,4 +1,4 @@
-# ways: script, ranks
+# ways: ranks
 """Stops training the body after a few steps."""
 
 import torch

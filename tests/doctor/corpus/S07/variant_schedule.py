@@ -1,4 +1,4 @@
-# ways: script, ranks
+# ways: ranks
 """A schedule thaws the encoder at a given epoch."""
 
 import os

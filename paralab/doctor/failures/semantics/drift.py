@@ -31,10 +31,10 @@ from paralab.doctor.events import (
     Step,
     Trainable,
 )
+from paralab.doctor.failures.semantics.s01_unused_parameters import find_unused
+from paralab.doctor.failures.semantics.s03_static_graph_changes import find_changed_graph
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation, RankSeen
-from paralab.doctor.rank_rules.semantics import changed_graph, unused
-from paralab.doctor.registry import check
 from paralab.doctor.windows import Window, windows
 
 ALL_WATCHED = 64  # steps, from the first on, of which everything is known
@@ -77,7 +77,7 @@ class Apart:
 
 
 @lru_cache(maxsize=1)  # asked once for each entry
-def cause(seen: Observation) -> Finding | None:
+def find_cause(seen: Observation) -> Finding | None:
     if (
         len(seen.ranks) < 2
         or not watched(seen)
@@ -113,18 +113,6 @@ def cause(seen: Observation) -> Finding | None:
                     Apart(seen, ranks, steps, [names[i] for i in parameters])
                 )
     return None
-
-
-def _rule(entry: str) -> None:
-    @check(entry, source="ranks")
-    def rule(seen: Observation) -> Iterator[Finding]:
-        finding = cause(seen)
-        if finding is not None and finding.id == entry:
-            yield finding
-
-
-for _entry in ("S06", "S07", "S08", "S11", "S12", "G04", "G05", "P06"):
-    _rule(_entry)
 
 
 # --- who is compared with whom
@@ -255,7 +243,7 @@ def _explain_gradients(apart: Apart) -> Finding | None:
     if not inside:
         return _outside(apart)
     apart = Apart(apart.seen, apart.ranks, apart.steps, inside)
-    if unused(apart.seen) or changed_graph(apart.seen):
+    if find_unused(apart.seen) or find_changed_graph(apart.seen):
         return None  # DDP never finished averaging, and says so in the next forward
     if _are_averaged_by_hand(apart.ranks[0]) or not (
         apart.seen.over or _was_ever_synced(apart.ranks[0])

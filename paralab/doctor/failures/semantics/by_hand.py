@@ -1,0 +1,29 @@
+"""Gradients or weights that the script averages itself, without DDP."""
+
+from __future__ import annotations
+
+import ast
+
+from paralab.doctor.static.facts import Call
+from paralab.doctor.static.script import Script
+
+_REDUCE = (
+    "all_reduce", "allreduce", "allreduce_", "reduce", "reduce_scatter", "all_gather",
+    "all_reduce_coalesced",
+)  # fmt: skip
+_PARAMETERS = ("grad", "main_grad", "parameters", "named_parameters", "parameters_to_vector")
+
+
+def gradient_reductions(script: Script, *more: str) -> list[Call]:
+    """The collectives that see gradients or parameters, or whose function does."""
+    return [call for call in script.methods(*_REDUCE, *more) if _sees_parameters(script, call)]
+
+
+def _sees_parameters(script: Script, call: Call) -> bool:
+    around = call.scope.node if call.scope.is_function else call.node
+    if any(
+        isinstance(node, ast.Attribute) and node.attr in _PARAMETERS for node in ast.walk(around)
+    ):
+        return True
+    given = [one for arg in call.node.args for one in script.contributors(arg, call.scope)]
+    return any(one.last_name in _PARAMETERS for one in given)

@@ -1,0 +1,45 @@
+"""Which of two places in the script runs first, as far as the calls between functions tell."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.static.facts import Facts, Loop
+from paralab.doctor.static.project import Scope, position
+
+Way = tuple[tuple[Scope, ast.AST], ...]
+MOST_WAYS = 12
+
+
+def ways(script: Facts, node: ast.AST, scope: Scope, depth: int = 5) -> Iterator[Way]:
+    """The ways to a node, from the inside out: itself, the call of its function, that one's call."""
+    here = (scope, node)
+    callers = script.callers(scope) if scope.is_function and depth else []
+    for call in callers[:MOST_WAYS]:
+        yield from ((here, *way) for way in ways(script, call.node, call.scope, depth - 1))
+    if not callers:
+        yield (here,)
+
+
+def runs_after(
+    script: Facts, later: tuple[ast.AST, Scope], earlier: tuple[ast.AST, Scope]
+) -> set[str]:
+    """`after`, `before`, or `loop` (by turns), for each pair of ways that meet in one function."""
+    found = set()
+    for one in ways(script, *later):
+        for other in ways(script, *earlier):
+            found.add(_compare(script, one, other))
+    return found - {""}
+
+
+def _compare(script: Facts, one: Way, other: Way) -> str:
+    places = dict(reversed(other))
+    for scope, node in one:
+        if scope in places and places[scope] is not node:
+            around = script.context(places[scope], scope.module)
+            loops = [part for part in script.context(node, scope.module) if isinstance(part, Loop)]
+            if any(loop in around for loop in loops):
+                return "loop"
+            return "after" if position(node) > position(places[scope]) else "before"
+    return ""
