@@ -1,6 +1,8 @@
-"""Replicas that come apart. Many mistakes end in differing parameters; this finds the first step in
-which ranks disagree, and names the one cause: who stepped, which way the forward went, what no_sync
-covered, what was unfrozen, moved or loaded."""
+"""Why replicas drift apart: the first step on which ranks disagree, and its one cause.
+
+Many mistakes end in different parameters: a step that some ranks skip, a forward past DDP, no_sync()
+around the wrong passes, parameters that were unfrozen, moved, or loaded after wrapping.
+"""
 
 from __future__ import annotations
 
@@ -37,21 +39,22 @@ from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.windows import Window, windows
 
-ALL_WATCHED = 64  # steps, from the first on, of which everything is known
-# Calls in which no rank, or one alone, has anything to give.
-TAKEN = {"broadcast", "broadcast_object_list", "scatter", "scatter_object_list", "barrier", "monitored_barrier"} | {
-    "send", "recv", "isend", "irecv", "send_object_list", "recv_object_list", "batch_isend_irecv",
+ALL_WATCHED = 64  # first steps, of which everything is recorded
+# Collectives in which ranks receive and do not contribute.
+RECEIVE = {
+    "broadcast", "broadcast_object_list", "scatter", "scatter_object_list", "barrier",
+    "monitored_barrier", "send", "recv", "isend", "irecv", "send_object_list",
+    "recv_object_list", "batch_isend_irecv",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Apart:
-    """The first step that ranks do not agree about. `names`: the parameters in which they
-    differ."""
+    """The first step on which ranks disagree. `names`: the parameters that differ."""
 
     seen: Observation
     ranks: list[RankSeen]
-    steps: list[Step]  # one of each rank
+    steps: list[Step]  # one per rank
     names: list[str]
 
     @property
@@ -63,64 +66,49 @@ class Apart:
         return next((window for window in windows(rank) if window.step is step), None)
 
     def norms(self, of: str) -> tuple[str, ...]:
-        """The evidence: the norm of the first differing tensor on each rank."""
+        """The evidence: the norm of the first tensor that differs, on each rank."""
         place = self.steps[0].names.index(self.names[0])
-        values = [
-            (rank.rank, (getattr(step, of) or [])[place])
-            for rank, step in zip(self.ranks, self.steps, strict=True)
+        values = [(getattr(step, of) or [])[place] for step in self.steps]
+        shown = [
+            f"rank {rank.rank}: {f'norm {value[0]:.6g}' if value else 'none'}"
+            for rank, value in zip(self.ranks, values, strict=True)
         ]
-        told = [
-            f"rank {rank}: norm {value[0]:.6g}" if value else f"rank {rank}: none"
-            for rank, value in values
-        ]
-        return (f"{of} of {self.names[0]} at step {self.number}: {'; '.join(told)}",)
+        return (f"{of} of {self.names[0]} at step {self.number}: {'; '.join(shown)}",)
 
 
-@lru_cache(maxsize=1)  # asked once for each entry
+@lru_cache(maxsize=1)
 def find_cause(seen: Observation) -> Finding | None:
-    if (
-        len(seen.ranks) < 2
-        or not watched(seen)
-        or any(rank.of(Pipeline) or rank.of(Join) for rank in seen.ranks)
-    ):
-        return None  # another part of the model on each; or uneven data, and step 7 of one rank is not step 7 of another
+    if len(seen.ranks) < 2 or not watched(seen):
+        return None
+    if any(rank.of(Pipeline) or rank.of(Join) for rank in seen.ranks):
+        return None  # each rank has its own stage, or its own number of steps
     if uneven := _unequal_steps(seen):
         return uneven
     for ranks in _replicas(seen):
-        common = [
-            steps for steps in _common_steps(ranks) if not _is_of_another_group(ranks, steps[0])
-        ]
+        common = [s for s in _common_steps(ranks) if not _is_of_another_group(ranks, s[0])]
         ignored = {name for wrap in wraps(ranks[0]) for name in wrap.ignored}
-        for steps in (
-            common if seen.settled else common[:-1]
-        ):  # what comes after the last step may explain it: an exception
-            names = steps[0].names
-            gradients = [
-                i
-                for i in differing([step.gradients or [] for step in steps])
-                if names[i] not in ignored
-            ]
+        # What follows the last step may explain it: an exception.
+        for steps in common if seen.settled else common[:-1]:
+            gradients = _names_that_differ(steps, "gradients", ignored)
             if gradients:
-                apart = Apart(seen, ranks, steps, [names[i] for i in gradients])
-                return _explain_gradients(apart)
-            parameters = [
-                i
-                for i in differing([step.parameters or [] for step in steps])
-                if names[i] not in ignored
-            ]
-            if parameters and _is_common(ranks[0], steps[0]):
-                return _explain_parameters(
-                    Apart(seen, ranks, steps, [names[i] for i in parameters])
-                )
+                return _explain_gradients(Apart(seen, ranks, steps, gradients))
+            parameters = _names_that_differ(steps, "parameters", ignored)
+            if parameters and _train_one_model(ranks[0], steps[0]):
+                return _explain_parameters(Apart(seen, ranks, steps, parameters))
     return None
 
 
-# --- who is compared with whom
-# ---------------------------------------------------------------------------------------------------
+def _names_that_differ(steps: list[Step], of: str, ignored: set[str]) -> list[str]:
+    names = steps[0].names
+    places = differing([getattr(step, of) or [] for step in steps])
+    return [names[place] for place in places if names[place] not in ignored]
+
+
+# --- which ranks hold the same model
 
 
 def _replicas(seen: Observation) -> list[list[RankSeen]]:
-    """Ranks that hold the same model: those between which DDP reduces; without DDP, all."""
+    """Groups of ranks between which DDP reduces; without DDP, all ranks."""
     groups = {tuple(wrap.ranks) for rank in seen.ranks for wrap in wraps(rank) if wrap.ranks}
     if not groups:
         return [seen.ranks] if not any(wraps(rank) for rank in seen.ranks) else []
@@ -132,13 +120,9 @@ def _replicas(seen: Observation) -> list[list[RankSeen]]:
 
 
 def _common_steps(ranks: list[RankSeen]) -> Iterator[list[Step]]:
-    """The steps of which all ranks have digests, of the same parameters."""
+    """The steps that every rank has digests of, for the same parameters."""
     tables = [
-        {
-            (step.optimizer, step.number): step
-            for step in rank.steps
-            if step.gradients and step.parameters
-        }
+        {(s.optimizer, s.number): s for s in rank.steps if s.gradients and s.parameters}
         for rank in ranks
     ]
     for key in tables[0] if tables else ():
@@ -148,7 +132,7 @@ def _common_steps(ranks: list[RankSeen]) -> Iterator[list[Step]]:
 
 
 def _is_of_another_group(ranks: list[RankSeen], step: Step) -> bool:
-    """What it steps may be a model that DDP holds equal between other ranks, or on one alone."""
+    """Does the step belong to a model that DDP keeps equal between other ranks?"""
     group = {rank.rank for rank in ranks}
     return any(
         set(step.names) <= set(wrap.names)
@@ -157,74 +141,61 @@ def _is_of_another_group(ranks: list[RankSeen], step: Step) -> bool:
     )
 
 
-def _is_common(rank: RankSeen, step: Step) -> bool:
-    """The ranks train one model: under DDP, or with gradients that they give to each other. Others
-    may begin with the same seed and the same data, and go their own ways."""
+def _train_one_model(rank: RankSeen, step: Step) -> bool:
+    """Do the ranks train together, under DDP or by exchanging gradients? Otherwise each may train
+    its own model from the same seed and data."""
     if not any(value and value[0] for value in step.gradients or []):
         return False
-    return bool(wraps(rank)) or any(
-        e.t < step.t and _exchanges_tensors(e) for e in rank.of(Collective)
-    )
+    return bool(wraps(rank)) or any(e.t < step.t and _exchanges(e) for e in rank.of(Collective))
 
 
-def _exchanges_tensors(event: Collective) -> bool:
-    """All ranks give something to it; of a broadcast or a scatter they only take: data, first
-    weights."""
-    return event.op not in TAKEN and event.shape not in (None, [], [1])
+def _exchanges(event: Collective) -> bool:
+    """Does every rank contribute a tensor?"""
+    return event.op not in RECEIVE and event.shape not in (None, [], [1])
 
 
 # --- who stepped
-# -----------------------------------------------------------------------------------------------------------------
 
 
 def _unequal_steps(seen: Observation) -> Finding | None:
-    """All ranks compute the same passes, but not all apply them."""
-    if not is_data_parallel(seen) and not all(
-        any(map(_exchanges_tensors, rank.of(Collective))) for rank in seen.ranks
-    ):
+    """All ranks compute the same passes, but not all of them step."""
+    exchange = (any(map(_exchanges, rank.of(Collective))) for rank in seen.ranks)
+    if not is_data_parallel(seen) and not all(exchange):
         return None
-    is_long = any(
-        rank.made > ALL_WATCHED for rank in seen.ranks
-    )  # then of later passes not all are known, and on each rank others
-    in_order = (
-        seen.over
-        and not seen.ended_by_us
-        and not is_long
-        and all(rank.came_to_its_end and not rank.raised for rank in seen.ranks)
-    )
+    # In a long run, each rank records other passes after the first steps.
+    is_long = any(rank.made > ALL_WATCHED for rank in seen.ranks)
+    finished = seen.over and not seen.ended_by_us and not is_long
+    finished = finished and all(rank.came_to_its_end and not rank.raised for rank in seen.ranks)
     passes = [[one for one in rank.of(Backward) if one.step < ALL_WATCHED] for rank in seen.ranks]
-    fewest = min(map(len, passes))
-    if not fewest or (max(map(len, passes)) - fewest > (0 if in_order else 1) and not is_long):
+    fewest, most_passes = min(map(len, passes)), max(map(len, passes))
+    if not fewest or (most_passes - fewest > (0 if finished else 1) and not is_long):
         return None
-    # Ranks that run are not read at the same moment, and need not wait for each other: what each
-    # did before the same pass counts.
-    until = [float("inf") if in_order else mine[fewest - 1].t for mine in passes]
+    # Running ranks are not read at the same moment: count what each did before the same pass.
+    until = [math.inf if finished else mine[fewest - 1].t for mine in passes]
     made = {
         rank.rank: sum(step.t < end for step in rank.steps)
         + sum(bool(event.skipped) and event.t < end for event in rank.of(Amp))
         for rank, end in zip(seen.ranks, until, strict=True)
     }
     gap = max(made.values()) - min(made.values())
-    if gap < (1 if in_order else 2):
+    if gap < (1 if finished else 2):
         return None
     most = max(seen.ranks, key=lambda rank: made[rank.rank])
     fewer = [rank for rank, count in made.items() if count < made[most.rank]]
-    shared = sum(
-        event.op in TAKEN and event.shape not in (None, [], [1]) for event in most.of(Collective)
+    sent = [e for e in most.of(Collective) if e.op in RECEIVE and e.shape not in (None, [], [1])]
+    less = f"only {made[fewer[0]]}" if made[fewer[0]] else "none"
+    why = (
+        f"Rank {most.rank} takes {made[most.rank]} optimizer steps here in {fewest} backward passes, "
+        f"rank {listed([str(rank) for rank in fewer])} {less}. Every rank has the averaged gradients; "
+        "ranks that do not apply them keep old parameters."
     )
-    unsure = shared >= gap
-    certain = (
-        "; tensors are sent, which may give them the result: certain if parameters differ at the end"
-        if unsure
-        else ""
-    )
+    if len(sent) >= gap:
+        why += " Certain unless the tensors that the script sends give them the result."
     return found(
         "S08",
-        "suspect" if unsure else "error",
-        f"this step is made by rank {most.rank} ({made[most.rank]} times in {fewest} backward passes), but "
-        f"{'only ' + str(made[fewer[0]]) + ' times' if made[fewer[0]] else 'never'} by rank {listed([str(r) for r in fewer])}: "
-        f"every rank has the averaged gradients, and those that do not apply them keep old parameters{certain}",
-        "step on every rank: take the call out of the condition on the rank",
+        "suspect" if len(sent) >= gap else "error",
+        why,
+        "Step on every rank: move the call out of the test on the rank.",
         place_of(most.steps[0] if most.steps else None),
         [f"rank {rank}: {count} optimizer steps" for rank, count in made.items()],
         fewer[0] if len(fewer) == 1 else None,
@@ -232,338 +203,256 @@ def _unequal_steps(seen: Observation) -> Finding | None:
 
 
 # --- gradients differ before the step
-# --------------------------------------------------------------------------------------------
 
 
 def _explain_gradients(apart: Apart) -> Finding | None:
     wrapped = {name for rank in apart.ranks for wrap in wraps(rank) for name in wrap.names}
     if not wrapped:
-        return None  # ranks that train on their own, or an averaging by hand that we cannot follow
+        return None  # ranks that train alone, or average by hand in a way that we cannot follow
     inside = [name for name in apart.names if name in wrapped]
     if not inside:
         return _outside(apart)
-    apart = Apart(apart.seen, apart.ranks, apart.steps, inside)
     if find_unused(apart.seen) or find_changed_graph(apart.seen):
-        return None  # DDP never finished averaging, and says so in the next forward
-    if _are_averaged_by_hand(apart.ranks[0]) or not (
-        apart.seen.over or _was_ever_synced(apart.ranks[0])
-    ):
-        return None  # each rank steps alone for a while, and parameters are averaged then: or it may still come
-    explain: tuple[Callable[[Apart], Finding | None], ...]
-    explain = (_past_the_wrapper, _too_early, _not_synced, _unfrozen, _moved, _also_past)
-    return next((finding for one in explain if (finding := one(apart)) is not None), None) or found(
-        "S08",
-        "error",
-        f"before optimizer step {apart.number} the gradients of {listed(apart.names)} are not the same on all ranks, although the "
-        "model went through DDP and nothing that was seen explains it: the replicas come apart from here on",
-        "look at what happens to the gradients between backward and this step on each rank (hooks, clipping by local norms, noise)",
-        place_of(apart.steps[0]),
-        apart.norms("gradients"),
+        return None  # DDP did not finish averaging and says so in the next forward
+    synced = any(e.seq and e.seq[1] >= e.seq[0] for e in apart.ranks[0].of(Backward))
+    if _averages_by_hand(apart.ranks[0]) or not (apart.seen.over or synced):
+        return None  # local steps; the ranks average parameters now and then, or still may
+    apart = Apart(apart.seen, apart.ranks, apart.steps, inside)
+    causes: tuple[Callable[[Apart], Finding | None], ...]
+    causes = (_past_the_wrapper, _too_early, _not_synced, _unfrozen, _moved, _also_past)
+    for cause in causes:
+        if finding := cause(apart):
+            return finding
+    why = (
+        f"Before step {apart.number} the gradients of {listed(inside)} differ between ranks, although "
+        "the model went through DDP. Nothing that was observed explains it; the replicas drift apart "
+        "from here on."
     )
+    fix = (
+        "Check what changes the gradients between backward and this step on each rank: hooks, "
+        "clipping by a local norm, noise."
+    )
+    place = place_of(apart.steps[0])
+    return found("S08", "error", why, fix, place, apart.norms("gradients"))
 
 
-def _are_averaged_by_hand(rank: RankSeen) -> bool:
-    """The user's own all_reduce calls had the shapes of all parameters, or of all of them in
-    one."""
-    reduced = [
-        event.shape for event in rank.of(Collective) if event.op == "all_reduce" and event.shape
-    ]
+def _averages_by_hand(rank: RankSeen) -> bool:
+    """Did the user's all_reduce calls have the shapes of all parameters, or their total size?"""
+    calls = [event.shape for event in rank.of(Collective) if event.op == "all_reduce"]
+    reduced = [shape for shape in calls if shape]
     for wrap in wraps(rank):
         total = sum(math.prod(shape) for shape in wrap.shapes)
-        if all(shape in reduced for shape in wrap.shapes) or any(
-            math.prod(shape) == total for shape in reduced
-        ):
+        if all(shape in reduced for shape in wrap.shapes) or total in map(math.prod, reduced):
             return True
     return False
 
 
-def _was_ever_synced(rank: RankSeen) -> bool:
-    return any(event.seq and event.seq[1] >= event.seq[0] for event in rank.of(Backward))
-
-
 def _outside(apart: Apart) -> Finding:
-    return found(
-        "S08",
-        "suspect",
-        f"the optimizer also steps {listed(apart.names)} of {len(apart.steps[0].names)} parameters that no DDP model holds, and "
-        "their gradients differ between ranks, so every rank trains its own. Certain if they are meant to be the same everywhere",
-        "put them into the module that is given to DDP, or all-reduce their gradients before the step",
-        place_of(apart.steps[0]),
-        apart.norms("gradients"),
+    why = (
+        f"The optimizer also steps {listed(apart.names)}, which no DDP model holds. Their gradients "
+        "differ between ranks, so each rank trains its own. Certain if they should be equal."
     )
+    fix = "Put them into the module that DDP wraps, or all-reduce their gradients before the step."
+    place = place_of(apart.steps[0])
+    return found("S08", "suspect", why, fix, place, apart.norms("gradients"))
 
 
-def _forwards(window: Window) -> list[Forward]:
-    return [forward for one in window.micro_steps for forward in one.forwards if forward.grad]
+def _forwards(window: Window | None) -> list[Forward]:
+    passes = window.micro_steps if window else []
+    return [forward for one in passes for forward in one.forwards if forward.grad]
 
 
-def _some(apart: Apart, guilty: list[RankSeen]) -> int | None:
-    """The culprit, where it is one rank of several."""
+def _culprit(apart: Apart, guilty: list[RankSeen]) -> int | None:
+    """The rank to blame, if it is one of several."""
     return guilty[0].rank if len(guilty) == 1 < len(apart.ranks) else None
 
 
 def _past_the_wrapper(apart: Apart) -> Finding | None:
-    """No forward of the window went through DDP."""
-    guilty = []
-    for rank in apart.ranks:
-        window = apart.window(rank)
-        if (
-            window
-            and window.micro_steps
-            and not any(forward.through == "wrapper" for forward in _forwards(window))
-        ):
-            guilty.append((rank, window))
+    """No forward before the step went through DDP."""
+    guilty = [
+        (rank, window)
+        for rank in apart.ranks
+        if (window := apart.window(rank))
+        and window.micro_steps
+        and not any(forward.through == "wrapper" for forward in _forwards(window))
+    ]
     if not guilty:
         return None
-    rank, window = guilty[0]
+    window = guilty[0][1]
     past = [forward for forward in _forwards(window) if forward.through == "module"]
     way = (
         "calls the module inside DDP"
         if past
-        else "starts from a part or a method of the module inside DDP: no forward of the wrapper came before it"
+        else "uses a part or a method of the module inside DDP"
     )
-    return found(
-        "S06",
-        "error",
-        f"the forward pass of step {apart.number} {way}, so DDP was never told of it and does not average: the gradients of "
-        f"{listed(apart.names)} differ between ranks",
-        "call the wrapper itself: model(x), not model.module(x); let forward choose by an argument where another method is wanted",
-        place_of(past[0] if past else window.micro_steps[-1].backward),
-        apart.norms("gradients"),
-        _some(apart, [rank for rank, _ in guilty]),
+    why = (
+        f"The forward of step {apart.number} {way}. DDP.forward does not run, so DDP does not average: "
+        f"the gradients of {listed(apart.names)} differ between ranks."
     )
+    fix = "Call the wrapper: model(x), not model.module(x). Let forward choose other methods by an argument."
+    place = place_of(past[0] if past else window.micro_steps[-1].backward)
+    rank = _culprit(apart, [rank for rank, _ in guilty])
+    return found("S06", "error", why, fix, place, apart.norms("gradients"), rank)
 
 
 def _not_synced(apart: Apart) -> Finding | None:
-    """The last pass of the window was inside no_sync when DDP looked."""
+    """The last pass before the step was inside no_sync()."""
     guilty = []
     for rank in apart.ranks:
         window = apart.window(rank)
-        forwards = [f for f in _forwards(window) if f.through == "wrapper"] if window else []
+        forwards = [forward for forward in _forwards(window) if forward.through == "wrapper"]
         if window and forwards and forwards[-1].sync is False:
             guilty.append((rank, window, forwards[-1]))
     if not guilty:
         return None
     rank, window, forward = guilty[0]
-    by_hand = any(
-        event.op == "all_reduce" and event.shape not in ([], [1]) for event in rank.of(Collective)
-    )
-    severity: Severity = "suspect" if by_hand else "error"
-    unsure = (
-        ". Certain unless your own all_reduce calls average the parameters later" if by_hand else ""
-    )
+    own = [e for e in rank.of(Collective) if e.op == "all_reduce" and e.shape not in ([], [1])]
+    severity: Severity = "suspect" if own else "error"
+    doubt = " Certain unless your own all_reduce calls average the parameters later." if own else ""
     backward = window.micro_steps[-1].backward
-    culprit = _some(apart, [rank for rank, _, _ in guilty])
+    evidence = apart.norms("gradients")
+    culprit = _culprit(apart, [rank for rank, _, _ in guilty])
     if forward.model not in backward.unsynced:
         why = (
-            f"the forward at {forward.site} is inside no_sync() and this backward is outside: DDP looks at the forward, so the "
-            f"gradients of {listed(apart.names)} are not averaged at step {apart.number}{unsure}"
+            f"The forward at {forward.site} is inside no_sync() and this backward is outside. DDP goes "
+            f"by the forward, so step {apart.number} uses gradients of {listed(apart.names)} that are "
+            f"not averaged.{doubt}"
         )
-        fix = "put forward and backward into the same context: both inside no_sync() in early micro-batches, both outside in the last"
-        return found(
-            "G05", severity, why, fix, place_of(backward), apart.norms("gradients"), culprit
+        fix = (
+            "Put forward and backward into the same context: both inside no_sync() in early "
+            "micro-batches, both outside in the last."
         )
+        return found("G05", severity, why, fix, place_of(backward), evidence, culprit)
     why = (
-        f"step {apart.number} applies gradients that were never averaged: the last of its {len(window.micro_steps)} passes "
-        "(forward at "
-        f"{forward.site}) was inside no_sync(), so {listed(apart.names)} differ between ranks, and stay different{unsure}"
+        f"Step {apart.number} applies gradients that were never averaged: the last of its "
+        f"{len(window.micro_steps)} passes (forward at {forward.site}) was inside no_sync(). "
+        f"{listed(apart.names)} differ between ranks from now on.{doubt}"
     )
-    fix = "leave no_sync() for the pass before every step, also for the last batch of the loader"
-    return found(
-        "G04", severity, why, fix, place_of(apart.steps[0]), apart.norms("gradients"), culprit
+    fix = (
+        "Leave no_sync() in the last pass before every step, also for the last batch of the loader."
     )
+    return found("G04", severity, why, fix, place_of(apart.steps[0]), evidence, culprit)
 
 
 def _too_early(apart: Apart) -> Finding | None:
-    """All forwards came first: the last of them made DDP ready, and the first backward used it
-    up."""
+    """All forwards came first: the last one prepared DDP, and the first backward used that up."""
     for rank in apart.ranks:
         window = apart.window(rank)
         passes = window.micro_steps if window else []
         first = (
-            [
-                forward
-                for forward in passes[0].forwards
-                if forward.grad and forward.through == "wrapper"
-            ]
-            if passes
-            else []
+            [f for f in passes[0].forwards if f.grad and f.through == "wrapper"] if passes else []
         )
-        asked = any(forward.sync is False for forward in first) or any(
-            one.backward.unsynced for one in passes
-        )
-        sent = [
-            bool(one.backward.seq and one.backward.seq[1] >= one.backward.seq[0]) for one in passes
-        ]
-        if (
-            len(first) < 2
-            or not asked
-            or not any(forward.sync for forward in first)
-            or not any(sent)
-            or all(sent)
-        ):
+        quiet = any(f.sync is False for f in first) or any(p.backward.unsynced for p in passes)
+        sequences = [one.backward.seq for one in passes]
+        sent = [bool(seq and seq[1] >= seq[0]) for seq in sequences]
+        synced = any(forward.sync for forward in first)
+        if len(first) < 2 or not quiet or not synced or not any(sent) or all(sent):
             continue
-        early = passes[sent.index(True)].backward
-        local = len(passes) - 1 - sent.index(True)
-        return found(
-            "P06",
-            "error",
-            f"{len(first)} forwards come before the first backward, and no_sync() is asked in the forward only: one of them made "
-            f"DDP ready, and backward {sent.index(True) + 1} of {len(passes)} exchanged its gradients; those of the {local} after "
-            f"it stay on each rank, so {listed(apart.names)} differ at step {apart.number}",
-            "one no_sync() block around forward and backward of a micro-batch, the next micro-batch after it",
-            place_of(early),
-            [
-                *apart.norms("gradients"),
-                f"rank {rank.rank}: collectives in {sum(sent)} of {len(passes)} backward passes",
-            ],
+        early = sent.index(True)
+        why = (
+            f"{len(first)} forwards run before the first backward, and only the forward is inside "
+            f"no_sync(). Backward {early + 1} of {len(passes)} exchanged its gradients; those of the "
+            f"{len(passes) - 1 - early} after it stay on their rank, so {listed(apart.names)} differ "
+            f"at step {apart.number}."
         )
+        fix = "Use one no_sync() block around forward and backward of a micro-batch, then the next."
+        counts = f"rank {rank.rank}: collectives in {sum(sent)} of {len(passes)} backward passes"
+        evidence = [*apart.norms("gradients"), counts]
+        return found("P06", "error", why, fix, place_of(passes[early].backward), evidence)
     return None
 
 
 def _unfrozen(apart: Apart) -> Finding | None:
-    """They were frozen when DDP was made, so DDP does not know them."""
+    """The parameters were frozen at the time of wrapping, so DDP does not know them."""
     rank = apart.ranks[0]
     frozen = {
         name
         for wrap in wraps(rank)
-        for name, on in zip(wrap.names, wrap.trainable, strict=True)
-        if not on
+        for name, is_on in zip(wrap.names, wrap.trainable, strict=True)
+        if not is_on
     }
     if not frozen.issuperset(apart.names):
         return None
-    changes = [
-        event for event in rank.of(Trainable) if event.trainable and event.name in apart.names
-    ]
-    return found(
-        "S07",
-        "error",
-        f"{listed(apart.names)} were frozen when DDP was made and unfrozen here: DDP averages only what it knew then, so from step "
-        f"{apart.number} on every rank trains them on its own data",
-        "unfreeze before DistributedDataParallel(…), or wrap the module again after unfreezing (and make a new optimizer)",
-        place_of(changes[0] if changes else apart.steps[0]),
-        apart.norms("gradients"),
+    changes = [e for e in rank.of(Trainable) if e.trainable and e.name in apart.names]
+    why = (
+        f"{listed(apart.names)} were frozen when DDP was created and are unfrozen here. DDP averages "
+        f"only what was trainable then: from step {apart.number} on, every rank trains them on its "
+        "own data."
     )
+    fix = (
+        "Unfreeze before DistributedDataParallel(…), or wrap again after unfreezing and create a new "
+        "optimizer."
+    )
+    place = place_of(changes[0] if changes else apart.steps[0])
+    return found("S07", "error", why, fix, place, apart.norms("gradients"))
 
 
 def _moved(apart: Apart) -> Finding | None:
     moves = [event for event in apart.ranks[0].of(Moved) if event.t < apart.steps[0].t]
     if not moves:
         return None
-    return found(
-        "S12",
-        "error",
-        f"the wrapped model was moved here (from {moves[0].before} to {moves[0].after}), which puts new tensors under DDP's hooks: "
-        f"the gradients of {listed(apart.names)} are no longer averaged at step {apart.number}",
-        "copy the state_dict to the CPU instead of the model, or wrap again after moving",
-        place_of(moves[0]),
-        apart.norms("gradients"),
+    why = (
+        f"The wrapped model moves here (from {moves[0].before} to {moves[0].after}), which replaces "
+        f"the tensors that DDP has hooks on. The gradients of {listed(apart.names)} are no longer "
+        f"averaged at step {apart.number}."
     )
+    fix = "Copy the state_dict to the CPU instead of the model, or wrap again after moving."
+    return found("S12", "error", why, fix, place_of(moves[0]), apart.norms("gradients"))
 
 
 def _also_past(apart: Apart) -> Finding | None:
-    """Some of the window's forwards went past the wrapper."""
-    window = apart.window(apart.ranks[0])
-    past = (
-        [forward for forward in _forwards(window) if forward.through == "module"] if window else []
-    )
+    """Some of the forwards before the step went past the wrapper."""
+    past = [f for f in _forwards(apart.window(apart.ranks[0])) if f.through == "module"]
     if not past:
         return None
-    return found(
-        "S06",
-        "error",
-        f"this forward calls the module inside DDP, besides others that go through the wrapper: its part of the gradients of "
-        f"{listed(apart.names)} is not averaged at step {apart.number}",
-        "one call of the wrapper that does both; past the wrapper only without gradients",
-        place_of(past[0]),
-        apart.norms("gradients"),
+    why = (
+        "This forward calls the module inside DDP, besides others that use the wrapper. DDP does not "
+        f"average its part of the gradients of {listed(apart.names)} at step {apart.number}."
     )
+    fix = "Do both in one call of the wrapper; bypass it only without gradients."
+    return found("S06", "error", why, fix, place_of(past[0]), apart.norms("gradients"))
 
 
 # --- gradients agree, parameters do not
-# ------------------------------------------------------------------------------------------
 
 
 def _explain_parameters(apart: Apart) -> Finding:
-    rates = {rank.rank: tuple(step.lr) for rank, step in zip(apart.ranks, apart.steps, strict=True)}
-    evidence = apart.norms("parameters")
-    if len(set(rates.values())) > 1:
-        changes = [event for event in apart.ranks[0].of(Scheduled) if event.t < apart.steps[0].t]
-        told = "; ".join(
-            f"rank {rank}: {', '.join(f'{rate:g}' for rate in lr if rate is not None)}"
-            for rank, lr in rates.items()
+    evidence, step = apart.norms("parameters"), apart.steps[0]
+    names = listed(apart.names)
+    rates = [tuple(each.lr) for each in apart.steps]
+    if len(set(rates)) > 1:
+        changes = [event for event in apart.ranks[0].of(Scheduled) if event.t < step.t]
+        shown = "; ".join(
+            f"rank {rank.rank}: {', '.join(f'{rate:g}' for rate in lr if rate is not None)}"
+            for rank, lr in zip(apart.ranks, rates, strict=True)
         )
         why = (
-            f"at step {apart.number} all ranks have the same gradients but different learning rates ({told}), so "
-            f"{listed(apart.names)} "
-            "come apart: something local, such as a rank's own loss, decides about the rate"
+            f"At step {apart.number} all ranks have the same gradients but different learning rates "
+            f"({shown}), so {names} drift apart. Something local, such as a rank's own loss, sets the "
+            "rate."
         )
-        fix = "let the same number decide on all ranks: all_reduce the metric before scheduler.step(metric)"
-        return found(
-            "S08", "error", why, fix, place_of(changes[-1] if changes else apart.steps[0]), evidence
-        )
-    loads = [
-        rank for rank in apart.ranks if any(event.model is not None for event in rank.of(LoadState))
-    ]
+        fix = "Let the same number decide on all ranks: all_reduce the metric before scheduler.step(metric)."
+        return found("S08", "error", why, fix, place_of(changes[-1] if changes else step), evidence)
+    loads = [r for r in apart.ranks if any(e.model is not None for e in r.of(LoadState))]
     if loads and len(loads) < len(apart.ranks):
-        load = loads[0].of(LoadState)[0]
         why = (
-            f"only rank {listed([str(rank.rank) for rank in loads])} loaded a state into the wrapped model, after DDP had "
-            "given all "
-            f"ranks the same parameters: {listed(apart.names)} differ from then on"
+            f"Only rank {listed([str(rank.rank) for rank in loads])} loaded a state into the wrapped "
+            f"model, after DDP had made all ranks equal. {names} differ from then on."
         )
-        fix = "load before DistributedDataParallel(…), or on every rank"
-        return found(
-            "S08",
-            "error",
-            why,
-            fix,
-            place_of(load),
-            evidence,
-            loads[0].rank if len(loads) == 1 else None,
+        fix = "Load before DistributedDataParallel(…), or on every rank."
+        place, culprit = place_of(loads[0].of(LoadState)[0]), _culprit(apart, loads)
+        return found("S08", "error", why, fix, place, evidence, culprit)
+    if any(wraps(rank) for rank in apart.ranks) or apart.number > 1:
+        why = (
+            f"After step {apart.number}, {names} differ between ranks although gradients and learning "
+            "rates are equal. Some ranks changed them before this step or in it."
         )
-    if not any(wraps(rank) for rank in apart.ranks):
-        return _different_beginnings(apart, evidence)
+        fix = "Change parameters in the same way on all ranks, or before creating DDP."
+        return found("S08", "error", why, fix, place_of(step), evidence)
+    reduced = [e for e in apart.ranks[0].of(Collective) if e.op == "all_reduce" and e.t < step.t]
     why = (
-        f"after step {apart.number} {listed(apart.names)} are not the same on all ranks, although gradients and learning rates "
-        "are; "
-        "nothing that was seen explains it: they were changed on some ranks only, before this step or in it"
+        f"The ranks apply the same averaged gradients but started with different parameters ({names}). "
+        "The difference never disappears: every rank trains its own model."
     )
-    return found(
-        "S08",
-        "error",
-        why,
-        "change parameters on all ranks in the same way, or before DDP is made",
-        place_of(apart.steps[0]),
-        evidence,
-    )
-
-
-def _different_beginnings(apart: Apart, evidence: tuple[str, ...]) -> Finding:
-    reductions = [
-        e for e in apart.ranks[0].of(Collective) if e.op == "all_reduce" and e.t < apart.steps[0].t
-    ]
-    if apart.number > 1:
-        why = f"parameters differ after step {apart.number} although all gradients were the same, and no DDP keeps them together"
-        return found(
-            "S08",
-            "error",
-            why,
-            "change parameters on all ranks alike",
-            place_of(apart.steps[0]),
-            evidence,
-        )
-    why = (
-        f"the ranks apply the same averaged gradients, but began with different parameters ({listed(apart.names)}): averaging "
-        "keeps "
-        "the difference for ever, and every rank trains another model"
-    )
-    fix = "before the first step: for p in model.parameters(): dist.broadcast(p.detach(), src=0); the same for buffers"
-    return found(
-        "S11",
-        "error",
-        why,
-        fix,
-        place_of(reductions[-1] if reductions else apart.steps[0]),
-        evidence,
-    )
+    fix = "Before the first step: for p in model.parameters(): dist.broadcast(p.detach(), src=0); buffers too."
+    return found("S11", "error", why, fix, place_of(reduced[-1] if reduced else step), evidence)
