@@ -204,7 +204,7 @@ def test_equal_gradients_are_in_order():
 def test_gradients_that_nothing_explains_are_said_to_be_so():
     (finding,) = apply("ranks", seen(training(1.0), training(2.0)))
     assert (finding.id, finding.severity, finding.line) == ("S08", "error", 22)
-    assert "nothing that was seen explains it" in finding.why
+    assert "Nothing that was observed explains it" in finding.why
 
 
 @pytest.mark.processes
