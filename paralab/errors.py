@@ -36,7 +36,7 @@ class ParalabError(Exception):
 
 
 class UsageError(ParalabError):
-    """The configuration as written is not possible."""
+    """The command or the configuration is invalid."""
 
     exit_code = 2
 

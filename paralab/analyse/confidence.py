@@ -50,7 +50,7 @@ class Ratio:
 
     @property
     def is_faster(self) -> bool | None:
-        """Whether the second side is faster, or None if the rounds cannot tell."""
+        """Whether there is a real speed-up, or None if the rounds cannot tell."""
         if self.verdict in ("too few rounds", "too noisy"):
             return None
         return self.verdict == "faster"
@@ -68,7 +68,8 @@ class Ratio:
 
 
 def speed_up(before: Sequence[float], after: Sequence[float]) -> Ratio:
-    """Return the speed-up, before / after. Both hold step times in seconds from the same rounds."""
+    """Return the speed-up, `before` / `after`. Both are step times in seconds, from the same
+    rounds."""
     logs = [math.log(b / a) for b, a in zip(before, after, strict=True)]
     mean = statistics.mean(logs)
     if len(logs) < FEWEST:

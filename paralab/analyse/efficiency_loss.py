@@ -20,7 +20,7 @@ def _work(row: Row, one: Row) -> float:
 
 
 def losses_of(row: Row, one: Row) -> dict[str, float]:
-    """Return the seconds per step lost against a perfect split, by cause. `one` is the
+    """Return the seconds per step lost compared with a perfect split, by cause. `one` is the
     configuration to compare with."""
     mine, theirs = row.metrics, one.metrics
     work = _work(row, one)

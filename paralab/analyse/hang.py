@@ -42,7 +42,7 @@ def find_hang(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
             return hang("stopped", dump, STOPPED[dump.state])
     for dump in dumps:
         if dump.asked and not dump.answered and dump.state != "ended":
-            why = "holds the Python interpreter: none of its other threads could respond"
+            why = "holds the GIL, so none of its other threads could respond"
             return hang("blocked", dump, why)
 
     mismatches = [

@@ -110,7 +110,7 @@ class Metrics(Parts, frozen=True, kw_only=True):
     straggler: Straggler | None
     bubble: Bubble | None
     busy: list[Busy]
-    balance: float | None  # the first device's busy time over the mean of the others
+    balance: float | None  # the first device's busy time divided by the mean of the others
     load: MeanLoad
     flops: Flops
     gradients: GradientCounts | None

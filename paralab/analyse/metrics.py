@@ -1,8 +1,8 @@
 """Compute how a run spends its step time, using only the run folder. docs/metrics.md defines each
 number.
 
-One step on one DDP rank with two buckets. The other rank is slower: its bucket 1 is ready only at
-`w`.
+The diagram shows one step on one DDP rank with two buckets. The other rank is slower: its bucket 1
+is ready only at `w`.
 
     device     [ forward ][      backward      ]                       [optimizer]
     bucket 0                  [ready ··· done]

@@ -1,4 +1,4 @@
-"""Format numbers for use in a sentence: speed-ups with their intervals, shares, lists."""
+"""Format numbers for use in a sentence: speed-ups with their intervals, shares, and lists."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from paralab.record.events import Event, Resume, Span, Step
 from paralab.record.reader import read_events, read_status
 from paralab.record.types import convert, read_manifest
 
-# Exclude this many initial steps from timings if enough others remain: memory is allocated in them,
-# and DDP rebuilds its buckets.
+# Exclude this many steps at the start from timings if enough others remain, because they allocate
+# memory and rebuild DDP's buckets.
 WARM_UP = 3
 
 E = TypeVar("E", bound=Event)

@@ -43,7 +43,7 @@ COMPARED = ("speed-up", "efficiency", "same training")  # omitted for a single r
 
 
 def report(comparison: Comparison, folder: Path, more: Sequence[Section] = ()) -> Document:
-    """Return the full report for an experiment. `more` sections follow the first table."""
+    """Return the full report for an experiment. The sections in `more` follow the first table."""
     rows = comparison.rows
     recordings = {row.name: [Recording.read(folder / run) for run in row.runs] for row in rows}
     subtitle = rows[0].name if len(rows) == 1 else plural(len(rows), "configuration")

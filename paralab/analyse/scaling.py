@@ -31,7 +31,7 @@ def section(comparison: Comparison) -> Section:
     one, cores = rows[0], comparison.machine.cores
     scaling = table("Scaling", (_row(row, one, cores) for row in rows))
     lost = table(
-        "Seconds lost per step against a perfect split",
+        "Seconds lost per step, compared with a perfect split",
         (
             {"devices": exact(row.devices)}
             | {cause: number(value, seconds) for cause, value in losses_of(row, one).items()}
@@ -61,7 +61,7 @@ def _charts(rows: list[Row], one: Row) -> tuple[Lines, Bars]:
         for row in rows
     )
     return (
-        Lines("Speed-up over devices", (perfect, measured), "devices", "times as fast", "number"),
+        Lines("Speed-up by devices", (perfect, measured), "devices", "times as fast", "number"),
         Bars("Samples per second per device", per_device, "samples/s"),
     )
 

@@ -1,4 +1,4 @@
-"""Tables that show where step time goes: its parts, communication, buckets, load."""
+"""Tables that show where step time goes: its parts, communication, buckets, and load."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def where_time_goes(rows: Sequence[Row]) -> Section:
         "Seconds per optimizer step (median over steps, mean over ranks)",
         map(_time, rows),
         "Exposed: the device waits instead of computing. Pipeline stages work at the same time, so "
-        "forward and backward are the time in which any stage works.",
+        "the forward and backward times include all time in which any stage works.",
     )
     communication = table("Communication per rank and optimizer step", map(_communication, rows))
     unknown = dict.fromkeys(reason for row in rows if (reason := row.metrics.flops.not_measured))
-    machine = table("Load and arithmetic", map(_machine, rows), "; ".join(unknown))
+    machine = table("Load and FLOP/s", map(_machine, rows), "; ".join(unknown))
     buckets = table(
         "When the collectives happen",
         (cells for row in rows for cells in _buckets(row)),

@@ -4,8 +4,8 @@ devices on one clock.
 A rank is a process in the trace. Its threads are *lanes*: one for the steps, one for data loading,
 one per device, and one for communication. Spans in a lane must be nested or disjoint, so a span
 that crosses another one gets an additional lane with the same name. Arrows (flows) show
-dependencies: an all-reduce across ranks, a micro-batch from stage to stage, a batch from scatter to
-gather.
+dependencies: an all-reduce across ranks, a micro-batch from stage to stage, and a batch from
+scatter to gather.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ TraceEvent = dict[str, Any]
 STEPS, LOADING, COMMUNICATION = "steps", "data loading", "communication"
 # Fields that are not repeated as arguments: the slice already shows its name, position, and lane.
 NOT_ARGUMENTS = ("event", "start", "end", "time", "device")
-# Thread ids are unique in the entire trace: viewers disagree on whether ids are per process.
+# Thread ids are unique in the entire trace, because viewers disagree on whether ids are per
+# process.
 TIDS_PER_PID = 1000
 
 
@@ -156,8 +157,8 @@ def _complete(slice_: Slice) -> TraceEvent:
 
 
 def _arguments(event: Event) -> TraceEvent:
-    """Return the event's other fields. JSON has no NaN, and a viewer would reject the entire
-    file."""
+    """Return the event's other fields. Numbers that are not finite become text, because JSON has no
+    NaN and a viewer would reject the entire file."""
     return {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in event.known.items()

@@ -185,7 +185,7 @@ def findings(choice: TuneResult) -> tuple[Finding, ...]:
     else:
         evidence["speed_up"] = chosen.speed_up.to_dict()
         text = (
-            f"`{chosen.name}` takes {seconds(after)} per step, the default {seconds(before)}: "
+            f"`{chosen.name}` takes {seconds(after)} per step, and the default {seconds(before)}: "
             f"{times_as_fast(chosen.speed_up)}. Use: `{chosen.command}`"
         )
     found = [Finding("fastest", text, evidence)]

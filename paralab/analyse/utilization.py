@@ -56,7 +56,7 @@ def model_flops(recording: Recording, step_seconds: float | None) -> Flops:
         if per_sample:
             why = "no step was measured"
         return Flops(per_second=None, share_of_peak=None, not_measured=why)
-    # A step trains on fewer samples than the batch size if an epoch has fewer.
+    # A step trains on fewer samples than the batch size if an epoch is smaller than a batch.
     samples = statistics.median(sum(event.samples for event in step) for step in recording.timed)
     per_second = per_sample * samples / step_seconds
     devices = {device.torch for rank in plan.ranks for device in rank.devices}

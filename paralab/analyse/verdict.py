@@ -95,7 +95,7 @@ def _cost(row: Row, baseline: Row) -> Finding:
     devices, processes = plural(row.devices, "device"), plural(row.processes, "process")
     parts = [f"`{row.name}` uses {devices} in {processes}"]
     if mine and one:
-        parts.append(f"{size(mine)} at most on one device (`{baseline.name}`: {size(one)})")
+        parts.append(f"up to {size(mine)} on one device (`{baseline.name}`: {size(one)})")
     if row.bytes_per_step:
         moved = f"{collectives_per_step(row)}, {size(row.bytes_per_step)} in total,"
         parts.append(f"{moved} per rank and optimizer step")
@@ -191,7 +191,7 @@ def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
         yield Finding("next", text, costs | {"overlap": overlap})
     if row.strategy == "fsdp" and exposed >= RULE:
         text = (
-            f"Moving shards takes {share:.0%} of the step, and {exposed:.0%} of the step is "
+            f"Communicating shards takes {share:.0%} of the step, and {exposed:.0%} of the step is "
             "exposed: each pass gathers each parameter twice. Fewer passes per step "
             "(`--accumulate`) gather less. If the entire model fits on one device, `ddp` does not "
             "gather at all."
@@ -214,7 +214,7 @@ def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
     if late := metrics.straggler:
         text = (
             f"Rank {late.rank} is slower than the others, which wait for it "
-            f"{late.share_of_step:.0%} of each step."
+            f"during {late.share_of_step:.0%} of each step."
         )
         yield Finding("next", text, late.to_dict())
     wait = metrics.data_wait_seconds or 0.0
@@ -229,7 +229,7 @@ def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
 def _same(rows: list[Row]) -> Iterator[Finding]:
     checked = [(row, row.verify) for row in rows if row.verify is not None]
     if not checked:
-        yield Finding("same", "No configuration was verified; they may train differently.", {})
+        yield Finding("same", "No configuration was verified, so they may train differently.", {})
         return
     equal = [check for _, check in checked if check.equal]
     excused = [check.excused for check in equal if check.excused and apart_from(check)]

@@ -2,9 +2,9 @@
 measured.
 
     fp64   each parameter is within 1e-10 of the single device's
-    fp32   each parameter is within 1e-5 of its update: the norm of the difference over the norm of
-           the tensor's update (or a typical tensor's update, if larger: sums that cancel keep
-           their terms' rounding errors)
+    fp32   each parameter is within 1e-5 of its update: the norm of the difference divided by the
+           norm of the tensor's update (or of a typical tensor's update if that is larger, because
+           sums that cancel keep their terms' rounding errors)
 
 Losses, buffers, and first-step gradients must meet the same tolerance, relative to their size.
 """
@@ -189,7 +189,8 @@ def _inexcusable(proof: Verification, precision: str, asked: Verification) -> st
     if not proof.control and gradients is not None and gradients > ROUNDING[precision]:
         return (
             f"in {precision}, the first step's gradients differ by {gradients:.2g}, more than "
-            "rounding explains. They are equal in fp64, so the forward depends on the precision"
+            "rounding explains. They are equal in fp64, so the forward pass depends on the "
+            "precision"
         )
     return None
 
@@ -337,7 +338,7 @@ def headline(result: VerifyResult) -> str:
         f"({result.precision}, {ran[0].measure} within {ran[0].tolerance:g})"
     )
     if apart:
-        text += f"; {len(apart)} of these only with a known difference held fixed (see below)"
+        text += f"; {len(apart)} of these only with a known cause held fixed (see below)"
     if len(equal) < len(ran):
         verb = "differs" if len(ran) - len(equal) == 1 else "differ"
         text += f"; {len(ran) - len(equal)} {verb}"

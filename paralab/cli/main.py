@@ -83,7 +83,7 @@ class Commands(Group):
 
 
 def _leave_it_to_rank_0() -> None:
-    """Exit silently in a launched rank other than 0, which raises the same error as rank 0."""
+    """Exit silently in a launched rank other than 0, because it raises the same error as rank 0."""
     from paralab.launch.launched_by import detect_launcher
 
     with suppress(UsageError):  # in a broken environment, a rank cannot tell whether it is rank 0

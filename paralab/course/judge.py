@@ -197,8 +197,8 @@ def _contradicts(answer: Answer, text: str, tolerance: float) -> bool:
 
 
 def _swapped(facts: Mapping[str, Any], text: str, tolerance: float) -> str:
-    """Say which fact the answer gives another fact's number. For example, `single: 122 MiB` is wrong
-    if 122 MiB is the total for all devices."""
+    """Say for which fact the answer states another fact's number. For example, `single: 122 MiB` is
+    wrong if 122 MiB is the total for all devices."""
     values = {name: value for name, value in facts.items() if isinstance(value, float | int)}
     for clause in re.split(r"[;.,](?=\s|$)|\band\b|\n", text):
         names = [name for name in values if re.search(rf"(?<!\w){re.escape(name.lower())}", clause)]

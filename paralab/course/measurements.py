@@ -67,7 +67,9 @@ class Measurements:
         # Remarks that differ only in their numbers (2, 3, or 5 devices) appear once.
         remarks = {re.sub(r"\d+", "", each): each for row in rows for each in row.remarks}
         counted = rows[0].peak_bytes[0].how != "allocator"
-        memory = "memory is the sum of the tensors" if counted else "memory is the allocator's peak"
+        memory = (
+            "memory is the tensors' total size" if counted else "memory is the allocator's peak"
+        )
         text = "; ".join([*remarks.values(), memory])
         return text[:1].upper() + text[1:] + "."
 

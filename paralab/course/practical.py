@@ -116,7 +116,8 @@ def blank(name: str, part: int | None = None) -> Document:
     sheet = fill(practical.template, None, choose_parts(practical, part))
     subtitle = (
         "Fill in each cell. Write what you expect after `Predicted:` before you measure. Start the "
-        "answer to a yes-or-no question with Yes or No, and to a which-one question with the name."
+        "answer to a yes-or-no question with Yes or No. Start the answer to a which-one question "
+        "with the name of your choice."
     )
     return Document(sheet.title, subtitle, (), tuple(sheet.sections))
 
@@ -185,7 +186,7 @@ def newest(name: str, root: Path = Path("runs")) -> Path:
 
 
 def _findings(comparison: Comparison) -> tuple[Finding, ...]:
-    """Report whether all configurations train the same, and what the timings are limited by."""
+    """Report whether all configurations train the same, and what limits the timings."""
     findings = [finding for finding in verdict(comparison) if finding.kind in ("same", "warning")]
     shared = [row for row in comparison.rows if sharing(row)]
     if shared:

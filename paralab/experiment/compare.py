@@ -74,7 +74,7 @@ def compare(
     if rounds is not None and rounds < 1:
         raise UsageError(
             f"{rounds} is not a valid number of rounds.",
-            fix="at least 1 round, and 3 for an interval",
+            fix="use at least 1 round, or 3 for a confidence interval",
         )
     if steps is not None:
         configurations = [
@@ -85,7 +85,7 @@ def compare(
     if kind == "compare" and len(workloads) > 1:
         raise UsageError(
             f"Different workloads cannot be compared: {', '.join(workloads)}.",
-            fix="--workload once, outside the quotes",
+            fix="give --workload once, outside the quotes",
         )
     resolved, left_out = resolve_all(with_distinct_names(configurations))
 

@@ -187,7 +187,7 @@ def with_distinct_names(configurations: Sequence[Configuration]) -> list[Configu
     if len({request.prefix for request in requests}) > 1:
         raise UsageError(
             "Configurations with different --prefix values cannot share processes.",
-            fix="--prefix outside the quotes",
+            fix="put --prefix outside the quotes",
         )
 
     labels = [each.label for each in configurations]

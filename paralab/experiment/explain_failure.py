@@ -60,7 +60,7 @@ def _phase(post: Post) -> str:
         return "before its first step"
     if post.phase == "save":
         return f"while saving after {post.step} steps"
-    return f"in step {post.step}" if post.step >= 0 else "at its end"
+    return f"in step {post.step}" if post.step >= 0 else "at the end"
 
 
 def _full_disk(training: Training) -> str:

@@ -1,5 +1,5 @@
-"""Train each configuration that is to be verified, train a reference on a single device, and
-compare them."""
+"""Train each configuration to be verified, train its reference on a single device, and compare the
+two."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def find_error(outcome: Outcome, reached: int) -> ParalabError | None:
         done = f"Stopped and saved after {reached}" if reached else "Stopped before the first"
         return find_unsaved(outcome) or Paused(
             f"{done} of {steps} steps; the run folder is {path}",
-            fix="the same command with --resume continues",
+            fix="run the same command with --resume to continue",
         )
     return None
 
@@ -116,7 +116,7 @@ def find_unsaved(outcome: Outcome) -> RunFailed | None:
         return None
     return RunFailed(
         f"Stopped after {reached} steps, but {path} cannot be used: {problem}.",
-        fix="--resume continues from the checkpoint before it",
+        fix="use --resume to continue from the checkpoint before it",
     )
 
 

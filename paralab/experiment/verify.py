@@ -184,7 +184,8 @@ def _vary(
 
 
 def _accumulations(name: str, base: Request, summary: Summary, split: Options) -> list[int]:
-    """Return 1 accumulation step, and 4 or as many as the batch has samples for."""
+    """Return the numbers of accumulation steps to check: 1, and 4 or as many as the batch has
+    samples for."""
     if base.accumulate:
         return [base.accumulate]
     batch = base.batch_size or summary.batch_size

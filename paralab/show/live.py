@@ -145,8 +145,8 @@ def _bar(share: float, cells: int, colour: str) -> tuple[tuple[str, str], tuple[
 
 
 def sparkline(values: Sequence[float], cells: int) -> str:
-    """Draw the values in this many characters. Each character shows the mean of its part. Values
-    that are not finite leave a gap.
+    """Draw the values in `cells` characters. Each character shows the mean of its part. Values that
+    are not finite leave a gap.
 
         [4, 3, 2, 1] in 4 cells  ->  █▆▃▁
     """

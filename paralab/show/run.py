@@ -124,7 +124,7 @@ def metric_lines(result: Result) -> Iterator[tuple[str, str]]:
         total = seconds(metrics.communication_seconds)
         yield "communication", f"{total}, {share}{rule}; {hidden}, {exposed}"
     if late := metrics.straggler:
-        waiting = f"the others wait for it {late.share_of_step:.0%} of the step"
+        waiting = f"the others wait for it during {late.share_of_step:.0%} of the step"
         yield "straggler", f"[yellow]rank {late.rank}: {waiting}[/]"
     if bubble := metrics.bubble:
         idle = f"the stages are idle {bubble.measured:.0%} of the time"

@@ -17,7 +17,7 @@ from paralab.units import size_unit, time_unit
 
 # Mean character width of 13 px text in a wide font: accurate enough to decide whether a label fits.
 CHARACTER_PX = 7.5
-BOLD = 1.12  # how much wider bold text is
+BOLD = 1.12  # bold text is wider by this factor
 # We draw each chart for a desktop and for a phone; the style sheet shows one of them.
 WIDE, NARROW = 800, 330
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # tick distances that are easy to read
