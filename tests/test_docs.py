@@ -22,10 +22,12 @@ from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOLDERS = ("paralab", "tests", "bench", "docs", "practicals", "examples")
-FOREIGN = {  # options of torchrun, srun, tensorboard, tasks.py, and the scripts in examples/
+FOREIGN = {  # options of torchrun, srun, tensorboard, tasks.py, and the scripts in examples/ and bench/
     *("--batch-size", "--cpus-per-task", "--gpus-per-task", "--gres", "--log-dir", "--logdir"),
     *("--lr", "--max-restarts", "--mem", "--nnodes", "--nproc-per-node", "--nproc_per_node"),
     *("--only", "--partition", "--quick", "--rdzv-backend", "--rdzv-endpoint", "--standalone"),
+    "--half",
+    "--write",
 }
 # House style: one word for one thing, in American spelling.
 AVOIDED = (

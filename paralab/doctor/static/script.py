@@ -205,7 +205,11 @@ class Script(Facts):
         named = _by_meaning(call.method, rank)
         if named is not UNKNOWN:
             return named
-        if call.made is not None or call.method[:1].isupper() or call.method == "getLogger":
+        if (
+            call.made is not None
+            or call.method[:1].isupper()
+            or call.method in ("getLogger", "open")
+        ):
             return OBJECT
         return UNKNOWN
 
