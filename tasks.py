@@ -1,7 +1,7 @@
 """Run this repository's tasks with plain Python: `python3 tasks.py TASK` or `make TASK`.
 
-The first task creates a virtual environment in .venv and installs the tested version of each
-dependency (constraints.txt).
+The first task that you run creates a virtual environment in .venv and installs the tested version
+of each dependency (constraints.txt).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = str(BIN / "python")
 
-# Debian package -> the command it provides
+# Debian package -> the command that it provides
 SYSTEM = {"chromium": "chromium", "iproute2": "ip", "slurm-wlm": "sbatch", "munge": "munge"}
 
 TASKS = {
@@ -39,7 +39,8 @@ def run(*command: str) -> None:
 
 
 def run_together(*commands: tuple[str, ...]) -> None:
-    """Run commands at the same time. If one fails, exit with its code after all have ended."""
+    """Run commands at the same time. If a command fails, exit with its code after all have
+    ended."""
     running = []
     for command in commands:
         print("$ " + " ".join(command).replace(str(ROOT) + os.sep, ""), flush=True)
@@ -50,7 +51,8 @@ def run_together(*commands: tuple[str, ...]) -> None:
 
 
 def setup() -> None:
-    """Install once, and again after the package list changes."""
+    """Install paralab and its tools, unless they are installed and the package list is
+    unchanged."""
     wanted = hashlib.sha256(
         b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))
     ).hexdigest()
@@ -123,8 +125,8 @@ def test() -> None:
         return
     lint()
     system()
-    # Tests in one file share launches, so each file stays in one process. tests/conftest.py sorts
-    # the files. Two cores get three processes because many tests wait.
+    # Tests in one file share launches, so each file runs in one process. tests/conftest.py sorts
+    # the files. Use three processes even on two cores, because many tests wait.
     run(*PYTEST, "--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder", *arguments)
 
 
@@ -171,7 +173,7 @@ def gpu() -> None:
 
 def main() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 (an older Python must print this message)
-        sys.exit(f"paralab needs Python 3.11 or newer; this is {sys.version.split()[0]}.")
+        sys.exit(f"paralab needs Python 3.11 or newer, but this is {sys.version.split()[0]}.")
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in TASKS:
         print(

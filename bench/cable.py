@@ -1,4 +1,5 @@
-"""Compare measured communication with a known link rate: print measured ÷ (bytes ÷ rate) per rate.
+"""Compare measured communication with a known link rate. For each rate, print the measured time ÷
+(bytes ÷ rate).
 
 python bench/cable.py      (needs root and iproute2)
 """

@@ -1,9 +1,9 @@
-"""Measure the cost of saving: alternate the same run with and without a checkpoint every 50 steps.
+"""Measure the cost of saving. Alternate the same run with and without a checkpoint every 50 steps.
 
     python bench/checkpoint.py [WORKLOAD [PRECISION [STEPS]]]
 
-The ratio compares the time from step 10 to the last step. It includes every wait for a save, but
-not the startup.
+The ratio compares the time from step 10 to the last step. This time includes every wait for a save,
+but not the startup.
 """
 
 from __future__ import annotations

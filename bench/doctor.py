@@ -1,15 +1,15 @@
-"""Measure what the doctor costs a run: alternate observed and unobserved steps in the same ranks.
+"""Measure the doctor's overhead. Alternate observed and unobserved steps in the same ranks.
 
     python bench/doctor.py [WIDTH …]          two CPU ranks with DDP
-    python bench/doctor.py cuda [WIDTH …]     two ranks that share a GPU, over gloo
+    python bench/doctor.py cuda [WIDTH …]     two ranks that share a GPU, with gloo
 
-The script prints one line per model width: how much longer an observed step takes.
-The first steps, which the doctor watches in full, do not count. Machine noise changes step times
-far more than observing does, but rarely from one step to the next. So the script compares each step
-with its neighbor and takes the median difference, which is the cost of a light step. It adds the
-mean cost of the rare fully watched steps, as timed by the doctor itself. The interval contains the
-median with 95 % confidence. The output also has the doctor's own timing per step, and the share of
-a core that the watching process uses.
+For each model width, the script prints how much longer an observed step takes. It ignores the first
+steps, which the doctor watches in full. Machine noise changes step times far more than observing
+does, but rarely from one step to the next. So the script compares each step with its neighbor. The
+median difference is the cost of a light step. To this, the script adds the mean cost of the rare
+fully watched steps, as measured by the doctor itself. The interval contains the median with 95 %
+confidence. The output also shows the doctor's own timing per step, and the share of a core that the
+watching process uses.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def main(device: str, widths: tuple[int, ...]) -> None:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Return the median's confidence interval: the sorted values about sqrt(n) places below and
-    above the middle."""
+    """Return the median's confidence interval. It ends at the sorted values about sqrt(n) places
+    below and above the middle."""
     ordered, middle, aside = sorted(values), len(values) / 2, 0.98 * len(values) ** 0.5
     return ordered[max(0, int(middle - aside))], ordered[min(len(values) - 1, int(middle + aside))]
 
@@ -115,7 +115,7 @@ def rank(device: str, width: int, folder: str) -> None:
         loss.backward()
         optimizer.step()
         if device == "cuda":
-            torch.cuda.synchronize()  # otherwise device work would hide host work
+            torch.cuda.synchronize()  # otherwise the device's work would hide the host's work
         return time.perf_counter() - began
 
     for _ in range(128):
@@ -128,7 +128,7 @@ def rank(device: str, width: int, folder: str) -> None:
     spent, paused = budget.all_spent, time.perf_counter_ns()
     for number in range(int(SECONDS / 2 / float(begun))):
         seconds = {}
-        for on in (True, False) if number % 2 else (False, True):  # alternate which one comes first
+        for on in (True, False) if number % 2 else (False, True):  # alternate the order
             observed.on = on
             if on and budget._began is not None:
                 budget._began += (

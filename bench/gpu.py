@@ -4,8 +4,8 @@
 
 The script runs comparisons, a practical, verifications, the overhead benchmark, and the tests
 marked `gpu`. The comparisons cover real nn.DataParallel with repeated device ids, two ranks on one
-GPU over gloo, tf32, bf16, fp16 with a GradScaler, stages, and NVML load. If the environment
-variable KEEP names a folder, the script copies pages and results there.
+GPU with gloo, tf32, bf16, fp16 with a GradScaler, stages, and NVML load. If the environment
+variable KEEP names a folder, the script copies pages and results to that folder.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Simulate two nodes on one machine: network namespaces joined by a link (a veth pair) with a known
-rate. Needs root and iproute2.
+"""Simulate two nodes on one machine: two network namespaces, connected by a link (a veth pair) with
+a known rate. This needs root and iproute2.
 
 with link(mbit_per_second=200) as options:
     paralab run ddp --replicas 2 *options
@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-INTERFACE = "eth0"  # on each node; GLOO_SOCKET_IFNAME makes gloo use it
+INTERFACE = "eth0"  # the link's name on each node; GLOO_SOCKET_IFNAME makes gloo use it
 BURST_BYTES = 256 * 1024  # tbf's burst: larger than one packet merged by the kernel (64 KB)
 
 
@@ -31,7 +31,7 @@ def why_not() -> str | None:
 
 @contextmanager
 def link(mbit_per_second: float) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Put rank r on node r. Yield paralab's options and environment."""
+    """Put rank r on node r. Yield the options and environment variables for paralab."""
     base = f"pl{os.getpid()}"
     try:
         for rank in (0, 1):

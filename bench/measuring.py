@@ -1,12 +1,12 @@
-"""Measure the cost of measuring: alternate steps with and without probes, and time probes and side
-threads.
+"""Measure the cost of measuring. Alternate steps with and without probes, and time the probes and
+background threads.
 
     python bench/measuring.py [WORKLOAD [PRECISION [STEPS]]]
 
 One process trains. Without probes, it does not mark, record, write, or sample anything. The ratio
-is the cost that a user pays. If machine noise hides the ratio, the second number bounds the cost:
-it times each recording call separately, including the timers. (On a GPU, that number also includes
-waiting for room in the device queue, so only the ratio counts there.)
+is the cost that a user sees. If machine noise hides the ratio, the second number is an upper bound
+on the cost: the time spent in all recording calls, including their timers. (On a GPU, that number
+also includes waiting for room in the device queue, so use only the ratio.)
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class NoSampler:
 
 
 def stopwatch(probe_class: type, marks: list[float]) -> type:
-    """Return a probe class that also reads the clock after warm-up and at the end, while the device
+    """Return a probe class that also records the time after warm-up and at the end, when the device
     is idle."""
 
     class Watched(probe_class):
@@ -162,7 +162,7 @@ def main() -> None:
         print(
             f"{plan.strategy:<9} {plan.workload} {precision}: step {step * 1e3:.2f} ms; with probes / without "
             f"{statistics.median(pairs):.4f} ({min(pairs):.4f}-{max(pairs):.4f}); in probes {spent / step / STEPS:.2%}, "
-            f"side threads {sum(totals) / step / STEPS:.2%} of a core; torch {torch.__version__}",
+            f"background threads {sum(totals) / step / STEPS:.2%} of a core; torch {torch.__version__}",
             flush=True,
         )
 

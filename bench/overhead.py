@@ -2,8 +2,8 @@
 
     make bench
 
-Both sides train the same model with the same batch size and alternate, so noise affects both. The
-ratio is the median over the rounds; parentheses show the smallest and largest.
+Both train the same model with the same batch size. They alternate, so noise affects both. The ratio
+is the median over all rounds. Parentheses show the smallest and largest ratio.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WARM_UP = 3
 def handwritten(
     ranks: int, workload: str, batch: int, steps: int, precision: str
 ) -> tuple[float, float]:
-    """Run the hand-written loop and return (median step seconds, wall seconds)."""
+    """Run the hand-written loop. Return the median step time and the wall time, in seconds."""
     launcher = (
         ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
         if ranks > 1
@@ -49,7 +49,7 @@ def handwritten(
 def paralab(
     ranks: int, workload: str, batch: int, steps: int, precision: str
 ) -> tuple[float, float, Path]:
-    """Run paralab and return (median step seconds, wall seconds, run folder)."""
+    """Run paralab. Return the median step time and the wall time in seconds, and the run folder."""
     strategy = ["ddp", "--replicas", str(ranks)] if ranks > 1 else ["single"]
     options = [
         "--workload",
@@ -79,7 +79,7 @@ def paralab(
 
 
 def environment() -> dict[str, str]:
-    """Return an environment with one thread per rank, so both sides use the same device."""
+    """Return an environment with one thread per rank, so both loops use the same cores."""
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 

@@ -1,4 +1,4 @@
-"""Run `paralab tune` over a slow link: does it match or beat DDP's default on three models?
+"""Run `paralab tune` over a slow link. Does it match or beat DDP's default on three models?
 
     python bench/slow_link.py      (needs root and iproute2)
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from bench.link import link, why_not  # noqa: E402
 
-# model, and the rate in Mbit/s at which communication takes about as long as computation
+# The model, and the rate in Mbit/s at which communication takes about as long as computation.
 MODELS = (("mlp", 1000), ("gpt", 100), ("cnn", 20))
 
 

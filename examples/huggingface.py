@@ -4,9 +4,9 @@
     paralab run ddp --replicas 2 --workload examples/huggingface.py:workload
     paralab verify all --workload examples/huggingface.py:workload
 
-The model code is unchanged. Its embedding and output layer are not tied
-(`tie_word_embeddings=False`), because pipeline stages cannot share a parameter. paralab would
-refuse a tied model and explain why.
+The model code is unchanged. Its embedding and output layer do not share weights
+(`tie_word_embeddings=False`), because pipeline stages cannot share a parameter. paralab refuses a
+model with tied weights and explains why.
 """
 
 import torch

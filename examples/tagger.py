@@ -1,11 +1,12 @@
-"""Your own workload: tag sequences of different lengths, in plain PyTorch without any parallelism.
+"""An example of your own workload: tag sequences of different lengths, in plain PyTorch without any
+parallelism.
 
     paralab run ddp --replicas 2 --workload examples/tagger.py:workload
     paralab verify all --workload examples/tagger.py:workload
 
-The task is to mark each number that is larger than the previous one. `pad` pads sequences to the
-longest one in their batch, and the loss is a mean over real positions. `weight` counts the real
-positions, so paralab can correctly add up unequal parts of a batch.
+The task is to mark each number that is larger than the previous number. `pad` pads sequences to the
+length of the longest sequence in their batch, and the loss is a mean over the real positions.
+`weight` counts the real positions, so that paralab can add up unequal parts of a batch correctly.
 """
 
 import torch
@@ -20,7 +21,7 @@ PADDING = -100
 
 
 class Sequences(Dataset):
-    """Sequences in which item i is the same in every process, because i is its seed."""
+    """Random sequences. Item i is the same in every process, because i is its seed."""
 
     def __len__(self) -> int:
         return 2000

@@ -4,7 +4,7 @@
     python examples/train_with_ddp.py                                  # a group of one rank
 
 The script joins the process group, wraps the model, and trains on {"input", "target"} batches. Only
-rank 0 logs, and cleanup runs even after an error. `batch_size` counts samples over all ranks.
+rank 0 logs, and cleanup runs even after an error. `batch_size` is the total over all ranks.
 """
 
 import argparse
@@ -74,11 +74,11 @@ def log(text: str) -> None:
 def validation_loss(
     model: nn.Module, data: Dataset[Batch], batch_size: int, device: torch.device
 ) -> float:
-    """Return the mean loss over all validation samples, each counted once.
+    """Return the mean loss over all validation samples, and count each sample once.
 
-    Every rank takes every world_size-th sample. DistributedSampler would repeat samples to make the
+    Each rank takes every world_size-th sample. DistributedSampler would repeat samples to make the
     shares equal, and averaging the ranks' means would give unequal shares the same weight. So we
-    add up sums and counts.
+    add up the ranks' sums and counts.
     """
     shares = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
     total = torch.zeros(2, device=device)  # sum of losses, number of samples
@@ -124,8 +124,8 @@ def train_with_ddp(config: Config) -> float:
                 optimizer.zero_grad()
                 train_loss.backward()  # averages the gradients over the ranks
                 optimizer.step()
-            # `network`, not `model`: ranks may have different numbers of validation batches, but
-            # all ranks must call the wrapped model equally often.
+            # Use `network`, not `model`: ranks may have different numbers of validation batches,
+            # but all ranks must call the wrapped model equally often.
             loss = validation_loss(network, validation_data, share, device)
             if not math.isfinite(loss):
                 raise FloatingPointError(f"validation loss is {loss}: try a smaller learning_rate")

@@ -3,9 +3,9 @@
     python practicals/practical5_dp.py
     REPLICAS=3 python practicals/practical5_dp.py        # 64 samples over 3 devices: 22 / 22 / 20
 
-With several GPUs this is plain `nn.DataParallel`. With one GPU it lists that GPU REPLICAS times.
-Without a GPU, `nn.DataParallel` would silently run the plain model, so we emulate its algorithm
-over virtual devices.
+With several GPUs, this is plain `nn.DataParallel`. With one GPU, `device_ids` lists that GPU
+REPLICAS times. Without a GPU, `nn.DataParallel` would silently run the plain model, so we emulate
+its algorithm on virtual devices.
 """
 
 import copy
@@ -31,7 +31,7 @@ REPLICAS = int(os.environ.get("REPLICAS", max(2, GPUS)))
 DATA = torch.randn(4096, DIM, generator=torch.Generator().manual_seed(1))
 next_sample = 0
 resource = importlib.import_module("resource") if os.name == "posix" else None  # process memory
-print_lock = threading.Lock()  # replicas are threads, and their lines must not mix
+print_lock = threading.Lock()  # each replica is a thread, and their lines must not mix
 
 
 def get_batch(batch_size: int, dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,7 +73,7 @@ class VirtualDataParallel(nn.Module):
 
 
 def memory() -> str:
-    if GPUS:  # device 0 also holds the optimizer, all outputs, and the summed gradients
+    if GPUS:  # device 0 also has the optimizer, all outputs, and the summed gradients
         peaks = [torch.cuda.max_memory_allocated(i) >> 20 for i in range(GPUS)]
         return ", ".join(f"{peak} MiB on cuda:{i}" for i, peak in enumerate(peaks))
     if resource is None:

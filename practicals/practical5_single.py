@@ -2,9 +2,9 @@
 
     python practicals/practical5_single.py
 
-Look at step time, total training time, and memory. `practical5_dp.py` trains the same model on the
-same samples with `nn.DataParallel` and prints the same lines. Environment variables change the
-constants:
+Look at the step time, the total training time, and the memory. `practical5_dp.py` trains the same
+model on the same samples with `nn.DataParallel` and prints the same lines. You can change the
+constants with environment variables:
 
     BATCH_SIZE=128 python practicals/practical5_single.py
 """
@@ -24,7 +24,7 @@ STEPS = int(os.environ.get("STEPS", 30))  # optimizer steps
 resource = importlib.import_module("resource") if os.name == "posix" else None  # process memory
 
 # A fixed dataset. A sample counter, not the number of devices, determines which samples come next.
-# So every practical sees the same samples in the same order, and you can compare their losses.
+# So all practicals use the same samples in the same order, and you can compare their losses.
 DATA = torch.randn(4096, DIM, generator=torch.Generator().manual_seed(1))
 next_sample = 0
 
@@ -38,7 +38,7 @@ def get_batch(batch_size: int, dim: int, device: torch.device) -> tuple[torch.Te
 
 
 class Net(nn.Sequential):
-    """Three linear layers, about 24 * DIM * DIM parameters."""
+    """Three linear layers with about 24 * DIM * DIM parameters."""
 
     show_input = False  # on for the first step only: printing takes time
 

@@ -1,10 +1,10 @@
-"""Practical 6: DistributedDataParallel, one process per device, gradients averaged in backward.
+"""Practical 6: DistributedDataParallel, with one process per device. Backward averages gradients.
 
     torchrun --nproc_per_node=2 practicals/practical6_ddp.py
     BUCKET_MB=4 torchrun --nproc_per_node=2 practicals/practical6_ddp.py     # smaller, more buckets
 
-Each process prints its rank, share, and memory. Rank 0 also prints which buckets DDP all-reduced,
-and when.
+Each process prints its rank, its share of the batch, and its memory. Rank 0 also prints which
+buckets DDP all-reduced, and when.
 """
 
 import importlib
@@ -30,7 +30,7 @@ next_sample = 0
 
 
 def get_batch(batch_size: int, dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return this rank's rows of the next global batch: rank 0 gets the first `batch_size`, ..."""
+    """Return this rank's rows of the next global batch. Rank 0 gets the first `batch_size` rows."""
     global next_sample
     rows = next_sample + dist.get_rank() * batch_size + torch.arange(batch_size)
     next_sample += dist.get_world_size() * batch_size
@@ -39,7 +39,7 @@ def get_batch(batch_size: int, dim: int, device: torch.device) -> tuple[torch.Te
 
 
 def set_up() -> torch.device:
-    """Join the process group (without torchrun, a group of one) and choose this rank's device."""
+    """Join the process group, which has one rank without torchrun. Choose this rank's device."""
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     gpus = torch.cuda.device_count()

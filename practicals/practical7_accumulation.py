@@ -4,8 +4,8 @@
     NO_SYNC=0 torchrun --nproc_per_node=2 practicals/practical7_accumulation.py  # without no_sync()
 
 The optimizer updates the weights once every ACCUM_STEPS steps. With `no_sync()`, gradients stay
-local until then (the ranks print different norms) and are all-reduced once. Without it, every
-`backward()` runs an all-reduce. The result is the same for any ACCUM_STEPS if the number of
+local until then (the ranks print different norms) and are all-reduced once. Without `no_sync()`,
+every `backward()` runs an all-reduce. ACCUM_STEPS does not change the result if the number of
 optimizer steps is the same.
 """
 
@@ -32,7 +32,7 @@ next_sample = 0
 
 
 def get_batch(batch_size: int, dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return this rank's rows of the next samples: rank 0 gets the first `batch_size`, ..."""
+    """Return this rank's rows of the next samples. Rank 0 gets the first `batch_size` rows."""
     global next_sample
     rows = next_sample + dist.get_rank() * batch_size + torch.arange(batch_size)
     next_sample += dist.get_world_size() * batch_size
@@ -41,7 +41,7 @@ def get_batch(batch_size: int, dim: int, device: torch.device) -> tuple[torch.Te
 
 
 def set_up() -> torch.device:
-    """Join the process group (without torchrun, a group of one) and choose this rank's device."""
+    """Join the process group, which has one rank without torchrun. Choose this rank's device."""
     local_rank, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
     device = torch.device(f"cuda:{local_rank % gpus}" if gpus else "cpu")
     if gpus:
@@ -87,14 +87,14 @@ def main() -> None:
 
     model.register_comm_hook(None, count)
     optimizer_steps = synchronized = 0
-    cycle_seconds: list[float] = []  # ACCUM_STEPS backward passes and one update
+    cycle_seconds: list[float] = []  # a cycle is ACCUM_STEPS backward passes and one update
     for step in range(STEPS - late):
         x, y = get_batch(micro_batch, DIM, device)
         if step % ACCUM_STEPS == 0:
             start = time.perf_counter()
         before = len(reduced_bytes)
         last = (step + 1) % ACCUM_STEPS == 0
-        # Only the last backward in a cycle must synchronize; until then gradients add up locally.
+        # Only the last backward in a cycle must synchronize. Before that, gradients add up locally.
         with model.no_sync() if NO_SYNC and not last else contextlib.nullcontext():
             output = model(x)
             loss = loss_fn(output, y) / ACCUM_STEPS  # so the sum is the mean over the batch
@@ -116,7 +116,7 @@ def main() -> None:
     final_loss = loss_fn(model.module(x), y).detach() / world_size
     dist.all_reduce(final_loss)
     if rank == 0:
-        timed = cycle_seconds[len(cycle_seconds) // 5 :]  # without the first fifth: warm-up
+        timed = cycle_seconds[len(cycle_seconds) // 5 :]  # the first fifth is warm-up
         median_ms = statistics.median(timed) * 1e3
         used_or_not, buckets = "used" if NO_SYNC else "REMOVED", len(reduced_bytes)
         print(f"no_sync() {used_or_not}: {synchronized} of {step + 1} steps synchronized")

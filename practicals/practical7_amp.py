@@ -4,9 +4,9 @@
     USE_SCALER=0 torchrun --nproc_per_node=2 practicals/practical7_amp.py    # gradients underflow
     DTYPE=bfloat16 torchrun --nproc_per_node=2 practicals/practical7_amp.py  # the range of float32
 
-float16 has no number between 0 and 6e-8. Gradients of a small loss fall below that and become zero,
-and their weights stop learning. GradScaler multiplies the loss before backward and divides the
-gradients afterwards.
+float16 has no number between 0 and 6e-8. If the loss is small, many gradients are below that limit
+and become zero, and their weights stop learning. GradScaler multiplies the loss before backward and
+divides the gradients afterward.
 """
 
 import gc
@@ -36,8 +36,8 @@ with torch.autocast("cpu", dtype=torch.{dtype}):
 def usable_dtype(device: torch.device) -> torch.dtype:
     """Return DTYPE, or float32 if this CPU cannot multiply in DTYPE.
 
-    On some virtual machines, the first such product kills the process (SIGILL: the hypervisor
-    forbids AMX instructions), so a child process tries it first.
+    On some virtual machines, the hypervisor forbids AMX instructions, and the first such product
+    kills the process (SIGILL). So a child process tries it first.
     """
     if device.type == "cuda":
         return getattr(torch, DTYPE)
@@ -46,7 +46,7 @@ def usable_dtype(device: torch.device) -> torch.dtype:
         env = os.environ | ({"ONEDNN_MAX_CPU_ISA": isa} if isa else {})
         probe = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True)
         if probe.returncode == 0:
-            os.environ.update(env)  # oneDNN reads it at its first product, which comes later
+            os.environ.update(env)  # oneDNN reads it later, at its first product
             return getattr(torch, DTYPE)
     print(
         f"Remark: {DTYPE} products fail on this CPU: the 'mixed' rows below are float32", flush=True
@@ -55,7 +55,7 @@ def usable_dtype(device: torch.device) -> torch.dtype:
 
 
 def set_up() -> torch.device:
-    """Join the process group (without torchrun, a group of one) and choose this rank's device."""
+    """Join the process group, which has one rank without torchrun. Choose this rank's device."""
     local_rank, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
     device = torch.device(f"cuda:{local_rank % gpus}" if gpus else "cpu")
     if gpus:
@@ -73,7 +73,8 @@ def set_up() -> torch.device:
 def train(
     device: torch.device, dtype: torch.dtype, use_scaler: bool
 ) -> tuple[float, str, torch.Tensor]:
-    """Train from the same weights on the same samples. Return step time, table row, and weights."""
+    """Train, always from the same weights and on the same samples. Return the step time, the table
+    row, and the weights."""
     torch.manual_seed(0)
     data = torch.Generator().manual_seed(1 + dist.get_rank())
     wide, share = 4 * DIM, BATCH_SIZE // dist.get_world_size()
@@ -82,7 +83,7 @@ def train(
     model = DDP(network.to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5 / LOSS_WEIGHT, momentum=0.9)
     scaler = GradScaler(device.type, enabled=use_scaler)
-    gc.collect()  # free the previous model, so its memory does not count here
+    gc.collect()  # free the previous model, so that its memory is not included
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     step_seconds: list[float] = []
@@ -94,7 +95,7 @@ def train(
             output = model(x)
             loss = nn.functional.mse_loss(output, x.roll(1, dims=1)) * LOSS_WEIGHT  # in float32
         scaler.scale(loss).backward()
-        scaler.step(optimizer)  # divides the gradients; skips the update if one overflowed
+        scaler.step(optimizer)  # divides the gradients; skips the update after an overflow
         scaler.update()  # halves the scale after an overflow, doubles it after 2000 good steps
         if device.type == "cuda":
             torch.cuda.synchronize(device)

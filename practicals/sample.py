@@ -1,13 +1,14 @@
-"""Practical 10: hybrid parallelism, data parallel over ranks and model parallel within a rank.
+"""Practical 10: hybrid parallelism, with data parallelism between ranks and model parallelism
+within a rank.
 
     torchrun --nproc_per_node=2 practicals/sample.py
     MICRO_BATCHES=8 BATCH_SIZE=128 torchrun --nproc_per_node=2 practicals/sample.py
     python practicals/sample.py                                       # one process: no rank 1
     SAME_DEVICE=1 torchrun --nproc_per_node=2 practicals/sample.py    # no model parallelism
 
-With 4 GPUs, rank 0 uses cuda:0 and cuda:2, and rank 1 uses cuda:1 and cuda:3. With fewer, devices
-are shared or virtual, and the output says so. The trained weights are the same for any number of
-ranks and micro-batches.
+With 4 GPUs, rank 0 uses cuda:0 and cuda:2, and rank 1 uses cuda:1 and cuda:3. With fewer GPUs,
+devices are shared or virtual, and the output says so. The trained weights are the same for any
+number of ranks and micro-batches.
 """
 
 import os
@@ -30,7 +31,7 @@ counts: Counter[str] = Counter()  # this rank's passes and all-reduces
 
 
 def choose_devices(local_rank: int, local_ranks: int) -> tuple[str, str, str]:
-    """Return the devices of this rank's two stages, and a remark if they are shared or virtual."""
+    """Return the devices for this rank's two stages, and a remark if they are shared or virtual."""
     gpus, stages = torch.cuda.device_count(), 2 * local_ranks
     if gpus >= 4 and local_ranks <= 2:
         device0 = torch.device(f"cuda:{local_rank}")
@@ -53,7 +54,7 @@ class TwoStages(nn.Module):
         self.stage0.to(first)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # GPUs work asynchronously: stage 0 starts the next micro-batch while stage 1 has this one.
+        # GPUs work asynchronously: stage 0 starts the next micro-batch while stage 1 is still busy.
         output = self.stage1(self.stage0(x.to(self.first)).to(self.second))
         counts["forward"] += 1
         output.register_hook(lambda gradient: counts.update(backward=1))  # when backward starts
@@ -91,7 +92,7 @@ def main() -> None:
         optimizer.zero_grad()
         outputs = [model(x) for x in micro_batches]
         for number, (x, output) in enumerate(zip(micro_batches, outputs, strict=True), start=1):
-            # Weight by samples, so the average over the ranks is the gradient of the entire batch
+            # Weight by samples, so that the average over the ranks is the entire batch's gradient,
             # even if shares or micro-batches differ in size.
             loss = loss_fn(output, x.roll(1, dims=1).to(second)) * (len(x) * ranks / BATCH_SIZE)
             loss.backward()

@@ -1,4 +1,5 @@
-"""A batch is a tree of tensors: tuples, lists, mappings, and dataclasses. Dim 0 is the sample dim."""
+"""A batch is a tree of tensors in tuples, lists, mappings, and dataclasses. Dim 0 is the sample
+dim."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from paralab.errors import UsageError
 
 
 def map_tree(leaf: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool]) -> Any:
-    """Replace each leaf in the tree. Containers keep their type, even other libraries' types."""
+    """Replace each leaf in the tree. Containers keep their type, even types from other
+    libraries."""
     if is_leaf(tree):
         return leaf(tree)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # a namedtuple
@@ -23,8 +25,8 @@ def map_tree(leaf: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], boo
         mapped = {key: map_tree(leaf, item, is_leaf) for key, item in tree.items()}
         if type(tree) is dict:
             return mapped
-        # Dicts with attributes (outputs from other libraries) are built from keyword arguments,
-        # other mappings from a dict.
+        # Dicts with attributes, such as outputs from other libraries, are created from keyword
+        # arguments. Other mappings are created from a dict.
         kind: Any = type(tree)
         return kind(**mapped) if isinstance(tree, dict) else kind(mapped)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
@@ -68,12 +70,12 @@ def num_samples(batch: Any) -> int:
 
 
 def take(batch: Any, start: int, stop: int) -> Any:
-    """Return samples start … stop. Lists with one entry per sample are sliced like tensors."""
+    """Return the samples from `start` to `stop`. Lists with one entry per sample are sliced too."""
     return map_tree(lambda item: item[start:stop], batch, _per_sample(num_samples(batch)))
 
 
 def filled(batch: Any, samples: int) -> Any:
-    """Return the batch with this many samples: repeat its last sample, or drop the excess."""
+    """Return the batch with this many samples. Repeat its last sample or drop samples as needed."""
     size = num_samples(batch)
     if size >= samples:
         return batch if size == samples else take(batch, 0, samples)
@@ -87,7 +89,7 @@ def filled(batch: Any, samples: int) -> Any:
 
 
 def _per_sample(samples: int) -> Callable[[Any], bool]:
-    """Make a test for leaves: a tensor, or a plain list with one entry per sample."""
+    """Return a test for leaves. A leaf is a tensor, or a plain list with one entry per sample."""
 
     def is_leaf(item: Any) -> bool:
         plain_list = (
@@ -101,7 +103,7 @@ def _per_sample(samples: int) -> Callable[[Any], bool]:
 
 
 def unpack(batch: Any) -> tuple[Any, Any]:
-    """Split a batch in one of the usual forms into (input, target)."""
+    """Split a batch in one of the common formats into input and target."""
     if isinstance(batch, torch.Tensor):
         return batch, batch
     if isinstance(batch, Mapping) and {"input", "target"} <= batch.keys():
@@ -114,14 +116,14 @@ def unpack(batch: Any) -> tuple[Any, Any]:
     elif isinstance(batch, list | tuple):
         kind += f" of {len(batch)}"
     raise UsageError(
-        f"A batch is {kind}; which part is the input, and which is the target?",
+        f"A batch is {kind}. Which part is the input, and which part is the target?",
         fix="unpack=lambda batch: (input, target) in the workload, or batches as (input, target) "
         'or {"input": ..., "target": ...}',
     )
 
 
 def call_model(model: Callable[..., Any], inputs: Any) -> Any:
-    """Call model(x), model(*xs) for a tuple, or model(**xs) for a dict."""
+    """Call model(*inputs) for a tuple, model(**inputs) for a dict, and model(inputs) otherwise."""
     if isinstance(inputs, dict):
         return model(**inputs)
     if isinstance(inputs, list | tuple):

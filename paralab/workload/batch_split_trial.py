@@ -1,7 +1,8 @@
 """Check whether a batch can be split at all.
 
-Splitting works only if the batch loss is the weighted mean of its parts' losses, and each sample's
-output is the same as in the full batch. Otherwise, any split batch trains something else.
+Splitting works only if the batch's loss is the weighted mean of its parts' losses, and each
+sample's output is the same as in the full batch. Otherwise, training with split batches gives a
+different model.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from paralab.workload.sample_draws import seeded_loss
 from paralab.workload.verify_controls import controlled
 from paralab.workload.workload import Workload
 
-MOST_SINGLES = 16  # samples whose loss is computed alone
+MOST_SINGLES = 16  # the largest number of samples to run one at a time
 Outputs = dict[str, list[torch.Tensor]]  # outputs of each submodule, by name
 
 
@@ -66,7 +67,7 @@ def _compare(
     parts = [take(batch, *edge) for edge in pairwise(edges)]
     try:
         results = [_run(workload, model, part) for part in parts]
-    except Exception:  # it may reject a single sample; ranks report that if they get one
+    except Exception:  # a model may reject a single sample; a rank reports that if it happens
         return None
     sizes = [stop - start for start, stop in pairwise(edges)]
     weigh = workload.weight or num_samples
@@ -77,7 +78,7 @@ def _compare(
 
 
 def _run(workload: Workload, model: nn.Module, batch: Any) -> tuple[float, Outputs]:
-    """Return the loss, and the output of each submodule in the order in which they finish."""
+    """Return the loss and each submodule's outputs, in the order in which submodules finish."""
     outputs: Outputs = {}
     inputs, targets = (workload.unpack or unpack)(batch)
     seed_everything(0)
@@ -95,8 +96,9 @@ def _run(workload: Workload, model: nn.Module, batch: Any) -> tuple[float, Outpu
 def _check_mean(
     whole: float, losses: list[float], weights: list[float], weighted: bool
 ) -> str | None:
-    """Return why the full batch's loss is not the weighted mean of its parts' losses."""
-    # Ignore parts with weight zero: a mean over no samples is NaN.
+    """Return why the full batch's loss is not the weighted mean of its parts' losses, or None if it
+    is."""
+    # Ignore parts with weight zero, because a mean over no samples is NaN.
     counting = [(loss, w) for loss, w in zip(losses, weights, strict=True) if w]
     losses, total = [loss for loss, _ in counting], sum(weights) or 1.0
     mean = sum(loss * weight for loss, weight in counting) / total
@@ -109,8 +111,8 @@ def _check_mean(
     if len(losses) == 2:
         listed = f"{losses[0]:.6g} and {losses[1]:.6g}"
     numbers = (
-        f"the loss of one batch is {whole:.6g}; its {len(losses)} parts have losses {listed}, with "
-        f"mean {mean:.6g}"
+        f"the loss of one batch is {whole:.6g}, but its {len(losses)} parts have losses {listed}, "
+        f"with a mean of {mean:.6g}"
     )
     if abs(whole - sum(losses)) <= 1e-9 * size:
         return f"the loss is a sum over {over}, not a mean: {numbers}"
@@ -118,14 +120,14 @@ def _check_mean(
     if abs(whole**2 - squares) <= 1e-9 * size**2:
         return (
             f"the loss is the square root of a mean over {over}, which is not the mean of its "
-            f"parts: {numbers}"
+            f"parts' losses: {numbers}"
         )
     if len(losses) == 2 and min(losses) < whole < max(losses):
         needed, given = (whole - losses[1]) / (losses[0] - losses[1]), counting[0][1] / total
         return (
-            f"the loss is not a mean over {over}: {numbers}. It would be one if the first part "
-            f"weighed {needed:.1%} instead of {given:.1%}, as with class weights or ignored "
-            "targets: give the workload a `weight`"
+            f"the loss is not a mean over {over}: {numbers}. It would be a mean if the weight of "
+            f"the first part were {needed:.1%} instead of {given:.1%}, as with class weights or "
+            "ignored targets. In that case, give the workload a `weight`"
         )
     return f"the loss is not a mean over {over}: {numbers}"
 
@@ -149,6 +151,6 @@ def _find_mixing(whole: Outputs, parts: list[Outputs], sizes: list[int]) -> str 
                 where = f"{name!r}" if name else "the model"
                 return (
                     f"{where} mixes the samples of a batch: the output for one sample changes by "
-                    f"{worst:.2g} if the batch lacks the others"
+                    f"{worst:.2g} if the batch does not contain the others"
                 )
     return None

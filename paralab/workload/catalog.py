@@ -11,7 +11,8 @@ from paralab.errors import unknown
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A model family: the module with its `build(name, **numbers)`, and sizes, default first."""
+    """A model family: the module that contains its `build(name, **numbers)`, a description, and its
+    sizes, with the default first."""
 
     module: str
     about: str
@@ -73,7 +74,8 @@ def built_in_names() -> list[str]:
 
 
 def look_up(name: str) -> tuple[BuiltIn, Mapping[str, int]]:
-    """Return a built-in workload's family and numbers; if there is none, suggest a close match."""
+    """Return a built-in workload's family and numbers. If there is no such workload, raise an error
+    that suggests a similar name."""
     family, _, size = name.partition(":")
     if name not in built_in_names():
         raise unknown("workload", name, [*built_in_names(), "path/to/file.py:function"])

@@ -1,11 +1,11 @@
-"""Find where a model can be cut into stages, from one run of its own forward, and measure how long
-each part takes.
+"""Run a model's forward to find where the model can be cut into stages, and measure how long each
+part takes.
 
-A submodule call is a clean cut if its arguments carry everything that is computed before it and
-used after it. A residual connection around the call, or an encoder output that a later decoder
-uses, crosses the cut. To detect that, the arguments of each call get a marker node in the autograd
-graph. A cut at marker i is clean if each path in the graph from the output to a parameter used
-before i passes marker i.
+A submodule call is a clean cut if its arguments contain everything that is computed before the call
+and used after it. A residual connection around the call crosses the cut, and so does an encoder
+output that a later decoder uses. To detect that, the arguments of each call get a marker node in
+the autograd graph. A cut at marker i is clean if every path from the output to a parameter used
+before i passes through marker i.
 
     Sequential(a, b, Residual(c, d), e)     cuts: a | b | Residual | e
                                             (d is not a cut: the residual's input crosses it)
@@ -32,12 +32,13 @@ MEASUREMENTS = 3
 
 
 class _Marker(torch.autograd.Function):
-    """An identity that is visible in the graph and records the time in both directions."""
+    """An identity function that is visible in the graph and records the time in forward and
+    backward."""
 
     @staticmethod
     def forward(ctx: Any, trace: _Trace, call: int, *values: torch.Tensor) -> Any:
         ctx.trace, ctx.call = trace, call
-        # Not views: the module may change them in place.
+        # Return copies, because the module may change its arguments in place.
         return tuple(value.clone() for value in values)
 
     @staticmethod
@@ -70,7 +71,8 @@ class _Trace:
         return time.perf_counter()
 
     def first_call(self, name: str) -> int:
-        """Return a module's first call, or its nearest called parent's. -1 means the model."""
+        """Return the number of a module's first call. If it is never called, use its nearest parent
+        that is called; -1 means the model itself."""
         while name and name not in self.names:
             name = name.rpartition(".")[0]
         return self.names.index(name) if name else -1
@@ -84,11 +86,11 @@ def find_layers(
     sometimes: Iterable[str] = (),
     reset: Callable[[], None] = lambda: None,
 ) -> tuple[tuple[Layer, ...], str | None]:
-    """Return the model's parts in order, and the reason why there are not more.
+    """Return the model's parts in order, and why there are not more parts.
 
-    No part begins at a module that only some forwards call (`sometimes`). `reset` is called before
-    each forward and undoes changes that the previous forward made to the model."""
-    # If a floating-point input requires a gradient, it is visible in the graph, even past a cut.
+    No part begins at a module in `sometimes`, which only some forwards call. `reset` is called
+    before each forward and undoes changes that the previous forward made to the model."""
+    # If floating-point inputs require gradients, the graph shows where they are used.
     visible = map_tensors(
         lambda t: t.detach().requires_grad_() if t.is_floating_point() else t, inputs
     )
@@ -133,7 +135,7 @@ def find_layers(
 def _choose_cuts(
     model: nn.Module, trace: _Trace, cuts: list[int], crossed: dict[str, str], wanted: list[str]
 ) -> tuple[list[int], str | None]:
-    """Return the cuts to use, and the reason why there are not more."""
+    """Return the cuts to use, and why there are not more cuts."""
     if not wanted:
         name, what = next(iter(crossed.items()), ("", ""))
         reason = f"other submodules are not clean cuts (at {name!r}, {what})" if name else None
@@ -150,11 +152,11 @@ def _choose_cuts(
             why = "the model has no such submodule"
         raise UsageError(
             f"The model cannot be cut at the split point {name!r}: {why}.",
-            fix="a submodule whose arguments contain everything that is used after it, such as "
+            fix="a submodule whose arguments contain everything that later modules use, such as "
             + ", ".join(possible[:8]),
         )
     kept = [cut for cut in cuts if trace.names[cut] in wanted]
-    return kept, f"the workload names {len(wanted)} split points"
+    return kept, f"the workload has {len(wanted)} split points"
 
 
 def _run(
@@ -163,7 +165,8 @@ def _run(
     only: list[int] | None = None,
     at_cut: Callable[[], None] = lambda: None,
 ) -> _Trace:
-    """Call the model with a marker before each submodule call, or only before the calls `only`."""
+    """Call the model with a marker before each submodule call, or only before the calls listed in
+    `only`."""
     trace = _Trace(next(model.parameters()).device)
     stack: list[int] = []
 
@@ -193,7 +196,7 @@ def _run(
 
 
 def _find_cuts(model: nn.Module, trace: _Trace, inputs: Any) -> tuple[list[int], dict[str, str]]:
-    """Return the possible cuts, and for each other marked call, what crosses it."""
+    """Return the possible cuts, and what crosses each other marked call."""
     owners: dict[int, list[str]] = {}
     for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
@@ -216,14 +219,15 @@ def _find_cuts(model: nn.Module, trace: _Trace, inputs: Any) -> tuple[list[int],
                 f"{used[0]!r} before it and {used[1]!r} after it share a parameter (tied weights)"
             )
         elif used:
-            crossed[name] = f"the output of {used[0] or 'the model'!r} is used past it"
+            crossed[name] = f"the output of {used[0] or 'the model'!r} is also used after it"
         else:
-            crossed[name] = "the input is used past it"
+            crossed[name] = "the input is also used after it"
     return cuts, crossed
 
 
 def reachable(output: Any, stop_at: int = -1) -> list[int]:
-    """Return the ids of parameters that the graph reaches without passing marker `stop_at`."""
+    """Return the ids of parameters that can be reached in the graph without passing through marker
+    `stop_at`."""
     parameters: list[int] = []
     visited: set[Any] = set()
     waiting: list[Any] = [tensor.grad_fn for tensor in tensors(output)]
@@ -241,8 +245,8 @@ def reachable(output: Any, stop_at: int = -1) -> list[int]:
 
 
 def _remove_duplicates(trace: _Trace, cuts: list[int]) -> list[int]:
-    """Keep one cut per place. A container and its first child begin at the same place. The very
-    first cut has nothing before it."""
+    """Keep only one cut at each place, because a container and its first child begin at the same
+    place. Remove a cut at the start of the model, which has nothing before it."""
     place: dict[int, int] = {-1: -1}
     for call, caller in enumerate(trace.callers):
         place[call] = place[caller] if call == caller + 1 else call
@@ -255,7 +259,8 @@ def _remove_duplicates(trace: _Trace, cuts: list[int]) -> list[int]:
 def _assign_modules(
     model: nn.Module, trace: _Trace, cuts: list[int]
 ) -> tuple[list[list[str]], str | None]:
-    """Return the modules whose own parameters or buffers each part has, or why it is impossible."""
+    """Return the names of the modules that belong to each part, or say why no such assignment is
+    possible. Only modules with parameters or buffers of their own are listed."""
     last_inside = list(range(len(trace.names)))  # the last call inside each call
     for call in reversed(range(len(trace.names))):
         if (caller := trace.callers[call]) >= 0:
@@ -270,7 +275,7 @@ def _assign_modules(
         if not parameters and not buffers:
             continue
         if name not in trace.names and not buffers and not used & set(map(id, parameters)):
-            parts[0].append(name)  # never called and not in the graph: it can be in any part
+            parts[0].append(name)  # it is not used, so it can be in any part
             continue
 
         call = trace.first_call(name)
@@ -278,7 +283,7 @@ def _assign_modules(
         part, end_part = (sum(cut <= number for cut in cuts) for number in (call, end))
         if part != end_part:
             what = f"module {name!r}" if name else "the model itself"
-            return [], f"{what} has its own parameters or buffers, and its forward spans parts"
+            return [], f"{what} has parameters or buffers, and its forward is in several parts"
         for parameter in parameters:
             if (other := part_of.setdefault(parameter, part)) != part:
                 return [], f"a parameter of {name!r} is tied: parts {other} and {part} both use it"
@@ -289,10 +294,11 @@ def _assign_modules(
 def _count(
     model: nn.Module, run: Callable[[Callable[[], None]], _Trace]
 ) -> tuple[list[int], list[float | None]]:
-    """Count, for each part, the bytes that autograd saves for backward and the FLOPs of forward and
+    """For each part, count the bytes that autograd saves for backward, and the FLOPs of forward and
     backward. The loss belongs to the last part.
 
-    Backward has twice the FLOPs of forward. Return None for an RNN, which torch cannot count."""
+    Assume that backward has twice the FLOPs of forward. For a model with an RNN, the FLOPs are
+    None, because torch cannot count them."""
     known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     parts: list[dict[int, int]] = [{}]
     counter, marks = FlopCounterMode(display=False), [0]
@@ -318,8 +324,8 @@ def _count(
 
 
 def _measure(cuts: list[int], run: Callable[[], _Trace]) -> list[float]:
-    """Measure each part's forward + backward time in seconds. Take the shortest of several runs:
-    noise only makes a run longer. The first run is a warm-up."""
+    """Measure each part's forward + backward time in seconds. Take the shortest of several runs,
+    because noise only makes a run longer. The first run is a warm-up."""
     rounds: list[list[float]] = []
     for _ in range(1 + MEASUREMENTS):
         trace = run()

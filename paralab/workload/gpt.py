@@ -1,8 +1,8 @@
-"""`gpt`: a byte-level transformer on text that is on every machine, the source code of Python's
-standard library.
+"""`gpt`: a byte-level transformer, trained on text that every machine has: the source code of
+Python's standard library.
 
 Samples have different lengths and are padded, so a batch's loss is a mean over a varying number of
-bytes. Naive data parallelism averages such means and trains something else.
+bytes. Naive data parallelism averages such means, which gives different gradients.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from torch import nn
 
 from paralab.workload.workload import Workload
 
-PAD = 256  # one token after the 256 byte values
+PAD = 256  # the token after the 256 byte values
 IGNORED = -100  # the target that cross_entropy ignores
 
 
 def library_text(lengths: Iterator[int]) -> Iterator[bytes]:
-    """Yield consecutive standard library lines in a fixed order, cut to the next length."""
+    """Yield texts of the given lengths, made of consecutive lines from the standard library, in a
+    fixed order."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(folder.glob("*.py")) + sorted(folder.glob("[a-z]*/*.py")):
         if "site-packages" in path.parts or "test" in path.parts:
@@ -36,7 +37,8 @@ def library_text(lengths: Iterator[int]) -> Iterator[bytes]:
 
 
 def library_tokens(samples: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (inputs, targets) for texts of context/2 … context bytes. Repeat a short library."""
+    """Return inputs and targets for texts of context/2 to context bytes. If the library is too
+    short, repeat it."""
     chance = random.Random(0)
     lengths = iter(lambda: chance.randint(context // 2, context) + 1, None)
     inputs = torch.full((samples, context), PAD)
@@ -72,7 +74,7 @@ class Block(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        # No bias: attention does not depend on the key's bias, so its gradient would be noise.
+        # No bias: attention does not depend on the keys' bias, so its gradient would be noise.
         self.query_key_value = nn.Linear(dim, 3 * dim, bias=False)
         self.mix = nn.Linear(dim, dim)
         self.feed_forward = nn.Sequential(
@@ -116,9 +118,9 @@ def build(
         model=model,
         data=library_tokens(samples, context),
         loss=byte_loss,
-        # Not Adam: it divides each gradient by its size, so rounding errors in tiny gradients
-        # become full steps, and fp32 could not show that two runs are equal. SGD also learns this
-        # text.
+        # Do not use Adam. It divides each gradient by its size, so rounding errors in tiny
+        # gradients become full steps, and an fp32 comparison could not show that two runs are
+        # equal. SGD also learns this text.
         optimizer=lambda parameters: torch.optim.SGD(
             parameters, lr=min(0.05, 6.4 / dim), momentum=0.9
         ),

@@ -1,4 +1,4 @@
-"""Watch or replace what a forward calls, in one block."""
+"""Context managers that watch or replace what a forward calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @contextmanager
 def patched(owner: Any, **values: Any) -> Iterator[None]:
-    """Set attributes in this block, and restore them after it."""
+    """Set attributes in this block, and restore them afterward."""
     before = {name: getattr(owner, name) for name in values}
     try:
         for name, value in values.items():
@@ -28,7 +28,8 @@ def watched(
     enter: Callable[[str, Any], Any] = lambda name, arguments: None,
     leave: Callable[[str, Any], None] = lambda name, output: None,
 ) -> Iterator[None]:
-    """Call these around each submodule call. `enter` gets (args, kwargs) and may replace them."""
+    """Call `enter` before and `leave` after each submodule call. `enter` gets (args, kwargs) and
+    may replace them."""
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if name:

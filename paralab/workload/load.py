@@ -1,4 +1,5 @@
-"""Load a `Workload` by name: built in, `path/to/file.py:function`, or pickled in a notebook."""
+"""Load a `Workload` by name: a built-in name, `path/to/file.py:function`, or a pickle from a
+notebook."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from paralab.workload.workload import Workload, as_workload
 
 
 def load_workload(reference: str) -> Workload:
-    """Build the workload that a command names. A user's mistake becomes a UsageError with only the
-    user's lines from the traceback."""
+    """Build the workload with this name. A user's mistake becomes a UsageError, which shows only
+    the user's lines from the traceback."""
     if reference.startswith(PICKLED):
         path = Path(reference.removeprefix(PICKLED))
         with _importing_from(Path.cwd()):
@@ -49,8 +50,8 @@ def _build(function: Any, shown: str, folder: Path) -> Workload:
 
 @contextmanager
 def _importing_from(*folders: Path) -> Iterator[None]:
-    """Put the user's folders first on sys.path while loading, as for a script, and last afterwards.
-    Otherwise a user's file could shadow a module that torch imports later."""
+    """While loading, put the user's folders first on sys.path, as for a script. Afterward, move
+    them to the end, so that a user's file cannot shadow a module that torch imports later."""
     names = [str(folder.resolve()) for folder in folders]
     sys.path[:0] = names
     try:
@@ -67,7 +68,7 @@ def _import_from(path: Path, attribute: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look the module up
+    sys.modules[name] = module  # dataclasses and pickle look up the module here
     try:
         with seeded(0):
             spec.loader.exec_module(module)
@@ -89,7 +90,7 @@ def their_lines(error: BaseException, folder: Path) -> str:
     """Trim the traceback to frames from the user's own files."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_under(frame.filename, folder)]
-    if isinstance(error, SyntaxError) and not own:  # it has no frame in the faulty file
+    if isinstance(error, SyntaxError) and not own:  # its traceback has no frame in the faulty file
         return "".join(traceback.format_exception_only(error))
     return "".join(traceback.format_list(own))
 

@@ -1,4 +1,4 @@
-"""Seed user code: all ranks must draw the same random numbers to share their data."""
+"""Seed user code. All ranks must draw the same random numbers, so that they have the same data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paralab.workload.hooks import patched
 
 
 def seed_everything(seed: int, gpus: bool = True) -> None:
-    """Seed torch, random, and numpy (if it is imported), for the rest of this process."""
+    """Seed torch, random, and (if it is imported) numpy, for the rest of this process."""
     (torch.manual_seed if gpus else torch.default_generator.manual_seed)(seed)
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):
@@ -24,7 +24,8 @@ def seed_everything(seed: int, gpus: bool = True) -> None:
 
 @contextmanager
 def seeded(seed: int, position: int = 0) -> Iterator[None]:
-    """Seed all common generators from (seed, position) in this block, and restore them after it."""
+    """In this block, seed all common generators from `seed` and `position`. Restore them
+    afterward."""
     numpy = sys.modules.get("numpy")
     python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
     with torch.random.fork_rng(devices=[]):
@@ -41,7 +42,7 @@ def seeded(seed: int, position: int = 0) -> Iterator[None]:
 def without_dropout(model: nn.Module) -> Iterator[None]:
     """Turn off dropout in this process: modules, functions, attention, and recurrent layers.
 
-    Two runs whose dropout draws different numbers cannot be compared, and that difference could
+    If dropout draws different numbers in two runs, their results differ, and that difference could
     hide a real mistake.
     """
     attention = nn.functional.scaled_dot_product_attention

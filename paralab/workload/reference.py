@@ -1,4 +1,4 @@
-"""Workload names: built in, `path/to/file.py:function`, or a pickle from a notebook."""
+"""Workload names: a built-in name, `path/to/file.py:function`, or a pickle from a notebook."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def names_file(reference: str) -> bool:
 
 
 def check_reference(reference: str) -> str:
-    """Return the reference with an absolute path. Reject a wrong one early, without torch."""
+    """Return the reference with an absolute path. Reject an invalid reference early, without
+    torch."""
     if reference.startswith(PICKLED):
         return reference
     if not names_file(reference):
@@ -26,14 +27,14 @@ def check_reference(reference: str) -> str:
         raise UsageError(f"There is no file {str(path)!r}.", fix="path/to/file.py:function")
     if not colon or not attribute:
         raise UsageError(
-            f"{reference!r} names a file but not a function in it.",
+            f"{reference!r} names a file, but not a function in that file.",
             fix=f"{reference.rstrip(':')}:function",
         )
     return f"{path.resolve()}:{attribute}"
 
 
 def user_folder(reference: str) -> Path:
-    """The folder with the user's files. Tracebacks show only frames from there."""
+    """Return the folder that contains the user's files. Tracebacks show only frames from it."""
     return (
         split(reference)[0].parent
         if names_file(reference) and not reference.startswith(PICKLED)

@@ -1,9 +1,9 @@
-"""Draw random numbers per sample: each sample's own values determine its seed, so splitting a batch
-does not change the numbers.
+"""Draw random numbers separately for each sample. A sample's own values determine its seed, so
+splitting a batch does not change the numbers.
 
-torch tags the operators that draw. A dispatch mode catches them and draws sample by sample. It must
-know which dim of a random tensor is the sample dim. Calling the model with three samples and then
-with two shows it.
+torch tags the operators that draw random numbers. A dispatch mode intercepts them and draws sample
+by sample. It must know which dim of a random tensor is the sample dim. To find out, call the model
+with three samples and then with two.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paralab.workload.batch import call_model, map_tensors, take, tensors
 from paralab.workload.state import put_back, state_of
 
-_generator = threading.Lock()  # torch's generator belongs to the process
+_generator = threading.Lock()  # all threads share torch's generator
 # .inputs: the original inputs, if the current forward is called with stand-ins for them
-# .path: the modules being called; .calls: draws per module
+# .path: the modules that are being called; .calls: the number of draws per module
 _thread = threading.local()
 
 Draw = tuple[str, int]  # the module that draws, and its draw number in this forward
 
 
 class Axis(NamedTuple):
-    """A random tensor's sample dim, and its entries per sample. None: one draw for all samples."""
+    """A random tensor's sample dim, and the number of entries per sample. If `number` is None, all
+    samples share one draw."""
 
     number: int | None
     entries: int
@@ -55,11 +56,11 @@ def samples_of(inputs: Any) -> Iterator[None]:
 
 
 def seeded_loss(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Make a loss draw per sample too, from a seed derived from the sample's target."""
+    """Return a loss that also draws per sample, with a seed derived from the sample's target."""
 
     def seeded(output: Any, target: Any) -> Any:
-        # No lock: this micro-batch still holds the last stage, and the one that holds the lock may
-        # be waiting for that stage.
+        # Do not lock here: this micro-batch is still in the last stage, and the micro-batch that
+        # has the lock may be waiting for that stage.
         with draw_per_sample(target, {}, "the loss"):
             return loss(output, target)
 
@@ -67,14 +68,14 @@ def seeded_loss(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def original_inputs(inputs: Any) -> Any:
-    """Return the original inputs that these inputs stand for, usually themselves."""
+    """Return the original inputs, if these inputs are stand-ins. Otherwise return `inputs`."""
     original = getattr(_thread, "inputs", None)
     return inputs if original is None else original
 
 
 @contextmanager
 def draw_per_sample(inputs: Any, axes: Axes, path: str = "") -> Iterator[None]:
-    """Draw per sample of `inputs` in this block, which runs module `path`."""
+    """In this block, which runs module `path`, draw separately for each sample of `inputs`."""
     _thread.path, _thread.calls = [path], Counter()
     with _PerSample(_make_seeds(inputs), axes):
         random.seed(0)
@@ -84,8 +85,8 @@ def draw_per_sample(inputs: Any, axes: Axes, path: str = "") -> Iterator[None]:
 
 
 def track_modules(model: nn.Module) -> None:
-    """Track which module is being called: each module counts its own draws. (A shared count would
-    differ between processes, because a module that another process computes is not called here.)"""
+    """Track which module is being called, because each module counts its own draws. A shared count
+    would differ between processes: a process does not call modules that another process runs."""
     for name, module in model.named_modules():
         if name:
             module.register_forward_pre_hook(partial(_enter, name))
@@ -108,7 +109,7 @@ def _next_draw() -> Draw:
 
 
 def _make_seeds(inputs: Any) -> list[int]:
-    """Derive one number per sample from its own values."""
+    """Derive a seed for each sample from the sample's own values."""
     seeds: list[int] = []
     with DisableTorchFunction():
         for tensor in tensors(inputs):
@@ -126,7 +127,8 @@ def _make_seeds(inputs: Any) -> list[int]:
 
 @torch.no_grad()
 def find_axes(model: nn.Module, example: Any) -> Axes:
-    """Find the sample dims: those that shrink if the model gets two samples instead of three."""
+    """Find each random tensor's sample dim, which shrinks if the model gets two samples instead of
+    three."""
     before, shapes = state_of(model), []
     with torch.random.fork_rng(devices=[]):
         for samples in (3, 2):
@@ -158,7 +160,7 @@ class _Recorder(TorchDispatchMode):
 
 
 class _PerSample(TorchDispatchMode):
-    """Draws sample by sample, each from its own seed."""
+    """Draws separately for each sample, with the sample's own seed."""
 
     def __init__(self, seeds: list[int], axes: Axes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -179,14 +181,14 @@ class _PerSample(TorchDispatchMode):
 
 
 def _shape_of(args: Any, kwargs: Any) -> list[int]:
-    """Return the random tensor's shape: that of the first argument, or the given sizes."""
+    """Return the random tensor's shape: the first argument's shape, or the given sizes."""
     first = next(tensors((args, kwargs)), None)
     sizes = (list(item) for item in (*args, *kwargs.values()) if isinstance(item, list | tuple))
     return list(first.shape) if first is not None else next(sizes, [])
 
 
 def _choose_axis(axis: Axis | None, shape: list[int], samples: int) -> Axis:
-    """Return the known axis. Guess it if the example took another branch."""
+    """Return the known axis, or guess if the example took another branch."""
     if axis and (
         axis.number is None or shape[axis.number : axis.number + 1] == [axis.entries * samples]
     ):
@@ -201,7 +203,7 @@ def _choose_axis(axis: Axis | None, shape: list[int], samples: int) -> Axis:
 def _draw(func: Any, args: Any, kwargs: Any, draw: int, seeds: list[int], axis: Axis) -> Any:
     """Run a random operator once per sample, or once for all samples."""
     if func._schema.name == "aten::randperm" and seeds and args[0] % len(seeds) == 0:
-        # It would mix samples in a batch: leave them in order.
+        # A permutation would mix the samples in a batch, so keep their order.
         return func(*args, **kwargs).sort().values
 
     first, shape = next(tensors((args, kwargs)), None), _shape_of(args, kwargs)

@@ -1,9 +1,9 @@
 """Find FSDP units: submodules that have a large share of the parameters and are the only users of
-them.
+those parameters.
 
-A unit's parameters are gathered only while it is called. So it must be called once, and nothing may
-use its parameters outside that call: not another module (tied weights), and not a parent's forward
-(`F.linear(x, self.embedding.weight)`). One forward run detects such uses.
+A unit's parameters are gathered only while the unit is called. So it must be called exactly once,
+and nothing may use its parameters outside that call: not another module (tied weights), and not a
+parent's forward (`F.linear(x, self.embedding.weight)`). Running the forward once detects such uses.
 
     GPT(embedding, blocks = ModuleList(b0, b1, … b11), norm, head)
     units: embedding, b0 … b11, head      (norm is too small)
@@ -24,11 +24,12 @@ from paralab.workload.hooks import watched
 from paralab.workload.summary import Unit
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-SMALL = 0.1  # of the largest sibling: a smaller unit is not worth a collective
+SMALL = 0.1  # a unit smaller than this fraction of its largest sibling is not worth a collective
 
 
 class _ParameterUse(TorchFunctionMode):
-    """Counts submodule calls, and finds submodules whose parameters are used outside of them."""
+    """Counts submodule calls, and finds submodules whose parameters are used outside the
+    submodule."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -44,7 +45,7 @@ class _ParameterUse(TorchFunctionMode):
         for place, parameter in model.named_parameters(remove_duplicate=False):
             places.setdefault(id(parameter), []).append(place)
         for key, names in places.items():
-            # Tied weights: a module must contain all occurrences of the parameter.
+            # For tied weights, a module must contain all occurrences of the parameter.
             self.used_outside |= {
                 owner
                 for owner in self._owners.get(key, ())
@@ -68,7 +69,8 @@ class _ParameterUse(TorchFunctionMode):
 
 @torch.no_grad()
 def find_units(model: nn.Module, inputs: Any) -> tuple[Unit, ...]:
-    """Find the units, in the order of the model's modules. The rest stays with the root module."""
+    """Find the units, in the order of the model's modules. All other parameters belong to the root
+    module."""
     use = _ParameterUse(model)
     with watched(model, use.enter, use.leave), use:
         call_model(model, inputs)

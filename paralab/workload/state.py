@@ -1,8 +1,8 @@
 """State that a forward may change in its model: buffers, plain attributes, and generators.
 
-Examples are running statistics, a counter, or a schedule that fades in. The next call to such a
-forward returns a different result. Splitting a batch changes how often the forward is called and
-with how many samples, so such a model trains differently.
+Examples are running statistics, a counter, or a warm-up schedule. The next call to such a forward
+returns a different result. Splitting a batch changes how often the forward is called, and with how
+many samples, so such a model trains differently.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import nn
 State = dict[tuple[str, str], Any]  # (module, attribute) -> value
 OWN = set(vars(nn.Module())) | {"training"}  # attributes of all modules
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-MOST_ITEMS = 1000  # in a container: a longer one is not a counter, and copying it is slow
+MOST_ITEMS = 1000  # ignore a larger container: it is not a counter, and copying it is slow
 
 
 def state_of(model: nn.Module) -> State:
     """Copy all model state that a forward may change, except parameters."""
-    copies: dict[int, torch.Tensor] = {}  # by id, so a tensor with two names stays one tensor
+    copies: dict[int, torch.Tensor] = {}  # by id, so a tensor with two names is copied once
     state: State = {}
     for name, module in model.named_modules():
         buffers = {key: buffer for key, buffer in module._buffers.items() if buffer is not None}
@@ -35,7 +35,7 @@ def state_of(model: nn.Module) -> State:
 
 
 def changes(before: State, after: State) -> list[str]:
-    """Name the entries that differ."""
+    """Return the names of the entries that differ."""
     places = dict.fromkeys([*before, *after])
     return [
         ".".join(filter(None, place))
@@ -45,7 +45,8 @@ def changes(before: State, after: State) -> list[str]:
 
 
 def put_back(model: nn.Module, state: State) -> None:
-    """Restore these values. A buffer becomes a new tensor: a graph may still need the old one."""
+    """Restore these values. Each buffer becomes a new tensor, because a graph may still need the
+    old tensor."""
     modules = dict(model.named_modules())
     copies: dict[int, torch.Tensor] = {}
     for (name, key), value in state.items():
@@ -56,7 +57,7 @@ def put_back(model: nn.Module, state: State) -> None:
             value.put_back(present)
             continue
         if key in module._buffers and present is not None and present.is_meta:
-            continue  # another process's stage has this buffer
+            continue  # this buffer belongs to a stage in another process
         new = _copy(value, copies)
         if isinstance(present, torch.Tensor) and isinstance(new, torch.Tensor):
             new = copies[id(value)] = new.to(present.device)  # the model may have moved
@@ -92,7 +93,7 @@ def _copy(value: Any, copies: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, torch.Generator | random.Random):
         return _GeneratorState(value)
     if isinstance(value, dict):
-        new = copy.copy(value)  # a Counter or defaultdict stays one
+        new = copy.copy(value)  # a Counter or defaultdict keeps its type
         dict.update(new, {key: _copy(item, copies) for key, item in value.items()})
         return new
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Inspection:
-    """The facts to find out about a workload. The last three are slow: request only what you need.
+    """What to find out about a workload. The last three are slow, so request only what you need.
 
-    samples   for the trial step; default: the workload's batch size
-    threads   per device; default: all
-    layers    where the model can be cut into stages
-    units     submodules that can be sharded on their own
-    verify    whether a batch can be split at all
+    samples   the number of samples for the trial step; default: the workload's batch size
+    threads   the number of threads per device; default: all
+    layers    find out where the model can be cut into stages
+    units     find submodules that can be sharded on their own
+    verify    check whether a batch can be split at all
     """
 
     workload: str
@@ -30,9 +30,10 @@ class Layer:
     """A part of the model at which a stage may begin.
 
     name      the submodule whose call begins the part
-    modules   the submodules (by name) whose parameters and buffers the part owns
+    modules   the names of the submodules whose parameters and buffers belong to the part
     seconds   measured forward and backward time on one device, the shortest of several runs
-    flops     of forward and backward: matrix products, convolutions, attention; None if not counted
+    flops     forward and backward FLOPs (only matrix products, convolutions, and attention); None
+              if not counted
     activation_bytes_per_sample   what forward saves for backward, in fp32; None if not counted
     """
 
@@ -46,7 +47,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Unit:
-    """A submodule whose parameters are gathered while it is called, and sharded otherwise."""
+    """A submodule whose parameters are gathered only while the submodule is called."""
 
     name: str
     parameter_bytes: int
@@ -77,20 +78,20 @@ class Trial:
 class Summary(Trial):
     """A workload in plain numbers.
 
-    dropout        the forward draws random numbers, but not when dropout is off
-    random         the forward draws random numbers even when dropout is off
+    dropout        whether the forward draws random numbers only because of dropout
+    random         whether the forward draws random numbers even when dropout is off
     unused         trainable parameters that get no gradient from the trial step or some sample
     sparse         parameters whose gradient is a sparse tensor
     state          buffers and attributes that each forward changes, except BatchNorm's
     sometimes      submodules that only some forwards call
-    scalar_output  the output contains a number that is not per sample
+    scalar_output  whether the output contains a number that is not per sample
     layers         empty if not inspected; `uncut_reason` says why there are not more
     scalars        parameters without a dim
-    whole_tensors  a step on part of a parameter differs from that part of a full step
-    whole_model    an optimizer step on a parameter depends on other parameters
-    split_problem  why split batches do not add up to the full loss; None if they do or are not
-                   inspected
-    flops_per_sample           of forward and backward; None if not counted
+    whole_tensors  whether the optimizer treats part of a parameter differently from the whole
+    whole_model    whether an optimizer step on a parameter depends on other parameters
+    split_problem  why split batches do not add up to the full loss; None if they do, or if this was
+                   not checked
+    flops_per_sample           FLOPs of forward and backward; None if not counted
     optimizer_bytes_per_byte   optimizer state in bytes per parameter byte; None if unknown
     """
 

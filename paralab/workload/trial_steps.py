@@ -1,4 +1,4 @@
-"""Find out what a plan needs to know from a few forwards on one device.
+"""Run a few forwards on one device to find out what a plan needs to know.
 
 Does the forward draw random numbers, change buffers, or skip submodules? Which parameters get a
 gradient?"""
@@ -33,7 +33,7 @@ OUTSIDE = "something outside the model"
 
 @contextmanager
 def _counting(model: nn.Module, calls: list[Counter[str]]) -> Iterator[None]:
-    """Count the calls of each submodule in this forward, and append them to `calls`."""
+    """Count how often this forward calls each submodule, and append the counts to `calls`."""
     counts: Counter[str] = Counter()
     with watched(model, enter=lambda name, _: counts.update([name])):
         yield
@@ -41,11 +41,11 @@ def _counting(model: nn.Module, calls: list[Counter[str]]) -> Iterator[None]:
 
 
 def try_step(workload: Workload, model: nn.Module, batch: Any, more: Callable[[], Any]) -> Trial:
-    """Run forward and backward on two samples to expose mistakes before a run starts, then run a
-    few forwards.
+    """Run forward and backward on two samples to find mistakes before a run starts, then run a few
+    forwards.
 
-    `more` returns a larger batch, to find samples that take another branch. The model stays
-    unchanged."""
+    `more` returns a larger batch, which may contain samples that take another branch. The model is
+    not changed."""
     split = workload.unpack or unpack
     two = take(batch, 0, 2)
     calls: list[Counter[str]] = []  # per forward
@@ -57,9 +57,11 @@ def try_step(workload: Workload, model: nn.Module, batch: Any, more: Callable[[]
         return workload.loss(call_model(model, inputs), targets)
 
     counter = FlopCounterMode(display=False)
-    # The counter does not support fused attention on a CPU, but it counts matrix products.
+    # The counter does not support fused attention on a CPU, but it does count matrix products.
     with counter, sdpa_kernel(SDPBackend.MATH), _counting_batch_norms() as batch_norms:
-        with _counting(model, calls):  # forward only: activation checkpointing calls modules again
+        with _counting(
+            model, calls
+        ):  # not in backward, where activation checkpointing calls modules again
             loss = compute_loss(two)
         _require_loss(workload, loss)
         loss.backward()
@@ -100,8 +102,8 @@ def _require_loss(workload: Workload, loss: Any) -> None:
     if isinstance(loss, torch.Tensor) and loss.ndim:
         what = f"a tensor of shape {tuple(loss.shape)}"
     raise UsageError(
-        f"loss(output, target) of {workload.name} returned {what}, not one number that depends on "
-        "the model.",
+        f"loss(output, target) of {workload.name} returned {what}, not a single number that "
+        "depends on the model.",
         fix="a mean, e.g. torch.nn.functional.cross_entropy(output, target)",
     )
 
@@ -123,7 +125,8 @@ def _counting_batch_norms() -> Iterator[list[int]]:
 def _find_unused_by_some(
     workload: Workload, model: nn.Module, batch: Any, calls: list[Counter[str]]
 ) -> set[str]:
-    """Find parameters without a gradient for some samples: ranks could use different ones."""
+    """Find parameters that get no gradient from some samples. Different ranks could use different
+    parameters."""
     trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     split = workload.unpack or unpack
     unused: set[str] = set()
@@ -142,7 +145,7 @@ def _find_unused_by_some(
 
 @contextmanager
 def _settled(model: nn.Module) -> Iterator[None]:
-    """Turn off dropout and freeze BatchNorm; restore state that the forward changes."""
+    """Turn off dropout and freeze BatchNorm. Afterward, restore state that the forward changed."""
     before = state_of(model)
     with controlled(model, ["batch_norm"]):
         yield
@@ -155,9 +158,9 @@ def _find_changes(
     """Return whether only dropout draws random numbers, whether anything else does, and what a
     forward changes in the model.
 
-    Two calls with different seeds from the same state show whether the forward draws. Two calls in
-    a row with the same seed show what state it changes. BatchNorm is frozen because its statistics
-    are known to change."""
+    Two calls with different seeds, starting from the same state, show whether the forward draws
+    random numbers. Two calls in a row with the same seed show which state it changes. BatchNorm is
+    frozen, because we already know that its statistics change."""
 
     def loss_from(state: State, seed: int) -> Any:
         put_back(model, state)
@@ -181,7 +184,8 @@ def _find_changes(
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether both are equal, or almost equal on a GPU, which may add in any order."""
+    """Return whether both are equal. On a GPU, which may add in any order, almost equal is
+    enough."""
     if one.is_cuda:
         return torch.allclose(one, other, rtol=1e-6, equal_nan=True)
     return torch.equal(one.nan_to_num(), other.nan_to_num())

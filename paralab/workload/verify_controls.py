@@ -1,5 +1,5 @@
-"""Control a forward for verification: remove legitimate differences, so only the strategy can make
-a difference.
+"""Control a forward for verification. This removes legitimate differences, so that only the
+strategy can make a difference.
 
 dropout      turned off
 batch_norm   normalizes with its running statistics, as in eval mode, and does not update them
@@ -30,18 +30,18 @@ from paralab.workload.sample_draws import (
 )
 from paralab.workload.state import State, put_back, state_of
 
-# One forward at a time: the model state and the Python and numpy generators belong to the
-# process.
+# Run one forward at a time, because all threads share the model's state and the Python and numpy
+# generators.
 _forward_lock = threading.RLock()
 
 
 @contextmanager
 def controlled(model: nn.Module, kinds: Iterable[str], example: Any = None) -> Iterator[None]:
-    """Control the model's forward in this block. Enter it before a strategy copies the model, so
-    the copies are controlled too.
+    """Control the model's forward in this block. Enter the block before a strategy copies the
+    model, so that the copies are controlled too.
 
-    `example` is the inputs of three samples. They show which dim of a random tensor is the sample
-    dim."""
+    `example` contains the inputs of three samples. They show which dim of a random tensor is the
+    sample dim."""
     with ExitStack() as stack:
         stack.enter_context(without_dropout(model))
         if "batch_norm" in kinds:
@@ -78,7 +78,8 @@ def _frozen_batch_norm(model: nn.Module) -> Iterator[None]:
 
 
 def _hold(model: nn.Module, state: State, per_sample: bool, example: Any) -> None:
-    """Replace the forward on the class, not the instance: a copy must call its own forward."""
+    """Replace the forward on the class, not on the instance, because a copy must call its own
+    forward."""
     axes: Axes | None = None
     if per_sample:
         track_modules(model)
@@ -99,7 +100,7 @@ def _hold(model: nn.Module, state: State, per_sample: bool, example: Any) -> Non
 
 @contextmanager
 def _read_only(model: nn.Module, state: State) -> Iterator[None]:
-    """Ignore writes to buffers, and restore attributes afterwards."""
+    """Ignore writes to buffers in this block, and restore attributes afterward."""
     attributes = {name: set(vars(module)) for name, module in model.named_modules()}
     with DisableTorchFunction():  # a mode may run these operations on shapes only
         storages = {b.untyped_storage().data_ptr() for b in model.buffers() if not b.is_meta}
@@ -115,8 +116,8 @@ def _read_only(model: nn.Module, state: State) -> Iterator[None]:
 
 
 class _IgnoreWrites(TorchDispatchMode):
-    """Ignores writes to these tensors: a statistic that is updated and used in the same forward
-    mixes the samples of a batch."""
+    """Ignores writes to these tensors. If a forward updates a statistic and then uses it, it mixes
+    the samples of a batch."""
 
     def __init__(self, storages: set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

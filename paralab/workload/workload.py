@@ -26,17 +26,18 @@ class Workload:
                 a map-style Dataset, or a function `get_batch(n)` that returns n samples
     loss        `loss(output, target)`: the mean over the units that `weight` counts
     optimizer   `optimizer(parameters)`; default: `SGD(lr=0.01, momentum=0.9)`
-    scheduler   `scheduler(optimizer)`: stepped after each optimizer step
+    scheduler   `scheduler(optimizer)`; paralab calls its `step()` after each optimizer step
     weight      `weight(batch)`: the number of terms that this batch's loss averages over, such as
-                its unpadded tokens; default: its samples. Unequal parts of a batch then add up.
-    unpack      `unpack(batch) -> (input, target)`; default: pairs, `{"input", "target"}`, or a
-                tensor that is both
-    collate     as in `DataLoader`, for a Dataset
+                its unpadded tokens; default: its samples. With correct weights, the losses of
+                unequal parts of a batch add up to the batch's loss.
+    unpack      `unpack(batch) -> (input, target)`; by default, a batch is a pair, a dict
+                `{"input", "target"}`, or a tensor that is both
+    collate     the collate function for a Dataset, as in `DataLoader`
     split_points    submodules at which the model may be cut into stages; default: paralab finds
                 them
     batch_size      the global batch size, unless the command sets it
-    loader_workers  DataLoader worker processes per rank, for a Dataset
-    data_path   where the data comes from, for the manifest
+    loader_workers  the number of DataLoader workers per rank, for a Dataset
+    data_path   where the data comes from, which paralab writes to the manifest
     """
 
     model: Callable[[], nn.Module]
@@ -55,7 +56,8 @@ class Workload:
 
 
 def as_workload(value: object, name: str) -> Workload:
-    """Convert a user function's return value: a `Workload`, or a dict with the same names."""
+    """Convert a user function's return value to a `Workload`. It may be a `Workload`, or a dict
+    with the same names."""
     known = [field.name for field in fields(Workload)]
     if isinstance(value, Mapping):
         wrong = [str(key) for key in value if key not in known]
@@ -78,7 +80,7 @@ def as_workload(value: object, name: str) -> Workload:
     ):
         raise UsageError(
             f"The model of workload {name} is a {type(value.model).__name__}, but each rank must "
-            "build its own.",
+            "build its own model.",
             fix="model=a function or class that returns the nn.Module, e.g. "
             "model=lambda: MyModel(width=64)",
         )
