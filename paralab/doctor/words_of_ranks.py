@@ -26,16 +26,19 @@ def with_exceptions_explained(findings: Sequence[Finding], seen: Observation) ->
     if explained or not raised:
         return list(findings)
     for rank, exception in raised:
-        known = find_message(exception.text)
-        if is_for_want_of_a_gpu(rank) and (known is None or known.entry.id != NO_BACKEND):
+        message = find_message(exception.text)
+        if is_for_want_of_a_gpu(rank) and (message is None or message.entry.id != NO_BACKEND):
             return list(findings)
     raised.sort(key=lambda pair: pair[1].t)
     logs = read_texts({rank.rank: exception.text for rank, exception in raised})
-    more = [finding for finding in apply("log", logs) if finding.id != UNEXPLAINED]
-    if not any(finding.severity == "error" for finding in more):
+    more = [_without_line_numbers(finding) for finding in apply("log", logs)]
+    known = [finding for finding in more if finding.id != UNEXPLAINED]
+    if any(finding.severity == "error" for finding in known):
+        return [*known, *(finding for finding in findings if finding.id != UNEXPLAINED)]
+    if any(finding.id == UNEXPLAINED for finding in findings):
         return list(findings)
-    kept = [finding for finding in findings if finding.id != UNEXPLAINED]
-    return [*kept, *(_without_line_numbers(finding) for finding in more)]
+    # An ordinary exception is no parallel failure, but nobody should have to look for it.
+    return [*(finding for finding in more if finding.severity == "error"), *findings]
 
 
 def _without_line_numbers(finding: Finding) -> Finding:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from paralab.doctor.lines import conditions, returns_before
+from paralab.doctor.lines import conditions
 from paralab.doctor.logs.exits import Exit
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
@@ -95,8 +95,7 @@ def _is_under_rank_condition(frame: Frame) -> bool | None:
     if frame.line > len(lines) or frame.code not in ("", lines[frame.line - 1].strip()):
         return None
     place = Place(frame.file, frame.line, frame.function)
-    around = [*conditions(place), *(way.condition for way in returns_before(place, 0))]
-    return any(test is not None and test.is_about_the_rank for test in around)
+    return any(condition.is_about_the_rank for condition in conditions(place))
 
 
 @dataclass(frozen=True)

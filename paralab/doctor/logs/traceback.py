@@ -38,6 +38,7 @@ OF_LAUNCHER = (
     "ProcessExitedException",
 )
 LONGEST = 200  # lines
+LONGEST_BARE = 3  # lines of a message without a traceback
 LONGEST_MESSAGE = 8  # lines, where nothing separates it from what the process prints next
 
 
@@ -248,4 +249,5 @@ class Assembler:
         if line.hooked or CAUSE in text or MEANWHILE in text or text.startswith(("\t", "  ")):
             return False
         told = len(self.open.lines) - self.open.lines.index(self.open.errors[-1])
-        return self._blank or told > LONGEST_MESSAGE
+        bare = self.open.lines[0] is self.open.errors[-1]
+        return self._blank or told > (LONGEST_BARE if bare else LONGEST_MESSAGE)
