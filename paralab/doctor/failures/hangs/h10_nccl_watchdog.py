@@ -17,15 +17,16 @@ ENTRY = Entry(
     id="H10",
     title="The NCCL watchdog ended the job",
     symptom=(
-        "'Watchdog caught collective operation timeout: WorkNCCL(SeqNum=…, OpType=…, NumelIn=…)', on every rank that waited."
+        "'Watchdog caught collective operation timeout: WorkNCCL(SeqNum=…, OpType=…, "
+        "NumelIn=…)' on every rank that waited."
     ),
     cause=(
-        "Some rank did not come to a collective. The message is printed by those who waited, and it does not say "
-        "who was missing."
+        "One rank did not reach a collective. Only the ranks that waited print this message, "
+        "and it does not say which rank is missing."
     ),
     fix=(
-        "Compare 'last enqueued' over the ranks: the smallest one is where to look. Record per-rank logs and the "
-        "flight recorder."
+        "Compare 'last enqueued' of all ranks: look at the rank with the smallest number. "
+        "Keep one log per rank, and turn on the flight recorder."
     ),
     wrong="""\
 subprocess.run(["torchrun", "--nproc_per_node=8", "train.py"])
@@ -42,7 +43,7 @@ subprocess.run(command, env={**os.environ, **recorder})
         "NVIDIA/Megatron-LM#1207",
         "meta-llama/llama-cookbook#65",
     ),
-    limits="NCCL only: read from logs. On gloo the hang itself is watched.",
+    limits="NCCL only, read from logs. On gloo, the doctor watches the hang itself.",
 )
 
 RECORD = (

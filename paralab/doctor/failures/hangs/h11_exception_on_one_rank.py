@@ -1,4 +1,4 @@
-"""H11: An exception on one rank, and its echoes on the others."""
+"""H11: An exception on a rank ended the job."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ from paralab.doctor.registry import Entry, Message, check
 
 ENTRY = Entry(
     id="H11",
-    title="An exception on one rank, and its echoes on the others",
-    symptom="One rank has a Python traceback; the others say 'Connection closed by peer' (gloo), or hang (NCCL).",
-    cause="A bad sample, a failed assertion or a full GPU on one rank; the other messages only follow from it.",
-    fix="Repair the rank whose error came first and is no transport error; `@record` makes torchrun print it.",
+    title="An exception on a rank ended the job",
+    symptom=(
+        "One rank has a Python traceback. The others report 'Connection closed by peer' "
+        "(gloo) or hang (NCCL)."
+    ),
+    cause=(
+        "One rank failed: a bad sample, a failed assertion, a full GPU. The other errors are "
+        "consequences."
+    ),
+    fix=("Fix the first error that is not a lost connection. `@record` makes torchrun print it."),
     wrong="""\
 def main():
     train()

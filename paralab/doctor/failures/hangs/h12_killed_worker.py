@@ -14,13 +14,17 @@ from paralab.doctor.registry import Entry, Message, check
 ENTRY = Entry(
     id="H12",
     title="A worker was killed from outside",
-    symptom="torchrun: exitcode -9, 'Signal 9 (SIGKILL)'; the other ranks: 'Connection reset by peer'. No traceback anywhere.",
+    symptom=(
+        "torchrun reports exitcode -9, 'Signal 9 (SIGKILL)'; the other ranks 'Connection "
+        "reset by peer'. There is no traceback."
+    ),
     cause=(
-        "The machine or the container ran out of memory and the kernel chose this process, or the scheduler took the job away."
+        "The machine or container ran out of memory and the kernel killed this process, or "
+        "the scheduler ended the job."
     ),
     fix=(
-        "Use less memory on the host: fewer loader workers, no copies of the data per rank, less pinned memory; "
-        "or ask for more."
+        "Use less host memory (fewer loader workers, no copy of the data per rank, less "
+        "pinned memory), or ask for more."
     ),
     wrong="""\
 samples = [load(path) for path in paths]

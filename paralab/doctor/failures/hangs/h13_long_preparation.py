@@ -7,9 +7,15 @@ from paralab.doctor.registry import Entry, Message
 ENTRY = Entry(
     id="H13",
     title="Rank 0 prepares data for longer than the others wait",
-    symptom="'Socket Timeout' while fetching the NCCL id from the store, or a watchdog timeout of a collective with NumelIn=1.",
-    cause="The others stand in a barrier while rank 0 downloads or tokenises, and the barrier has the default time limit.",
-    fix="Prepare the data before the job, or give init_process_group a `timeout` that is long enough.",
+    symptom=(
+        "'Socket Timeout' while fetching the NCCL id from the store, or a timeout in the "
+        "first barrier."
+    ),
+    cause=(
+        "The other ranks wait in a barrier with the default timeout while rank 0 downloads or "
+        "tokenizes."
+    ),
+    fix=("Prepare the data before the job, or pass a long enough `timeout` to init_process_group."),
     wrong="""\
 dist.init_process_group("nccl")
 if dist.get_rank() == 0:

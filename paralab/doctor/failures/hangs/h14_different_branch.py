@@ -1,4 +1,4 @@
-"""H14: A branch of the model that some ranks take and others do not."""
+"""H14: Only some ranks use a branch of the model."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from paralab.doctor.registry import Entry
 
 ENTRY = Entry(
     id="H14",
-    title="A branch of the model that some ranks take and others do not",
-    symptom="One rank: 'Expected to have finished reduction in the prior iteration'; the others lose the connection or hang.",
-    cause=(
-        "The data decide which layers are used (a batch without images skips the image tower), so the gradients "
-        "differ in number."
+    title="Only some ranks use a branch of the model",
+    symptom=(
+        "One rank: 'Expected to have finished reduction in the prior iteration'; the others "
+        "lose the connection or hang."
     ),
-    fix="`find_unused_parameters=True`, or let every branch take part with a term of weight 0.",
+    cause=(
+        "The data decides which layers run (a batch without images skips the image tower), so "
+        "the ranks reduce different gradients."
+    ),
+    fix="Set `find_unused_parameters=True`, or use every branch with a term of weight 0.",
     wrong="""\
 hidden = self.text(tokens)
 if images is not None:

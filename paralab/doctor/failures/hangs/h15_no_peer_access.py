@@ -1,4 +1,4 @@
-"""H15: The GPUs cannot talk to each other directly."""
+"""H15: The GPUs cannot access each other directly."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from paralab.doctor.registry import Entry
 
 ENTRY = Entry(
     id="H15",
-    title="The GPUs cannot talk to each other directly",
-    symptom="All ranks freeze in the first all-reduce, with every GPU at 100 % load.",
-    cause="PCIe access control (ACS), an IOMMU or the driver breaks the direct path between two GPUs.",
-    fix="Switch ACS off or set iommu=pt; until then start with NCCL_P2P_DISABLE=1.",
+    title="The GPUs cannot access each other directly",
+    symptom="All ranks hang in the first all-reduce, with every GPU at 100 % load.",
+    cause=(
+        "PCIe access control (ACS), an IOMMU, or the driver breaks direct access between two GPUs."
+    ),
+    fix="Turn off ACS or set iommu=pt. Until then, run with NCCL_P2P_DISABLE=1.",
     wrong="""\
 subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
 """,
@@ -23,5 +25,5 @@ subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"], env=around)
         "NVIDIA/nccl#1160",
         "dmlc/xgboost#11242",
     ),
-    limits="Needs two GPUs; what a log of it looks like is known, the cable itself is not looked at.",
+    limits="Needs two GPUs. Logs show the hang, not the hardware.",
 )

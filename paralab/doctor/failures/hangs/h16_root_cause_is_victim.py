@@ -12,9 +12,18 @@ from paralab.doctor.registry import Entry, check
 ENTRY = Entry(
     id="H16",
     title="torchrun's 'Root Cause' names the victim",
-    symptom="'Root Cause (first observed failure)' shows a rank whose only error is a lost connection or a timeout.",
-    cause="torchrun reports the process that died first. That is the one which waited, not the one which left or got stuck.",
-    fix="Keep one log per rank and look for the rank without an error or with the smallest last step; use `@record`.",
+    symptom=(
+        "'Root Cause (first observed failure)' shows a rank whose only error is a lost "
+        "connection or a timeout."
+    ),
+    cause=(
+        "torchrun reports the process that exited first: the one that waited, not the one "
+        "that left or got stuck."
+    ),
+    fix=(
+        "Keep one log per rank (--log-dir, --redirects=3), use `@record`, and look for the "
+        "rank without an error."
+    ),
     wrong="""\
 subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
 """,
@@ -26,7 +35,10 @@ subprocess.run(["torchrun", "--nproc_per_node=2", "--redirects=3", "--log-dir=lo
         "xiuqhou/Salience-DETR#4",
         "Facico/Chinese-Vicuna#113",
     ),
-    limits="It is torchrun's report that misleads: told from logs; observed ranks name the culprit themselves.",
+    limits=(
+        "Only torchrun's report is misleading: read from logs. Watched ranks show the culprit "
+        "themselves."
+    ),
 )
 
 

@@ -1,4 +1,4 @@
-"""H17: The process group is not destroyed, or by one rank only."""
+"""H17: The process group is never destroyed, or only by one rank."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="H17",
-    title="The process group is not destroyed, or by one rank only",
-    symptom="'destroy_process_group() was not called before program exit', or the job hangs when it should end.",
-    cause="destroy_process_group is missing, or stands in a branch that not every rank enters.",
+    title="The process group is never destroyed, or only by one rank",
+    symptom=(
+        "'destroy_process_group() was not called before program exit', or the job hangs at its end."
+    ),
+    cause="The script never calls destroy_process_group, or only some ranks reach the call.",
     fix="Call it on every rank when training ends, best in a `finally`.",
     wrong="""\
 train(model, loader)
@@ -20,7 +22,7 @@ train(model, loader)
 dist.destroy_process_group()
 """,
     sources=("pytorch/pytorch#75097", "pytorch/pytorch#126275", "pytorch/pytorch#122358"),
-    limits="Only NCCL prints the warning; gloo ends quietly.",
+    limits="Only NCCL prints the warning. gloo exits quietly.",
     messages=(
         Message(
             r"destroy_process_group\(\) was not called before program exit",

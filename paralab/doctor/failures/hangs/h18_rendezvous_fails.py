@@ -7,12 +7,18 @@ from paralab.doctor.registry import Entry, Message
 ENTRY = Entry(
     id="H18",
     title="The ranks never find each other",
-    symptom="'Timed out after … seconds waiting for clients. 1/2 clients joined', or 'The client socket has timed out'.",
-    cause=(
-        "WORLD_SIZE, MASTER_ADDR or MASTER_PORT are wrong (also set by the program, over what torchrun has set), a firewall is "
-        "in between, or not every rank was started."
+    symptom=(
+        "'Timed out after … seconds waiting for clients. 1/2 clients joined', or 'The client "
+        "socket has timed out'."
     ),
-    fix="Start as many ranks as WORLD_SIZE says, all with the same reachable MASTER_ADDR and MASTER_PORT; torchrun does it.",
+    cause=(
+        "WORLD_SIZE, MASTER_ADDR, or MASTER_PORT is wrong (or the script overwrites "
+        "torchrun's), a firewall blocks the port, or some ranks were not started."
+    ),
+    fix=(
+        "Start as many ranks as WORLD_SIZE says, all with the same reachable MASTER_ADDR and "
+        "MASTER_PORT. torchrun does that."
+    ),
     wrong="""\
 around = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"}
 subprocess.run(["python", "train.py"], env=around)

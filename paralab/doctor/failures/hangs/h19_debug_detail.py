@@ -1,4 +1,4 @@
-"""H19: TORCH_DISTRIBUTED_DEBUG=DETAIL brings the job down itself."""
+"""H19: TORCH_DISTRIBUTED_DEBUG=DETAIL crashes the job."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from paralab.doctor.registry import Entry, check
 
 ENTRY = Entry(
     id="H19",
-    title="TORCH_DISTRIBUTED_DEBUG=DETAIL brings the job down itself",
+    title="TORCH_DISTRIBUTED_DEBUG=DETAIL crashes the job",
     symptom=(
-        "Healthy scripts on gloo with DDP die with SIGSEGV (exit code -11) while the model is wrapped; elsewhere false alarms."
+        "Healthy scripts with DDP on gloo die with SIGSEGV (exit code -11) while DDP wraps "
+        "the model."
     ),
-    cause="A fault in the extra checks that DETAIL switches on, in torch itself (seen with 2.12 and 2.13).",
-    fix="Use INFO; for collectives that do not meet, use the flight recorder or `paralab doctor -- COMMAND`.",
+    cause=(
+        "A bug in the extra checks that DETAIL turns on, in torch itself (seen with 2.12 and 2.13)."
+    ),
+    fix=(
+        "Use INFO. To find mismatched collectives, use the flight recorder or `paralab doctor "
+        "-- COMMAND`."
+    ),
     wrong="""\
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
 import torch  # reads it
@@ -39,7 +45,10 @@ model = DistributedDataParallel(model)
         "pytorch/pytorch#75011",
     ),
     silent=True,
-    limits="Seen on gloo; whether NCCL is affected was not tried. A variable of the surroundings is not in the script.",
+    limits=(
+        "Seen on gloo; NCCL is untested. A variable that is set outside the script is not "
+        "visible in it."
+    ),
 )
 
 

@@ -7,9 +7,18 @@ from paralab.doctor.registry import Entry, Message
 ENTRY = Entry(
     id="L03",
     title="Two ranks on one GPU",
-    symptom="'ncclInvalidUsage … Duplicate GPU detected : rank 0 and rank 1 both on CUDA device …'.",
-    cause="Every rank takes 'cuda:0', because no device was set from LOCAL_RANK or because there are more ranks than GPUs.",
-    fix="`torch.cuda.set_device(int(os.environ['LOCAL_RANK']))`, and no more ranks than GPUs.",
+    symptom=(
+        "'ncclInvalidUsage … Duplicate GPU detected : rank 0 and rank 1 both on CUDA device …'."
+    ),
+    cause=(
+        "Every rank uses 'cuda:0' because nothing sets the device from LOCAL_RANK, or there "
+        "are more ranks than GPUs. NCCL before 2.30 (torch before 2.14) always refuses this; "
+        "later versions allow it with NCCL_MULTI_RANK_GPU_ENABLE=1, which is experimental."
+    ),
+    fix=(
+        "Call `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))`, and start at most one "
+        "rank per GPU."
+    ),
     wrong="""\
 device = torch.device("cuda:0")
 dist.init_process_group("nccl")
@@ -28,7 +37,7 @@ model = DistributedDataParallel(model.to(device))
         "facebookresearch/fairchem#597",
         "verl-project/verl#161",
     ),
-    limits="Needs NCCL; on CPU ranks it can be read in the script and in logs only.",
+    limits="Needs NCCL; CPU ranks cannot provoke it, so it is read from scripts and logs.",
     messages=(
         Message(
             r"Duplicate GPU detected : rank (?P<rank>\d+) and rank (?P<other>\d+) both on CUDA device "
